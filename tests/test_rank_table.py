@@ -141,8 +141,9 @@ def test_of_many_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_cou
     assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
     assert "more" not in page.text
     many = change(group(128), 100, state="ValueError: no", is_well=False, is_cause=True)
-    many = change(change(many, 90, state="interrupted", is_well=False), 80, state="waiting")
-    page = table(many)
+    many = change(many, 90, state="interrupted", is_well=False)
+    waiting = [replace(each, state="waiting") if each.is_well else each for each in many]
+    page = table(change(waiting, 80, state="running"))
     assert column(page, "rank") == [str(rank) for rank in [*range(MAX_ROWS - 3), 80, 90, 100]]
     assert "96 more ranks" in page.text
 

@@ -126,7 +126,7 @@ def test_shares_are_of_all_ranks_time_since_the_first_meeting_that_is_kept() -> 
 def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
     facts = {"iteration": 1, "forward": 0.0, "backward": 0.0}
     overlaps = tuple(
-        Overlap(rank=rank, name=name, sending=0.02, overlap=0.005, **facts)
+        Overlap(rank=rank, name=name, communication=0.02, overlapped=0.005, **facts)
         for rank in (0, 1)
         for name in ("one", "other")
     )

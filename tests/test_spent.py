@@ -236,7 +236,7 @@ def measured(found: dict[str, Any]) -> Overlap:
 def test_ddp_has_measured_a_model_once_it_has_buckets() -> None:
     found = measured(MEASURED)
     assert (found.forward, found.backward) == (0.012, 0.03)
-    assert found.bare == pytest.approx(0.005)
+    assert found.exposed == pytest.approx(0.005)
     assert found.buckets == (1_050_624, 26_214_400)
     assert overlap_of(0, "model", {"iteration": 0, "avg_forward_compute_time": 0}) is None
     assert overlap_of(0, "model", MEASURED | {"backward_compute_time_end": 8e9}, since=9.0) is None

@@ -204,7 +204,7 @@ def shares(line: Timeline, pace: float) -> dict[str, float | None]:
     }
     ranks = {each.rank for each in line.overlaps}
     if ranks:  # DDP's is a mean of other steps than those that the pace is of
-        sending = sum(each.sending for each in line.overlaps) / len(ranks) * pace
-        bare = sum(each.bare for each in line.overlaps) / len(ranks) * pace
-        found |= {"communication": min(1.0, sending), "exposed": min(1.0, bare)}
+        for name in ("communication", "exposed"):
+            seconds = sum(getattr(each, name) for each in line.overlaps) / len(ranks)
+            found[name] = min(1.0, seconds * pace)
     return found

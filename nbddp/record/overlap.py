@@ -1,4 +1,4 @@
-"""What DistributedDataParallel measures of itself: computing, sending, and how much at once."""
+"""What DistributedDataParallel measures of itself: computing, communication, and the overlap."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Overlap:
     Attributes:
         name: what the cell calls the model.
         iteration: the last one that was sampled.
-        forward: computing the forward.
-        backward: the backward, from its first to its last gradient.
-        sending: from the first bucket that is sent to the last that has come; the waiting for the
-            last rank is in it.
-        overlap: of that, what was beside the backward.
+        forward: computing the forward pass.
+        backward: from the first to the last gradient of the backward pass.
+        communication: from the first bucket that is sent to the last that arrives, with the waiting
+            for the last rank.
+        overlapped: the part of the communication during the backward pass.
         buckets: their sizes in bytes, in the order in which they are sent.
     """
 
@@ -29,20 +29,20 @@ class Overlap:
     iteration: int
     forward: float
     backward: float
-    sending: float
-    overlap: float
+    communication: float
+    overlapped: float
     buckets: tuple[int, ...] = ()
 
     @property
-    def bare(self) -> float:
-        """Seconds in which it is sent and nothing is computed."""
-        return max(0.0, self.sending - self.overlap)
+    def exposed(self) -> float:
+        """The seconds of communication during which nothing is computed."""
+        return max(0.0, self.communication - self.overlapped)
 
 
 def overlap_of(
     rank: int, name: str, measured: Mapping[str, Any], *, since: float = 0.0
 ) -> Overlap | None:
-    """What a model says by ``_get_ddp_logging_data()``; None if it has measured nothing since then.
+    """Read what ``_get_ddp_logging_data()`` of a model returned; None if it measured nothing since.
 
     Args:
         rank: whose model it is.
@@ -64,8 +64,8 @@ def overlap_of(
         iteration=int(measured.get("iteration", 0)),
         forward=_seconds(measured, "avg_forward_compute_time"),
         backward=_seconds(measured, "avg_backward_compute_time"),
-        sending=_seconds(measured, "avg_backward_comm_time"),
-        overlap=_seconds(measured, "avg_backward_compute_comm_overlap_time"),
+        communication=_seconds(measured, "avg_backward_comm_time"),
+        overlapped=_seconds(measured, "avg_backward_compute_comm_overlap_time"),
         buckets=tuple(int(each) for each in str(sizes).split(",") if each.strip()),
     )
 

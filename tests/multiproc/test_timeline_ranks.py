@@ -177,7 +177,7 @@ def test_what_ddp_has_measured_of_its_models_stands_beside_it(
     for each in overlaps:
         assert len(each.buckets) == 2
         assert sum(each.buckets) == 6 * (64 * 64 + 64) * 4
-        assert 0 < each.overlap <= each.sending
+        assert 0 < each.overlapped <= each.communication
         assert each.forward > 0
         assert each.backward > 0
     group.run("dist.barrier()", quiet=True)

@@ -81,8 +81,15 @@ def rank_table(
     return [table, *([note(f"and {plural(more, 'more rank')}")] if more else [])]
 
 
-def _urgency(each: RankSnapshot) -> tuple[bool, bool, bool, int]:
-    return not each.is_cause, each.is_well, each.state != "waiting", each.rank
+def _urgency(each: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
+    """Sort the failed ranks first, then those that others may wait for."""
+    return (
+        not each.is_cause,
+        each.is_well,
+        each.lag is None,
+        each.state == "waiting",
+        each.rank,
+    )
 
 
 def _row(
@@ -191,7 +198,7 @@ def _by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
 def _node_table(nodes: _Nodes) -> list[Block]:
     """Return a row for each node, and below it rows for its ranks that need a look."""
     ranks = [each for there in nodes.values() for each in there]
-    telling = sorted(filter(_needs_a_look, ranks), key=_urgency_on_node)
+    telling = sorted(filter(_needs_a_look, ranks), key=_urgency)
     first = [*dict.fromkeys([*(each.node for each in telling), *nodes])]
     shown = set(first[: MAX_ROWS - min(len(telling), MAX_ROWS // 2)])
     here = [each for each in telling if each.node in shown][: MAX_ROWS - len(shown)]
@@ -210,17 +217,6 @@ def _node_table(nodes: _Nodes) -> list[Block]:
 
 def _needs_a_look(each: RankSnapshot) -> bool:
     return not each.is_well or each.lag is not None or (each.goes_on and each.seconds >= STILL)
-
-
-def _urgency_on_node(each: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
-    """Sort those first that others may wait for."""
-    return (
-        not each.is_cause,
-        each.is_well,
-        each.lag is None,
-        each.state == "waiting",
-        each.rank,
-    )
 
 
 def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:

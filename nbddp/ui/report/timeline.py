@@ -184,14 +184,11 @@ def _overlaps(line: Timeline) -> list[Block]:
     if not line.overlaps:
         return []
     head = ["DDP", "forward", "backward", "communication", "overlapped", "exposed", "buckets"]
-    rows = [
-        [
-            f"{each.name}, rank {each.rank}",
-            *map(_short_time, (each.forward, each.backward, each.sending, each.overlap, each.bare)),
-            _buckets(each.buckets),
-        ]
-        for each in line.overlaps[:MAX_OVERLAPS]
-    ]
+    rows = []
+    for each in line.overlaps[:MAX_OVERLAPS]:
+        times = each.forward, each.backward, each.communication, each.overlapped, each.exposed
+        name = f"{each.name}, rank {each.rank}"
+        rows.append([name, *map(_short_time, times), _buckets(each.buckets)])
     newest = max(each.iteration for each in line.overlaps)
     words = (
         f"averages of the first iterations and of every hundredth, up to {newest}; communication, "
