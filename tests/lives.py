@@ -5,55 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbddp.lifecycle.events import (
-    Alarm,
-    Event,
-    Exited,
-    HealAsked,
-    InterruptAsked,
-    Kill,
-    NotHealed,
-    NotStarted,
-    Rang,
-    RankEnded,
-    RankNoticed,
-    RankReady,
-    RankUnable,
-    Refuse,
-    Remark,
-    RunAsked,
-    SendCell,
-    SendInterrupt,
-    SendLeave,
-    SetAlarm,
-    StartAsked,
-    StopAsked,
-    Terminate,
-)
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.states import Life
 from nbddp.lifecycle.transitions import advance
 
-START = StartAsked(world_size=2)
-INTERRUPT = InterruptAsked()
-STOP = StopAsked()
-HEAL = HealAsked(ranks=(1,), donor=0)
-TOLD = (Remark, Refuse, NotStarted, NotHealed)  # the actions with a text for the user
+START = ev.StartAsked(world_size=2)
+INTERRUPT = ev.InterruptAsked()
+STOP = ev.StopAsked()
+HEAL = ev.HealAsked(ranks=(1,), donor=0)
+TOLD = (ev.Remark, ev.Refuse, ev.NotStarted, ev.NotHealed)  # the actions with a text for the user
 
 
-def ready(rank: int, attempt: int = 1) -> RankReady:
-    return RankReady(attempt=attempt, rank=rank)
+def ready(rank: int, attempt: int = 1) -> ev.RankReady:
+    return ev.RankReady(attempt=attempt, rank=rank)
 
 
-def unable(rank: int) -> RankUnable:
-    return RankUnable(attempt=1, rank=rank, reason="OSError: no")
+def unable(rank: int) -> ev.RankUnable:
+    return ev.RankUnable(attempt=1, rank=rank, reason="OSError: no")
 
 
-def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> Exited:
-    return Exited(attempt=attempt, rank=rank, exitcode=exitcode)
+def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> ev.Exited:
+    return ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode)
 
 
-def run(*ranks: int, cell: int = 1, needs_group: bool | None = True) -> RunAsked:
-    return RunAsked(cell=cell, ranks=ranks or (0, 1), needs_group=needs_group)
+def run(*ranks: int, cell: int = 1, needs_group: bool | None = True) -> ev.RunAsked:
+    return ev.RunAsked(cell=cell, ranks=ranks or (0, 1), needs_group=needs_group)
 
 
 def ended(
@@ -64,65 +40,67 @@ def ended(
     in_group: bool = True,
     sequence: int = 0,
     attempt: int = 1,
-) -> RankEnded:
-    return RankEnded(
+) -> ev.RankEnded:
+    return ev.RankEnded(
         attempt=attempt, rank=rank, cell=cell, is_ok=is_ok, in_group=in_group, sequence=sequence
     )
 
 
-def failed(rank: int, **more: Any) -> RankEnded:
+def failed(rank: int, **more: Any) -> ev.RankEnded:
     return ended(rank, is_ok=False, **more)
 
 
-def noticed(rank: int, cell: int = 1) -> RankNoticed:
-    return RankNoticed(attempt=1, rank=rank, cell=cell)
+def noticed(rank: int, cell: int = 1) -> ev.RankNoticed:
+    return ev.RankNoticed(attempt=1, rank=rank, cell=cell)
 
 
-def rang(kind: Alarm, cell: int = 1, attempt: int = 1, **more: Any) -> Rang:
-    return Rang(alarm=kind, attempt=attempt, cell=cell, **more)
+def rang(kind: ev.Alarm, cell: int = 1, attempt: int = 1, **more: Any) -> ev.Rang:
+    return ev.Rang(alarm=kind, attempt=attempt, cell=cell, **more)
 
 
-def alarm(kind: Alarm, seconds: float, cell: int = 1, attempt: int = 1, **more: Any) -> SetAlarm:
-    return SetAlarm(alarm=kind, attempt=attempt, cell=cell, seconds=seconds, **more)
+def alarm(
+    kind: ev.Alarm, seconds: float, cell: int = 1, attempt: int = 1, **more: Any
+) -> ev.SetAlarm:
+    return ev.SetAlarm(alarm=kind, attempt=attempt, cell=cell, seconds=seconds, **more)
 
 
-def kill(*ranks: int) -> Kill:
-    return Kill(ranks=ranks)
+def kill(*ranks: int) -> ev.Kill:
+    return ev.Kill(ranks=ranks)
 
 
-def leave(*ranks: int) -> SendLeave:
-    return SendLeave(ranks=ranks)
+def leave(*ranks: int) -> ev.SendLeave:
+    return ev.SendLeave(ranks=ranks)
 
 
-def terminate(*ranks: int) -> Terminate:
-    return Terminate(ranks=ranks)
+def terminate(*ranks: int) -> ev.Terminate:
+    return ev.Terminate(ranks=ranks)
 
 
-def send(*ranks: int, cell: int = 1) -> SendCell:
-    return SendCell(cell=cell, ranks=ranks)
+def send(*ranks: int, cell: int = 1) -> ev.SendCell:
+    return ev.SendCell(cell=cell, ranks=ranks)
 
 
-def interrupt(*ranks: int, is_for_death: bool = False) -> SendInterrupt:
-    return SendInterrupt(cell=1, ranks=ranks, is_for_death=is_for_death)
+def interrupt(*ranks: int, is_for_death: bool = False) -> ev.SendInterrupt:
+    return ev.SendInterrupt(cell=1, ranks=ranks, is_for_death=is_for_death)
 
 
-def after(life: Life, *events: Event) -> Life:
+def after(life: Life, *events: ev.Event) -> Life:
     """Return the life after all events."""
     for event in events:
         life, _ = advance(life, event)
     return life
 
 
-def effect_of(life: Life, event: Event) -> tuple[Any, ...]:
+def effect_of(life: Life, event: ev.Event) -> tuple[Any, ...]:
     """Return the next state and the actions. Of an action with a text, return only the type."""
     changed, actions = advance(life, event)
     return changed.state, *(type(each) if isinstance(each, TOLD) else each for each in actions)
 
 
-def texts_of(causes: Mapping[str, tuple[Life, Event]]) -> dict[str, str]:
+def texts_of(causes: Mapping[str, tuple[Life, ev.Event]]) -> dict[str, str]:
     """Return the texts for the user that events lead to, by the name of the row."""
     return {
-        name: each.text if isinstance(each, Remark) else each.reason
+        name: each.text if isinstance(each, ev.Remark) else each.reason
         for name, cause in causes.items()
         for each in advance(*cause)[1]
         if isinstance(each, TOLD)

@@ -81,13 +81,11 @@ class OnNodes:
         return self.group
 
     def bring(self, count: int = 1) -> None:
-        """Have nodes come in."""
         enough = len(self.nodes.door.nodes) + count
         self.nodes.start_local(count)
         self.await_nodes(enough)
 
     def await_nodes(self, count: int) -> None:
-        """Wait until so many are here."""
         assert wait_until(lambda: len(self.nodes.door.nodes) == count, timeout=COMING)
 
     def bring_keeper(
@@ -129,7 +127,6 @@ class OnNodes:
         return self._links[-1]
 
     def node_of(self, rank: int) -> Any:
-        """The node that a rank is on."""
         return self.nodes.launcher.slot_of(rank).node
 
     def agent_of(self, rank: int) -> psutil.Process:

@@ -41,7 +41,6 @@ class Reply:
     seconds: float = 0.0
 
     def lines(self, rank: int) -> list[str]:
-        """The lines that one rank printed."""
         tag = f"[rank {rank}] "
         return [line[len(tag) :] for line in self.text.splitlines() if line.startswith(tag)]
 
@@ -82,7 +81,6 @@ class Notebook:
 
     @property
     def pid(self) -> int:
-        """The kernel's process id."""
         return int(self._manager.provisioner.pid)
 
     def run(self, source: str, *, timeout: float = PATIENCE) -> Reply:
@@ -243,7 +241,6 @@ class Notebook:
         return _ANSI.sub("", said["data"].get("text/plain", ""))
 
     def interrupt(self) -> None:
-        """Press Jupyter's stop button."""
         self._is_stopped = True
         self._manager.interrupt_kernel()
 
@@ -281,7 +278,6 @@ class Notebook:
         return self.finish(request)
 
     def restart(self) -> None:
-        """Press Jupyter's restart button."""
         self._manager.restart_kernel()
         self.client.wait_for_ready(timeout=PATIENCE)
 
@@ -290,5 +286,4 @@ class Notebook:
         self._manager.shutdown_kernel()
 
     def kill(self) -> None:
-        """Kill the kernel with SIGKILL."""
         self._manager.shutdown_kernel(now=True)

@@ -28,22 +28,9 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
 from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.wire import messages as msg
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.letters import Letter
-from nbddp.wire.messages import (
-    Answer,
-    CellEnded,
-    Command,
-    Complete,
-    Drop,
-    Interrupt,
-    Leave,
-    Message,
-    Noticed,
-    Regroup,
-    RunCell,
-    StartFailed,
-)
 
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
@@ -85,7 +72,7 @@ class Rank:
     incarnation: int = 0
     is_ready: bool = False
     cell: int = 0
-    commands: deque[Command] = field(default_factory=deque)
+    commands: deque[msg.Command] = field(default_factory=deque)
 
     @property
     def is_dealt_with(self) -> bool:
@@ -142,8 +129,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.replaced.append(self.ranks[key])
         self.ranks[key] = Rank(*key, self.launcher.handles[key], start.incarnation)
 
-    def is_told(self, attempt: int, rank: int, command: Command) -> None:
-        if isinstance(command, Interrupt):
+    def is_told(self, attempt: int, rank: int, command: msg.Command) -> None:
+        if isinstance(command, msg.Interrupt):
             self.is_interrupted(self.ranks[attempt, rank])
         else:
             self.ranks[attempt, rank].commands.append(command)
@@ -245,7 +232,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
     def asks_a_question(self, rank: int) -> None:
-        ask = lambda number: Complete(request=number, code="", cursor=0)  # noqa: E731
+        ask = lambda number: msg.Complete(request=number, code="", cursor=0)  # noqa: E731
         self.asks("answer", self.session.send, rank, ask)
 
     @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
@@ -278,7 +265,7 @@ class AnyOrder(RuleBasedStateMachine):
         there = [each for each in everybody if each.handle.exitcode is None]
         return [each for each in there if can(each)]
 
-    def posts(self, rank: Rank, message: Message) -> None:
+    def posts(self, rank: Rank, message: msg.Message) -> None:
         self.mail.append(Letter(rank.rank, rank.attempt, 1, message, rank.incarnation))
 
     @precondition(lambda self: self.living(lambda each: not each.is_ready))
@@ -287,7 +274,9 @@ class AnyOrder(RuleBasedStateMachine):
         starting = self.living(lambda each: not each.is_ready)
         rank = starting[number % len(starting)]
         rank.is_ready = True
-        self.posts(rank, ready(rank.rank) if is_able else StartFailed(reason="no", traceback=""))
+        self.posts(
+            rank, ready(rank.rank) if is_able else msg.StartFailed(reason="no", traceback="")
+        )
 
     @precondition(lambda self: self.living(lambda each: each.is_free))
     @rule(number=NUMBER)
@@ -297,24 +286,24 @@ class AnyOrder(RuleBasedStateMachine):
 
     def takes(self, rank: Rank) -> None:
         match rank.commands.popleft():
-            case RunCell(cell=cell):
+            case msg.RunCell(cell=cell):
                 rank.cell = cell
-            case Complete(request=request):
-                self.posts(rank, Answer(request=request))
-            case Leave():
+            case msg.Complete(request=request):
+                self.posts(rank, msg.Answer(request=request))
+            case msg.Leave():
                 rank.handle.end(0)
             case Give(request=request):
                 error, parcel = self.heals_fail_for, self.link.put(b"")
-                given = Answer(request=request, error=error, payload=NAMES, parcel=parcel)
+                given = msg.Answer(request=request, error=error, payload=NAMES, parcel=parcel)
                 self.posts(rank, given)
             case Meet(request=request):
-                self.posts(rank, Answer(request=request, error=self.heals_fail_for))
-            case Regroup() | Drop():
+                self.posts(rank, msg.Answer(request=request, error=self.heals_fail_for))
+            case msg.Regroup() | msg.Drop():
                 pass
 
     def is_interrupted(self, rank: Rank) -> None:
         if rank.cell:
-            self.posts(rank, Noticed(cell=rank.cell))
+            self.posts(rank, msg.Noticed(cell=rank.cell))
 
     @precondition(lambda self: self.living(lambda each: each.cell))
     @rule(number=NUMBER, is_ok=st.booleans())
@@ -322,7 +311,7 @@ class AnyOrder(RuleBasedStateMachine):
         busy = self.living(lambda each: each.cell)
         rank = busy[number % len(busy)]
         failure = {} if is_ok else FAILURE
-        self.posts(rank, CellEnded(cell=rank.cell, seconds=0, in_group=is_ok, failure=failure))
+        self.posts(rank, msg.CellEnded(cell=rank.cell, seconds=0, in_group=is_ok, failure=failure))
         rank.cell = 0
 
     @precondition(lambda self: self.living())
@@ -481,7 +470,7 @@ class AnyOrder(RuleBasedStateMachine):
         cell = self.session.submit(HELLO)
         self.all_goes_well_for_a_while()
         for rank in self.living(lambda each: each.cell == cell.number):
-            self.posts(rank, CellEnded(cell=cell.number, seconds=0, in_group=True))
+            self.posts(rank, msg.CellEnded(cell=cell.number, seconds=0, in_group=True))
         self.all_goes_well_for_a_while()
         assert cell.result is not None
         assert cell.result.is_ok

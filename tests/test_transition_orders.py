@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lives import INTERRUPT, OFF, START, STOP, died, ended
 
-from nbddp.lifecycle import events
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.states import GroupState, Life, RankState
 from nbddp.lifecycle.transitions import advance
 
@@ -23,23 +23,23 @@ WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
 ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
     st.just(INTERRUPT),
-    st.builds(events.KillAsked, rank=st.integers(-1, 3)),
+    st.builds(ev.KillAsked, rank=st.integers(-1, 3)),
     st.just(START),
     st.just(STOP),
     st.builds(
-        events.RestartAsked,
-        start=st.builds(events.StartAsked, world_size=WORLD, joins_group=st.booleans()),
+        ev.RestartAsked,
+        start=st.builds(ev.StartAsked, world_size=WORLD, joins_group=st.booleans()),
     ),
 )
 ADDRESSED = (
-    events.Kill,
-    events.SendCell,
-    events.SendDrop,
-    events.SendInterrupt,
-    events.SendLeave,
-    events.SendMeet,
-    events.SendRegroup,
-    events.Terminate,
+    ev.Kill,
+    ev.SendCell,
+    ev.SendDrop,
+    ev.SendInterrupt,
+    ev.SendLeave,
+    ev.SendMeet,
+    ev.SendRegroup,
+    ev.Terminate,
 )
 
 
@@ -53,9 +53,9 @@ class Process:
     is_doomed: bool = False
     cell: int = 0
     is_interrupted: bool = False
-    heals: events.SendGive | events.SendMeet | None = None
-    commands: deque[events.Action] = field(default_factory=deque)
-    mail: deque[events.News] = field(default_factory=deque)
+    heals: ev.SendGive | ev.SendMeet | None = None
+    commands: deque[ev.Action] = field(default_factory=deque)
+    mail: deque[ev.News] = field(default_factory=deque)
 
     @property
     def is_free(self) -> bool:
@@ -78,48 +78,46 @@ class Ledger:
     outcomes: Counter[int] = field(default_factory=Counter)
     handed: dict[int, int] = field(default_factory=dict)
 
-    def follow(
-        self, before: Life, event: events.Event, life: Life, actions: list[events.Action]
-    ) -> None:
+    def follow(self, before: Life, event: ev.Event, life: Life, actions: list[ev.Action]) -> None:
         """Check one step of the lifecycle and keep book of it."""
         match event:
-            case events.Exited(attempt=before.attempt, rank=rank):
+            case ev.Exited(attempt=before.attempt, rank=rank):
                 self.handed.pop(rank, None)
-            case events.RankEnded(attempt=before.attempt, rank=rank, cell=cell):
+            case ev.RankEnded(attempt=before.attempt, rank=rank, cell=cell):
                 if self.handed.get(rank) == cell:
                     del self.handed[rank]
-        if any(isinstance(action, events.Refuse) for action in actions):
+        if any(isinstance(action, ev.Refuse) for action in actions):
             assert len(actions) == 1
             assert life == before
-        gone = event.rank if isinstance(event, events.Exited) else None
+        gone = event.rank if isinstance(event, ev.Exited) else None
         alive = [rank for rank in before.alive if rank != gone]
         for action in actions:
             self._check_action(action, before, alive)
 
-    def _check_action(self, action: events.Action, before: Life, alive: list[int]) -> None:
+    def _check_action(self, action: ev.Action, before: Life, alive: list[int]) -> None:
         attempt = before.attempt
         if isinstance(action, ADDRESSED):
             assert action.ranks, f"{action} is for nobody"
             assert set(action.ranks) <= set(alive), f"{action} is for the dead"
             assert len(set(action.ranks)) == len(action.ranks)
         match action:
-            case events.SendRegroup(ranks=ranks, form=True):
+            case ev.SendRegroup(ranks=ranks, form=True):
                 assert len(ranks) == len(before.ranks), "a group of a part of the world"
-            case events.SendCell(cell=cell, ranks=ranks):
+            case ev.SendCell(cell=cell, ranks=ranks):
                 assert not set(ranks) & set(self.handed), "a rank has two cells"
                 self.handed.update(dict.fromkeys(ranks, cell))
                 self.sent[cell] += 1
-            case events.Finished(cell=cell):
+            case ev.Finished(cell=cell):
                 self.finished[cell] += 1
                 assert self.sent[cell] == self.finished[cell] == 1
-            case events.Started() | events.NotStarted():
+            case ev.Started() | ev.NotStarted():
                 self.outcomes[attempt] += 1
                 assert self.outcomes[attempt] == 1, "a start has one outcome"
-            case events.Stopped():
+            case ev.Stopped():
                 self.stopped[attempt] += 1
                 assert self.stopped[attempt] == 1, "an attempt stops once"
-            case events.TakeBack() | events.Spawn():
-                assert isinstance(action, events.TakeBack) or action.attempt == attempt + 1
+            case ev.TakeBack() | ev.Spawn():
+                assert isinstance(action, ev.TakeBack) or action.attempt == attempt + 1
                 assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
                 self.handed.clear()
 
@@ -138,45 +136,45 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.processes: dict[int, Process] = {}
         self.exits: list[tuple[Process, int]] = []
-        self.late: list[events.News] = []
-        self.alarms: list[events.SetAlarm] = []
+        self.late: list[ev.News] = []
+        self.alarms: list[ev.SetAlarm] = []
         self.cells = 0
 
     # ---- the session
 
-    def step(self, event: events.Event) -> None:
+    def step(self, event: ev.Event) -> None:
         before = self.life
         self.life, actions = advance(before, event)
         self.ledger.follow(before, event, self.life, actions)
         for action in actions:
             self.act(action)
 
-    def act(self, action: events.Action) -> None:  # noqa: C901 - a table, a line or two a case
+    def act(self, action: ev.Action) -> None:  # noqa: C901 - a table, a line or two a case
         match action:
-            case events.Spawn():
+            case ev.Spawn():
                 self.spawn(action)
-            case events.TakeBack():
+            case ev.TakeBack():
                 for rank in self.life.alive:
                     self.processes[rank] = Process(self.life.attempt, rank)
-            case events.Revive(attempt=attempt, ranks=born):
+            case ev.Revive(attempt=attempt, ranks=born):
                 for rank, _ in born:
                     self.revive(attempt, rank)
-            case events.SetAlarm() as alarm:
+            case ev.SetAlarm() as alarm:
                 self.alarms.append(alarm)
-            case events.Kill(ranks=ranks) | events.Terminate(ranks=ranks):
+            case ev.Kill(ranks=ranks) | ev.Terminate(ranks=ranks):
                 for process in self.living(ranks):
                     process.is_doomed = True
-            case events.SendInterrupt(cell=cell, ranks=ranks):
+            case ev.SendInterrupt(cell=cell, ranks=ranks):
                 for process in self.living(ranks):
                     process.is_interrupted |= process.cell == cell
-            case events.SendGive(donor=donor):
+            case ev.SendGive(donor=donor):
                 for process in self.living((donor,)):
                     process.commands.append(action)
-            case events.SendCell() | events.SendRegroup() | events.SendLeave() | events.SendMeet():
+            case ev.SendCell() | ev.SendRegroup() | ev.SendLeave() | ev.SendMeet():
                 for process in self.living(action.ranks):
                     process.commands.append(action)
 
-    def spawn(self, action: events.Spawn) -> None:
+    def spawn(self, action: ev.Spawn) -> None:
         left = [*self.processes.values(), *(process for process, _ in self.exits)]
         assert all(each.is_doomed for each in left), "processes of the old attempt are left"
         self.processes.clear()  # new ones of a heal that came to nothing: they were killed
@@ -204,7 +202,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.life.state.is_live)
     @rule(world_size=WORLD, joins_group=st.booleans())
     def asks_for_a_start(self, world_size: int, joins_group: bool) -> None:
-        self.step(events.StartAsked(world_size=world_size, joins_group=joins_group))
+        self.step(ev.StartAsked(world_size=world_size, joins_group=joins_group))
 
     @precondition(lambda self: not (self.life.state.is_live or self.processes or self.exits))
     @rule(world_size=WORLD, living=st.sets(RANK, min_size=1))
@@ -212,13 +210,13 @@ class AnyOrder(RuleBasedStateMachine):
         ranks = tuple((rank, 0) for rank in sorted(living) if rank < world_size)
         if ranks:
             attempt = self.life.attempt + 1
-            self.step(events.ReturnAsked(attempt=attempt, world_size=world_size, living=ranks))
+            self.step(ev.ReturnAsked(attempt=attempt, world_size=world_size, living=ranks))
 
     @precondition(lambda self: self.life.alive)
     @rule(ranks=st.lists(RANK, min_size=1, unique=True), needs_group=st.booleans())
     def asks_for_a_cell(self, ranks: list[int], needs_group: bool) -> None:
         self.cells += 1
-        self.step(events.RunAsked(cell=self.cells, ranks=tuple(ranks), needs_group=needs_group))
+        self.step(ev.RunAsked(cell=self.cells, ranks=tuple(ranks), needs_group=needs_group))
 
     @precondition(lambda self: self.life.state in (GroupState.IDLE, GroupState.BROKEN))
     @rule(needs_group=st.booleans())
@@ -230,11 +228,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(is_for_all=st.booleans(), donor=RANK)
     def asks_for_new_ranks(self, is_for_all: bool, donor: int) -> None:
         gone = self.life.gone
-        self.step(events.HealAsked(ranks=gone if is_for_all else gone[:1], donor=donor))
+        self.step(ev.HealAsked(ranks=gone if is_for_all else gone[:1], donor=donor))
 
     @precondition(lambda self: self.life.state.is_live)
     @rule(event=ENDINGS)
-    def asks_for_an_end(self, event: events.Event) -> None:
+    def asks_for_an_end(self, event: ev.Event) -> None:
         self.step(event)
 
     # ---- the processes
@@ -251,13 +249,13 @@ class AnyOrder(RuleBasedStateMachine):
         if process and is_able:
             self.gets_ready(process)
         elif process:
-            news = events.RankUnable(attempt=process.attempt, rank=process.rank, reason="no")
+            news = ev.RankUnable(attempt=process.attempt, rank=process.rank, reason="no")
             process.mail.append(news)
             self.dies(process, 1)
 
     def gets_ready(self, process: Process) -> None:
         process.is_ready = True
-        process.mail.append(events.RankReady(attempt=process.attempt, rank=process.rank))
+        process.mail.append(ev.RankReady(attempt=process.attempt, rank=process.rank))
 
     @precondition(lambda self: any(each.is_free for each in self.processes.values()))
     @rule(rank=RANK)
@@ -267,11 +265,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def takes_a_command(self, process: Process) -> None:
         match process.commands.popleft():
-            case events.SendLeave():
+            case ev.SendLeave():
                 self.dies(process, 0)
-            case events.SendCell(cell=cell):
+            case ev.SendCell(cell=cell):
                 process.cell, process.is_interrupted = cell, False
-            case events.SendGive() | events.SendMeet() as asked:
+            case ev.SendGive() | ev.SendMeet() as asked:
                 process.heals = asked
 
     @precondition(lambda self: any(each.heals for each in self.processes.values()))
@@ -282,14 +280,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     def answers(self, process: Process, reason: str = "", unmade: tuple[str, ...] = ()) -> None:
         asked, process.heals = process.heals, None
-        news: events.News
+        news: ev.News
         match asked:
-            case events.SendGive(generation=generation):
-                news = events.NamesGiven(
-                    attempt=process.attempt, generation=generation, reason=reason
-                )
-            case events.SendMeet(generation=generation):
-                news = events.RankMet(
+            case ev.SendGive(generation=generation):
+                news = ev.NamesGiven(attempt=process.attempt, generation=generation, reason=reason)
+            case ev.SendMeet(generation=generation):
+                news = ev.RankMet(
                     attempt=process.attempt,
                     generation=generation,
                     rank=process.rank,
@@ -302,7 +298,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(rank=RANK, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
     def ends_its_cell(self, rank: int, is_ok: bool, in_group: bool, sequence: int) -> None:
         if process := self.one_that(rank, lambda each: each.cell):
-            report = events.RankEnded(
+            report = ev.RankEnded(
                 attempt=process.attempt,
                 rank=process.rank,
                 cell=process.cell,
@@ -317,7 +313,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(rank=RANK)
     def notices_its_interrupt(self, rank: int) -> None:
         if process := self.one_that(rank, lambda each: each.is_asked):
-            news = events.RankNoticed(attempt=process.attempt, rank=process.rank, cell=process.cell)
+            news = ev.RankNoticed(attempt=process.attempt, rank=process.rank, cell=process.cell)
             process.mail.append(news)
 
     @precondition(lambda self: self.processes)
@@ -367,7 +363,7 @@ class AnyOrder(RuleBasedStateMachine):
         while process.mail and not comes_first:
             self.step(process.mail.popleft())
         self.late += process.mail
-        self.step(events.Exited(attempt=process.attempt, rank=process.rank, exitcode=exitcode))
+        self.step(ev.Exited(attempt=process.attempt, rank=process.rank, exitcode=exitcode))
 
     @precondition(lambda self: self.late)
     @rule(number=st.integers(0, 9))
@@ -415,12 +411,12 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_restart_leads_to_a_group_that_runs_cells(self) -> None:
         imagined = Imagined(self)
-        imagined.step(events.RestartAsked(start=START))
+        imagined.step(ev.RestartAsked(start=START))
         if imagined.life.attempt == self.life.attempt:
             imagined.exit(imagined.life.alive)
         for rank in range(2):
-            imagined.step(events.RankReady(attempt=imagined.life.attempt, rank=rank))
-        imagined.step(events.RunAsked(cell=self.cells + 1, ranks=(0, 1)))
+            imagined.step(ev.RankReady(attempt=imagined.life.attempt, rank=rank))
+        imagined.step(ev.RunAsked(cell=self.cells + 1, ranks=(0, 1)))
         assert imagined.life.state is GroupState.RUNNING
 
     @invariant()
@@ -428,7 +424,7 @@ class AnyOrder(RuleBasedStateMachine):
         alive, number = self.life.alive, self.cells + 1
         if alive and self.life.state in (GroupState.IDLE, GroupState.BROKEN):
             imagined = Imagined(self)
-            imagined.step(events.RunAsked(cell=number, ranks=tuple(alive)))
+            imagined.step(ev.RunAsked(cell=number, ranks=tuple(alive)))
             for rank in alive:
                 assert imagined.life.state is GroupState.RUNNING
                 imagined.step(ended(rank, cell=number, attempt=imagined.life.attempt))
@@ -441,7 +437,7 @@ class AnyOrder(RuleBasedStateMachine):
             before = set(self.life.alive) - set(self.life.heal.newcomers)
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring([], events.Alarm.BACK)
+            imagined.ring([], ev.Alarm.BACK)
             assert imagined.life.state is GroupState.BROKEN
             assert set(imagined.life.alive) == before
 
@@ -450,7 +446,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.life.state.is_busy:
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring(self.alarms, events.Alarm.STUCK)
+            imagined.ring(self.alarms, ev.Alarm.STUCK)
             imagined.step(INTERRUPT)
             imagined.exit(imagined.killed)
             assert imagined.life.cell is None
@@ -494,23 +490,23 @@ class Imagined:
         self.life = world.life
         self.ledger = Ledger(*(each.copy() for each in vars(world.ledger).values()))
         self.killed: set[int] = set()
-        self.alarms: list[events.SetAlarm] = []
+        self.alarms: list[ev.SetAlarm] = []
 
-    def step(self, event: events.Event) -> None:
+    def step(self, event: ev.Event) -> None:
         before = self.life
         self.life, actions = advance(before, event)
         self.ledger.follow(before, event, self.life, actions)
         for action in actions:
             match action:
-                case events.Kill(ranks=ranks):
+                case ev.Kill(ranks=ranks):
                     self.killed |= set(ranks)
-                case events.SetAlarm() as alarm:
+                case ev.SetAlarm() as alarm:
                     self.alarms.append(alarm)
 
-    def ring(self, alarms: list[events.SetAlarm], *kinds: events.Alarm) -> None:
+    def ring(self, alarms: list[ev.SetAlarm], *kinds: ev.Alarm) -> None:
         """Let alarms of these kinds ring, of all kinds by default, those too that they set."""
         self.alarms += alarms
-        while due := [each for each in self.alarms if each.alarm in (kinds or events.Alarm)]:
+        while due := [each for each in self.alarms if each.alarm in (kinds or ev.Alarm)]:
             self.alarms.remove(due[0])
             self.step(due[0].rings())
 

@@ -149,7 +149,6 @@ class Lab:
         urllib.request.urlopen(request, timeout=60).close()
 
     def address(self, name: str) -> str:
-        """Where a notebook is found."""
         place = "lab/tree" if IS_LAB else "notebooks"
         return f"{self.url}/{place}/{name}?token={self._token}&reset"
 
@@ -250,7 +249,6 @@ class LabNotebook:
         self.js(f"await Promise.race([{answer}, {late}])")
 
     def code_cell(self, cell: int) -> Locator:
-        """A code cell of the notebook in front."""
         return self.page.locator(f"{_FRONT} .jp-CodeCell").nth(cell)
 
     def place_of(self, source: str) -> int:
@@ -264,11 +262,9 @@ class LabNotebook:
         return list(self.js(f"return {code_cells}{make}"))
 
     def sources(self) -> list[str]:
-        """What is written in each code cell."""
         return self._of_code_cells(".map(c => c.model.sharedModel.source)")
 
     def outputs(self) -> list[str]:
-        """The text under each code cell."""
         return self._of_code_cells(".map(c => c.outputArea.node.innerText)")
 
     def errors(self) -> list[str]:
@@ -284,11 +280,9 @@ class LabNotebook:
         self.page.keyboard.insert_text(text)
 
     def text(self, cell: int) -> str:
-        """What is shown under a code cell."""
         return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text().strip()
 
     def await_text(self, cell: int, pattern: str, *, timeout: float = 60) -> re.Match[str]:
-        """Wait until this is shown under a code cell."""
         found: list[re.Match[str]] = []
 
         def is_shown() -> bool:

@@ -42,7 +42,6 @@ class WarmLauncher(LocalLauncher):
         """Keep the helper for the next test."""
 
     def end(self) -> None:
-        """End the helper."""
         super().close()
 
 
@@ -58,7 +57,6 @@ class Ranks(SteeredGroup):
 
     @property
     def helper_pid(self) -> int:
-        """The process id of the forkserver that forks the ranks."""
         launcher: Any = self.session.launcher
         return int(launcher.forkserver.pid)
 
@@ -74,7 +72,6 @@ class Ranks(SteeredGroup):
 
     @property
     def dead(self) -> Sequence[int]:
-        """The ranks that died."""
         return self.life.gone
 
     @property
@@ -84,7 +81,6 @@ class Ranks(SteeredGroup):
 
     @property
     def has_cell(self) -> bool:
-        """Whether the ranks have a cell."""
         return self.life.cell is not None
 
     @property
@@ -135,7 +131,6 @@ class Ranks(SteeredGroup):
         return self.run(source, quiet=True, wants_value=True, **request).values()
 
     def failure_of(self, source: str, **request: Any) -> CellFailedError:
-        """Run a cell that must fail, and return its error."""
         with pytest.raises(CellFailedError) as caught:
             self.run(source, **request)
         return caught.value
@@ -160,7 +155,6 @@ class Ranks(SteeredGroup):
         show(self.session, self.begin(source), view).raise_for_failure()
 
     def before_next_cell(self, act: Callable[[], object]) -> None:
-        """Call this just before the next cell is handed to the ranks."""
         submit = self.session.submit
 
         def act_and_submit(request: CellRequest) -> CellHandle:
@@ -195,11 +189,9 @@ class Ranks(SteeredGroup):
         self.session.send(rank, lambda number: Pull(request=number, expression=expression))
 
     def discard_value(self, parcel: Any) -> None:
-        """Delete a value that waits in the store."""
         self.session.require_link().discard(parcel)
 
     def trace(self, result: CellResult, asked: Steps) -> Trace:
-        """Return the trace of a cell that has ended."""
         return trace_of(self.session, result, asked)
 
     @property
@@ -215,7 +207,6 @@ class Ranks(SteeredGroup):
     # ---- observation
 
     def hang_after(self, seconds: float) -> None:
-        """Report a hang after so many seconds without progress."""
         self.session.whereabouts.hang_after = seconds
 
     def count_kills_in(self, counter: Path) -> None:
@@ -224,7 +215,6 @@ class Ranks(SteeredGroup):
 
     @property
     def last_step(self) -> float | None:
-        """The last step that a rank reported."""
         return self.session.whereabouts.last_step
 
     def last_sign(self, rank: int) -> Sign | None:
@@ -244,14 +234,12 @@ class Ranks(SteeredGroup):
         return self.session.metrics(most=most)
 
     def events(self) -> tuple[Happening, ...]:
-        """Return the events of the run so far."""
         return self.session.time_line.since(0.0)
 
     # ---- the run's folder
 
     @property
     def run_folder(self) -> Path:
-        """The folder of the run that began last."""
         assert self.folder is not None
         return self.folder
 

@@ -265,24 +265,6 @@ def test_what_ranks_tell_each_other_may_be_of_any_length(make_group: MakeRanks) 
     assert group.pull("long, none") == [(said, [None] * 3)] * 3
 
 
-def test_what_is_not_taken_along_stays_as_each_rank_left_it_and_that_is_said(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    group.run(
-        f"{DDP}{STEP}model = DDP(torch.nn.Linear(4, 4))\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n"
-        "averaged = torch.optim.swa_utils.AveragedModel(model.module)\nstep(model, optimizer)\n"
-        "torch.nn.init.constant_(averaged.module.weight, rank)\ncount = 10 + rank"
-    )
-    lose_the_group(group)
-    capsys.readouterr()
-    group.run("pass")
-    assert taken_along(capsys) == ["model, optimizer"]
-    assert group.pull("count") == [10, 11]
-    assert group.pull("averaged.module.weight[0, 0].item()") == [0.0, 1.0]
-    assert agree(group, "model.module.weight.tolist()")
-
-
 def test_tensors_of_all_kinds_are_sent_as_one(group: Ranks) -> None:
     group.run(
         imported(take_over) + "def kinds(seed):\n"
