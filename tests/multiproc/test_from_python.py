@@ -42,6 +42,7 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
         source = "for step in range(4): dist.barrier(); nbddp.log(step=step, loss=1.0)"
         trace = group.trace(source, 1, 2)
         assert (sorted(trace.ranks), trace.missing, trace.steps) == ([0, 1], {}, [1, 2])
+        assert trace.events > 0
         assert trace.path is not None
         assert trace.path.is_relative_to(folder)
         with pytest.raises(ArgumentError):
