@@ -31,6 +31,7 @@ INSTEAD = {
     "--auto": ["%ddp auto on"],
     "Digits": ["digits"],
     "Healed": ["heal"],
+    "Trace": ["trace"],
     "Track": ["track"],
     "load_ipython_extension": ["%load_ext nbddp"],
     "unload_ipython_extension": ["%unload_ext nbddp"],
