@@ -19,7 +19,7 @@ from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
 from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
 
 TWO = GroupSpec(nproc=2)
@@ -30,7 +30,7 @@ FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "a
 
 
 def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
-    return tuple(replace(deed, is_again=True) for deed in deeds)
+    return tuple(replace(deed, purpose=Purpose.REPLAY) for deed in deeds)
 
 
 class Play:

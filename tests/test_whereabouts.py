@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nbddp.record.cell import Purpose
 from nbddp.record.hangs import HANG_AFTER
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.collective import Collective
@@ -149,22 +150,19 @@ def test_numbers_outlast_their_cell_and_signs_do_not_outlast_their_ranks(
 
 
 @pytest.mark.parametrize(
-    ("is_taken_up", "steps", "restarts"),
-    [(True, (0.0, 1.0, 2.0, 3.0), (1.0,)), (False, (1.0, 2.0, 3.0), ())],
+    ("purpose", "steps", "restarts"),
+    [(Purpose.RETRY, (0.0, 1.0, 2.0, 3.0), (1.0,)), (Purpose.USER, (1.0, 2.0, 3.0), ())],
 )
 def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
     whereabouts: Whereabouts,
     steps: tuple[float, ...],
     restarts: tuple[float, ...],
-    *,
-    is_taken_up: bool,
+    purpose: Purpose,
 ) -> None:
     whereabouts.note(0, numbers(0, 1, 2), now=0.0)
-    whereabouts.begin_recovery()
-    whereabouts.begin_cell([0], now=1.0)
+    whereabouts.begin_cell([0], now=1.0, purpose=Purpose.REPLAY)
     whereabouts.note(0, numbers(100, 101), now=1.0)
-    whereabouts.end_recovery(is_taken_up=is_taken_up)
-    whereabouts.begin_cell([0], now=2.0)
+    whereabouts.begin_cell([0], now=2.0, purpose=purpose)
     whereabouts.note(0, numbers(1, 2, 3), now=2.0)
     curve = whereabouts.metrics.curves("loss")[0]
     assert (curve.steps, curve.resume_points) == (steps, restarts)

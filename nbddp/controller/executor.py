@@ -116,7 +116,8 @@ class Executor:
 
     def follow(self, handle: CellHandle) -> None:
         """A cell runs: see whether it goes on."""
-        self.whereabouts.begin_cell(handle.ranks, time.monotonic(), cell=handle.number)
+        purpose, now = handle.request.purpose, time.monotonic()
+        self.whereabouts.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
         self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
 

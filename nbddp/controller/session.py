@@ -174,14 +174,6 @@ class Session:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
         self.call(self._do.deeds.leave, deeds, is_all=is_all)
 
-    def begin_recovery(self) -> None:
-        """What the failed cell had reported is kept, whatever the cells report that follow."""
-        self.call(self.whereabouts.begin_recovery)
-
-    def end_recovery(self, *, is_taken_up: bool) -> None:
-        """The next cell takes the failed one up, or is another."""
-        self.call(self.whereabouts.end_recovery, is_taken_up=is_taken_up)
-
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
     ) -> PushRecord:

@@ -19,7 +19,7 @@ from nbddp.lifecycle.comeback import (
     say_comebacks,
     why_stop,
 )
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Purpose
 from nbddp.record.deeds import say_deeds
 from nbddp.record.notices import Question
 from nbddp.record.push_store import PushRecord
@@ -128,7 +128,7 @@ class Recovery:
                 failed = self._grow() if self._has_room and not self._is_ended else result
                 if failed is not None:
                     return failed
-                result = self._run_shown(replace(request, is_again=True))
+                result = self._run_shown(replace(request, purpose=Purpose.RETRY))
                 continue
             setbacks.append(self._setback(verdict))
             heals = not request.has_own_ranks  # else there are no names to keep
@@ -142,7 +142,7 @@ class Recovery:
             failed = self._come_back(setbacks[-1]) if restarts else None
             if failed is not None:
                 return failed
-            result = self._run_shown(replace(request, is_again=True))
+            result = self._run_shown(replace(request, purpose=Purpose.RETRY))
         if setbacks and result.is_ok and self._tells_end:
             ways = [each.way for each in setbacks]
             self._say(f"done {say_comebacks(ways, self._seconds_lost)}")
@@ -166,11 +166,9 @@ class Recovery:
     def _grow(self) -> CellResult | None:
         """Restart with all nodes that are here, and replay; what came of a cell that failed."""
         before, deeds = len(self._session.life.ranks), self._session.deeds
-        with self._accounting_for(deeds), self._keeping_curves():
+        with self._accounting_for(deeds):
             self._restart(before)
-            failed = self._replay(deeds)
-        self._session.end_recovery(is_taken_up=failed is None)
-        return failed
+            return self._replay(deeds)
 
     def _restart(self, before: int) -> None:
         """Restart with whatever nodes are here, and say so if their ranks are not as many."""
@@ -220,8 +218,7 @@ class Recovery:
             RequestError: why that cannot be.
         """
         detected = time.time() - setback.at
-        with self._keeping_curves():
-            healed = self._session.heal()
+        healed = self._session.heal()
         for line in healed.lines()[1:]:
             self._say(line)
         setback = replace(setback, way=Way.HEAL)
@@ -231,12 +228,11 @@ class Recovery:
         """Restart and replay; what came of a cell that failed this time, else None."""
         detected = time.time() - setback.at
         deeds, began = self._session.deeds, time.monotonic()
-        with self._accounting_for(deeds), self._keeping_curves():
+        with self._accounting_for(deeds):
             self._restart(len(self._session.life.ranks))
             ready = time.monotonic()
             failed = self._replay(deeds)
         if failed is not None:
-            self._session.end_recovery(is_taken_up=False)
             return failed
         comeback = Comeback(
             setback=replace(setback, way=Way.RESTART),
@@ -250,7 +246,6 @@ class Recovery:
 
     def _take_up(self, comeback: Comeback) -> None:
         self._session.expect(comeback)
-        self._session.end_recovery(is_taken_up=True)
         self._seconds_lost += comeback.seconds
         self._note(str(comeback))
 
@@ -270,16 +265,6 @@ class Recovery:
             restart()
             self._times_ended = self._session.times_ended
             return self._replay(deeds)
-
-    @contextmanager
-    def _keeping_curves(self) -> Iterator[None]:
-        """What the cell had reported stays, whatever the cells report that are replayed."""
-        try:
-            self._session.begin_recovery()
-            yield
-        except BaseException:
-            self._session.end_recovery(is_taken_up=False)
-            raise
 
     @contextmanager
     def _accounting_for(self, deeds: Sequence[Deed]) -> Iterator[None]:
@@ -311,7 +296,7 @@ class Recovery:
             if isinstance(deed, PushRecord):
                 push_again(self._session, deed)
                 continue
-            result = self._run_unseen(replace(deed, is_again=True, wants_value=False))
+            result = self._run_unseen(replace(deed, purpose=Purpose.REPLAY, wants_value=False))
             if result.verdict is not None:
                 if not result.verdict.is_interrupt:
                     self._say(FAILED)

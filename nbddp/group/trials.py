@@ -29,7 +29,6 @@ SEEDING = (
     'torch.manual_seed(seed); __import__("random").seed(seed); '
     '__import__("numpy").random.seed(seed)'
 )
-_OF_CELLS = ("steps", "steps_per_second", "samples_per_step")  # in ``run.json``
 
 
 class TrialDisplay:
@@ -175,7 +174,7 @@ class TrialRunner:
         try:
             with self.display.starting(text, session):
                 session.start(spec)
-                _describe(session, facts)
+                session.call(session.time_line.describe, facts)
                 if settings:
                     values = {"values": row.trial.config}
                     session.call(session.time_line.note, 0, CONFIG, values)
@@ -214,9 +213,6 @@ class TrialRunner:
             seeding.append(CellRequest(source=SEEDING, execution_count=0, needs_group=None))
             push(session, {SEED: values[SEED]})
         _replay(session, [*seeding, *self.deeds])
-        if self.deeds:  # the numbers of replayed cells are not those of the trial
-            session.call(session.whereabouts.begin_run)
-            _describe(session, dict.fromkeys(_OF_CELLS) | {"last": {}, "curves": {}})
         if values:
             push(session, values)
         _replay(session, seeding)
@@ -242,10 +238,6 @@ class TrialRunner:
         if isinstance(self._error, CellFailedError):
             rank, report = self._error.rank, f"{said}\n{self._error.report}"
         raise CellFailedError(said, rank=rank, report=report)
-
-
-def _describe(session: Session, facts: Mapping[str, Any]) -> None:
-    session.call(session.time_line.describe, facts)
 
 
 def _replay(session: Session, deeds: Sequence[Deed]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from nbddp.errors import RequestError
@@ -15,6 +16,14 @@ from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
 from nbddp.wire.trace_messages import Steps
+
+
+class Purpose(Enum):
+    """Why a cell runs."""
+
+    USER = "user"
+    REPLAY = "replay"  # it went well before, and new ranks need its names
+    RETRY = "retry"  # it failed, and goes on with its work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +39,7 @@ class CellRequest:
         needs_group: true forms the default process group if there is none, false destroys the
             one that there is, None leaves everything as it is.
         once: never run it again by itself, in a recovery or a replay.
-        is_again: this is such a time.
+        purpose: why it runs.
         script: what to run in the source's place.
         break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
         answers: what is typed before anybody is asked.
@@ -45,12 +54,17 @@ class CellRequest:
     wants_value: bool = False
     needs_group: bool | None = True
     once: bool = False
-    is_again: bool = False
+    purpose: Purpose = Purpose.USER
     script: Script | None = None
     break_ranks: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
     typed: tuple[tuple[int, Answered], ...] = field(default=(), repr=False)
     trace: Steps | None = None
+
+    @property
+    def is_again(self) -> bool:
+        """Whether it is run again by itself, in a recovery or a replay."""
+        return self.purpose is not Purpose.USER
 
     @property
     def has_own_ranks(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.record.cell import Purpose
 from nbddp.record.hangs import HangWatch, Sign
 from nbddp.record.metrics import MetricStore, RunTotals
 from nbddp.record.rank_values import RankValues
@@ -60,10 +61,9 @@ class Whereabouts:
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
         self._notes = 0
         self._steps: tuple[float, float] | None = None
-        self._aside: MetricStore | None = None  # what is reported between two attempts at a cell
         self._totals = RunTotals()  # of the cells before this one
         self._is_counted = False  # whether the numbers of the last cell are of this run
-        self._is_next_taken_up = False
+        self._is_replay = False
 
     @property
     def first_step(self) -> float | None:
@@ -94,27 +94,35 @@ class Whereabouts:
         """What is wrong right now: nobody moves, or a rank is silent; empty if nothing is."""
         return self._hang_watch.alarm
 
-    def begin_cell(self, ranks: Iterable[int], now: float, *, cell: int = 0) -> None:
-        """A cell begins: what was seen before says nothing about it."""
+    def begin_cell(
+        self,
+        ranks: Iterable[int],
+        now: float,
+        *,
+        cell: int = 0,
+        purpose: Purpose = Purpose.USER,
+    ) -> None:
+        """A cell begins: what was seen before says nothing about it.
+
+        The curves of a cell that is tried again go on, and a replay adds nothing to them.
+        """
         known = list(ranks)
         self._hang_watch.begin_cell(known, now)
         self.collectives.begin_cell(known, cell)
-        self._begin_metrics()
+        self._is_replay = purpose is Purpose.REPLAY
+        if purpose is Purpose.RETRY:
+            self.metrics.resume()
+        elif purpose is Purpose.USER:
+            self._clear_metrics()
         self.missed = 0
         self._bars = {}
         self._steps = None
 
-    def _begin_metrics(self) -> None:
-        if self._is_next_taken_up:
-            self._aside, self._is_next_taken_up = None, False
-            self.metrics.resume()
-        elif self._aside is not None:
-            self._aside.clear()
-        else:
-            if self._is_counted:
-                self._totals.add(self.metrics)
-            self.metrics.clear()
-            self._is_counted = True
+    def _clear_metrics(self) -> None:
+        if self._is_counted:
+            self._totals.add(self.metrics)
+        self.metrics.clear()
+        self._is_counted = True
 
     def totals(self) -> dict[str, Any]:
         """Return what the ranks of this run reported in all of its cells, for ``run.json``."""
@@ -124,16 +132,6 @@ class Whereabouts:
         """Begin the totals of another run; the metrics of the last cell can still be shown."""
         self._totals.clear()
         self._is_counted = False
-
-    def begin_recovery(self) -> None:
-        """Keep the curves: the cells that run now are not the one that they are of."""
-        self._aside = MetricStore()
-
-    def end_recovery(self, *, is_taken_up: bool) -> None:
-        """The next cell takes the work up, or else is another one."""
-        self._is_next_taken_up = is_taken_up
-        if not is_taken_up:
-            self._aside = None
 
     def end_cell(self) -> None:
         """It is over: nobody waits any more."""
@@ -165,10 +163,11 @@ class Whereabouts:
                 self.collectives.add(rank, message, now, ahead=ahead, error=error)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
-                metrics = self.metrics if self._aside is None else self._aside
                 for at, step, values in rows:
-                    metrics.add(rank, at, step, values)
                     self.collectives.add_step(rank, at, step)
+                    if self._is_replay:
+                        continue
+                    self.metrics.add(rank, at, step, values)
                     if step is not None:
                         first, last = self._steps or (step, step)
                         self._steps = first, max(step, last)
