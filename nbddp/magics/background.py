@@ -9,13 +9,16 @@ from contextvars import copy_context
 from nbddp.interrupts import begin
 from nbddp.promise import HEARING, Promise
 from nbddp.record.cell import CellResult
+from nbddp.record.trace import Trace
+
+Outcome = tuple[CellResult, Trace | None]
 
 
 class Background:
     """Follows one cell on a thread whose output stays in the notebook cell that began it."""
 
-    def __init__(self, follow: Callable[[], CellResult]) -> None:
-        self._outcome: Promise[CellResult] = Promise()
+    def __init__(self, follow: Callable[[], Outcome]) -> None:
+        self._outcome: Promise[Outcome] = Promise()
         self._follow = follow
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._follow_to_end,), name="nbddp-view", daemon=True
@@ -33,6 +36,6 @@ class Background:
         while self._thread.is_alive():
             self._thread.join(HEARING)
 
-    def result(self) -> CellResult:
-        """What came of it; raises what following it raised."""
+    def result(self) -> Outcome:
+        """Return what came of it, and its trace if it has one; raise what following it raised."""
         return self._outcome.result()

@@ -27,13 +27,13 @@ from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.reasons import unknown_rank, with_way_on
 from nbddp.magics.again import RetryActions
 from nbddp.magics.auto import AutoMode
-from nbddp.magics.background import Background
+from nbddp.magics.background import Background, Outcome
 from nbddp.magics.diary import Diary, omitted
 from nbddp.magics.option_values import ALL
 from nbddp.magics.publish import Publishing
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
-from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
@@ -61,7 +61,6 @@ class Desk:
         self.last_request: CellRequest | None = None
         self.went_well = False
         self.next_trace: Steps | None = None
-        self._traced: Trace | None = None  # of the cell in the background
         self._background: Background | None = None
         self._failed: Verdict | None = None
         self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt
@@ -306,19 +305,17 @@ class Desk:
         Raises:
             RequestError: it cannot run now.
         """
-        begun: list[CellHandle] = []
 
-        def follow() -> CellResult:
-            [handle] = begun
+        def follow() -> Outcome:
             result = recovery.follow(handle, retries)
-            self._traced = self._conclude(result, recovery.session, request)
+            traced = self._conclude(result, recovery.session, request)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
-            return result
+            return result, traced
 
         with interrupt_held_back():  # a cell that nobody follows could not be waited for
-            begun.append(recovery.begin(request))
-            self.next_trace = self._traced = None
+            handle = recovery.begin(request)
+            self.next_trace = None
             self._background = Background(follow)
 
     def wait(self) -> None:
@@ -328,10 +325,10 @@ class Desk:
         with self.group.scripts.active.taking_interrupts():
             self._background.wait()
         background, self._background = self._background, None
-        traced, self._traced = self._traced, None
+        result, traced = background.result()
         if traced is not None:  # its cell may be far above, or not be shown any more
             self.views.show(trace_report(traced))
-        self._raise_for_failure(background.result())
+        self._raise_for_failure(result)
 
     def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:
         """Tell a rank to let something go wrong at a step.
