@@ -43,7 +43,7 @@ class Area(ChartArea):
 
 @pytest.fixture
 def area(monkeypatch: pytest.MonkeyPatch) -> Iterator[Area]:
-    area, draw = Area(0, 1), module.render_live
+    area, draw = Area(0, 1), module.rank_chart
 
     def noted(name: str, curves: Any, scale: AxisScale) -> Any:
         area.drawn.append(name)
@@ -52,7 +52,7 @@ def area(monkeypatch: pytest.MonkeyPatch) -> Iterator[Area]:
             raise OverflowError("too large")
         return draw(name, curves, scale)
 
-    monkeypatch.setattr(module, "render_live", noted)
+    monkeypatch.setattr(module, "rank_chart", noted)
     yield area
     widgets.Widget.close_all()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -23,9 +24,9 @@ from nbddp.ui.chart_html import (
     MAX_TOOLTIPS,
     Tooltip,
     charts_html,
-    render_live,
-    render_static,
-    static_charts,
+    metrics_html,
+    metrics_text,
+    render,
     tooltips_of,
 )
 
@@ -41,6 +42,14 @@ def counting(_rank: int, step: int) -> float:
 def tooltips(curves: dict[int, Curve]) -> list[Tooltip]:
     chart = rank_chart("loss", curves)
     return tooltips_of(chart, Frame(chart))
+
+
+def live(curves: Mapping[int, Curve]) -> str:
+    return render(rank_chart("loss", curves), is_live=True)
+
+
+def static(curves: Mapping[int, Curve], name: str = "loss") -> str:
+    return render(rank_chart(name, curves))
 
 
 def told(curves: dict[int, Curve]) -> list[str]:
@@ -86,20 +95,20 @@ def test_a_rank_that_was_lost_is_not_told_of() -> None:
 
 
 def test_the_strong_line_is_named_and_every_line_has_a_key_in_its_colour() -> None:
-    page = Page(render_live("loss", losses(rising, ranks=3)).html)
+    page = Page(live(losses(rising, ranks=3)))
     assert "mean of 3 ranks" in page.text
     keys = [known for _, known in page.tags if "nbddp-key" in known.get("class", "")]
     assert [known["title"] for known in keys] == ["rank 0", "rank 1", "rank 2"]
     assert all(rank_color(rank) in known["style"] for rank, known in enumerate(keys))
-    alone = Page(render_live("loss", {3: losses(rising)[0]}).html)
+    alone = Page(live({3: losses(rising)[0]}))
     assert alone.text.endswith("━ rank 3 ")
-    many = Page(render_live("loss", losses(rising, ranks=64)).html)
+    many = Page(live(losses(rising, ranks=64)))
     assert many.text.endswith("━ mean of 64 ranks ▒ all ━ 0 ━ 63 ")
 
 
 def test_what_is_not_in_the_picture_is_said_next_to_the_name() -> None:
     curves = losses(lambda _rank, step: math.nan if step == 3 else 10.0 ** (-step / 20), ranks=2)
-    page = Page(render_live("loss", curves).html)
+    page = Page(live(curves))
     assert "log scale" in page.text
     assert "2 values not finite" in page.text
 
@@ -114,13 +123,13 @@ def bare(html: str) -> str:
 
 
 def test_a_bare_page_has_the_name_the_keys_and_an_image_and_no_stray_letters() -> None:
-    page = Page(bare(charts_html([render_static("loss", losses(counting, ranks=2))])))
+    page = Page(bare(charts_html([static(losses(counting, ranks=2))])))
     assert page.text.split() == ["loss", "100━", "mean", "of", "2", "ranks", "━", "0", "━", "1"]
     [image] = [known for tag, known in page.tags if tag == "img"]
     assert (image["alt"], image["width"], image["height"]) == ("loss", "360", "190")
     assert image["title"] == "loss: 100 at step 99, mean of 2 ranks"
     assert all("hidden" in known for tag, known in page.tags if tag == "input")
-    [source] = Page(render_static("<b> & '", losses(rising)).html).values("src")
+    [source] = Page(static(losses(rising), "<b> & '")).values("src")
     picture = base64.b64decode(source.partition(",")[2]).decode()
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert re.findall(r">([\d.]+|step)</text>", picture)[-3:] == ["60", "80", "step"]
@@ -128,18 +137,21 @@ def test_a_bare_page_has_the_name_the_keys_and_an_image_and_no_stray_letters() -
 
 def test_a_chart_is_there_once_and_weighs_less_than_seventy_kilobytes() -> None:
     noisy = losses(lambda rank, step: (step * 7919 + rank) % 1000 + 1.0, ranks=4, steps=3000)
-    assert render_static("loss", noisy).html.count("<svg") == 1
-    assert len(render_live("loss", noisy).html) < 40_000
-    assert len(render_static("loss", noisy).html) < 70_000
+    assert static(noisy).count("<svg") == 1
+    assert len(live(noisy)) < 40_000
+    assert len(static(noisy)) < 70_000
 
 
 def test_what_was_reported_once_is_a_number_and_no_chart() -> None:
-    drawn = render_static("accuracy", losses(lambda r, _s: 0.5 + r, ranks=2, steps=1))
-    assert drawn.is_value
-    assert "1 (0.5 to 1.5)" in Page(drawn.html).text
-    assert "svg" not in drawn.html
+    drawn = static(losses(lambda r, _s: 0.5 + r, ranks=2, steps=1))
+    assert "1 (0.5 to 1.5)" in Page(drawn).text
+    assert "svg" not in drawn
     assert "<input" not in charts_html([drawn])
-    assert not render_static("loss", losses(counting)).is_value
+    assert "<input" in charts_html([drawn, static(losses(counting))])
+
+
+def names_in(html: str) -> list[str]:
+    return re.findall('class="nbddp-name" title="([^"]*)"', html)
 
 
 REPORTS = {
@@ -155,25 +167,28 @@ REPORTS = {
 def test_what_the_charts_do_not_show_is_said(count: int, snapshot: Any) -> None:
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {f"m{number}": 1.0 for number in range(count)})
-    charts, said = static_charts(metrics.snapshot(most=MAX_CHARTS))
-    assert [chart.name for chart in charts] == metrics.names()[:MAX_CHARTS]
+    shown = metrics.snapshot(most=MAX_CHARTS)
+    html, lines = metrics_html(shown), metrics_text(shown)
+    assert names_in(html) == metrics.names()[:MAX_CHARTS]
+    said = "\n".join(lines[len(names_in(html)) :])
     assert said == snapshot
+    assert Page(html).text.endswith(said)
 
 
 def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_come(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, snapshot: Any
 ) -> None:
-    draw = chart_html.render_static
+    draw = chart_html.rank_chart
 
     def fails(name: str, *how: Any) -> Any:
         if name == "bad":
             raise OverflowError("too large")
         return draw(name, *how)
 
-    monkeypatch.setattr(chart_html, "render_static", fails)
+    monkeypatch.setattr(chart_html, "rank_chart", fails)
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {"bad": 1.0, "good": 2.0})
-    charts, said = static_charts(metrics.snapshot(most=MAX_CHARTS))
-    assert [chart.name for chart in charts] == ["good"]
-    assert said == snapshot
+    html = metrics_html(metrics.snapshot(most=MAX_CHARTS))
+    assert names_in(html) == ["good"]
+    assert Page(html).text.removeprefix("good 2") == snapshot
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -161,6 +161,7 @@ def test_a_zero_keeps_the_log_axis_and_is_left_out() -> None:
     assert chart.limits == (pytest.approx(10 ** (-98 / 20)), 1.0)
     [drawn] = chart.curves()
     assert math.isnan(drawn.values[-1])
+    assert math.isnan(drawn.low[-1]), "no band that goes down to the bottom"
     assert np.isfinite(drawn.values[:-1]).all()
     assert chart_of(steep).facts == ["log scale"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, isfinite
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,18 +71,16 @@ class ChartLine:
         is_there = np.isfinite(self.values)
         if is_there.sum() <= MAX_DOTS:
             return is_there
-        has_left, has_right = np.roll(is_there, 1), np.roll(is_there, -1)
-        has_left[0] = has_right[-1] = False
-        return is_there & ~has_left & ~has_right
+        beside: NDArray[np.bool_] = np.pad(is_there, 1)
+        return is_there & ~beside[:-2] & ~beside[2:]
 
-    def logarithms(self, floor: float) -> ChartLine:
-        """Return the line of the logarithms: a zero is a gap, a band goes down to ``floor``."""
-
-        def log10(numbers: Numbers, instead_of_zero: float) -> Numbers:
-            return np.log10(np.where(numbers == 0, instead_of_zero, numbers))
-
-        values, high = log10(self.values, np.nan), log10(self.high, np.nan)
-        return replace(self, values=values, low=log10(self.low, floor), high=high)
+    def logarithms(self) -> ChartLine:
+        """Return the line of the logarithms; zeros are left out."""
+        low, values, high = (
+            np.log10(np.where(numbers == 0, np.nan, numbers))
+            for numbers in (self.low, self.values, self.high)
+        )
+        return replace(self, values=values, low=low, high=high)
 
     def thinned(self, grid: Numbers) -> ChartLine:
         """Return the line with the points merged that lie between two steps of a grid."""
@@ -183,10 +182,8 @@ class Chart:
     def curves(self) -> list[ChartLine]:
         """The lines as they are drawn: as many points as there is room for, logs on a log axis."""
         grid = np.linspace(*self.steps, POINTS)
-        floor = self.limits[0] if self.limits else 1.0
-        return [
-            (line.logarithms(floor) if self.is_log else line).thinned(grid) for line in self.drawn
-        ]
+        lines = [line.logarithms() for line in self.drawn] if self.is_log else self.drawn
+        return [line.thinned(grid) for line in lines]
 
     @property
     def facts(self) -> list[str]:
@@ -225,6 +222,7 @@ def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisSc
     around all.
     """
     lines = rank_lines(curves)
+    marks = {at for curve in curves.values() for at in curve.resume_points}
     drawn, legend = lines, ""
     if len(lines) == 1:
         lines = drawn = [replace(lines[0], is_strong=True)]
@@ -232,7 +230,7 @@ def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisSc
     elif lines:
         mean = mean_line(lines)
         if len(lines) > MANY_RANKS:
-            drawn = [*_extremes(lines), mean]
+            drawn = [*_extremes(_current(lines)), mean]
         else:
             drawn = [*lines, replace(mean, low=mean.values, high=mean.values)]
         legend = f"mean of {len(lines)} ranks"
@@ -240,7 +238,7 @@ def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisSc
         name=name,
         lines=tuple(lines),
         drawn=tuple(drawn),
-        marks=tuple(ChartMark(at) for at in sorted(_resume_points(curves))),
+        marks=tuple(ChartMark(at) for at in sorted(marks)),
         is_log=is_log(lines, scale),
         legend=legend,
         value=newest(lines),
@@ -326,16 +324,8 @@ def _current(lines: Sequence[ChartLine]) -> list[ChartLine]:
 
 
 def _extremes(lines: Sequence[ChartLine]) -> list[ChartLine]:
-    ends = sorted((line for line in _current(lines) if isfinite(line.last)), key=_last)
+    ends = sorted((line for line in lines if isfinite(line.last)), key=attrgetter("last"))
     return [ends[0], ends[-1]] if len(ends) > 1 else ends
-
-
-def _last(line: ChartLine) -> float:
-    return line.last
-
-
-def _resume_points(curves: Mapping[int, Curve]) -> set[float]:
-    return {at for curve in curves.values() for at in curve.resume_points}
 
 
 def _numbers(field: Sequence[float]) -> Numbers:

@@ -28,7 +28,7 @@ from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
     from nbddp.magics.again import RetryActions
-    from nbddp.ui.chart_html import RenderedChart
+    from nbddp.record.metrics import MetricsSnapshot
     from nbddp.ui.panel.aftermath import Aftermath
     from nbddp.ui.panel.output_slot import OutputSlot
     from nbddp.ui.panel.view import PanelView
@@ -219,17 +219,17 @@ class Views:
     def show_status(self, session: Session) -> None:
         """Show the group as it is now; a page also has the output of its last cell."""
         snapshot = session.snapshot()
-        charts: Sequence[RenderedChart] = ()
+        metrics: MetricsSnapshot | None = None
         lines: Sequence[Line] = ()
         if self.shows_panels:
-            from nbddp.ui.chart_html import MAX_CHARTS, static_charts
+            from nbddp.ui.chart_html import MAX_CHARTS
             from nbddp.ui.panel.view import SHOWN, PanelView  # loads widgets
 
             last = self._last if isinstance(self._last, PanelView) else None
             if last and last.is_of(session) and last.attempt == snapshot.attempt:
-                charts, _ = static_charts(session.metrics(most=MAX_CHARTS))
+                metrics = session.metrics(most=MAX_CHARTS)
                 lines = last.tails.merged()[-SHOWN:]
-        self.show(status_report(snapshot, charts=charts, lines=lines))
+        self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def say(self, text: str) -> None:
         """Tell the user something."""

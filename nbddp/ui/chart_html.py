@@ -7,7 +7,7 @@ What is written over the drawing stands in attributes, which such a page drops w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, rank_chart
 from nbddp.charts.palette import rank_class
 from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
-from nbddp.record.metrics import Curve, MetricsSnapshot
+from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.panel.bare import ink
 from nbddp.ui.panel.html import escape
 from nbddp.ui.words import say_left_out
@@ -45,69 +45,47 @@ _SWITCH = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedChart:
-    """A chart as HTML, and in words.
-
-    Attributes:
-        is_value: whether it is only a number: there was no second one to draw a line to.
-    """
-
-    name: str
-    html: str
-    text: str = ""
-    is_value: bool = False
-
-
-def charts_html(charts: Sequence[RenderedChart], *, is_smooth: bool = False) -> str:
-    """Put charts next to each other, for a page that stays as it is, with a switch to smooth."""
-    if not charts:
-        return ""
-    shown = "".join(each.html for each in charts)
-    switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
-    if all(each.is_value for each in charts):
-        switch = ""
-    return f'<div class="nbddp-charts nbddp-columns">{switch}{shown}</div>'
-
-
-def static_charts(
-    metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO
-) -> tuple[list[RenderedChart], str]:
-    """Draw the charts of all curves for a page that stays, and say what has none."""
-    charts, failed = [], []
+def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) -> str:
+    """Draw the metrics for a page that stays as it is, and name those without a chart."""
+    charts, notes = [], _left_out(metrics)
     for name, curves in metrics.curves.items():
         try:
-            charts.append(render_static(name, curves, scale))
-        except Exception as error:  # the others and the record still come
+            charts.append(render(rank_chart(name, curves, scale)))
+        except Exception as error:  # draw the others
             logger.exception("the chart of %r could not be drawn", name)
-            failed.append(f"{name} could not be drawn: {type(error).__name__}: {error}")
-    if metrics.left_out:
-        named = metrics.others[:MAX_NAMED]
-        failed.append(say_left_out(named, metrics.left_out, does="draws them"))
-    return charts, "; ".join(failed)
+            notes.append(f"{name} could not be drawn: {type(error).__name__}: {error}")
+    said = "".join(f'<div class="nbddp-muted">{escape(note)}</div>' for note in notes)
+    return charts_html(charts) + said
 
 
-def render_live(
-    name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO
-) -> RenderedChart:
-    """Draw a metric for a page that gets another picture when there is one."""
-    return render(rank_chart(name, curves, scale), is_static=False)
+def metrics_text(metrics: MetricsSnapshot) -> list[str]:
+    """Return a line for each metric, and one that names those without a chart."""
+    charts = [rank_chart(name, curves) for name, curves in metrics.curves.items()]
+    return [*(chart.text for chart in charts), *_left_out(metrics)]
 
 
-def render_static(
-    name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO
-) -> RenderedChart:
-    """Draw a metric for a page that stays as it is; what was reported once is a number."""
-    chart = rank_chart(name, curves, scale)
-    if chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
+def _left_out(metrics: MetricsSnapshot) -> list[str]:
+    count = metrics.left_out
+    return [say_left_out(metrics.others[:MAX_NAMED], count, does="draws them")] if count else []
+
+
+def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:
+    """Put rendered charts next to each other, with a switch to smooth lines if there are lines."""
+    shown = "".join(charts)
+    switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
+    switch = switch if "<svg" in shown else ""
+    return f'<div class="nbddp-charts nbddp-columns">{switch}{shown}</div>' if shown else ""
+
+
+def render(chart: Chart, *, is_live: bool = False) -> str:
+    """Render a chart as HTML.
+
+    A chart that stays is also there as an image, for pages that take SVG away. A metric that was
+    reported once is only a number there.
+    """
+    if not is_live and chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
         values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
-        html = f'<div class="nbddp-chart" style="{BARE}">{_head(chart, format_last(values))}</div>'
-        return RenderedChart(name, html, chart.text, is_value=True)
-    return render(chart)
-
-
-def render(chart: Chart, *, is_static: bool = True) -> RenderedChart:
-    """Draw a chart; a static one is there as an image, too, for pages that take SVG away."""
+        return f'<div class="nbddp-chart" style="{BARE}">{_head(chart, format_last(values))}</div>'
     frame = Frame(chart)
     canvas, text = draw(chart, frame), escape(chart.text)
     image = (
@@ -117,12 +95,11 @@ def render(chart: Chart, *, is_static: bool = True) -> RenderedChart:
     ticks = "".join(map(_tick, canvas.labels))
     tooltips = "".join(map(_tooltip, tooltips_of(chart, frame)))
     value = "" if chart.value is None else format_number(chart.value)
-    html = (
+    return (
         f'<div class="nbddp-chart" style="{BARE}">{_head(chart, value)}{_keys(chart)}'
-        f'<div class="nbddp-plot">{image if is_static else ""}{canvas.inline(text)}{ticks}'
+        f'<div class="nbddp-plot">{"" if is_live else image}{canvas.inline(text)}{ticks}'
         f"{tooltips}</div></div>"
     )
-    return RenderedChart(chart.name, html, chart.text)
 
 
 def _head(chart: Chart, value: str) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import ipywidgets as widgets
 
 from nbddp.charts.axes import AxisScale
-from nbddp.charts.chart_lines import MANY_RANKS
+from nbddp.charts.chart_lines import MANY_RANKS, rank_chart
 from nbddp.charts.palette import rank_class
 from nbddp.record.metrics import Curve, MetricsSnapshot
-from nbddp.ui.chart_html import MAX_CHARTS, render_live
+from nbddp.ui.chart_html import MAX_CHARTS, render
 from nbddp.ui.panel.pieces import Plain, box, close, html
 
 logger = logging.getLogger(__name__)
@@ -58,16 +58,10 @@ class ChartArea:
         if scale is not self._scale:
             self._scale, self._drawn = scale, {}
         news = self._metrics(self._drawn, most=MAX_CHARTS, chosen=chosen)
-        before = len(self._charts)
         for name, curves in news.curves.items():
             self._drawn[name] = news.versions[name]
             if name not in self._failed:
                 self._draw_chart(name, curves)
-        new = [*self._charts.values()][before:]
-        if new and not before:
-            self._begin()
-        for each in new:
-            self._on_new(each)
         shown = [self._charts[name] for name in self._charts if chosen is None or name in chosen]
         if shown != list(self.box.children):
             self.box.children = shown
@@ -81,15 +75,17 @@ class ChartArea:
 
     def _draw_chart(self, name: str, curves: Mapping[int, Curve]) -> None:
         try:
-            drawn = render_live(name, curves, self._scale).html
+            drawn = render(rank_chart(name, curves, self._scale), is_live=True)
         except Exception:  # draw the others; the record will say why this one is missing
             logger.exception("the chart of %r could not be drawn", name)
             self._failed.add(name)
             return
-        if name in self._charts:
-            self._charts[name].value = drawn
-        else:
-            self._charts[name] = html(drawn)
+        if not self._charts:
+            self._begin()
+        if name not in self._charts:
+            self._charts[name] = html()
+            self._on_new(self._charts[name])
+        self._charts[name].value = drawn
 
     def _begin(self) -> None:
         """Show the controls above the first chart."""

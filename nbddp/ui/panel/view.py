@@ -17,7 +17,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.agreement import parted
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
-from nbddp.ui.chart_html import MAX_CHARTS, static_charts
+from nbddp.ui.chart_html import MAX_CHARTS
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
@@ -227,7 +227,7 @@ class PanelView:
             lambda: widgets.draw(self._snapshot(handle), note=self._note()),
         )
         chart_seen = (self._session.version, widgets.charts.choice)
-        self._chart_pacer.draw(chart_seen, widgets.draw_charts)
+        self._chart_pacer.draw(chart_seen, widgets.charts.draw)
         self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
 
     def _open(self, handle: CellHandle) -> None:
@@ -291,11 +291,9 @@ class PanelView:
         values: Sequence[Line],
     ) -> Record:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
-        metrics = self._session.metrics(most=MAX_CHARTS, chosen=chosen)
-        charts, not_drawn = static_charts(metrics, scale)
         merged = self.tails.merged()
         snapshot = self._snapshot(handle)
-        notes = [not_drawn, _missed(snapshot), self._questions.stays]
+        notes = [_missed(snapshot), self._questions.stays]
         return Record(
             snapshot=snapshot,
             result=result,
@@ -303,7 +301,8 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             log_path=log_path(self._folder, None),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
-            charts=charts,
+            metrics=self._session.metrics(most=MAX_CHARTS, chosen=chosen),
+            scale=scale,
             attempts=self._before,
             curves=self._widgets.sparklines.columns(is_static=True) if self._widgets else {},
             notes=[each for each in notes if each],

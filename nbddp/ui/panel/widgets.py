@@ -71,10 +71,6 @@ class PanelWidgets:
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
         self._controls.draw(snapshot)
 
-    def draw_charts(self) -> None:
-        """Draw the metrics that have changed."""
-        self.charts.draw()
-
     def close(self) -> None:
         """Remove all parts from the page and from the memory of the kernel."""
         for part in self.parts:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
 from nbddp.errors import say_ranks
 from nbddp.lifecycle.comeback import Way, say_comebacks
 from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
-from nbddp.ui.chart_html import RenderedChart, charts_html
+from nbddp.ui.chart_html import metrics_html, metrics_text
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
@@ -53,10 +55,10 @@ class Record:
         earlier: a note on the lines before those; ``log_path`` is where all are.
         rank_lines: the tail of each rank whose lines are not all among ``lines``, with the note on
             its earlier lines.
-        charts: of the metrics.
+        metrics: what is drawn, on this ``scale``.
         attempts: the failed ones before this one.
         curves: draw the small curves of a rank, by their column in the table.
-        notes: what else to tell, such as metrics that are not drawn.
+        notes: what else to tell.
         findings: what checks found in the cell.
         is_brief: fold the ranks, as in the record of a cell that succeeded.
     """
@@ -67,7 +69,8 @@ class Record:
     earlier: str = ""
     log_path: str = ""
     rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
-    charts: Sequence[RenderedChart] = ()
+    metrics: MetricsSnapshot | None = None
+    scale: AxisScale = AxisScale.AUTO
     attempts: Sequence[Attempt] = ()
     curves: Curves = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -111,8 +114,11 @@ def record_text(record: Record) -> str:
 
 
 def _numbers(record: Record) -> list[Block]:
-    text = "\n".join(each.text for each in record.charts)
-    return [Markup(partial(charts_html, record.charts), text), *map(note, record.notes)]
+    notes: list[Block] = [*map(note, record.notes)]
+    if record.metrics is None:
+        return notes
+    draw = partial(metrics_html, record.metrics, record.scale)
+    return [Markup(draw, "\n".join(metrics_text(record.metrics))), *notes]
 
 
 def _title(record: Record) -> Cell:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
+from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.html import time_line
 from nbddp.ui.panel.loghtml import log_html, scrolled
@@ -23,9 +23,6 @@ from nbddp.ui.words import (
     shorten,
 )
 
-if TYPE_CHECKING:
-    from nbddp.ui.chart_html import RenderedChart
-
 SHOWN_EVENTS = 8
 _DOTS = {
     GroupState.OFF: Dot.OFF,
@@ -37,7 +34,7 @@ _DOTS = {
 
 
 def status_report(
-    snapshot: Snapshot, *, charts: Sequence[RenderedChart] = (), lines: Sequence[Line] = ()
+    snapshot: Snapshot, *, metrics: MetricsSnapshot | None = None, lines: Sequence[Line] = ()
 ) -> Report:
     """Report the group; a page also gets the charts and the last lines of its last cell."""
     if not snapshot.state.is_live:
@@ -49,7 +46,7 @@ def status_report(
             *rank_blocks(snapshot.ranks, has_pid=True),
             events_block(snapshot),
             *awaited_blocks(snapshot),
-            *_output(charts, lines),
+            *_output(metrics, lines),
             *([note(f"logs in {shorten(snapshot.folder)}")] if snapshot.folder else []),
         ],
     )
@@ -84,12 +81,12 @@ def events_block(snapshot: Snapshot) -> Markup:
     return Markup(partial(time_line, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 
-def _output(charts: Sequence[RenderedChart], lines: Sequence[Line]) -> list[Block]:
+def _output(metrics: MetricsSnapshot | None, lines: Sequence[Line]) -> list[Block]:
     log = [Markup(lambda: scrolled(log_html(lines)))] if lines else []
-    return [*([Markup(partial(_charts, charts))] if charts else []), *log]
+    return [*([Markup(partial(_charts, metrics))] if metrics else []), *log]
 
 
-def _charts(charts: Sequence[RenderedChart]) -> str:
-    from nbddp.ui.chart_html import charts_html  # loads numpy
+def _charts(metrics: MetricsSnapshot) -> str:
+    from nbddp.ui.chart_html import metrics_html  # loads numpy
 
-    return charts_html(charts)
+    return metrics_html(metrics)

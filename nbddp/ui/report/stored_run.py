@@ -25,7 +25,6 @@ from nbddp.ui.report.blocks import (
     note,
 )
 from nbddp.ui.report.rank_table import rank_blocks
-from nbddp.ui.report.render import html_of
 from nbddp.ui.report.status import events_block
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_left_out, say_seconds, shorten
@@ -145,10 +144,9 @@ def _source(cell: RecordedCell) -> Cell:
 
 
 def _charts(store: MetricStore, metrics: Collection[str] | None, scale: AxisScale) -> str:
-    from nbddp.ui.chart_html import MAX_CHARTS, charts_html, static_charts  # loads numpy
+    from nbddp.ui.chart_html import MAX_CHARTS, metrics_html  # loads numpy
 
-    charts, not_shown = static_charts(store.snapshot(most=MAX_CHARTS, chosen=metrics), scale)
-    return charts_html(charts) + html_of([note(not_shown)])
+    return metrics_html(store.snapshot(most=MAX_CHARTS, chosen=metrics), scale)
 
 
 def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[str]:
