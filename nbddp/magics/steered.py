@@ -97,9 +97,9 @@ class SteeredGroup(WorkerGroup):
         self._session.launcher.warm_up()
 
     def recover(self) -> None:
-        """Restart, to do again what was done, as by :meth:`replay`.
+        """Restart the ranks for a replay.
 
-        Faults that have struck do not strike again then, though they are armed anew.
+        The replay arms faults again; those that have struck do not strike a second time.
 
         Raises:
             RequestError: the group cannot be had.
