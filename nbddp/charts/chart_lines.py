@@ -12,6 +12,7 @@ import numpy as np
 
 from nbddp.charts.axes import AxisScale, format_number, wants_log
 from nbddp.charts.palette import rank_color
+from nbddp.formatting import plural
 from nbddp.record.metrics import Curve
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Chart:
             said.append("log scale, zeros left out" if has_zeros else "log scale")
         if self.nonfinite:
             whose = [each.label for each in self.lines if each.is_strong and each.nonfinite.any()]
-            count = f"{self.nonfinite} value{'' if self.nonfinite == 1 else 's'} not finite"
+            count = f"{plural(self.nonfinite, 'value')} not finite"
             said.append(f"{count} ({', '.join(whose)})" if whose and not self.legend else count)
         return said
 

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from nbddp.charts.axes import format_number, log_ticks, padded
 from nbddp.charts.chart_lines import ALERT, INK, Chart, ChartLine, slices
@@ -180,12 +179,11 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
             lived = line.died.get(rank, end)
             ax.broken_barh([(0, (lived - began) * scale)], (row - 0.31, 0.62), **COMPUTE)
             for kind, look in (("data", DATA), ("wait", WAIT)):
-                pieces = [
-                    ((max(start, began) - began) * scale, (min(stop, end) - max(start, began)))
+                bars = [
+                    ((start - began) * scale, (stop - start) * scale)
                     for what, start, stop in line.pieces(rank)
                     if what == kind
                 ]
-                bars = [(start, seconds * scale) for start, seconds in pieces]
                 ax.broken_barh(bars, (row - 0.31, 0.62), **look)
             if rank in line.died:
                 ax.plot((lived - began) * scale, row, "x", color=ALERT, markersize=6)
@@ -194,7 +192,7 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
         ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], weight="bold")
         ax.tick_params(axis="y", length=0)
         ax.spines[["left", "bottom"]].set_visible(False)
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{format_number(at)} {unit}"))
+        ax.xaxis.set_major_formatter(f"{{x:g}} {unit}")
         steps = line.steps[:: -(-len(line.steps) // MAX_STEPS) or 1]
         if steps:
             places = [(at - began) * scale for at, _ in steps]
@@ -235,14 +233,12 @@ def draw_scaling(scaling: Scaling) -> Figure:
     has_shares = any(size.share("waiting") is not None for size in scaling.sizes)
     with _plain_style():
         figure = _blank(7.2, 2.3)
-        ax, *others = (
-            figure.subplots(1, 2, width_ratios=(6, 5))
-            if has_shares
-            else [figure.add_subplot(1, 2, 1)]
-        )
-        _draw_speed_up(ax, scaling)
-        for each in others:
-            _draw_shares(each, scaling.sizes)
+        speed_up, shares = figure.subplots(1, 2, width_ratios=(6, 5))
+        _draw_speed_up(speed_up, scaling)
+        if has_shares:
+            _draw_shares(shares, scaling.sizes)
+        else:
+            shares.remove()
     return figure
 
 

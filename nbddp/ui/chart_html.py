@@ -208,10 +208,7 @@ def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
 
 def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
     """Its value at the nearest point to each step; None where none is near."""
-    after = np.searchsorted(line.steps, steps).clip(0, len(line.steps) - 1)
-    before = (after - 1).clip(0)
-    is_before = np.abs(line.steps[before] - steps) < np.abs(line.steps[after] - steps)
-    at = np.where(is_before, before, after)
+    at = np.searchsorted((line.steps[1:] + line.steps[:-1]) / 2, steps)
     is_near = np.abs(line.steps[at] - steps) <= near
     found = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
     return [value if is_there else None for value, is_there in found]
