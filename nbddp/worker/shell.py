@@ -20,7 +20,7 @@ from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import commands, scripts
 from nbddp.worker.cell.compiler import CellCompiler
-from nbddp.worker.cell.debugger import RankPdb, forget, post_mortem
+from nbddp.worker.cell.debugger import RankPdb, post_mortem
 from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.handlers import CellHandlers
@@ -259,9 +259,8 @@ def make_shell() -> RankShell:
 
 
 def warm_shell(shell: RankShell) -> None:
-    """Pay now for what the first cell, value, traceback and Tab would import."""
-    for source in ("None", "0", "1/0"):
+    """Import what the first cell, value and completion need."""
+    for source in ("None", "0"):
         shell.run(RunCell(cell=0, source=source))
-    forget()
     shell.complete(None, "pri", 3)
     shell.reset(new_session=True)

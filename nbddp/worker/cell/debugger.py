@@ -95,11 +95,9 @@ class RankPdb(Pdb):
         return bool(self.shell.is_cell_file(frame.f_code.co_filename))
 
     def _is_statement(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        is_module = code.co_name == "<module>" or code.co_name.startswith(
-            "<cell line: "
-        )  # IPython 8
-        return is_module and code.co_filename in self.shell.compile.files
+        name = frame.f_code.co_name
+        is_module = name == "<module>" or name.startswith("<cell line: ")  # of IPython 7 and 8
+        return is_module and frame.f_code.co_filename in self.shell.compile.files
 
 
 def _library(frame: FrameType) -> str:
