@@ -202,7 +202,7 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
             top.spines["top"].set_visible(False)
             top.tick_params(length=0)
         keys = {
-            "computing, sending": Patch(**COMPUTE),
+            "computing, communicating": Patch(**COMPUTE),
             "waiting for the last rank": Patch(**WAIT),
             "waiting for data": Patch(**DATA),
             "the last one comes, the others go on": Line2D([], [], color=INK, linewidth=0.8),
@@ -269,7 +269,7 @@ def _draw_shares(ax: Axes, sizes: Sequence[Size]) -> None:
     computing = [max(0.0, 1 - wait - load) for wait, load in zip(waits, loads, strict=True)]
     below = [sum(each) for each in zip(computing, waits, strict=True)]
     places = range(len(sizes))
-    ax.bar(places, computing, 0.55, label="computing, sending", **COMPUTE)
+    ax.bar(places, computing, 0.55, label="computing, communicating", **COMPUTE)
     ax.bar(places, waits, 0.55, bottom=computing, label="waiting", **WAIT)
     ax.bar(places, loads, 0.55, bottom=below, label="for data", **DATA)
     ax.set_title("where the ranks' time went", loc="left", pad=16)
