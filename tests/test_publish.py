@@ -132,6 +132,15 @@ def test_the_first_step_of_each_attempt_says_so(tmp_path: Path) -> None:
     assert [each.values.get("nbddp/world_size") for each in points[::3]] == [2, 2]
 
 
+def test_what_earlier_cells_report_again_is_no_part_of_a_run_of_a_sweep(tmp_path: Path) -> None:
+    replay = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
+    extra = [{**replay, "time": BEGAN + 0.5, "kind": "cell"}]
+    rows = [*({**row, "time": BEGAN + 0.6} for row in rows_of(3)), *rows_of(5)]
+    for name, facts, count in (("sweep", {"sweep": {}}, 5), ("plain", {}, 8)):
+        path = make_run(tmp_path, name, rows=rows, extra=extra, **facts)
+        assert len(points_of(published(path))) == count
+
+
 def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
     path = make_run(tmp_path, rows=[], is_stopped=False, cells=(("train()", ""),))
     (path / "run.json").write_text(json.dumps({"nproc": 2}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -64,6 +65,7 @@ class Publisher:
         self._told = 0
         self._attempt = 0
         self._worlds: dict[int, int] = {}  # world sizes by attempt
+        self._own_began = -math.inf  # numbers of cells before are not published
         self._has_ended_cell = self._is_flush_due = False
         self.where = ""
         self.steps = 0
@@ -92,7 +94,8 @@ class Publisher:
             self._take(event)
         now = time.monotonic()
         for row in rows:
-            self._steps.add(row, now)
+            if row["time"] >= self._own_began:
+                self._steps.add(row, now)
         # the rows that a cell wrote before its end are read in the next turn, at the latest
         self._is_flush_due = self._has_ended_cell
         self._has_ended_cell = False
@@ -134,13 +137,21 @@ class Publisher:
                 self._worlds[event["attempt"]] = size = int(event["world_size"])
                 self._steps.world = frozenset(range(size))
             case "cell":
-                at = event.get("began", event["time"])
-                self._steps.begin_cell(float(at), is_again=event.get("again") is True)
+                at, is_again = float(event.get("began", event["time"])), event.get("again") is True
+                self._steps.begin_cell(at, is_again=is_again)
+                if is_again and self._own_began == -math.inf and self._is_trial():
+                    self._own_began = math.inf
+                elif not is_again and self._own_began == math.inf:
+                    self._own_began = at
             case "cell ended":
                 self._has_ended_cell = True
             case "config":
                 known, values = self._config, dict(event["values"])
                 self._config = known | values if event.get("rank") == 0 else values | known
+
+    def _is_trial(self) -> bool:
+        """Return whether the run is its last cell only, and earlier cells are replayed before."""
+        return not {"sweep", "scale"}.isdisjoint(read_facts(self._folder))
 
     # ---- telling
 
