@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbddp.train.report import LoggerSink
+from nbddp.train.report import Sink
 
 
-class Recorder(LoggerSink):
+class Recorder(Sink):
     """Keeps steps, events and flushes, in their order."""
 
     def __init__(self) -> None:

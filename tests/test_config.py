@@ -18,7 +18,7 @@ from torch import nn
 import nbddp
 from nbddp.errors import ArgumentError
 from nbddp.train import report
-from nbddp.train.report import LoggerSink
+from nbddp.train.report import Sink
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def recorder() -> Iterator[Recorder]:
     sink = Recorder()
     report.set_sink(sink)
     yield sink
-    report.set_sink(LoggerSink())
+    report.set_sink(Sink())
 
 
 def said(recorder: Recorder) -> dict[str, Any]:

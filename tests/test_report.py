@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from nbddp.errors import ArgumentError
 from nbddp.train import report
-from nbddp.train.report import Bar, LoggerSink, happened, log, set_sink, track
+from nbddp.train.report import Bar, Sink, happened, log, set_sink, track
 
 
 class Recorder:
@@ -241,7 +241,7 @@ def test_what_happened_goes_to_the_sink_with_its_facts(sink: Recorder) -> None:
 def logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(report, "_sink", LoggerSink())
+    monkeypatch.setattr(report, "_sink", Sink())
     caplog.set_level(logging.INFO, "nbddp")
     return caplog
 

@@ -241,7 +241,7 @@ def test_parts_of_any_name_come_back_and_values_with_them(tmp_path: Path) -> Non
 
 def test_checkpoint_and_resume_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
-    sink = report.LoggerSink()
+    sink = report.Sink()
     monkeypatch.setattr(sink, "happened", lambda kind, facts: events.append((kind, facts)))
     monkeypatch.setattr(report, "_sink", sink)
     checkpoint = Checkpoint(tmp_path)

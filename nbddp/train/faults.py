@@ -20,7 +20,8 @@ from nbddp.train.strikes import FaultError, Strike, aim
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
 
 FACTOR = 2.0
-SPELLING = re.compile(r"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=([-+.\w]+))?")
+_FLOAT = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+SPELLING = re.compile(rf"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=({_FLOAT}))?")
 STRUCK = "NBDDP_STRUCK"  # nbddp always sets it, if only to nothing; torchrun never does
 
 
@@ -41,6 +42,7 @@ class Fault:
 
     Raises:
         ArgumentError: there is no such kind, or no such rank, step or factor.
+        TypeError: rank or step is no whole number, or factor is no number.
 
     >>> str(Fault(kind="kill", rank=1, step=30))
     'kill@rank=1,step=30'
@@ -57,8 +59,11 @@ class Fault:
         if self.kind not in KINDS:
             raise ArgumentError(f"there is no fault {self.kind!r}; {_suggest(self.kind)}")
         for name in ("rank", "step"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        object.__setattr__(self, "factor", _number(self.factor))
+            number = operator.index(getattr(self, name))
+            if number < 0:
+                raise ArgumentError(f"{name} must be 0 or more, got {number}")
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "factor", float(self.factor))
         if self.kind != "slow" and self.factor != FACTOR:
             raise ArgumentError(f"factor is for a fault of kind 'slow', not for {self.kind!r}")
         if not 1 < self.factor < math.inf:
@@ -87,24 +92,7 @@ kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt)
                 f"'slow@rank=1,step=30,factor=3' (kinds: {', '.join(KINDS)})"
             )
         kind, rank, step, factor = found.groups()
-        return cls(kind=kind, rank=int(rank), step=int(step), factor=_number(factor or FACTOR))
-
-
-def _whole(name: str, value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # the question is whether it can
-    except TypeError:
-        raise ArgumentError(f"{name} must be a whole number, got {value!r}") from None
-    if number < 0:
-        raise ArgumentError(f"{name} must be 0 or more, got {number}")
-    return number
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]  # the question is whether it can
-    except (TypeError, ValueError):
-        raise ArgumentError(f"factor must be a number above 1, got {value!r}") from None
+        return cls(kind=kind, rank=int(rank), step=int(step), factor=float(factor or FACTOR))
 
 
 def _suggest(kind: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from numbers import Complex, Real
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nbddp.errors import ArgumentError
 
@@ -50,11 +50,20 @@ class Bar:
         return [self.label, self.done, self.total, round(seconds, 3)]
 
 
-class Sink(Protocol):
-    """Where it all goes."""
+class Sink:
+    """Where it all goes: by itself, numbers and events go to the logger, at level INFO."""
 
     def log(self, step: int | None, values: dict[str, float]) -> None:
-        """Numbers of one step; None if each name counts by itself."""
+        """Take the numbers of one step; None if each name counts by itself."""
+        shown = " ".join(f"{name}={value:.6g}" for name, value in values.items())
+        if step is None:
+            logger.info("%s", shown)
+        else:
+            logger.info("step %d: %s", step, shown)
+
+    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+        """Take an event for the record."""
+        logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
     def begin(self, bar: Bar) -> None:
         """A loop begins."""
@@ -65,44 +74,13 @@ class Sink(Protocol):
     def end(self, bar: Bar) -> None:
         """It is over."""
 
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
-        """Something for the record."""
-
     def flush(self) -> None:
-        """See to it that all this has arrived, though the process may be about to die."""
-
-
-class LoggerSink:
-    """For a rank that nobody watches: numbers and events are logged at level INFO."""
-
-    def log(self, step: int | None, values: dict[str, float]) -> None:
-        """Log the numbers in one line."""
-        shown = " ".join(f"{name}={value:.6g}" for name, value in values.items())
-        if step is None:
-            logger.info("%s", shown)
-        else:
-            logger.info("step %d: %s", step, shown)
-
-    def begin(self, bar: Bar) -> None:
-        """Nobody sees the bar."""
-
-    def show(self, bar: Bar) -> None:
-        """Nobody sees the bar."""
-
-    def end(self, bar: Bar) -> None:
-        """Nobody sees the bar."""
-
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
-        """Log it in one line."""
-        logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
-
-    def flush(self) -> None:
-        """Nothing is kept back here."""
+        """Wait until all that was reported has arrived: the process may be about to die."""
 
 
 OnStep = Callable[[int, str], None]
 
-_sink: Sink = LoggerSink()
+_sink = Sink()
 _on_step: list[OnStep] = []
 _counts: dict[str, int] = {}  # of values without a step, by name
 

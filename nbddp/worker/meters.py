@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from nbddp.train.report import Bar
+from nbddp.train.report import Bar, Sink
 from nbddp.wire.messages import Happened, Metrics, Progress, Report
 from nbddp.worker.output.outbox import Outbox, remark
 
@@ -21,7 +21,7 @@ MAX_BARS = 8  # loops inside each other that are shown
 CONFIG = "config"  # what happens where settings are said
 
 
-class Meters:
+class Meters(Sink):
     """The sink of a rank: what the main thread reports, the outbox's thread mails.
 
     Args:
