@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from nbddp.worker import sockets
 from nbddp.worker.connections import Connections
-from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.sockets import Ends
+from nbddp.worker.store_clients import StoreClient
 
 
 @contextmanager
@@ -161,21 +161,20 @@ def test_a_store_that_is_lost_while_it_is_opened_is_opened_again(connections: Co
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with connections.noting():
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
-    store = MeetingStore(client, connections)
-    noting = connections.noting
+    store = StoreClient(client, connections.noting)
 
     @contextmanager
     def interrupted() -> Iterator[None]:
-        with noting():
+        with connections.noting():
             yield
         store.lose()
         connections.shut_down()
 
     store.lose()
     connections.shut_down()
-    connections.noting = interrupted  # type: ignore[method-assign]
+    store._noting = interrupted
     with pytest.raises(dist.DistNetworkError):
         store.open().set("where", "nowhere")
-    connections.noting = noting  # type: ignore[method-assign]
+    store._noting = connections.noting
     store.open().set("where", "here")
     assert server.get("where") == b"here"

@@ -275,14 +275,14 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
     of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
     document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
     command = GiveTrace(request=1, cell=3, rank=2, folder="", zero=1_000, most=100, node="alpha")
-    part = merged_part(json.loads(json.dumps(document)), command)
-    heads = {(each["pid"], each["name"]): each["args"] for each in part.events[: len(HEADS)]}
+    events, _ = merged_part(json.loads(json.dumps(document)), command)
+    heads = {(each["pid"], each["name"]): each["args"] for each in events[: len(HEADS)]}
     assert heads[20_000_077, "process_name"]["name"] == "rank 2 (node alpha)"
     assert heads[20_000_077, "process_sort_index"]["sort_index"] == 20_000_077
     assert heads[20_000_000, "process_name"]["name"] == "rank 2 (node alpha), GPU 0"
-    names = [each["args"]["name"] for each in part.events if each["name"] == "thread_name"]
+    names = [each["args"]["name"] for each in events if each["name"] == "thread_name"]
     assert names == ["main thread", "thread 8 (pt_x)"]
-    add, copy = part.events[len(HEADS) :]
+    add, copy = events[len(HEADS) :]
     assert (add["ts"], add["pid"], copy["pid"]) == (8.0, 20_000_077, 20_000_000)
     assert copy["id"] == 2_000_000_007
 
@@ -291,9 +291,9 @@ def test_of_too_many_events_the_shortest_are_left_out_and_counted() -> None:
     events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
     document = {"traceEvents": [*HEADS, *events]}
     command = GiveTrace(request=1, cell=3, rank=0, folder="", zero=0, most=3)
-    part = merged_part(document, command)
-    assert [each["dur"] for each in part.events[len(HEADS) :]] == [10.0, 9.0, 8.0]
-    assert part.left_out == 7
+    events, left_out = merged_part(document, command)
+    assert [each["dur"] for each in events[len(HEADS) :]] == [10.0, 9.0, 8.0]
+    assert left_out == 7
 
 
 def event(name: str, begin: float, end: float, *, thread: int = 1, is_mark: bool = False) -> Any:

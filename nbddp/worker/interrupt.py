@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from nbddp.worker.main_thread import (
     comes_from,
@@ -44,13 +44,6 @@ MESSAGE = 1.0  # seconds that a signal of the notebook may come before its messa
 OTHERS_AFTER = 3  # rounds of PATIENCE after which any wait is ended, not only a process group's
 
 
-class BreakOpen(Protocol):
-    """Ends what the main thread may be waiting on."""
-
-    def __call__(self, *, others_too: bool) -> None:
-        """With ``others_too`` not only what process groups wait on."""
-
-
 class Interrupter:
     """Turns one Interrupt message into a KeyboardInterrupt in the running cell.
 
@@ -59,7 +52,7 @@ class Interrupter:
         cancel: cancels what an event loop of the cell runs; false where none runs.
         note_wait: notes what the cell waits in, before anything ends that.
         is_flowing: whether process groups sent or received anything since it was asked last.
-        break_open: frees the main thread from what it waits on.
+        break_open: ends what process groups wait on; with ``others_too=True`` any other wait, too.
         tell_noticed: tells the controller that this rank has heard.
     """
 
@@ -70,7 +63,7 @@ class Interrupter:
         cancel: Callable[[], bool],
         note_wait: Callable[[], None],
         is_flowing: Callable[[], bool],
-        break_open: BreakOpen,
+        break_open: Callable[..., None],
         tell_noticed: Callable[[int], None],
     ) -> None:
         self._is_cell_file = is_cell_file

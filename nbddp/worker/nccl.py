@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch.distributed as dist
 
@@ -21,13 +20,6 @@ LETS_LIVE = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an assert on the GPU is an error in Python, too
 }
 PATIENCE = 3.0  # seconds for all groups together
-
-
-class Abortable(Protocol):
-    """A process group, as far as it is ended here."""
-
-    def abort(self) -> None:
-        """Give up whatever waits in it."""
 
 
 def let_live() -> None:
@@ -47,7 +39,7 @@ def abort_groups() -> None:
         module._abort_process_group()  # nothing is left to be waited for: it forgets them
 
 
-def abort_all(groups: Iterable[Abortable], patience: float) -> bool:
+def abort_all(groups: Iterable[dist.ProcessGroup], patience: float) -> bool:
     """Abort groups at the same time; tell whether all have returned."""
     threads = [
         threading.Thread(target=_abort, args=[group], name="nbddp-abort", daemon=True)
@@ -61,7 +53,7 @@ def abort_all(groups: Iterable[Abortable], patience: float) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-def _abort(group: Abortable) -> None:
+def _abort(group: dist.ProcessGroup) -> None:
     try:
         group.abort()
     except RuntimeError as error:  # a backend that has none, beside NCCL's

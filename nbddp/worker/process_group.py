@@ -20,12 +20,12 @@ from nbddp.worker.dialing import Dialing
 from nbddp.worker.flight_recorder import RecordedCollective, count_begun, newest_collective
 from nbddp.worker.lost_sends import wake_lost_sends
 from nbddp.worker.main_thread import main_frame
-from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.registry import Registry
 from nbddp.worker.rendezvous import Rendezvous, let_cell_choose_start_method, refuse_launchers
 from nbddp.worker.sockets import check_room
+from nbddp.worker.store_clients import StoreClient
 from nbddp.worker.waits import functions_in
 
 HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
@@ -46,7 +46,7 @@ class ProcessGroup:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: StoreClient,
         connections: Connections,
         topology: Topology,
         *,
@@ -54,7 +54,7 @@ class ProcessGroup:
         timeout: timedelta,
         attempt: int,
     ) -> None:
-        self._store = MeetingStore(store, connections)
+        self._store = store
         self._connections = connections
         self._dialing = Dialing()
         self.registry = Registry()
@@ -76,7 +76,7 @@ class ProcessGroup:
         self.is_broken = False
         self._holds = False
         self.stuck_in: RecordedCollective | None = None
-        self._rendezvous = Rendezvous(topology, attempt, self._store.one_more)
+        self._rendezvous = Rendezvous(topology, attempt, store.another)
         self._rendezvous.serve()
         refuse_launchers()
 

@@ -8,6 +8,8 @@ which the next notebook gets from the keeper.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,25 +23,50 @@ FOREVER = timedelta(days=365)
 
 
 class StoreClient:
-    """A client of the store that can connect again. Its connection is never shut down.
+    """A client of the store that can connect again.
 
     Args:
         store: the first connection.
-        connections: those of the rank.
+        noting: within it a connection is opened, so that the rank knows what it is for.
+
+    Attributes:
+        store: the connection that is used now.
     """
 
-    def __init__(self, store: dist.Store, connections: Connections) -> None:
-        self._store = store
-        self._connections = connections
+    def __init__(
+        self, store: dist.Store, noting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.store = store
+        self._noting = noting
+        self._is_lost = False
+
+    def another(self) -> dist.Store:
+        """Open another connection; wait until there is a server."""
+        with self._noting():
+            return clone(self.store)
 
     def reconnect(self) -> dist.Store:
-        """Connect to a server that has replaced the one before; wait until there is one."""
-        with self._connections.keeping():
-            self._store = clone(self._store)
-        return self._store
+        """Connect again, after the connection was shut down or the server was replaced."""
+        self.store = self.another()
+        return self.store
+
+    def lose(self) -> None:
+        """The connection was shut down, or its server is another one; from any thread."""
+        self._is_lost = True
+
+    def open(self) -> dist.Store:
+        """Return the connection, or another one if it was lost."""
+        if self._is_lost:
+            self._is_lost = False  # before: the new one may be lost while it is opened
+            try:
+                self.reconnect()
+            except BaseException:
+                self._is_lost = True
+                raise
+        return self.store
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self.store, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +78,7 @@ class StoreClients:
         control: what the control thread waits on.
         reports: for what the rank sends.
         parcels: what values travel through.
-        groups: for process groups: the wait on it can be ended.
+        groups: for process groups: an interrupt can end the wait on it.
         connections: of this process.
     """
 
@@ -59,7 +86,7 @@ class StoreClients:
     control: Any
     reports: dist.Store
     parcels: Any
-    groups: dist.Store
+    groups: StoreClient
     connections: Connections
 
     @classmethod
@@ -71,15 +98,16 @@ class StoreClients:
             prefix: what all keys begin with.
         """
         connections = Connections()
-        with names_from_files():
-            with connections.keeping():
-                first: dist.Store = dist.TCPStore(
-                    "127.0.0.1", port, is_master=False, timeout=FOREVER, wait_for_workers=False
-                )
-                if prefix:
-                    first = dist.PrefixStore(prefix, first)
-                reports, *others = (clone(first) for _ in range(3))
-            with connections.noting():
-                groups = clone(first)
-        commands, control, parcels = (StoreClient(each, connections) for each in (first, *others))
+        with names_from_files(), connections.keeping():
+            first: dist.Store = dist.TCPStore(
+                "127.0.0.1", port, is_master=False, timeout=FOREVER, wait_for_workers=False
+            )
+            if prefix:
+                first = dist.PrefixStore(prefix, first)
+            reports, *others = (clone(first) for _ in range(3))
+        commands, control, parcels = (
+            StoreClient(each, connections.keeping) for each in (first, *others)
+        )
+        groups = StoreClient(first, connections.noting)
+        groups.reconnect()
         return cls(commands, control, reports, parcels, groups, connections)

@@ -16,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +175,8 @@ class CellProfiler:
         try:
             self._profile.export_chrome_trace(str(own))  # torch compresses it
             document = json.loads(gzip.decompress(own.read_bytes()))
-            part = merged_part(document, command)
-            text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in part.events)
+            events, left_out = merged_part(document, command)
+            text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
             (folder / part_name(command.rank)).write_text(text)
         except (OSError, RuntimeError, ValueError) as error:  # a file that ends early is no JSON
             own.unlink(missing_ok=True)
@@ -187,8 +186,8 @@ class CellProfiler:
         return Traced(
             steps=[self._first, self._current] if self._is_cut else self._whole,
             seconds=round(self._seconds, 6),
-            events=len(part.events),
-            left_out=part.left_out,
+            events=len(events),
+            left_out=left_out,
             spent=operator_times(self._profile.key_averages(), self._profile.events()),
             rest=round(idle_time(self._profile.events(), 1e6 * self._seconds) / 1000, 4),
         )
@@ -204,20 +203,17 @@ def part_name(rank: int) -> str:
     return f"rank{rank}.part"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Events for the merged file; ``left_out`` of the shortest are not in it."""
-
-    events: list[dict[str, Any]]
-    left_out: int
-
-
-def merged_part(document: Mapping[str, Any], command: GiveTrace) -> Part:
+def merged_part(
+    document: Mapping[str, Any], command: GiveTrace
+) -> tuple[list[dict[str, Any]], int]:
     """Give a rank's events the times, process ids and names that they have in the merged file.
 
     Args:
         document: the rank's own file; its events are changed in place.
         command: whose file it is, and the instant that the merged file counts from.
+
+    Returns:
+        The events for the merged file, and how many of the shortest are left out.
     """
     every = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
     shift = (int(document.get("baseTimeNanoseconds", 0)) - command.zero) / 1000
@@ -232,7 +228,7 @@ def merged_part(document: Mapping[str, Any], command: GiveTrace) -> Part:
     events = [each for each in every if each["ph"] != "M"]
     events.sort(key=lambda event: event.get("dur", 0.0), reverse=True)
     kept = events[: command.most]
-    return Part([*heads, *kept], len(events) - len(kept))
+    return [*heads, *kept], len(events) - len(kept)
 
 
 def _name_rows(heads: Iterable[dict[str, Any]], command: GiveTrace) -> None:
