@@ -153,6 +153,16 @@ def test_what_is_clipped_where_the_scaler_is_not_used_is_left_alone(is_found: bo
         assert ("ND123" in rules_in(text)) is is_found, text
 
 
+def test_an_evaluation_without_gradients_is_found_however_they_are_switched_off() -> None:
+    loop = "for x in loader:\n    total += model(x).sum()\n"
+    assert_found(
+        "ND132",
+        under("with torch.inference_mode()", loop),
+        "@torch.no_grad()\n" + under("def test()", loop),
+        kinds={"model": "module in training"},
+    )
+
+
 def test_saving_under_a_guard_of_any_kind_is_one_ranks() -> None:
     save = "def save(path):\n    torch.save(model.state_dict(), 'x.pt')\n"
     assert_found(
