@@ -140,8 +140,7 @@ def test_names_of_functions_are_not_those_of_the_ranks() -> None:
 
 def found(*rules: str) -> list[Finding]:
     return [
-        Finding(rule=each, line=3, text="<b> hangs.", why="Why.", fix="Mend it.", notebook="")
-        for each in rules
+        Finding(rule=each, line=3, text="<b> hangs.", why="Why.", fix="Mend it.") for each in rules
     ]
 
 

@@ -39,14 +39,13 @@ class Finding:
     text: str
     why: str
     fix: str
-    notebook: str
     is_fact: bool = False
 
     @property
     def headline(self) -> str:
         """It in one line.
 
-        >>> Finding(rule="ND101", line=3, text="It hangs.", why="", fix="", notebook="").headline
+        >>> Finding(rule="ND101", line=3, text="It hangs.", why="", fix="").headline
         'ND101 line 3: It hangs.'
         """
         place = f" line {self.line}" if self.line else ""
@@ -86,7 +85,6 @@ class Rule:
                 text=each.text,
                 why=self.why,
                 fix=self.fix,
-                notebook=self.notebook,
                 is_fact=self.is_fact,
             )
 
