@@ -20,7 +20,8 @@ from nbddp.wire.messages import CellEnded, Failure
 
 
 def handle_for(*ranks: int) -> CellHandle:
-    return CellHandle(7, CellRequest(source="x"), ranks, lambda parcel: parcel["value"])
+    request = CellRequest(source="x", execution_count=8)
+    return CellHandle(7, request, ranks, lambda parcel: parcel["value"])
 
 
 def well(value: int = 0) -> CellEnded:
@@ -90,11 +91,11 @@ def test_the_result_of_a_cell_that_failed_raises_its_first_cause() -> None:
 
 
 def test_the_record_of_a_run_says_what_came_of_a_cell() -> None:
-    assert finished(well()).facts() == {"number": 7, "outcome": "ok"}
+    assert finished(well()).facts() == {"number": 8, "id": 7, "outcome": "ok"}
     result = finished(well(), badly())
     assert result.verdict is not None
     failed = {"outcome": "rank 1: ValueError: no", "report": result.verdict.report()}
-    assert result.facts() == {"number": 7, **failed}
+    assert result.facts() == {"number": 8, "id": 7, **failed}
     stopped = CellEnded(
         cell=7, seconds=0.1, in_group=True, failure=badly().failure, is_interrupted=True
     )

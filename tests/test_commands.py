@@ -29,7 +29,14 @@ from nbddp.wire.trace_messages import Steps
 
 start = Session.start
 WENT_WELL = CellResult(
-    number=1, ranks=(0,), reports={}, exits={}, seconds=0.0, verdict=None, fetch=lambda _: None
+    number=1,
+    prompt=1,
+    ranks=(0,),
+    reports={},
+    exits={},
+    seconds=0.0,
+    verdict=None,
+    fetch=lambda _: None,
 )
 
 

@@ -34,6 +34,18 @@ def test_a_run_says_what_was_started_and_what_happened(tmp_path: Path) -> None:
     assert run.tail(1, 2) == ""
 
 
+def test_a_cell_that_was_replayed_is_found_by_the_number_of_its_prompt(tmp_path: Path) -> None:
+    numbers = {1: {"number": 3, "id": 1}, 7: {"number": 3, "id": 7}}
+    events = [{**each, **numbers.get(each.get("number", 0), {})} for each in FAILED]
+    run = run_of(tmp_path, events=events)
+    assert [(each.number, each.outcome) for each in run.cells] == [
+        (3, "ok"),
+        (3, f"rank 1: {WHAT}"),
+    ]
+    assert run.cell(3) == run.cells[1]
+    assert [run.metrics(each).names() for each in run.cells] == [["loss"], []]
+
+
 def test_its_numbers_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
     rows = [*reported(0, 1, 2), *reported(3, ranks=1, loss=math.nan)]
     run = run_of(tmp_path, rows=rows)

@@ -59,6 +59,7 @@ def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
     ranks = range(len(reports))
     return CellResult(
         number=7,
+        prompt=8,
         ranks=tuple(ranks),
         reports=known,
         exits=dict.fromkeys(exits, -9),

@@ -28,21 +28,21 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     told = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != told.cell
-    ended = _end_of(session, told.cell)
+    ended = _event_of(session, "cell ended", told.cell)
     went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
     until = time.time() if ended is None else ended.at
     at_end = () if went_well else unmet(told, until, is_over=is_over)
     died = _deaths(session, told, until)
     line = spent(told, collectives.straggler(), last=last, unmet=at_end, died=died)
-    line = replace(line, is_over=is_over)
+    begun = _event_of(session, "cell", told.cell)
+    line = replace(line, is_over=is_over, cell=begun.facts["number"] if begun else told.cell)
     return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line
 
 
-def _end_of(session: Session, cell: int) -> Happening | None:
-    """What is recorded of a cell's end; None of one that runs."""
-    events = reversed(session.time_line.since(0.0))
-    ends = (each for each in events if each.kind == "cell ended")
-    return next((each for each in ends if each.facts.get("number") == cell), None)
+def _event_of(session: Session, kind: str, cell: int) -> Happening | None:
+    """Return the event of a cell's beginning or end; None if it is not recorded."""
+    events = (each for each in session.time_line.since(0.0) if each.kind == kind)
+    return next((each for each in events if each.facts.get("id") == cell), None)
 
 
 def _deaths(session: Session, told: CollectiveHistory, until: float) -> dict[int, float]:

@@ -30,14 +30,15 @@ def trace_of(session: Session, result: CellResult, asked: Steps) -> Trace:
     folder = session.time_line.folder
     gone = [rank for rank in result.ranks if rank not in session.life.alive]
     missing = dict.fromkeys(gone, DIED)
-    nothing = Trace(cell=result.number, asked=asked, ranks={}, missing=missing)
+    nothing = Trace(cell=result.prompt, asked=asked, ranks={}, missing=missing)
     left = [rank for rank in result.ranks if rank not in gone]
     if folder is None or not left or not session.life.state.is_ready:
         return replace(nothing, missing=dict.fromkeys(result.ranks, STOPPED))
-    place = folder.path / "traces" / f"cell{result.number}"
+    place = folder.path / "traces" / f"cell{result.prompt}"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _Collector(session, nothing, place, _began_at(session, result)).collect(left)
+        began = _began_at(session, result)
+        return _Collector(session, result.number, nothing, place, began).collect(left)
     except OSError as error:
         return replace(nothing, missing=dict.fromkeys(left, _no_room(place, error)) | missing)
     finally:
@@ -47,7 +48,7 @@ def trace_of(session: Session, result: CellResult, asked: Steps) -> Trace:
 def _began_at(session: Session, result: CellResult) -> float:
     """When the cell began: the file's times are counted from there."""
     for event in reversed(session.time_line.since(0.0)):
-        if event.kind == "cell" and event.facts.get("number") == result.number:
+        if event.kind == "cell" and event.facts.get("id") == result.number:
             return float(event.facts["began"])
     return time.time() - result.seconds
 
@@ -61,6 +62,7 @@ class _Collector:
     """Asks all ranks at once, and puts together what they have."""
 
     session: Session
+    number: int  # of the cell
     nothing: Trace
     place: Path
     began: float
@@ -93,7 +95,7 @@ class _Collector:
         nodes, (ahead, _) = self.session.launcher.nodes(), self.session.launcher.clock(rank)
         return lambda number: GiveTrace(
             request=number,
-            cell=self.nothing.cell,
+            cell=self.number,
             rank=rank,
             folder="" if rank in nodes else str(self.place.resolve()),
             zero=self._zero + int(ahead * 1e9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,7 @@ class WorkerGroup:
         )
         self._pid = os.getpid()
         self._session = Session(colors=default_colors())
+        self._numbers = itertools.count(1)  # of cells
         self._scripts = ScriptRanks(lambda: self._session, self.pull)
         self._start_lock = threading.Lock()
 
@@ -260,6 +262,7 @@ class WorkerGroup:
         script = find_script(words[0], words[1:], is_module=is_module, keeps=keeps)
         request = CellRequest(
             source=" ".join(["%ddp run", *(["-m"] if is_module else []), *words]),
+            execution_count=next(self._numbers),
             ranks=None if ranks is None else tuple(ranks),
             needs_group=False,
             once=not keeps,
@@ -370,7 +373,9 @@ class WorkerGroup:
         )
 
     def _request(self, source: str, **more: Any) -> CellRequest:
-        return CellRequest(source=source, needs_group=self._spec.joins_group, **more)
+        number = next(self._numbers)
+        needs_group = self._spec.joins_group
+        return CellRequest(source=source, execution_count=number, needs_group=needs_group, **more)
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._check_started()

@@ -81,6 +81,7 @@ class CellResult:
 
     Attributes:
         number: of the cell, from 1, through all attempts of a group.
+        prompt: the number that the notebook shows for the cell.
         ranks: where it ran, in order.
         reports: what each rank said at its end; a rank whose process died is missing.
         exits: exit codes of ranks whose process died in this cell.
@@ -90,6 +91,7 @@ class CellResult:
     """
 
     number: int
+    prompt: int
     ranks: tuple[int, ...]
     reports: dict[int, CellEnded] = field(repr=False)
     exits: dict[int, int | None]
@@ -110,11 +112,12 @@ class CellResult:
 
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of it."""
+        numbers = {"number": self.prompt, "id": self.number}
         if self.verdict is None:
-            return {"number": self.number, "outcome": "ok"}
+            return {**numbers, "outcome": "ok"}
         summary, report = self.verdict.summary(), self.verdict.report()
         how = {"interrupted": True} if self.verdict.is_interrupt else {}
-        return {"number": self.number, "outcome": summary, "report": report, **how}
+        return {**numbers, "outcome": summary, "report": report, **how}
 
     def values(self) -> list[Any]:
         """The last expression's value of every rank, in order of rank; the same when asked again.
@@ -159,6 +162,7 @@ class CellHandle:
         attempt: int = 1,
     ) -> None:
         self.number = number
+        self.prompt = request.execution_count or number
         self.attempt = attempt
         self.began_at = time.time()
         self.ended_by = ""
@@ -195,7 +199,8 @@ class CellHandle:
 
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of its beginning."""
-        facts = {"number": self.number, "ranks": self.ranks, "source": self.request.source}
+        facts: dict[str, Any] = {"number": self.prompt, "id": self.number, "ranks": self.ranks}
+        facts["source"] = self.request.source
         again = {"again": True} if self.request.is_again else {}
         return facts | {"began": round(self.began_at, 6)} | again
 
@@ -237,6 +242,7 @@ class CellHandle:
         """All ranks are through, or gone; ``note`` gets the result before anybody else learns."""
         result = CellResult(
             number=self.number,
+            prompt=self.prompt,
             ranks=self.ranks,
             reports=self._reports,
             exits=self.exits,

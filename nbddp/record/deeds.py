@@ -82,7 +82,7 @@ def say_deeds(deeds: Sequence[Deed]) -> str:
     numbers = [deed.execution_count for deed in deeds if isinstance(deed, CellRequest)]
     names = [name for deed in deeds if isinstance(deed, PushRecord) for name in deed.names]
     words = []
-    if len(numbers) > len(set(numbers)):  # a script's cells have no numbers of their own
+    if len(numbers) > len(set(numbers)):  # one cell of a notebook ran several
         words.append(plural(len(numbers), "cell"))
     elif numbers:
         words.append(f"cell{'s' if len(numbers) > 1 else ''} {fold(numbers)}")

@@ -77,7 +77,7 @@ class RecordedRun:
     def __init__(self, path: Path, wanted: Callable[[str], bool] | None = None) -> None:
         self.path = path
         self._unreadable: dict[str, int] = {}  # lines, by file
-        self._metrics: dict[int | None, MetricStore] = {}  # by cell that was asked for; None: all
+        self._metrics: dict[float | None, MetricStore] = {}  # by beginning of the cell; None: all
         self._wanted = wanted
         try:
             self.events = tuple(self._read_events())
@@ -109,9 +109,9 @@ class RecordedRun:
     @cached_property
     def cells(self) -> tuple[RecordedCell, ...]:
         """Its cells, in the order in which they ran."""
-        ended = {each.facts["number"]: each for each in self.events if each.kind == "cell ended"}
+        ended = {_id(each): each for each in self.events if each.kind == "cell ended"}
         begun = (each for each in self.events if each.kind == "cell")
-        return tuple(_cell(each, ended.get(each.facts["number"])) for each in begun)
+        return tuple(_cell(each, ended.get(_id(each))) for each in begun)
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output, which may not exist."""
@@ -131,12 +131,12 @@ class RecordedRun:
             return f"{self.log(rank)} cannot be read: {error.strerror or error}"
 
     def cell(self, number: int) -> RecordedCell:
-        """One of its cells.
+        """Return the newest cell of this number: a replay runs a cell again.
 
         Raises:
             RequestError: there is none of this number.
         """
-        for each in self.cells:
+        for each in reversed(self.cells):
             if each.number == number:
                 return each
         numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
@@ -144,10 +144,10 @@ class RecordedRun:
 
     def metrics(self, cell: RecordedCell | None = None) -> MetricStore:
         """Return the numbers that its ranks reported, in all cells or in one."""
-        number = cell.number if cell else None
-        if number not in self._metrics:
-            self._metrics[number] = self._read_metrics(cell)
-        return self._metrics[number]
+        began = cell.began_at if cell else None
+        if began not in self._metrics:
+            self._metrics[began] = self._read_metrics(cell)
+        return self._metrics[began]
 
     def numbers(self) -> Iterator[dict[str, Any]]:
         """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
@@ -247,6 +247,11 @@ class RecordedRun:
         for row in reader:
             yield Happening(row.pop("time"), row.pop("kind"), row)
         self._unreadable[EVENTS] = reader.unreadable
+
+
+def _id(event: Happening) -> int:
+    """Return which cell an event is of; older records have one number for this and the prompt."""
+    return int(event.facts.get("id", event.facts["number"]))
 
 
 def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:

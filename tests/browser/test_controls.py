@@ -210,6 +210,6 @@ def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
         assert "kernel" in words
         assert not notebook.button("Interrupt").is_visible()
         assert not re.search("running a cell|left", notebook.text(1))
-        assert re.search(r"`%ddp show \S+ --cell 1`", notebook.text(1))
+        assert re.search(r"`%ddp show \S+ --cell 2`", notebook.text(1))
         notebook.await_idle()  # by then all is said that the kernel had to say at its end
         assert notebook.problems == []

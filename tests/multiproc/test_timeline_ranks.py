@@ -106,7 +106,7 @@ def test_the_waiting_is_what_the_ranks_see_of_it(make_group: MakeRanks) -> None:
     assert by_their_clocks[0, 1] > 1
     assert line.waits == pytest.approx(by_their_clocks, rel=0.1, abs=0.1)
     assert (len(line.meetings), line.lost, line.thinned) == (60, 0, 0)
-    assert max(line.lines, key=lambda place: line.lines[place]) == "line 6"
+    assert max(line.lines, key=lambda place: line.lines[place]) == "cell [1] line 6"
     last = group.timeline(last=20)
     assert len(last.steps) == 21
     assert 19 <= len(last.meetings) <= 21
@@ -135,9 +135,9 @@ def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_run
     source = "while True:\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.05)"
     handle = group.begin(source)
     line = group.timeline()
-    assert (line.cell, line.is_over) == (handle.number, False)
+    assert (line.cell, line.is_over) == (handle.prompt, False)
     assert wait_until(lambda: len(group.timeline().meetings) > 5, timeout=30.0)
-    assert group.timeline().cell == handle.number
+    assert group.timeline().cell == handle.prompt
     group.interrupt()
     assert wait_until(lambda: handle.is_finished, timeout=30.0)
     assert group.timeline().is_over
@@ -287,6 +287,8 @@ def test_the_magic_and_the_option_show_a_picture_and_python_has_the_numbers(
     [shown] = notebook.run("%ddp timeline --last 10").displays
     assert set(shown) == {"image/png", "text/plain"}
     assert " · 10 steps · " in shown["text/plain"]
+    [number] = reply.counts
+    assert f"collectives of cell {number} · " in shown["text/plain"], "as its prompt has it"
     said = notebook.run("import nbddp\nline = nbddp.timeline()\nprint(len(line.meetings))")
     assert said.text == "30\n"
     assert notebook.run("len(line.frame())").status == "ok"

@@ -216,7 +216,7 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             is_brief=True,
         )
-        html = record_html(record) + late_html(record.snapshot.run, handle.number)
+        html = record_html(record) + late_html(record.snapshot.run, handle.prompt)
         self.slot.show_placeholder(html, record_text(record))
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
@@ -242,7 +242,7 @@ class PanelView:
             self._live.keep(self.slot.close, most=RECORDS_KEPT)
         self._serving = self._live.serving(self.slot.open(widgets.parts)).begin()
         run = self._session.snapshot(handle).run
-        self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.number))
+        self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
 
     def _serve(self, widget: Widget) -> None:
         if self._serving is not None:
