@@ -15,20 +15,7 @@ from processes import in_child, wait_until
 from stops import stopped_everywhere
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.wire.messages import (
-    Answer,
-    CellEnded,
-    Display,
-    Happened,
-    Metrics,
-    Noticed,
-    Output,
-    Progress,
-    Ready,
-    Report,
-    StartFailed,
-    encode,
-)
+from nbddp.wire import messages as msg
 from nbddp.worker.output import outbox as room
 from nbddp.worker.output.outbox import Outbox
 
@@ -37,22 +24,22 @@ class FakeWriter:
     """Keeps what is posted; its backlog, and its error for a picture, are what a test says."""
 
     def __init__(self) -> None:
-        self.posted: list[Report] = []
-        self.letters: list[list[Report]] = []
+        self.posted: list[msg.Report] = []
+        self.letters: list[list[msg.Report]] = []
         self.waiting = 0
         self.asked = 0
         self.unread = 0
         self.error: Exception | None = None
 
-    def post(self, message: Report) -> None:
-        encode(message)
-        if self.error and isinstance(message, Display) and "image/png" in message.data:
+    def post(self, message: msg.Report) -> None:
+        msg.encode(message)
+        if self.error and isinstance(message, msg.Display) and "image/png" in message.data:
             raise self.error
         self.posted.append(message)
 
-    def post_together(self, reports: Sequence[Report]) -> None:
+    def post_together(self, reports: Sequence[msg.Report]) -> None:
         for each in reports:
-            encode(each)
+            msg.encode(each)
         self.letters.append(list(reports))
         self.posted += reports
 
@@ -68,7 +55,7 @@ class FakeWriter:
 class Pile:
     """A source that holds what a test puts on it."""
 
-    def __init__(self, *pieces: Report) -> None:
+    def __init__(self, *pieces: msg.Report) -> None:
         self.pieces = deque(pieces)
         self.taken = 0
         self.looks = 0
@@ -77,7 +64,7 @@ class Pile:
         self.looks += 1
         return self.taken + len(self.pieces)
 
-    def read(self, upto: int | None = None) -> Report | None:
+    def read(self, upto: int | None = None) -> msg.Report | None:
         if not self.pieces or (upto is not None and self.taken >= upto):
             return None
         self.taken += 1
@@ -87,14 +74,14 @@ class Pile:
 class Flood(Pile):
     """A source that always has more."""
 
-    def read(self, upto: int | None = None) -> Report | None:  # noqa: ARG002 - a source's
+    def read(self, upto: int | None = None) -> msg.Report | None:  # noqa: ARG002 - a source's
         return wrote("more")
 
 
 class BrokenPile(Pile):
     """A source that cannot be read."""
 
-    def read(self, upto: int | None = None) -> Report | None:  # noqa: ARG002 - a source's
+    def read(self, upto: int | None = None) -> msg.Report | None:  # noqa: ARG002 - a source's
         raise OSError("Input/output error")
 
 
@@ -106,7 +93,7 @@ class Mail:
         self.begun: list[Outbox] = []
 
     @property
-    def posted(self) -> list[Report]:
+    def posted(self) -> list[msg.Report]:
         return self.writer.posted
 
     def make(self, *sources: Pile, **options: Any) -> Outbox:
@@ -138,23 +125,23 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "SLACK", 0.0)
 
 
-def wrote(text: str) -> Output:
-    return Output(start=0, end=0, text=text)
+def wrote(text: str) -> msg.Output:
+    return msg.Output(start=0, end=0, text=text)
 
 
-def report(number: int) -> CellEnded:
-    return CellEnded(cell=number, seconds=0.0, in_group=True)
+def report(number: int) -> msg.CellEnded:
+    return msg.CellEnded(cell=number, seconds=0.0, in_group=True)
 
 
-def picture(size: int) -> Display:
-    return Display(cell=1, data={"image/png": "x" * size}, metadata={})
+def picture(size: int) -> msg.Display:
+    return msg.Display(cell=1, data={"image/png": "x" * size}, metadata={})
 
 
-def happened(kind: str) -> Happened:
-    return Happened(kind=kind)
+def happened(kind: str) -> msg.Happened:
+    return msg.Happened(kind=kind)
 
 
-NUMBERS, BARS = Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), Progress(bars=[["", 1, 2, 0.1]])
+NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[["", 1, 2, 0.1]])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +157,7 @@ NUMBERS, BARS = Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), Progress(bars=[["", 1, 
     ids=["one source", "one letter", "one of each kind in a letter"],
 )
 def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
-    mail: Mail, sources: list[list[Report]], letters: list[list[Report]]
+    mail: Mail, sources: list[list[msg.Report]], letters: list[list[msg.Report]]
 ) -> None:
     outbox = mail.make(*(Pile(*pieces) for pieces in sources))
     outbox.post(report(1))
@@ -201,18 +188,17 @@ def test_what_a_source_got_after_a_report_comes_after_it(mail: Mail) -> None:
 
 
 def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(mail: Mail) -> None:
-    pile = Pile(wrote("first"))
+    class Busy(Pile):
+        def read(self, upto: int | None = None) -> msg.Report | None:
+            piece = super().read(upto)
+            if piece == wrote("first"):
+                outbox.post(picture(1))
+                self.pieces.append(wrote("after"))
+            return piece
+
+    pile = Busy(wrote("first"))
     outbox = mail.make(pile)
-
-    def post(message: Report) -> None:
-        mail.posted.append(message)
-        if message == wrote("first"):
-            outbox.post(picture(1))
-            pile.pieces.append(wrote("after"))
-
-    mail.writer.post = post  # type: ignore[method-assign]
-    mail.writer.post_together = lambda reports: [post(each) for each in reports]  # type: ignore
-    outbox.start(*outbox._sources)
+    outbox.start(pile)
     assert wait_until(lambda: len(mail.posted) == 3)
     outbox.close()
     assert mail.posted == [wrote("first"), picture(1), wrote("after")]
@@ -283,8 +269,8 @@ def test_neither_pokes_nor_news_make_a_batch_of_what_may_wait(mail: Mail) -> Non
     assert wait_until(lambda: mail.posted == [wrote("first")])
     pile.pieces.append(wrote("second"))
     outbox.notify()
-    outbox.post(Noticed(cell=1))
-    assert wait_until(lambda: mail.urgent.posted == [Noticed(cell=1)])
+    outbox.post(msg.Noticed(cell=1))
+    assert wait_until(lambda: mail.urgent.posted == [msg.Noticed(cell=1)])
     assert not wait_until(lambda: len(mail.posted) == 2, timeout=0.1)
     outbox.close()
     assert mail.posted == [wrote("first"), wrote("second")]
@@ -335,15 +321,15 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     mail: Mail, snapshot: SnapshotAssertion
 ) -> None:
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
-    outbox = mail.make(Pile(wrote("a")), Pile(Happened(kind="mine", facts={"it": object()})))
+    outbox = mail.make(Pile(wrote("a")), Pile(msg.Happened(kind="mine", facts={"it": object()})))
     outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
     outbox.post(replace(report(2), failure=failure))
-    outbox.post(Answer(request=3, payload={"matches": [object()]}))
+    outbox.post(msg.Answer(request=3, payload={"matches": [object()]}))
     outbox.start(*outbox._sources)
     outbox.close()
     [answer] = mail.urgent.posted
-    said = [each.data["text/plain"] for each in mail.posted if isinstance(each, Display)]
-    first, bare, failed = (each for each in mail.posted if not isinstance(each, Display))
+    said = [each.data["text/plain"] for each in mail.posted if isinstance(each, msg.Display)]
+    first, bare, failed = (each for each in mail.posted if not isinstance(each, msg.Display))
     assert (first, bare) == (wrote("a"), replace(report(1), parcel={"key": "k"}))
     assert (failed.cell, failed.failure["name"], answer.request) == (2, "ValueError", 3)
     assert [*said, failed.failure["text"], answer.error] == snapshot
@@ -379,10 +365,10 @@ def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(mail: Ma
 # ---- what does not wait
 
 NEWS = [
-    Noticed(cell=1),
-    Answer(request=1),
-    Ready(pid=1, device="cpu", backend="gloo", host="h"),
-    StartFailed(reason="r", traceback="t"),
+    msg.Noticed(cell=1),
+    msg.Answer(request=1),
+    msg.Ready(pid=1, device="cpu", backend="gloo", host="h"),
+    msg.StartFailed(reason="r", traceback="t"),
 ]
 
 
@@ -488,9 +474,9 @@ def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(mail: Mail,
     outbox = mail.start(pile)
 
     def act() -> None:
-        pile.pieces.append(Output(start=0, end=1, text="a"))
+        pile.pieces.append(msg.Output(start=0, end=1, text="a"))
         if way == "post":
-            outbox.post(Happened(kind="a", facts={}))
+            outbox.post(msg.Happened(kind="a", facts={}))
         else:
             outbox.notify()
         if way == "flush":
@@ -500,6 +486,6 @@ def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(mail: Mail,
     for places in stopped_everywhere(act):
         outbox._has_output = False  # else it is poked once alone
         mail.posted.clear()
-        outbox.post(Happened(kind="after", facts={"place": places}))
-        assert wait_until(lambda: any(isinstance(each, Happened) for each in mail.posted))
+        outbox.post(msg.Happened(kind="after", facts={"place": places}))
+        assert wait_until(lambda: any(isinstance(each, msg.Happened) for each in mail.posted))
     assert places > 5

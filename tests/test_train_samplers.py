@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 from loaded import on_ranks, resumed, samples_of
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 from nbddp.errors import ArgumentError
 from nbddp.train.data import Loader, loader
@@ -32,7 +24,7 @@ from nbddp.train.data import Loader, loader
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
-class Stream(IterableDataset[Any]):
+class Stream(data.IterableDataset[Any]):
     """Numbers one after the other; with ``noise`` they draw from all three generators."""
 
     def __init__(self, samples: int, *, noise: bool = False) -> None:
@@ -59,10 +51,10 @@ def epochs_of(ours: Loader, epochs: int = 1) -> list[list[Any]]:
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "list": lambda: [5, 3, 3, 1, 0],
-    "subset": lambda: SubsetRandomSampler(range(0, 40, 2)),
-    "weighted": lambda: WeightedRandomSampler([1.0] * 30 + [9.0] * 10, 21),
-    "random": lambda: RandomSampler(range(40), generator=torch.Generator()),
-    "sequential": lambda: SequentialSampler(range(40)),
+    "subset": lambda: data.SubsetRandomSampler(range(0, 40, 2)),
+    "weighted": lambda: data.WeightedRandomSampler([1.0] * 30 + [9.0] * 10, 21),
+    "random": lambda: data.RandomSampler(range(40), generator=torch.Generator()),
+    "sequential": lambda: data.SequentialSampler(range(40)),
 }
 
 
@@ -101,7 +93,9 @@ def test_a_sampler_draws_anew_in_each_epoch_and_the_same_again() -> None:
 
 def test_each_batch_of_a_batch_sampler_goes_to_one_rank() -> None:
     def make() -> Loader:
-        return loader(range(7), batch_sampler=BatchSampler(SequentialSampler(range(7)), 2, False))
+        return loader(
+            range(7), batch_sampler=data.BatchSampler(data.SequentialSampler(range(7)), 2, False)
+        )
 
     assert on_ranks(1, make) == [[[0, 1], [2, 3], [4, 5], [6]]]
     assert on_ranks(2, make) == [[[0, 1], [4, 5]], [[2, 3], [6]]]
@@ -202,13 +196,13 @@ def test_after_a_break_set_epoch_begins_anew_but_goes_on_in_an_epoch_that_was_sa
 
 
 def test_what_does_not_go_together_is_refused_with_the_way_out(snapshot: SnapshotAssertion) -> None:
-    divides = DistributedSampler(range(3), 2, 0)
+    divides = data.DistributedSampler(range(3), 2, 0)
     refused: list[dict[str, Any]] = [
         {"sampler": [0], "shuffle": True},
         {"batch_sampler": [[0]], "batch_size": 2},
         {"batch_sampler": [[0]], "drop_last": True},
         {"sampler": divides},
-        {"batch_sampler": BatchSampler(divides, 2, False)},
+        {"batch_sampler": data.BatchSampler(divides, 2, False)},
         {"dataset": Stream(3), "shuffle": True},
         {"dataset": Stream(3), "sampler": [0]},
         {"dataset": Stream(3), "num_workers": 2},

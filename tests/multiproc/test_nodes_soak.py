@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -30,7 +29,6 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(3600)
 ROUNDS = int(os.environ.get("NBDDP_SOAK_ROUNDS", "20"))
 NAMED = 2.0  # seconds until a node is named, from where it can be known
 LEFT = 5.0  # seconds after which nothing of it is left
-USABLE = 5.0  # seconds until a cell has run on a node that comes, where nothing else runs
 MEET = "dist.barrier()\nrank"
 WORK = "while True: dist.all_reduce(torch.ones(1000))"
 
@@ -200,36 +198,3 @@ def _lose_all(rounds: Rounds, apart: Apart, spaces: list[str]) -> None:
     rounds.note("all came back", time.monotonic() - began[1])
     assert apart.restart_ranks().evaluate(MEET) == [0, 1, 2, 3]
     rounds.note("all run again", time.monotonic() - began[1])
-
-
-# ---- more and fewer nodes
-
-
-def test_a_node_that_comes_is_usable_soon(rounds: Rounds) -> None:
-    on_nodes = rounds.on_nodes
-    on_nodes.nodes.launcher.most = 4
-    on_nodes.bring(2)
-    on_nodes.start_ranks()
-    for _ in range(ROUNDS):
-        for count, ranks in ((3, 6), (4, 8)):
-            began = time.monotonic()
-            on_nodes.bring()
-            came = time.monotonic()
-            values = on_nodes.restart_ranks().evaluate(MEET)
-            assert (values, len(on_nodes.nodes.door.nodes)) == ([*range(ranks)], count)
-            rounds.note("usable after torchrun's start", time.monotonic() - began)
-            rounds.note("usable after it has come", time.monotonic() - came)
-            began = time.monotonic()
-            subprocess.run([sys.executable, "-c", "import torch.distributed"], check=True)
-            rounds.note("an import of torch meanwhile", time.monotonic() - began)
-            usable, imported = (each[-1] for each in list(rounds.took.values())[1:3])
-            assert usable < USABLE + 3 * imported, "it imports torch, and on a busy machine so long"
-        for node in on_nodes.nodes.door.nodes[2:]:
-            its = family(on_nodes.agent_at(node))
-            on_nodes.nodes.leave(node.name)
-            rounds.await_end(its)
-        began = time.monotonic()
-        on_nodes.await_nodes(2)
-        assert on_nodes.restart_ranks().evaluate(MEET) == [0, 1, 2, 3]
-        rounds.note("fewer", time.monotonic() - began)
-    rounds.report("2:4")

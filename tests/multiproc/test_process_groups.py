@@ -397,12 +397,6 @@ def test_calls_of_other_ranks_outlive_the_process_group(own_group: Ranks) -> Non
     )
 
 
-def test_a_model_that_is_freed_just_after_its_group_stops_nothing(own_group: Ranks) -> None:
-    source = TUTORIAL.format(port=free_port())
-    for _ in range(5):
-        run_bare(own_group, f"{source}\nfor _ in range(3): demo_basic(rank, world_size)")
-
-
 COUNT = "[len(os.listdir(each)) for each in ('/dev/fd', '/proc/self/task')]"
 
 
