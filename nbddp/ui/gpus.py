@@ -1,4 +1,4 @@
-"""A rank's GPU in words: its own part of it, and the whole."""
+"""The GPU of a rank in words: what the rank uses of it, and the whole GPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nbddp.errors import say_ranks
 from nbddp.formatting import format_bytes
 from nbddp.record.snapshot import RankSnapshot
 
-_MAKERS = ("NVIDIA ", "Tesla ", "GeForce ")  # of whom nobody needs to be told in a table
+_MAKERS = ("NVIDIA ", "Tesla ", "GeForce ")  # left out in a table
 
 
 def say_gpu(each: RankSnapshot) -> Iterator[str]:
-    """What matters first, as the end may be cut: load, what this rank holds, who else is there."""
+    """Yield the facts about the GPU, the most important first: a table cuts the end."""
     use = each.gpu_use
     if not each.gpu:
         return
@@ -28,7 +28,7 @@ def say_gpu(each: RankSnapshot) -> Iterator[str]:
 
 
 def say_whole_gpu(each: RankSnapshot) -> str:
-    """All that is known of it, in a few lines."""
+    """Return all facts about the GPU, one on each line."""
     use = each.gpu_use
     tensors, reserved = format_bytes(each.gpu_memory), format_bytes(each.gpu_reserved)
     lines = [each.gpu, f"rank {each.rank}: {tensors} in tensors, {reserved} reserved by torch"]
@@ -44,7 +44,7 @@ def say_whole_gpu(each: RankSnapshot) -> str:
 
 
 def short_gpu(name: str) -> str:
-    """Its name without who made it.
+    """Return the name of a GPU without its maker.
 
     >>> short_gpu("NVIDIA H100 80GB HBM3")
     'H100 80GB HBM3'

@@ -21,7 +21,7 @@ NOT_CARRIED = 8  # names that a heal in the list of events tells
 
 
 def say_seconds(seconds: float) -> str:
-    """A time in as few letters as it needs.
+    """Format a duration in few characters.
 
     >>> [say_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
     ['31 ms', '7.3 s', '1:00', '1:02:05']
@@ -36,7 +36,7 @@ def say_seconds(seconds: float) -> str:
 
 
 def say_rate(per_second: float) -> str:
-    """How fast something goes; empty where that is not known.
+    """Format a rate; return an empty text for 0, which means unknown.
 
     >>> say_rate(1234.5), say_rate(12.34), say_rate(0.05), say_rate(0)
     ('1,234/s', '12.3/s', '20.0 s each', '')
@@ -49,14 +49,14 @@ def say_rate(per_second: float) -> str:
 
 
 def say_left_out(named: Sequence[str], count: int, *, does: str) -> str:
-    """Return which metrics are not shown, as far as they are named, and what shows them."""
+    """Say which metrics are not shown, and what shows them."""
     more = [f"{count - len(named):,} more"] if count > len(named) else []
     names, many = ", ".join([*named, *more]), plural(count, "more metric")
     return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table's rows as lines, each column as wide as it needs be.
+    """Format the rows of a table as lines with aligned columns.
 
     >>> aligned([("rank", "state"), ("10", "ready")])
     ['rank  state', '10    ready']
@@ -69,7 +69,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def say_tag(ranks: Sequence[int], mark: str = "") -> str:
-    """What stands before a line of some ranks.
+    """Return the tag before a line that some ranks printed.
 
     >>> say_tag((0,)), say_tag((0, 1, 2), "Out")
     ('[rank 0]', 'Out [ranks 0-2]')
@@ -78,12 +78,12 @@ def say_tag(ranks: Sequence[int], mark: str = "") -> str:
 
 
 def say_cpu(each: RankSnapshot) -> str:
-    """The share of a core that a rank takes; empty before anything is known of its usage."""
+    """Format the CPU usage of a rank; return an empty text while it is unknown."""
     return f"{each.cpu:.0f} %" if each.memory and each.cpu >= 0 else ""
 
 
 def say_step(each: RankSnapshot) -> str:
-    """The step that a rank is at, and how fast."""
+    """Say the step of a rank, and how many steps it does a second."""
     if each.step is None:
         return ""
     rate = say_rate(each.steps_per_second)
@@ -91,7 +91,7 @@ def say_step(each: RankSnapshot) -> str:
 
 
 def say_lag(lag: StragglerLag) -> str:
-    """Why a rank is marked as slow.
+    """Say why a rank is marked as slow.
 
     >>> say_lag(StragglerLag(0.384, 11.6))
     'slow: the others wait for it 38 % of the time, over 11.6 s'
@@ -105,7 +105,7 @@ def say_lag(lag: StragglerLag) -> str:
 
 
 def say_awaited(awaited: Straggler) -> str:
-    """Who is waited for, how much, before what, and where it is then.
+    """Say which rank the others wait for, how much, before which collective, and where it is.
 
     >>> call = "all_reduce float [72]"
     >>> say_awaited(Straggler(2, 0.384, 8.3, 100, call, (9, ""), numbers=(7, 106)))
@@ -133,7 +133,7 @@ def _numbers(awaited: Straggler) -> str:
 
 
 def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
-    """Who waited where until the end, or still does, and for whom.
+    """Say which ranks wait, or waited to the end, in which collective, and for which ranks.
 
     >>> from nbddp.wire.collective import Collective
     >>> call, until = Collective("barrier", 6), {0: 4.0, 2: 4.0}
@@ -151,7 +151,7 @@ def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
         waited = f"{'has' if is_one else 'have'} waited in {unmet.call} for {seconds}"
     missing = [rank for rank in unmet.missing if rank not in died]
     not_there = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
-    # of a dead one it is not known: it may have come, and died before it told of that
+    # a rank that died may have entered the collective without reporting it
     dead = [rank for rank in unmet.missing if rank in died]
     whys = [f"{say_ranks(missing)} {not_there} come"] if missing else []
     whys += [f"{say_ranks(dead)} died"] if dead else []
@@ -161,7 +161,7 @@ def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
 
 
 def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
-    """A loop on its way: count, rate (unless it shall be short), time left while it goes on.
+    """Say how far a loop is: count, rate unless it is short, and time left while it runs.
 
     >>> say_bar(LoopProgress("epoch 1", 20, 80, 4.0)), say_bar(LoopProgress("", 20, 0, 4.0))
     ('epoch 1 20/80 · 5.0/s · 12.0 s left', '20 · 5.0/s')
@@ -175,7 +175,7 @@ def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) 
 
 
 def say_facts(snapshot: Snapshot) -> list[str]:
-    """What kind of group it is: ranks, backend, devices, attempt."""
+    """Return ranks, backend, devices and attempt of a group."""
     count = len(snapshot.ranks)
     nodes = len({each.node for each in snapshot.ranks if each.node})
     on = f" on {plural(nodes, 'node')}" if nodes else ""
@@ -185,7 +185,7 @@ def say_facts(snapshot: Snapshot) -> list[str]:
 
 
 def say_devices(snapshot: Snapshot) -> str:
-    """The devices that ranks compute on: "cpu", "cuda:0-3".
+    """Return the devices of all ranks.
 
     >>> from nbddp.lifecycle.states import GroupState
     >>> say_devices(Snapshot(state=GroupState.IDLE, devices=("cuda:0", "cuda:1")))
@@ -199,13 +199,13 @@ def say_devices(snapshot: Snapshot) -> str:
 
 
 def say_refused(count: int) -> str:
-    """How many messages came that were not the group's own."""
+    """Say how many forged messages were refused."""
     what = "message was" if count == 1 else "messages were"
     return f"{count} {what} refused: not signed by this group"
 
 
 def _say_not_carried(facts: Mapping[str, Any]) -> str:
-    """Some of it by name: the heal itself has told more."""
+    """Name some of the names that a heal did not carry; the heal itself printed more."""
     names = [*facts["left"]]
     more = len(names[NOT_CARRIED:]) + sum(facts.get("more", {}).values())
     said = [*names[:NOT_CARRIED], *([f"{more:,} more"] if more else [])]
@@ -213,7 +213,7 @@ def _say_not_carried(facts: Mapping[str, Any]) -> str:
 
 
 def shorten(path: str) -> str:
-    """Relative to the notebook's folder, where it lies in there."""
+    """Return a path relative to the notebook's folder if it is in there."""
     with suppress(ValueError, FileNotFoundError):
         return str(Path(path).relative_to(Path.cwd()))
     return path
@@ -252,11 +252,11 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
-_UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel says these in other ways
+_UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel shows these in other ways
 
 
 def say_event(event: Happening) -> str:
-    """An event in words; empty for one that is shown in another way."""
+    """Describe an event; return an empty text for one that is shown in another way."""
     if event.kind in _UNSAID:
         return ""
     facts = dict(event.facts)
@@ -268,7 +268,7 @@ def say_event(event: Happening) -> str:
 
 
 def _say_any(kind: str, facts: dict[str, Any]) -> str:
-    """An event that a rank has told of: a fault, a checkpoint, or one of the user's own."""
+    """Describe a fault, a checkpoint, or an event of the user's own."""
     who = f"rank {facts['rank']}: " if "rank" in facts else ""
     if kind == "fault" and "fault" in facts:
         return f"fault: {facts['fault']}"

@@ -1,4 +1,4 @@
-"""A snapshot as HTML, piece by piece. Whatever ranks or users named or wrote is escaped here."""
+"""Pieces of HTML: escaped text, cards, notes, and the events of a cell on a line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import strip
 from nbddp.ui.panel.bare import card_style
-from nbddp.ui.words import (
-    say_event,
-    say_seconds,
-)
+from nbddp.ui.words import say_event, say_seconds
 
 MAX_EVENTS = 6  # the newest are listed, all are on the line
 _BAD_EVENTS = {"failure", "exit", "start failed", "not healed"}
@@ -19,21 +16,21 @@ _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no pr
 
 
 def escape(text: str) -> str:
-    """Text for a page: no tags, and nothing that no message to a page can hold."""
+    """Escape a text, and remove what a message to a page cannot hold."""
     return escape_tags(strip(text))
 
 
 def card(text: str, *, is_error: bool = False) -> str:
-    """A few lines that nobody should miss; ``text`` is HTML already."""
+    """Return a card with a message; ``text`` is HTML already."""
     kind = " nbddp-error" if is_error else ""
     style = card_style(is_error=is_error)
-    # whoever has no mouse scrolls it with the keyboard
+    # the keyboard can scroll it
     said = f'tabindex="0" role="region" aria-label="{"failure" if is_error else "notice"}"'
     return f'<div class="nbddp-card{kind}" {said} style="{style}"><pre>{text}</pre></div>'
 
 
 def note(text: str) -> str:
-    """A word in passing."""
+    """Return a muted line."""
     return f'<div class="nbddp nbddp-muted">{escape(text)}</div>'
 
 
@@ -41,7 +38,7 @@ def note(text: str) -> str:
 
 
 def time_line(snapshot: Snapshot) -> str:
-    """What happened since the cell began: marks on a line, and the newest in words."""
+    """Draw the events since the cell began as marks on a line, and list the newest."""
     said = [(event, say_event(event)) for event in snapshot.events]
     shown = [(event, text) for event, text in said if text]
     if not shown:
