@@ -79,6 +79,8 @@ OPTIONS: dict[str, tuple[str, object]] = {
     "--no-wait": ("no_wait", True),
     "--quiet": ("quiet", True),
     "--auto": ("auto", True),
+    "--scale 1,2,4": ("scale", (1, 2, 4)),
+    "--scale 2-4": ("scale", (2, 3, 4)),
     "--nproc 4  # as many as yesterday": ("nproc", 4),
 }
 
