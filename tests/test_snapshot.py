@@ -166,6 +166,16 @@ def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(grou
     assert [(each.state, each.is_well) for each in snapshot.ranks] == [("ready", True)] * 2
 
 
+def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its_rank_too(
+    group: Group,
+) -> None:
+    group.cell.note_report(0, WELL)
+    group.cell.note_report(1, BADLY)
+    assert group.rank(1, IDLE).state == "ValueError: no, line 3"
+    group.cell.finish()
+    assert group.rank(1, IDLE).state == "failed"
+
+
 @pytest.mark.parametrize("is_for_cell", [True, False])
 def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_cell: bool) -> None:
     group.cell.note_report(1, WELL)

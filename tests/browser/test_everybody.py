@@ -87,6 +87,7 @@ def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) ->
     assert found(notebook, ".nbddp-panel") == []
     notebook.await_text(1, "^no progress for|never came")
     expect(notebook.code_cell(1).locator("[role=alert]")).to_have_count(1)
+    assert notebook.text(1).count("waiting in") == 1, "the log does not repeat the card"
     picture(notebook, f"everybody-hang-{theme}")
     assert found(notebook, ".nbddp-panel") == []
     notebook.button("Interrupt").click()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
@@ -154,6 +154,16 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
     picture(notebook, "shown-again")
 
 
+def cut_off(log: Locator) -> float:
+    """How many pixels of the first row of a log are not in view."""
+    return float(
+        log.evaluate(
+            "it => (it.getBoundingClientRect().top + 1"
+            " - it.querySelector('pre').getBoundingClientRect().top) % 17"
+        )
+    )
+
+
 def test_after_a_kill_on_a_page_that_was_loaded_again_the_group_is_healed_by_a_button(
     notebook: LabNotebook, picture: Picture
 ) -> None:
@@ -162,7 +172,9 @@ def test_after_a_kill_on_a_page_that_was_loaded_again_the_group_is_healed_by_a_b
     notebook.await_text(1, r"running [\s\S]* step [4-9]0$")
     notebook.press_twice("Kill")
     notebook.await_text(1, "^failed on rank 0 · ")
+    assert " left" not in notebook.text(1)
     notebook.button("Heal").scroll_into_view_if_needed()
+    assert cut_off(notebook.code_cell(1).locator(".nbddp-kept").last) == pytest.approx(0, abs=0.5)
     picture(notebook, "killed-after-reload")
     notebook.button("Heal").click()
     notebook.await_text(1, r"^rank 0 healed ")
