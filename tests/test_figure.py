@@ -17,9 +17,9 @@ from matplotlib.image import imread
 
 from nbddp.charts import axes, palette, sparkline
 from nbddp.charts.axes import AxisScale
-from nbddp.charts.chart_lines import INK, Chart, rank_chart
+from nbddp.charts.chart_lines import Chart, rank_chart
 from nbddp.charts.figure import draw_charts, png_of, readable
-from nbddp.charts.palette import rank_color
+from nbddp.charts.palette import INK, rank_color
 from nbddp.record import metrics as record_metrics
 from nbddp.record.metrics import MetricStore
 

@@ -9,8 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from nbddp.charts.chart_lines import ALERT, INK
-from nbddp.charts.palette import DARK, LIGHT, rank_class, rank_color, terminal_color
+from nbddp.charts.palette import ALERT, DARK, INK, LIGHT, rank_class, rank_color, terminal_color
 from nbddp.ui.panel.style import SHEET
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision

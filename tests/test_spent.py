@@ -12,8 +12,8 @@ from arrivals import BASE, letters, told
 from matplotlib.colors import to_rgba
 from pages import readable
 
-from nbddp.charts.chart_lines import INK
 from nbddp.charts.figure import draw_timeline, png_of
+from nbddp.charts.palette import INK
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.overlap import Overlap, overlap_of
 from nbddp.record.snapshot import Snapshot

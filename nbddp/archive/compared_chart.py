@@ -15,9 +15,9 @@ from nbddp.charts.chart_lines import (
     newest,
     rank_lines,
 )
+from nbddp.charts.palette import LETTERS
 from nbddp.errors import RequestError
 
-LETTERS = "ABCDEFGH"
 UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
 
 

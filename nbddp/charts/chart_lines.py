@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbddp.charts.axes import AxisScale, format_number, wants_log
-from nbddp.charts.palette import rank_color
+from nbddp.charts.palette import INK, rank_color
 from nbddp.formatting import plural
 from nbddp.record.metrics import Curve
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
-INK = "#7b7b7b"  # has the same contrast to white as to #111
-ALERT = "#dd4444"
 RESTART = "#d9822b"
 HEAL = "#2e9e44"
 MANY_RANKS = 8  # of more there is a band, and the lines of the lowest and the highest

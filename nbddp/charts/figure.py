@@ -21,8 +21,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from nbddp.charts.axes import format_number, log_ticks, padded
-from nbddp.charts.chart_lines import ALERT, INK, Chart, ChartLine, slices
-from nbddp.charts.palette import rank_color
+from nbddp.charts.chart_lines import Chart, ChartLine, slices
+from nbddp.charts.palette import ALERT, INK, LETTERS, rank_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,7 @@ def draw_charts(
             _draw_chart(figure.add_subplot(rows, columns, number), chart, is_smooth=is_smooth)
         if names:
             handles = [Line2D([], [], color=rank_color(at)) for at in range(len(names))]
-            texts = [f"{'ABCDEFGH'[at]}  {readable(name)}" for at, name in enumerate(names)]
+            texts = [f"{LETTERS[at]}  {readable(name)}" for at, name in enumerate(names)]
             figure.legend(handles, texts, loc="outside upper left", fontsize=9)
     return figure
 

@@ -6,6 +6,10 @@ measures: no two look like one.
 
 from __future__ import annotations
 
+INK = "#7b7b7b"  # has the same contrast to white as to #111
+ALERT = "#dd4444"  # where values are not finite, and for ranks that died
+LETTERS = "ABCDEFGH"  # of compared runs; run A has the colour of rank 0
+
 # of the terminal's 256 colours, eight that can be read on white and on black
 _NUMBERS = (69, 137, 64, 169, 30, 198, 58, 26)
 _LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the terminal's cube

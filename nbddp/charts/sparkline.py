@@ -5,10 +5,8 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 
-from nbddp.charts.palette import rank_class, rank_color
+from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
-INK = "#7b7b7b"  # has the same contrast to white as to #111
-ALERT = "#dd4444"  # where numbers are not finite
 HUGE = 1e300  # beyond it, differences overflow
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_BLOCKS = 16

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from nbddp.charts.axes import format_number, format_ticks, log_ticks, padded, round_ticks
-from nbddp.charts.chart_lines import ALERT, INK, Chart, ChartLine, ChartMark, slices
-from nbddp.charts.palette import rank_class, rank_color
+from nbddp.charts.chart_lines import Chart, ChartLine, ChartMark, slices
+from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

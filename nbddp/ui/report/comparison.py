@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale
+from nbddp.charts.palette import LETTERS
 from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
 from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
 from nbddp.ui.words import aligned, say_seconds
 
-LETTERS = "ABCDEFGH"
 DIFF_LINES = 400  # of each run
 SAME = "the code of all cells is the same"
 
