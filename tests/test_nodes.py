@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from guests import Guests
 from processes import wait_until
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
@@ -61,11 +62,7 @@ def test_what_is_no_join_file_of_ours_is_refused_and_how_is_said(
         paths.append(tmp_path / f"file{len(paths)}")
         paths[-1].touch(0o600)
         paths[-1].write_text(text)
-    said = []
-    for path in paths:
-        with pytest.raises(RequestError) as caught:
-            Join.load(path)
-        said.append(str(caught.value).replace(str(path), "PATH"))
+    said = [refusal(RequestError, Join.load, path).replace(str(path), "PATH") for path in paths]
     assert said == snapshot
 
 

@@ -16,6 +16,7 @@ import pytest
 from fakes import FakeLauncher
 from guests import Guests
 from processes import wait_until
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.session import Session
@@ -45,9 +46,8 @@ def at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AtT
 
 def said_by(at_the_door: AtTheDoor, seconds: float) -> str:
     """What waiting in vain says; the line to start a node with is COMMAND there."""
-    with pytest.raises(RequestError) as caught:
-        at_the_door.nodes.wait(seconds)
-    return str(caught.value).replace(at_the_door.nodes.command, "COMMAND")
+    nodes = at_the_door.nodes
+    return refusal(RequestError, nodes.wait, seconds).replace(nodes.command, "COMMAND")
 
 
 def test_who_waits_is_told_at_once_who_has_come(at_the_door: AtTheDoor) -> None:
@@ -138,27 +138,20 @@ def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
     at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     nodes = at_the_door.nodes
-    said = []
 
-    def note_room() -> None:
-        with pytest.raises(RequestError) as caught:
-            nodes.launcher.room()
-        said.append(str(caught.value).replace(nodes.command, "COMMAND"))
+    def room() -> str:
+        return refusal(RequestError, nodes.launcher.room).replace(nodes.command, "COMMAND")
 
-    def note_table() -> None:
-        said.append(nodes.table().splitlines()[-1])
+    def last_line() -> str:
+        return nodes.table().splitlines()[-1]
 
-    note_room()
-    note_table()
+    said = [room(), last_line()]
     monkeypatch.setattr(nodes._agents.__class__, "awaited", 2)
-    note_room()
-    note_table()
+    said += [room(), last_line()]
     for _ in range(2):
         at_the_door.bring()
-    note_table()
-    for _ in range(2):
         at_the_door.bring()
-    note_table()
+        said.append(last_line())
     assert said == snapshot
 
 

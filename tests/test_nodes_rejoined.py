@@ -12,6 +12,7 @@ import pytest
 from fakes import FakeLauncher
 from guests import Guests
 from processes import wait_until
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
@@ -62,9 +63,7 @@ def test_who_waited_for_nodes_in_vain_or_stopped_waiting_can_try_again(
                 back.take_back(60)
             interrupting.join()
         else:
-            with pytest.raises(RequestError) as caught:
-                back.take_back(0.2)
-            assert str(caught.value) == snapshot(name="in vain")
+            assert refusal(RequestError, back.take_back, 0.2) == snapshot(name="in vain")
         assert back.group.nodes is None
         assert back.group.session.launcher is back.launcher
         assert Join.load(back.join_file)
@@ -105,9 +104,8 @@ def test_a_door_whose_notebook_is_there_is_not_taken_over(
 ) -> None:
     with_it = Held(back.join_file)
     for name in (str(back.join_file), back.join_file.name):
-        with pytest.raises(RequestError) as caught:
-            left_open(name)
-        assert str(caught.value).replace(str(back.join_file), "FILE") == snapshot(name="open")
+        said = refusal(RequestError, left_open, name)
+        assert said.replace(str(back.join_file), "FILE") == snapshot(name="open")
     with_it.close()
     assert left_open(back.join_file.name) == left_open()
 
