@@ -116,19 +116,6 @@ def test_a_class_of_a_cell_is_one_class(there: dict[str, Any]) -> None:
     assert there["Net"]().layer.in_features == 2
 
 
-def test_training_goes_on_as_it_would_have(there: dict[str, Any]) -> None:
-    here = namespace()
-    carried = packed(here)
-    open_names(carried.data, there, [each.clone() for each in carried.storages])
-    for names in (here, there):
-        model, optimizer = names["model"], names["optimizer"]
-        optimizer.zero_grad()
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    pairs = zip(here["model"].parameters(), there["model"].parameters(), strict=True)
-    assert all(torch.equal(mine, its) for mine, its in pairs)
-
-
 def test_what_cannot_be_carried_is_named_with_its_reason(tmp_path: Path) -> None:
     names = namespace("kept = [1]\nalso = kept")
     with (tmp_path / "log").open("w") as file:
