@@ -112,8 +112,7 @@ class Healing:
         self._regrouper.forget_failure()
         self._storages = ()
         self._report["was_left"] = bool(error) and self._regrouper.was_left
-        for why in self._report.get("unopened", {}).values():
-            error = why
+        error = next(iter(self._report.get("unopened", {}).values()), error)
         return Answer(request=command.request, error=error, payload=self._report)
 
     def _hand_over(self, command: Meet) -> None:
