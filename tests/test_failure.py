@@ -118,6 +118,13 @@ def test_file_line_and_arrow_have_colors_where_they_are_shown(fail: Fail) -> Non
     assert re.sub(r"\x1b\[\d+m", "", text) == format_traceback(error)
 
 
+def test_a_frame_without_a_line_has_that_of_its_function(fail: Fail) -> None:
+    """An interrupt may strike in an instruction that has none."""
+    error = fail("def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_linetable=b'')\nf()")
+    assert "line 1, in f" in format_traceback(error)
+    assert summarize_error(error, CELL.__eq__, str).line == 1
+
+
 def test_no_frame_of_nbddp_or_ipython_is_in_a_traceback(fail: Fail) -> None:
     def inner() -> None:
         raise ValueError("deep")

@@ -66,6 +66,11 @@ def comes_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
     return False
 
 
+def line_of(frame: FrameType) -> int:
+    """Return the line that a frame is on, or its function's first if the instruction has none."""
+    return frame.f_lineno or frame.f_code.co_firstlineno
+
+
 def innermost_in_cell(
     frame: FrameType, is_cell_file: Callable[[str], bool]
 ) -> tuple[FrameType | None, str]:

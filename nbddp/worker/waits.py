@@ -19,6 +19,8 @@ from types import FrameType
 
 import torch.distributed as dist
 
+from nbddp.worker.main_thread import line_of
+
 _OURS = Path(__file__).parent
 MAX_CALL = 60  # characters of a call that are shown
 _TORCHS = re.compile(r"torch[/\\](distributed|futures)[/\\]")
@@ -152,7 +154,7 @@ def _wait_of_cell(frame: FrameType) -> str:
 
 def _code_at(frame: FrameType) -> str:
     """The expression that is computed right now; before Python 3.11 the line that it is in."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    line = linecache.getline(frame.f_code.co_filename, line_of(frame))
     if sys.version_info >= (3, 11):
         places = frame.f_code.co_positions()
         first, last, begin, end = next(islice(places, frame.f_lasti // 2, None))

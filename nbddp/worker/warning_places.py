@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import nbddp
-from nbddp.worker.main_thread import comes_from
+from nbddp.worker.main_thread import comes_from, line_of
 
 OURS = f"{Path(nbddp.__file__).parent}/"
 
@@ -47,7 +47,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
                 warning.message,
                 warning.category,
                 frame.f_code.co_filename,
-                frame.f_lineno,
+                line_of(frame),
                 module=frame.f_globals.get("__name__"),
                 registry=frame.f_globals.setdefault("__warningregistry__", {}),
                 source=warning.source,

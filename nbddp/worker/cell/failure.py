@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
@@ -115,8 +115,7 @@ def summarize_error(
     error: BaseException, is_cell_file: Callable[[str], bool], name_of: Callable[[str], str]
 ) -> ErrorSummary:
     """Name an error with the line of the user's code that raised it, and its first cause."""
-    steps = traceback.walk_tb(error.__traceback__)
-    places = [(frame.f_code.co_filename, line) for frame, line in steps]
+    places = [(code.co_filename, line) for code, line in _steps(error.__traceback__)]
     filename, line = ([("", 0)] + [place for place in places if is_cell_file(place[0])])[-1]
     text = error_text(error)
     if not text and isinstance(error, AssertionError):
@@ -200,12 +199,21 @@ class _Place(NamedTuple):
     library: str  # empty for the user's own code
 
 
+def _steps(step: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
+    """Yield the code and the line of each frame; the line of the function if Python knows none.
+
+    An interrupt may strike in an instruction that has no line, as at the end of a ``with``.
+    """
+    for frame, line in traceback.walk_tb(step):
+        yield frame.f_code, line or frame.f_code.co_firstlineno
+
+
 def _format_frames(
     step: TracebackType | None, *, is_whole: bool, has_colors: bool
 ) -> Iterator[str]:
     places = [
         _Place(code.co_filename, line, code.co_name, library_of_file(code.co_filename))
-        for code, line in ((frame.f_code, line) for frame, line in traceback.walk_tb(step))
+        for code, line in _steps(step)
     ]
     places = [place for place in places if place.library not in HIDDEN]
     first = next((at for at, place in enumerate(places) if not place.library), 0)

@@ -28,7 +28,13 @@ from nbddp.worker.flight_recorder import (
     shape_of,
 )
 from nbddp.worker.loaders import Loads
-from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_state
+from nbddp.worker.main_thread import (
+    innermost_in_cell,
+    line_of,
+    main_cpu_time,
+    main_frame,
+    main_state,
+)
 
 MOST_A_SECOND = 20_000  # rows of all ranks together: beyond that each rank leaves some out,
 FEWEST = 100  # but reports at least so many
@@ -121,7 +127,7 @@ class ArrivalRecorder:
             self._activity.sample()
             frame, _ = innermost_in_cell(main_frame(), self._is_cell_file)
             if frame is not None:
-                where = (frame.f_lineno, self._name_of(frame.f_code.co_filename))
+                where = (line_of(frame), self._name_of(frame.f_code.co_filename))
                 number = self._places.setdefault(where, len(self._places))
                 self._message.samples.extend([self._microseconds(time.time_ns()), number])
             if (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2:

@@ -20,7 +20,13 @@ from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, Pulse
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.flight_recorder import RecordedCollective, newest_of
-from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_status
+from nbddp.worker.main_thread import (
+    innermost_in_cell,
+    line_of,
+    main_cpu_time,
+    main_frame,
+    main_status,
+)
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
 from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_thread
@@ -242,14 +248,14 @@ class Sampler:
         if here is None:
             return "a background thread"
         file = self._name_of(here.f_code.co_filename)
-        return f"a background thread ({say_place(here.f_lineno, file)})"
+        return f"a background thread ({say_place(line_of(here), file)})"
 
     def _place_in_cell(self, frame: FrameType) -> JsonDict:
         """Return the innermost line of a cell, and the function that it has called."""
         here, called = innermost_in_cell(frame, self._is_cell_file)
         if here is None:
             return {"line": 0, "function": called}
-        filename, line = here.f_code.co_filename, here.f_lineno
+        filename, line = here.f_code.co_filename, line_of(here)
         code = linecache.getline(filename, line).strip()[:MAX_CODE]
         return {"line": line, "file": self._name_of(filename), "code": code, "function": called}
 
