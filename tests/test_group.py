@@ -38,7 +38,7 @@ def group(link: FakeLink, folder: Path) -> Iterator[SteeredGroup]:  # noqa: ARG0
 def test_a_script_sees_what_it_needs_and_none_of_the_magics_plumbing() -> None:
     assert [name for name in dir(WorkerGroup(nproc=2)) if not name.startswith("_")] == [
         *("alive", "close", "folder", "heal", "interrupt", "is_live", "kill", "pull", "push"),
-        *("restart", "run", "run_script", "scale", "start", "stop", "sweep", "timeline"),
+        *("restart", "run", "run_script", "scale", "start", "stop", "sweep", "timeline", "trace"),
     ]
 
 
