@@ -24,7 +24,7 @@ UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
 def compared_chart(
     comparison: Comparison, name: str, over: XAxis, scale: AxisScale = AxisScale.AUTO
 ) -> Chart:
-    """Make the chart of a metric; runs that have none of it have no line."""
+    """Make the chart of a metric; runs without the metric have no line."""
     lines = tuple(
         line
         for index, run in enumerate(comparison.runs)

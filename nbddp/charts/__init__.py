@@ -1,1 +1,1 @@
-"""Charts of metrics: drawn once, on a page as SVG or in a file as PNG."""
+"""Charts of metrics: as SVG for pages, and as matplotlib figures for files."""

@@ -1,4 +1,4 @@
-"""What stands next to a chart's axes: round numbers, few and short; and when an axis is a log."""
+"""The ticks of an axis, how numbers are written, and whether an axis is logarithmic."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 
-LOG_RATIO = 50.0  # from the lowest value to the highest
+LOG_RATIO = 50.0  # the highest value divided by the lowest
 
 
 class AxisScale(Enum):
-    """How values are spread over the height."""
+    """The scale of the value axis."""
 
     AUTO = "auto"
     LINEAR = "linear"
@@ -18,7 +18,7 @@ class AxisScale(Enum):
 
 
 def wants_log(values: Sequence[float]) -> bool:
-    """Return whether values have many magnitudes, also without the extreme ones at both ends.
+    """Return whether values span many orders of magnitude, also without the extremes.
 
     Zeros are left out of a log axis. A warm-up that begins at 0 is better seen on a linear one:
     values with zeros among them want a log only if a linear axis would flatten most of them.
@@ -53,7 +53,7 @@ def padded(low: float, high: float) -> tuple[float, float]:
 
 
 def round_ticks(low: float, high: float, *, at_most: int = 5, least: float = 0.0) -> list[float]:
-    """Return a few round numbers between two others, ``least`` or more apart.
+    """Return a few round numbers between two others; they are at least ``least`` apart.
 
     >>> round_ticks(-0.3, 2.1), round_ticks(0, 3, least=1), round_ticks(7, 7)
     ([0.0, 0.5, 1.0, 1.5, 2.0], [0, 1, 2, 3], [7])
@@ -90,7 +90,7 @@ def format_number(value: float, digits: int = 4) -> str:
     >>> [format_number(value) for value in (0.123456, 12.0, 123456.7, 1.5e-7, math.nan)]
     ['0.1235', '12', '123457', '1.5e-7', 'nan']
     """
-    if abs(value) < 1e6:  # a power of ten would be no shorter
+    if abs(value) < 1e6:  # an exponent would not be shorter
         digits = max(digits, len(f"{abs(value):.0f}"))
     text = f"{value + 0.0:.{digits}g}"
     mantissa, power, exponent = text.partition("e")
@@ -98,7 +98,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
-    """Write numbers that are equally far apart, with as many digits as tell them apart.
+    """Write equally spaced numbers, with enough digits to tell them apart.
 
     >>> format_ticks([0.0, 0.25, 0.5]), format_ticks([0.0, 20000.0]), format_ticks([0.0, 2e-5])
     (['0', '0.25', '0.5'], ['0', '20000'], ['0', '2e-5'])

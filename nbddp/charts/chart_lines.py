@@ -1,4 +1,4 @@
-"""A chart as values: lines with the band around each, marks, and what is said next to them."""
+"""The content of a chart as values: lines with bands, marks, and notes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ if TYPE_CHECKING:
 
 RESTART = "#d9822b"
 HEAL = "#2e9e44"
-MANY_RANKS = 8  # of more there is a band, and the lines of the lowest and the highest
-POINTS = 160  # of a drawn line
+MANY_RANKS = 8  # more ranks get a band, and lines for the lowest and the highest only
+POINTS = 160  # of a drawn line, at most
 MAX_DOTS = 25  # a line with more points has no dots
-MAX_STEPS = 2000  # at which a mean is taken
-LAG = 0.05  # of the steps: a rank that is further behind is not waited for
-SMOOTHING = 0.02  # of the width: how far a smooth line looks back
+MAX_STEPS = 2000  # of a mean line
+LAG = 0.05  # of the steps; a rank further behind does not hold the mean line back
+SMOOTHING = 0.02  # of the width: the range over which a smooth line averages
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line; its steps ascend.
+    """A line. Its steps ascend.
 
     Attributes:
         values: the mean at each step, NaN where no value is finite.
-        low: the lowest finite value behind each point; ``high`` the highest.
-        nonfinite: how many values behind each point are not finite.
-        last: the newest value as it came.
-        label: "rank 3", or the letter of a run; ``key`` is what its key shows.
-        color: which colour of the palette; None for a mean of ranks.
+        low: the lowest finite value of each point; ``high`` is the highest.
+        nonfinite: the number of values of each point that are not finite.
+        last: the newest value, finite or not.
+        label: "rank 3", or the letter of a run.
+        key: the text in the legend.
+        color: a number of the palette; None for a mean of ranks.
     """
 
     steps: Numbers
@@ -56,17 +57,17 @@ class ChartLine:
 
     @property
     def css_color(self) -> str:
-        """The colour for any page, light or dark."""
+        """The colour on a page of unknown theme."""
         return INK if self.color is None else rank_color(self.color)
 
     @property
     def has_band(self) -> bool:
-        """Whether values differ behind some point."""
+        """Whether the values of some point differ."""
         return bool((self.low < self.high).any())
 
     @property
     def dots(self) -> NDArray[np.bool_]:
-        """Which points are drawn as dots: few, or those without a neighbour to draw a line to."""
+        """Which points get a dot: all if they are few, else those without a neighbour."""
         is_there = np.isfinite(self.values)
         if is_there.sum() <= MAX_DOTS:
             return is_there
@@ -82,7 +83,7 @@ class ChartLine:
         return replace(self, values=values, low=low, high=high)
 
     def thinned(self, grid: Numbers) -> ChartLine:
-        """Return the line with the points merged that lie between two steps of a grid."""
+        """Merge the points between each two steps of a grid."""
         cells = np.searchsorted(grid, self.steps, side="right")
         starts = np.flatnonzero(np.diff(cells, prepend=-1))
         if len(starts) == len(cells):
@@ -94,16 +95,16 @@ class ChartLine:
             self,
             steps=np.add.reduceat(self.steps, starts) / np.diff(starts, append=len(cells)),
             values=np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0),
-            low=np.fmin.reduceat(self.low, starts),  # these two ignore NaN
+            low=np.fmin.reduceat(self.low, starts),  # fmin and fmax ignore NaN
             high=np.fmax.reduceat(self.high, starts),
             nonfinite=np.add.reduceat(self.nonfinite, starts),
         )
 
     def smoothed(self, span: float) -> Numbers:
-        """Return at each point a mean of those before it; the nearest have the most weight.
+        """Return a mean of the earlier values at each point; the nearest ones weigh most.
 
         Args:
-            span: the steps of the whole chart.
+            span: the number of steps of the whole chart.
         """
         reach = max(span * SMOOTHING, 1e-9)
         smooth = np.full_like(self.values, np.nan)
@@ -120,7 +121,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class ChartMark:
-    """Where a restart or a heal took the work up, and of which run if there are several."""
+    """A restart or a heal after which the work resumed; ``color`` is that of the run."""
 
     at: float
     is_heal: bool = False
@@ -134,14 +135,14 @@ class ChartMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A metric, ready to be drawn.
+    """A metric of ranks or runs, ready to be drawn.
 
     Attributes:
-        lines: those of all ranks, or of all runs.
-        drawn: those that are drawn, the strong ones last.
-        legend: what the strong line is, where it is one.
-        value: the newest, as a mean of the ranks.
-        unit: what it is drawn over: "step", "samples", "s".
+        lines: of all ranks, or of all runs.
+        drawn: the lines that are drawn, strong ones last.
+        legend: the text in the legend for the only strong line.
+        value: the mean of the newest values of the ranks.
+        unit: of the horizontal axis: "step", "samples" or "s".
     """
 
     name: str
@@ -155,38 +156,38 @@ class Chart:
 
     @property
     def mean(self) -> ChartLine | None:
-        """The mean of several ranks."""
+        """The mean line, if there are several ranks."""
         return next((line for line in self.drawn if line.color is None), None)
 
     @property
     def steps(self) -> tuple[float, float]:
-        """From where to where it goes."""
+        """The first and the last step."""
         ends = [float(step) for line in self.lines for step in (line.steps[0], line.steps[-1])]
         low, high = (min(ends), max(ends)) if ends else (0.0, 0.0)
-        return (0.0 if 0 < low < 0.01 * high else low), high  # a first bucket may begin at 0
+        return (0.0 if 0 < low < 0.01 * high else low), high  # the first bucket may begin at 0
 
     @property
     def span(self) -> float:
-        """From the first step to the last."""
+        """The number of steps from the first to the last."""
         return self.steps[1] - self.steps[0]
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The lowest and the highest value that can be drawn; None without values."""
+        """The lowest and the highest value that can be drawn; None if there are none."""
         numbers = _finite(end for line in self.lines for end in (line.low, line.high))
         if self.is_log:
             numbers = numbers[numbers > 0]
         return (float(numbers.min()), float(numbers.max())) if len(numbers) else None
 
     def curves(self) -> list[ChartLine]:
-        """The lines as they are drawn: as many points as there is room for, logs on a log axis."""
+        """Return the drawn lines with few points; as logarithms if the axis is logarithmic."""
         grid = np.linspace(*self.steps, POINTS)
         lines = [line.logarithms() for line in self.drawn] if self.is_log else self.drawn
         return [line.thinned(grid) for line in lines]
 
     @property
     def facts(self) -> list[str]:
-        """What has to be said of the picture: its scale, and what it does not show."""
+        """Notes on the picture: its scale, and the values that it does not show."""
         said = []
         if self.is_log:
             has_zeros = any((line.low == 0).any() for line in self.lines)
@@ -199,12 +200,12 @@ class Chart:
 
     @property
     def nonfinite(self) -> int:
-        """How many values were not finite."""
+        """The number of values that are not finite."""
         return sum(int(line.nonfinite.sum()) for line in self.lines)
 
     @property
     def text(self) -> str:
-        """The chart in words."""
+        """A description of the chart."""
         if not self.lines:
             return f"{self.name}: no values"
         if self.value is None:
@@ -215,10 +216,10 @@ class Chart:
 
 
 def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO) -> Chart:
-    """Make the chart of a metric: a line for each rank, and a strong one for their mean.
+    """Make the chart of a metric: a line for each rank, and a strong line for their mean.
 
-    Of more than 8 ranks, only the lines that end lowest and highest are drawn, and a band goes
-    around all.
+    Of more than 8 ranks, only the lines with the lowest and the highest newest value are drawn,
+    with a band around all.
     """
     lines = rank_lines(curves)
     marks = {at for curve in curves.values() for at in curve.resume_points}
@@ -245,7 +246,7 @@ def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisSc
 
 
 def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
-    """Make a line of each curve that has points, in the order of ranks."""
+    """Make a line of each curve that has points, ordered by rank."""
     return [
         ChartLine(
             steps=_numbers(curve.steps),
@@ -264,7 +265,7 @@ def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
 
 
 def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
-    """Return whether the axis of values is logarithmic: as asked for, or where that helps."""
+    """Return whether the value axis is logarithmic: if asked for and possible, or if it helps."""
     numbers = _finite(end for line in lines for end in (line.low, line.high))
     if scale is AxisScale.LINEAR or not (numbers > 0).any() or (numbers < 0).any():
         return False
@@ -274,9 +275,9 @@ def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
 
 
 def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
-    """Return the mean of ranks, with a band from the lowest to the highest value of any.
+    """Return the mean of ranks, with a band from the lowest to the highest value.
 
-    It ends where all have come that still go on: else its end would be restless.
+    It ends where the slowest rank is, unless that is far behind: else its end would flicker.
     """
     steps = np.unique(np.concatenate([line.steps for line in lines]))
     steps = steps[steps <= min(line.steps[-1] for line in _current(lines))]
@@ -302,19 +303,19 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
 
 
 def newest(lines: Sequence[ChartLine]) -> float | None:
-    """Return the mean of the newest values, None without lines."""
+    """Return the mean of the newest values; None if there are no lines."""
     values = [line.last for line in _current(lines)]
     return sum(values) / len(values) if values else None
 
 
 def slices(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return where a mask is true, as beginnings and ends of slices."""
+    """Return the slices in which a mask is true, as pairs of start and end."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
 def _current(lines: Sequence[ChartLine]) -> list[ChartLine]:
-    """Those that go on: not of a rank that was lost long ago."""
+    """Return the lines that are not far behind, as that of a lost rank is."""
     if not lines:
         return []
     last = max(line.steps[-1] for line in lines)

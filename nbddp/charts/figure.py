@@ -1,7 +1,7 @@
 """Charts, a timeline and a scaling study as figures; importing this loads matplotlib.
 
-A figure has no ground and greys in the middle: it does for light pages, dark ones and paper. It
-neither reads nor changes how users set up plots of their own, and there is no pyplot in it.
+A figure has a transparent background and middle greys, for light pages, dark pages and paper. The
+user's settings for plots are neither used nor changed; pyplot is not loaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
-COLUMNS = 2  # of charts in one figure
-WIDE, HIGH = 3.7, 2.4  # inches of a chart; of 100 CSS pixels each
-LONGEST = 36  # characters of a name
-KEYS = 5  # in a line of a legend
-MAX_FREED = 400  # thin lines from a last arrival to those it freed
-MAX_STEPS = 24  # steps that are named in a timeline
-# compute is light, waiting dark; all three have 3 to 1 against white and #111, or are behind them
+COLUMNS = 2  # of charts
+WIDE, HIGH = 3.7, 2.4  # inches of a chart; an inch is 100 CSS pixels
+LONGEST = 36  # characters of a shown name
+KEYS = 5  # in a row of a legend
+MAX_FREED = 400  # lines at the last arrival at a collective
+MAX_STEPS = 24  # numbered steps of a timeline
+# the colours of waiting have a contrast of 3 : 1 against white and #111
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
 WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
 DATA: dict[str, Any] = {"facecolor": "#2f86dd", "alpha": 0.9, "linewidth": 0}
@@ -47,14 +47,14 @@ _STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows, though pyplot does not know it."""
+    """A figure that a notebook shows although pyplot does not know it."""
 
     def _repr_png_(self) -> bytes:
         return png_of(self)[0]
 
 
 def _plain_style() -> AbstractContextManager[None]:
-    """Draw as the style file and matplotlib's defaults say, not as the user's settings do."""
+    """Use the style file and matplotlib's defaults instead of the user's settings."""
     return mpl.rc_context(fname=_STYLE)
 
 
@@ -65,7 +65,7 @@ def _blank(width: float, height: float) -> ShownFigure:
 
 
 def png_of(figure: Figure) -> tuple[bytes, int]:
-    """Return a figure as a PNG file, and how wide it is in CSS pixels."""
+    """Return a figure as a PNG file, and its width in CSS pixels."""
     drawn = io.BytesIO()
     with _plain_style():
         figure.savefig(drawn, format="png")
@@ -82,8 +82,8 @@ def draw_charts(
 
     Args:
         charts: one or more.
-        names: of runs, where the lines of the charts are those of runs: a legend above all.
-        is_smooth: whether smooth lines stand before faint ones.
+        names: of the runs whose lines are in the charts, for a legend above all of them.
+        is_smooth: draw smooth lines over faint ones.
     """
     columns = min(COLUMNS, len(charts))
     rows = -(-len(charts) // columns)
@@ -138,7 +138,7 @@ def _draw_line(ax: Axes, chart: Chart, line: ChartLine, *, is_smooth: bool) -> N
 
 
 def _write_head(ax: Axes, chart: Chart) -> None:
-    """Write the name, the newest value, what has to be said, and a key for each line."""
+    """Write the name, the newest value, the notes, and a legend."""
     handles, texts = ax.get_legend_handles_labels()
     pairs = zip(texts, handles, strict=True)
     keys = dict(sorted(pairs, key=lambda pair: pair[0] != chart.legend))
@@ -154,7 +154,7 @@ def _write_head(ax: Axes, chart: Chart) -> None:
 
 
 def readable(name: str) -> str:
-    r"""Return a name in one line, with a mark for each letter that the font does not have.
+    r"""Return a name in one line, with a mark for each letter that the font lacks.
 
     >>> readable("learning\trate \N{CJK UNIFIED IDEOGRAPH-4E2D}")
     'learning rate �'
@@ -169,7 +169,7 @@ def readable(name: str) -> str:
 
 
 def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
-    """Draw when each rank computed, and when it waited."""
+    """Draw when each rank computed and when it waited."""
     began, end = line.span
     unit, scale = ("ms", 1000.0) if line.seconds < 1 else ("s", 1.0)
     with _plain_style():
@@ -214,7 +214,7 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
 
 
 def _draw_freed(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) -> None:
-    """A thin line at each last arrival, to those who waited for it."""
+    """Draw a line at each last arrival, from that rank to the ranks that waited for it."""
     rows = {rank: row for row, rank in enumerate(ranks)}
     waited = sorted((each for each in line.meetings if each.waited), key=lambda it: -it.waited)
     for each in waited[:MAX_FREED]:
@@ -229,7 +229,7 @@ def _draw_freed(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) ->
 
 
 def draw_scaling(scaling: Scaling) -> Figure:
-    """Draw the speed-up against a linear one, and where the ranks' time went."""
+    """Draw the speed-up next to a linear one, and how the ranks spent their time."""
     has_shares = any(size.share("waiting") is not None for size in scaling.sizes)
     with _plain_style():
         figure = _blank(7.2, 2.3)

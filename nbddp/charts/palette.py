@@ -1,7 +1,7 @@
 """A colour for each rank: in a terminal, on any page, and on pages known to be light or dark.
 
-The eight of each set are apart for all kinds of colour blindness, as ``tests/test_palette.py``
-measures: no two look like one.
+No two of the eight colours of a set look alike with any kind of colour blindness, as
+``tests/test_palette.py`` measures.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ LETTERS = "ABCDEFGH"  # of compared runs; run A has the colour of rank 0
 _NUMBERS = (69, 137, 64, 169, 30, 198, 58, 26)
 _LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the terminal's cube
 
-# the same in hue, with 4.5 to 1 against the page: no colour has that on white and on black;
-# ui/panel.css has them too
+# the same hues with a contrast of 4.5 : 1, which no colour has on both white and black;
+# panel.css has them too
 LIGHT = ("#0c6cd8", "#840c00", "#00543c", "#603060", "#00786c", "#c03c6c", "#846c00", "#180cd8")
 DARK = ("#3c9cfc", "#fccc9c", "#84a80c", "#cc90b4", "#90f0d8", "#fc6c84", "#d8e418", "#e4ccfc")
 
 
 def terminal_color(rank: int) -> int:
-    """The colour of a rank as a number of the terminal's 256; after eight ranks they repeat."""
+    """Return the colour of a rank as a number of the 256 of a terminal; eight colours repeat."""
     return _NUMBERS[rank % len(_NUMBERS)]
 
 
 def rank_color(rank: int) -> str:
-    """The same colour, as CSS and matplotlib write it.
+    """Return the same colour for CSS and matplotlib.
 
     >>> rank_color(0), rank_color(9)
     ('#5f87ff', '#af875f')
@@ -36,7 +36,7 @@ def rank_color(rank: int) -> str:
 
 
 def rank_class(rank: int) -> str:
-    """The CSS class of text in a rank's colour, which a style sheet fits to the page.
+    """Return the CSS class of a rank's colour; the style sheet adapts the colour to the page.
 
     >>> rank_class(9)
     'nbddp-r1'

@@ -1,4 +1,4 @@
-"""A small curve next to a number: as SVG for pages, as block characters for text."""
+"""Small curves: as SVG for pages, as block characters for text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
-HUGE = 1e300  # beyond it, differences overflow
+HUGE = 1e300  # differences of larger values overflow
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_BLOCKS = 16
 HEIGHT = 16  # CSS pixels
@@ -22,15 +22,15 @@ def sparkline(
     width: int = 96,
     is_static: bool = True,
 ) -> str:
-    """Draw a curve of two values or more, else nothing; ``label`` is HTML already.
+    """Draw a curve; return an empty text for fewer than two values.
 
     Args:
-        values: what is not finite is a gap with a red mark.
-        label: what it shows, for the pointer and for who does not see it.
-        color: of the palette; None for grey.
+        values: those that are not finite are gaps with a red mark.
+        label: the tooltip, and the description for a screen reader; it must be escaped.
+        color: a number of the palette; None for grey.
         low: the value at the bottom; None for the lowest.
-        width: CSS pixels.
-        is_static: whether pages that take SVG away get it as an image, too.
+        width: in CSS pixels.
+        is_static: also draw an image, for pages that remove SVG.
     """
     known = [value for value in values if abs(value) < HUGE]
     if len(values) < 2 or not known:
@@ -70,12 +70,12 @@ def _paths(line: str, marks: str, color: str) -> str:
 
 
 def svg_source(picture: str) -> str:
-    """Return an SVG picture as the source of an image, for pages that take SVG away."""
+    """Return an SVG picture as the source of an image, for pages that remove SVG."""
     return f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
 
 
 def block_characters(values: Sequence[float]) -> str:
-    """Write a curve in few characters, with a dot where a value is not finite.
+    """Write a curve in block characters, with a dot where a value is not finite.
 
     >>> block_characters([1.0, 2.0, float("nan"), 8.0])
     '▁▂·█'

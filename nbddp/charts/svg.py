@@ -1,4 +1,4 @@
-"""A chart as SVG: text that Python writes, which a page draws in its own colours."""
+"""A chart as SVG."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
-WIDTH, HEIGHT = 360, 190  # CSS pixels, where nothing makes it wider or narrower
-SMALL = 10.0  # size of the numbers
-DIGIT = 0.64  # the width of a digit, in sizes of its text
-INSET = 3.0  # so that the first and the last dot are whole
+WIDTH, HEIGHT = 360, 190  # CSS pixels, unless the page scales it
+SMALL = 10.0  # font size of the ticks
+DIGIT = 0.64  # the width of a digit divided by the font size
+INSET = 3.0  # keeps the first and the last dot inside the axes
 
 Align = Literal["left", "center", "right"]
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
@@ -30,7 +30,7 @@ _BOX = f'viewBox="0 0 {WIDTH * 10} {HEIGHT * 10}"'
 
 
 class Frame:
-    """The room inside the axes of a chart, in CSS pixels from its lower left corner."""
+    """The area inside the axes of a chart, in CSS pixels from its lower left corner."""
 
     def __init__(self, chart: Chart) -> None:
         self._steps = chart.steps
@@ -45,7 +45,7 @@ class Frame:
         self.right, self.bottom, self.top = WIDTH - 8.0, 24.0, HEIGHT - 12.0
 
     def x_pixels(self, steps: Numbers) -> Numbers:
-        """Return where steps are, from left to right."""
+        """Return the horizontal positions of steps."""
         low, high = self._steps
         if low == high:
             return np.full_like(steps, (self.left + self.right) / 2)
@@ -53,7 +53,7 @@ class Frame:
         return self.left + INSET + (steps - low) / (high - low) * width
 
     def y_pixels(self, heights: Numbers) -> Numbers:
-        """Return where values are, from the bottom to the top; logs on a log axis."""
+        """Return the vertical positions of values; of logarithms on a logarithmic axis."""
         low, high = self._heights
         return self.bottom + (heights - low) / (high - low) * (self.top - self.bottom)
 
@@ -69,7 +69,7 @@ class Frame:
         return list(zip(ticks, texts, strict=True))
 
     def _value_ticks(self, *, is_log: bool) -> list[tuple[float, str]]:
-        """Where on the axis each is, and its text."""
+        """Return the value and the text of each tick."""
         if is_log:
             ticks = log_ticks(*self._heights)
             return [(float(np.log10(tick)), format_number(tick)) for tick in ticks]
@@ -79,7 +79,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A few letters next to an axis, whose baseline is ``y`` below the upper edge."""
+    """The text of a tick; its baseline is ``y`` below the upper edge."""
 
     x: float
     y: float
@@ -88,11 +88,11 @@ class Label:
 
 
 class SvgCanvas:
-    """Collects shapes; a pixel has ten units in the file, so that all numbers are whole.
+    """Collects shapes. A pixel has ten units in the file, so that all numbers are whole.
 
     Attributes:
-        labels: what is to be written; a page that takes SVG away would leave its text behind, so
-            that none is in there.
+        labels: the texts. They are not part of the shapes, as a page that removes SVG tags keeps
+            the text inside.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class SvgCanvas:
             )
 
     def dots(self, xs: Numbers, ys: Numbers, *, color: str) -> None:
-        """Draw a dot at each place."""
+        """Draw dots."""
         places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
         dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
         if dots:
@@ -123,26 +123,26 @@ class SvgCanvas:
             self._parts.append(f'<path d="{path}" fill="{_paint(color)}"{_alpha(alpha)}/>')
 
     def text(self, x: float, y: float, text: str, align: Align = "left") -> None:
-        """Write a few letters."""
+        """Add a label."""
         self.labels.append(Label(x, HEIGHT - y, text, align))
 
     @contextmanager
     def part(self, name: str, color: int | None = None) -> Iterator[None]:
-        """Give what is drawn within it a class, and those of a colour of the palette."""
+        """Put what is drawn inside into a group, with the class of a colour of the palette."""
         classes = "" if color is None else f" {rank_class(color)}"
         self._parts.append(f'<g class="nbddp-{name}{classes}">')
         yield
         self._parts.append("</g>")
 
     def inline(self, label: str) -> str:
-        """Return a part of a page, without labels; ``label``, escaped, is for who does not see it.
+        """Return an SVG element without labels, as wide as its parent.
 
-        It is as wide as its place.
+        ``label`` describes it to a screen reader. It must be escaped.
         """
         return f'<svg {_BOX} role="img" aria-label="{label}">{"".join(self._parts)}</svg>'
 
     def picture(self) -> str:
-        """Return a file of its own, with labels, and colours for light and dark."""
+        """Return an SVG file with labels, in colours for light and dark pages."""
         written = "".join(
             f'<text x="{label.x * 10:.0f}" y="{label.y * 10:.0f}"'
             f' text-anchor="{_ANCHORS[label.align]}">{escape(label.text)}</text>'
@@ -158,12 +158,11 @@ class SvgCanvas:
 
 
 def draw(chart: Chart, frame: Frame) -> SvgCanvas:
-    """Draw all that is inside and next to the axes.
+    """Draw axes, lines and marks.
 
-    The mean is over the ranks that have values at a step. Values that are not finite are gaps with
-    a red mark on top. Where there are more values than pixels, a line is the mean of neighbours,
-    and a band goes from the lowest to the highest. Where another attempt took the work up is an
-    orange mark, after a heal a green one. Smooth lines are in it, too: a page shows them on demand.
+    Values that are not finite are gaps with a red mark above. A point that stands for several
+    values has a band from the lowest to the highest. An orange mark is a restart, a green one a
+    heal. Smooth lines are included; the page shows them on demand.
     """
     canvas = SvgCanvas()
     _draw_axes(canvas, frame)
@@ -216,7 +215,7 @@ def _draw_mark(canvas: SvgCanvas, frame: Frame, mark: ChartMark) -> None:
 
 
 def _draw_nonfinite(canvas: SvgCanvas, frame: Frame, lines: Sequence[ChartLine]) -> None:
-    is_marked = np.zeros(WIDTH * 2, dtype=np.bool_)  # two for each pixel
+    is_marked = np.zeros(WIDTH * 2, dtype=np.bool_)  # two entries for each pixel
     for line in lines:
         xs = frame.x_pixels(line.steps)
         for a, b in slices(line.nonfinite > 0):
@@ -256,7 +255,7 @@ def _alpha(alpha: float) -> str:
 
 
 def _path(xs: Numbers, ys: Numbers) -> str:
-    """Lines from point to point; each is told by how far it is from the one before."""
+    """Return the path through points, in relative coordinates."""
     is_there = np.isfinite(xs) & np.isfinite(ys)
     places = np.column_stack([xs, HEIGHT - ys]) * 10
     found: list[str] = []

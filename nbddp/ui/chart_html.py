@@ -1,7 +1,7 @@
-"""A chart as a part of a page: its name, a key for each line, the picture, tooltips over it.
+"""A chart as HTML: its name, a key for each line, the picture, and tooltips.
 
-A page that takes styles and SVG away still shows the name, the keys and the same chart as an image.
-What is written over the drawing stands in attributes, which such a page drops without a trace.
+A page that removes styles and SVG still shows the name, the keys and the chart as an image. Ticks
+and tooltips are in attributes, which such a page removes too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARTS = 12  # unless others are chosen
-MAX_NAMED = 20  # metrics without a chart that are named
-MAX_TOOLTIPS = 60  # places along a chart
-NEAR = 0.03  # of the steps: a line that has nothing so near is not told of
-BARE = (  # on a page that drops the style sheet
+MAX_CHARTS = 12  # unless the user chooses others
+MAX_NAMED = 20  # metrics without a chart
+MAX_TOOLTIPS = 60  # of a chart
+NEAR = 0.03  # of the steps: a tooltip shows a line if it has a point this near
+BARE = (  # for pages that remove the style sheet
     f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
 )
 
@@ -46,7 +46,7 @@ _SWITCH = (
 
 
 def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) -> str:
-    """Draw the metrics for a page that stays as it is, and name those without a chart."""
+    """Render the charts of a record, and name the metrics without a chart."""
     charts, notes = [], _left_out(metrics)
     for name, curves in metrics.curves.items():
         try:
@@ -59,7 +59,7 @@ def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) ->
 
 
 def metrics_text(metrics: MetricsSnapshot) -> list[str]:
-    """Return a line for each metric, and one that names those without a chart."""
+    """Describe each chart in a line, and name the metrics without a chart."""
     charts = [rank_chart(name, curves) for name, curves in metrics.curves.items()]
     return [*(chart.text for chart in charts), *_left_out(metrics)]
 
@@ -70,7 +70,7 @@ def _left_out(metrics: MetricsSnapshot) -> list[str]:
 
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:
-    """Put rendered charts next to each other, with a switch to smooth lines if there are lines."""
+    """Put rendered charts next to each other, with a switch for smooth lines."""
     shown = "".join(charts)
     switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
     switch = switch if "<svg" in shown else ""
@@ -80,8 +80,8 @@ def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:
 def render(chart: Chart, *, is_live: bool = False) -> str:
     """Render a chart as HTML.
 
-    A chart that stays is also there as an image, for pages that take SVG away. A metric that was
-    reported once is only a number there.
+    A chart of a record also has an image, for pages that remove SVG. There, a metric that was
+    reported once is only a number.
     """
     if not is_live and chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
         values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
@@ -118,7 +118,7 @@ def _fact(fact: str) -> str:
 
 
 def _keys(chart: Chart) -> str:
-    """What each line is; a line stands out while its key is pointed at."""
+    """Return the legend. The line of a key is highlighted while the pointer is over the key."""
     first = ""
     if chart.legend:
         color = chart.drawn[-1].color
@@ -140,17 +140,17 @@ def _key(line: ChartLine) -> str:
 
 
 def _tick(label: Label) -> str:
-    """A few letters next to an axis."""
+    """Return the text of a tick."""
     place = f"left:{label.x / WIDTH:.1%};top:{label.y / HEIGHT:.1%}"
     return f'<s class="nbddp-{label.align}" style="{place}" data-t="{escape(label.text)}"></s>'
 
 
-# ---- what a chart tells where one points
+# ---- tooltips
 
 
 @dataclass(frozen=True, slots=True)
 class Tooltip:
-    """A column over the chart, in CSS pixels, and what it tells of the step at ``at`` in it."""
+    """A column over the chart, in CSS pixels, with the text for the step at ``at`` in it."""
 
     left: float
     width: float
@@ -166,7 +166,7 @@ def _tooltip(tip: Tooltip) -> str:
 
 
 def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
-    """Return tooltips from left to right; together they cover the chart."""
+    """Return tooltips that cover the chart, from left to right."""
     if not chart.lines:
         return []
     steps = np.unique(np.concatenate([line.steps for line in chart.lines]))
@@ -193,7 +193,7 @@ def _where(unit: str, step: float) -> str:
 
 
 def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
-    """The mean, and each line; of many the lowest and the highest."""
+    """Return the mean and each line; of many lines the lowest and the highest."""
     lines = [(line, value) for line, value in here if line.color is not None]
     for line, value in here:
         if line.color is None:
@@ -207,7 +207,7 @@ def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
 
 
 def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
-    """Its value at the nearest point to each step; None where none is near."""
+    """Return the value at the nearest point to each step; None if no point is near."""
     at = np.searchsorted((line.steps[1:] + line.steps[:-1]) / 2, steps)
     is_near = np.abs(line.steps[at] - steps) <= near
     found = zip(line.values[at].tolist(), is_near.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The last minute of each rank's pace and memory, as small curves next to the numbers."""
+"""Small curves of the step rate and the memory of each rank, over the last minute."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nbddp.ui.panel.html import escape
 from nbddp.ui.report.rank_table import Curves
 
 POINTS = 60
-PERIOD = 1.0  # seconds between two of them
+PERIOD = 1.0  # seconds between two points
 WIDTH = 32  # CSS pixels
 
 
 class RankSparklines:
-    """Keeps the steps per second and the memory of a few ranks."""
+    """Keeps the step rates and the memory of a few ranks."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, str], deque[float]] = {}
@@ -38,9 +38,9 @@ class RankSparklines:
         self._values.setdefault((rank, title), deque(maxlen=POINTS)).append(value)
 
     def columns(self, *, is_static: bool = False) -> Curves:
-        """Return what draws them, by the title of the table's column that they stand in.
+        """Return the functions that draw the curves, by the column of the rank table.
 
-        ``is_static``: for a record, which other pages show, too.
+        ``is_static``: for a record, which pages without SVG may show.
         """
 
         def drawn(each: RankSnapshot, title: str) -> str:
@@ -59,7 +59,7 @@ class RankSparklines:
 
 
 def _label(title: str, values: Sequence[float]) -> str:
-    """What a curve shows, with its scale."""
+    """Describe a curve, with its scale."""
     name, now, top = "steps per second", f"{values[-1]:.3g}", f"{max(values):.3g}"
     if title == "memory":
         name, now, top = "memory", format_bytes(values[-1]), format_bytes(max(values))

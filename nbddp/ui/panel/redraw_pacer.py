@@ -1,7 +1,7 @@
-"""How often a piece of the panel is drawn: so that it takes its share of a core, and no more.
+"""Limit how often a part of the panel is drawn, so that drawing takes a fixed share of a core.
 
-What is drawn and what a machine can do differ a hundredfold, from two ranks that count steps to 64
-that talk. So each piece is timed: the next drawing comes when the last one has been paid for.
+The cost of a drawing differs a hundredfold, from two ranks that count steps to 64 that print. So
+each drawing is timed, and the pause after it is proportional to its cost.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Seen = tuple[object, ...]
 
 
 class RedrawPacer:
-    """Draws a piece when it has changed, the first time at once.
+    """Draws a part of the panel when it has changed; the first time at once.
 
     Args:
-        share: of a core that drawing may take of its thread.
-        least: seconds between two drawings, however cheap they are: eyes see no more.
-        most: seconds between two, whatever they cost.
-        tick: seconds between two drawings of what has not changed, for times that go on.
+        share: of a core that drawing may take.
+        least: seconds between two drawings, at least.
+        most: seconds between two drawings, at most.
+        tick: seconds between two drawings of an unchanged part, for elapsed times.
 
     Attributes:
-        next_at: when it may be drawn again, as ``time.monotonic()`` has it.
+        next_at: the ``time.monotonic()`` from which it may be drawn again.
     """
 
     def __init__(self, share: float, *, least: float, most: float, tick: float = inf) -> None:
@@ -37,10 +37,10 @@ class RedrawPacer:
         self.next_at = 0.0
 
     def draw(self, seen: Seen, draw: Callable[[], None]) -> None:
-        """Draw if what is seen has changed.
+        """Draw if ``seen`` has changed.
 
-        The first of ``seen`` may change all the time. If any other has changed, it is drawn at
-        once: somebody has chosen something.
+        The first value of ``seen`` is a version, which changes often. The others are choices of
+        the user: if one has changed, draw at once.
         """
         now, before = time.monotonic(), self._seen
         due = self.next_at if seen != before else self._next_tick
@@ -52,8 +52,8 @@ class RedrawPacer:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Count what is done within as drawing."""
-        began = time.thread_time()  # what others do to a busy machine is not paid for here
+        """Time the block as a drawing."""
+        began = time.thread_time()  # of this thread only, on a busy machine too
         try:
             yield
         finally:
@@ -63,10 +63,10 @@ class RedrawPacer:
 
 
 def next_redraw(log: RedrawPacer, *others: RedrawPacer) -> float:
-    """Return until when nothing is drawn.
+    """Return the time of the next drawing.
 
-    From then on a line is drawn as it comes: it does not wait for the rest, and the rest does not
-    wait for lines.
+    Lines of the log are drawn as they come. They do not wait for the other parts, nor these for
+    them.
     """
     now = time.monotonic()
     return min([log.next_at, *(other.next_at for other in others if other.next_at > now)])
