@@ -27,15 +27,15 @@ def compiled(compiler: CellCompiler, source: str) -> tuple[str, int]:
 
 def test_a_part_of_a_cell_has_its_name_and_lines(compiler: CellCompiler) -> None:
     compiler.begin_cell("%%capture\n\nx = 1\ny = 2", 2, 3)
-    assert compiled(compiler, "get_ipython().run_cell_magic()") == ("<cell [3] (2)>", 1)
-    assert compiled(compiler, "\nx = 1\ny = 2\n") == ("<cell [3]>", 4)
-    assert linecache.getline("<cell [3]>", 5) == "y = 2"
-    assert compiled(compiler, "z = 3") == ("<cell [3] (3)>", 1), "a string that the cell runs"
+    assert compiled(compiler, "get_ipython().run_cell_magic()") == ("<ipython-input-3 (2)>", 1)
+    assert compiled(compiler, "\nx = 1\ny = 2\n") == ("<ipython-input-3>", 4)
+    assert linecache.getline("<ipython-input-3>", 5) == "y = 2"
+    assert compiled(compiler, "z = 3") == ("<ipython-input-3 (3)>", 1), "a string that the cell runs"
 
 
 def test_leading_blank_lines_count(compiler: CellCompiler) -> None:
     compiler.begin_cell("\n\n1", 2, 3)
-    assert compiled(compiler, "\n\n1") == ("<cell [3]>", 4)
+    assert compiled(compiler, "\n\n1") == ("<ipython-input-3>", 4)
 
 
 def test_what_time_compiles_is_part_of_the_cell(compiler: CellCompiler) -> None:
@@ -44,11 +44,11 @@ def test_what_time_compiles_is_part_of_the_cell(compiler: CellCompiler) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         exec(code)
     [*_, frame] = traceback.extract_tb(caught.value.__traceback__)
-    assert (frame.filename, frame.lineno, frame.line) == ("<cell [3]>", 3, "1 / 0")
+    assert (frame.filename, frame.lineno, frame.line) == ("<ipython-input-3>", 3, "1 / 0")
 
 
 def test_cells_of_one_number_are_told_apart(compiler: CellCompiler) -> None:
-    for source, name in (("a", "<cell [1]>"), ("b", "<cell [1] (2)>"), ("a", "<cell [1]>")):
+    for source, name in (("a", "<ipython-input-1>"), ("b", "<ipython-input-1 (2)>"), ("a", "<ipython-input-1>")):
         compiler.begin_cell(source, 2, 1)
         assert compiled(compiler, source)[0] == name
 
@@ -58,10 +58,10 @@ def test_only_cells_of_other_prompts_are_named(compiler: CellCompiler) -> None:
         compiler.begin_cell(source, 2, number)
     names = {each: compiler.name_of_cell(each) for each in [*compiler.files, "<string>"]}
     assert names == {
-        "<cell [0]>": "",
-        "<cell [1]>": "cell [1]",
-        "<cell [1] (2)>": "cell [1]",
-        "<cell [2]>": "",
+        "<ipython-input-0>": "",
+        "<ipython-input-1>": "cell [1]",
+        "<ipython-input-1 (2)>": "cell [1]",
+        "<ipython-input-2>": "",
         "<string>": "",
     }
 
@@ -69,7 +69,7 @@ def test_only_cells_of_other_prompts_are_named(compiler: CellCompiler) -> None:
 def test_the_text_of_known_cells_stays(compiler: CellCompiler) -> None:
     compiler.begin_cell("a", 1, 1)
     compiled(compiler, "a")
-    compiler.add_sources({"<cell [1]>": "other", "<cell [2]>": "b\n"})
-    assert compiler.files == {"<cell [1]>": "a", "<cell [2]>": "b\n"}
-    assert linecache.getline("<cell [2]>", 1) == "b\n"
-    assert isinstance(compiler.ast_parse("x", "<cell [2]>"), ast.Module)
+    compiler.add_sources({"<ipython-input-1>": "other", "<ipython-input-2>": "b\n"})
+    assert compiler.files == {"<ipython-input-1>": "a", "<ipython-input-2>": "b\n"}
+    assert linecache.getline("<ipython-input-2>", 1) == "b\n"
+    assert isinstance(compiler.ast_parse("x", "<ipython-input-2>"), ast.Module)

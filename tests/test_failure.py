@@ -27,7 +27,7 @@ from nbddp.worker.cell.failure import (
 )
 from nbddp.worker.main_thread import library_of_file
 
-CELL = "<cell [3]>"
+CELL = "<ipython-input-3>"
 OURS = Path(nbddp.__file__).parent
 
 Fail = Callable[[str], BaseException]

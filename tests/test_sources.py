@@ -46,9 +46,9 @@ def test_the_cells_of_functions_come_along_with_those_they_call(define: Define) 
     assert found["f"](2) == 0.5
     assert cells == {
         "/tmp/kernel/1.py": "def inner(x):\n    return 1 / x\n",
-        "<cell [7]>": text,
+        "<ipython-input-7>": text,
     }
-    assert found["f"].__code__.co_filename == "<cell [7]>"
+    assert found["f"].__code__.co_filename == "<ipython-input-7>"
     assert pickle.loads(data).keys() == {"f"}  # who wants the values alone does not see them
 
 

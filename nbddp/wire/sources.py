@@ -19,28 +19,29 @@ import cloudpickle
 
 Sources = dict[str, str]  # the text of cells, by the file names that their code has in a rank
 
-_CELL_NAME = re.compile(r"<(cell \[\d+\])( \(\d+\))?>")
+_CELL_NAME = re.compile(r"<ipython-input-(\d+)( \(\d+\))?>")
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
 
 def cell_name(number: int, count: int = 1) -> str:
     """Return the file name of a cell's code, by the number of its prompt.
 
-    A cell can run more than one source under one number: ``count`` tells them apart.
+    Numba's cache and line_profiler know a cell by how such a name begins. A cell can run more than
+    one source under one number: ``count`` tells them apart.
 
     >>> cell_name(3), cell_name(3, 2)
-    ('<cell [3]>', '<cell [3] (2)>')
+    ('<ipython-input-3>', '<ipython-input-3 (2)>')
     """
-    return f"<cell [{number}]{f' ({count})' if count > 1 else ''}>"
+    return f"<ipython-input-{number}{f' ({count})' if count > 1 else ''}>"
 
 
 def shown_file(filename: str) -> str:
-    """Return a file name as the user reads it: a cell's has no brackets and no count.
+    """Return a file name as the user reads it: a cell's is its prompt.
 
-    >>> shown_file("<cell [3]>"), shown_file("<cell [3] (2)>"), shown_file("train.py")
+    >>> shown_file("<ipython-input-3>"), shown_file("<ipython-input-3 (2)>"), shown_file("train.py")
     ('cell [3]', 'cell [3]', 'train.py')
     """
-    return _CELL_NAME.sub(r"\1", filename)
+    return _CELL_NAME.sub(r"cell [\1]", filename)
 
 
 def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:

@@ -76,7 +76,7 @@ call();"""
 def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Notebook) -> None:
     reply = notebook.converse(SAYS, "c")
     [number] = reply.counts
-    cell = f"<cell [{number}]>"
+    cell = f"<ipython-input-{number}>"
     for said in (
         f"{cell}:4: UserWarning: warned",
         f'File "{cell}", line 5, in <lambda>',
@@ -84,7 +84,7 @@ def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Note
         f"> {cell}(9)call()",
     ):
         assert said in reply.text, said
-    assert "ipython-input" not in reply.text
+    assert set(re.findall(r"ipython-input-(\d+)", reply.text)) == {str(number)}
 
 
 def test_an_executed_notebook_has_the_numbers_of_its_prompts(folder: Path) -> None:

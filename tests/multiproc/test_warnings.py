@@ -127,7 +127,7 @@ def test_a_warning_names_the_users_line(group: Ranks, capsys: pytest.CaptureFixt
         "stream = DataLoader(Stream())\nassert len(stream) == 1\nfor each in stream:\n    pass"
     )
     first = capsys.readouterr().out.splitlines()[0]
-    assert re.match(r"\[rank \d\] <cell \[\d+\].*>:3: UserWarning: Length of Iterable", first)
+    assert re.match(r"\[rank \d\] <ipython-input-\d+.*>:3: UserWarning: Length of Iterable", first)
 
 
 # the number of frames up to the caller of the constructor is torch's own matter
