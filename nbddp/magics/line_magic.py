@@ -122,23 +122,6 @@ def _heal(desk: Desk, args: Namespace) -> None:
     desk.views.say(f"nbddp: {desk.heal(args.rank or (), donor=args.donor)}")
 
 
-def _nodes(desk: Desk, args: Namespace) -> None:
-    if said := steer_nodes(desk, args):
-        desk.views.say(f"nbddp: {said}")
-
-
-def _fault(desk: Desk, args: Namespace) -> None:
-    desk.arm(args.kind, rank=args.rank, step=args.step, factor=args.factor)
-
-
-def _timeline(desk: Desk, args: Namespace) -> None:
-    desk.views.show(timeline_report(desk.group.timeline(last=args.last)))
-
-
-def _trace(desk: Desk, args: Namespace) -> None:
-    desk.views.say(f"nbddp: {steer_trace(desk, args)}")
-
-
 def _logs(desk: Desk, args: Namespace) -> None:
     folder, name = desk.last_run, log_name(args.rank)
     if folder is None or (folder.exists() and not (folder / name).exists()):
@@ -190,12 +173,14 @@ HANDLERS: dict[str, Handler] = {
     "interrupt": _interrupt,
     "kill": lambda desk, args: desk.group.kill(args.rank),
     "heal": _heal,
-    "nodes": _nodes,
-    "fault": _fault,
+    "nodes": lambda desk, args: desk.views.say(f"nbddp: {steer_nodes(desk, args)}"),
+    "fault": lambda desk, args: desk.arm(
+        args.kind, rank=args.rank, step=args.step, factor=args.factor
+    ),
     "debug": lambda desk, args: desk.debug(args.rank, args.command),
     "check": check,
-    "timeline": _timeline,
-    "trace": _trace,
+    "timeline": lambda desk, args: desk.views.show(timeline_report(desk.group.timeline(args.last))),
+    "trace": lambda desk, args: desk.views.say(f"nbddp: {steer_trace(desk, args)}"),
     "logs": _logs,
     "show": show_run,
     "runs": steer_runs,
