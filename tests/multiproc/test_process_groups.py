@@ -300,16 +300,12 @@ SPAWNS = {
 }
 
 
-@pytest.mark.parametrize("source", SPAWNS)
-def test_a_cell_that_starts_processes_is_told_the_call_to_write(
-    own_group: Ranks, source: str
-) -> None:
-    error = own_group.failure_of(
-        "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn\n"
-        f"def main(index, *args): pass\nargs = [7]\n{source}"
-    )
-    assert f"call `{SPAWNS[source]}`" in str(error)
-    own_group.run_cell("main(rank, args)")
+def test_a_cell_that_starts_processes_is_told_the_call_to_write(own_group: Ranks) -> None:
+    begin = "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn\n"
+    own_group.run(f"{begin}def main(index, *args): pass\nargs = [7]")
+    for source, call in SPAWNS.items():
+        assert f"call `{call}`" in str(own_group.failure_of(source))
+        own_group.run_cell("main(rank, args)")
 
 
 def test_a_file_that_a_cell_runs_may_start_processes(own_group: Ranks, folder: Path) -> None:
