@@ -23,7 +23,7 @@ import psutil
 
 from nbddp.errors import CellFailedError
 from nbddp.group.nodes import NodesSpec
-from nbddp.group.worker_group import show
+from nbddp.group.recovery import show
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.ui.screen import StreamScreen
