@@ -30,7 +30,8 @@ def test_a_part_of_a_cell_has_its_name_and_lines(compiler: CellCompiler) -> None
     assert compiled(compiler, "get_ipython().run_cell_magic()") == ("<ipython-input-3 (2)>", 1)
     assert compiled(compiler, "\nx = 1\ny = 2\n") == ("<ipython-input-3>", 4)
     assert linecache.getline("<ipython-input-3>", 5) == "y = 2"
-    assert compiled(compiler, "z = 3") == ("<ipython-input-3 (3)>", 1), "a string that the cell runs"
+    of_string = ("<ipython-input-3 (3)>", 1)  # which the cell runs
+    assert compiled(compiler, "z = 3") == of_string
 
 
 def test_leading_blank_lines_count(compiler: CellCompiler) -> None:
@@ -48,7 +49,8 @@ def test_what_time_compiles_is_part_of_the_cell(compiler: CellCompiler) -> None:
 
 
 def test_cells_of_one_number_are_told_apart(compiler: CellCompiler) -> None:
-    for source, name in (("a", "<ipython-input-1>"), ("b", "<ipython-input-1 (2)>"), ("a", "<ipython-input-1>")):
+    first, second = "<ipython-input-1>", "<ipython-input-1 (2)>"
+    for source, name in (("a", first), ("b", second), ("a", first)):
         compiler.begin_cell(source, 2, 1)
         assert compiled(compiler, source)[0] == name
 

@@ -72,7 +72,7 @@ class CellCompiler(CachingCompiler):
         return "" if name in (shown_file(self._name), "cell [0]") else name
 
     def _named(self, text: str) -> str:
-        """Name a text by the prompt number: ``<ipython-input-3>``, and ``<ipython-input-3 (2)>`` for the next."""
+        """Name a text by the prompt number; ``<ipython-input-3 (2)>`` is the second text of 3."""
         names = (cell_name(self._number, count) for count in itertools.count(1))
         name = next(each for each in names if self.files.get(each, text) == text)
         self.add_sources({name: text})
