@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+FEW = 4  # names that are shown of a list
+
 
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun.
@@ -32,3 +36,18 @@ def with_article(noun: str) -> str:
     ('an Answer', 'a CellEnded')
     """
     return f"an {noun}" if noun[:1] in "AEIOUaeiou" else f"a {noun}"
+
+
+def format_few(names: Sequence[str], count: int = 0) -> str:
+    """Return the first few names, and how many more there are.
+
+    Args:
+        names: all names, or the first ones.
+        count: how many there are, if ``names`` are not all.
+
+    >>> format_few(["a", "b"]), format_few(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c, d and 1 more')
+    """
+    shown = ", ".join(names[:FEW])
+    more = (count or len(names)) - FEW
+    return f"{shown} and {more} more" if shown and more > 0 else shown

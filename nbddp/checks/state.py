@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from nbddp.checks.facts import Facts, Loader, Model, Optimizer
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training import backwards
-from nbddp.formatting import plural
-
-SHOWN = 4  # parameters by name
+from nbddp.formatting import format_few, plural
 
 
 @rule("ND212")
@@ -75,12 +73,11 @@ def _unused(facts: Facts) -> Iterator[Hit]:
         if not facts.line(name) or not (refused or len(seen) == len(its)):
             continue
         first = (refused or seen)[0]
-        count, shown = first.without, ", ".join(first.unused[:SHOWN])
-        more = f" and {count - SHOWN} more" if count > SHOWN and shown else ""
+        count, shown = first.without, format_few(first.unused, first.without)
         yield Hit(
             facts.line(name),
             f"{plural(count, 'parameter')} of {name} got no gradient from the loss"
-            f"{': ' if shown else ''}{shown}{more}.",
+            f"{': ' if shown else ''}{shown}.",
         )
 
 

@@ -15,12 +15,14 @@ import site
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import interactiveshell
 from IPython.core.magics import packaging
+
+from nbddp.formatting import format_few
 
 if TYPE_CHECKING:
     from nbddp.topology import Topology
@@ -106,16 +108,11 @@ class Installs:
         """Say what the user must do to use the installed packages on the ranks."""
         changed = _changed_modules(began)
         if _has_new_paths(began) or changed & self._preloaded:
-            what = _few(changed & self._preloaded) or "a new import path"
+            what = format_few(sorted(changed & self._preloaded)) or "a new import path"
             return f"restart the kernel to use {what}"
         if changed:
-            return f"run `%ddp restart` to reload {_few(changed)} (already imported)"
+            return f"run `%ddp restart` to reload {format_few(sorted(changed))} (already imported)"
         return "no restart is needed"
-
-
-def _few(names: Iterable[str]) -> str:
-    named = sorted(names)
-    return ", ".join(named[:5]) + (" ..." if len(named) > 5 else "")
 
 
 def _changed_modules(began: float) -> set[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-SHOWN = 4  # parameters in a headline
+from nbddp.formatting import format_few
+
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _TWICE = re.compile(r"Parameter at index (\d+) ")
 
@@ -31,9 +32,9 @@ def blamed_by(error: BaseException, names: Mapping[str, Any]) -> str:
 def said(model: DistributedDataParallel, text: str) -> str:
     """Say which parameters of a model the text of an error is about, in a few words."""
     if found := unused_in(model, text):
-        return f"without a gradient: {shortened(found)}"
+        return f"without a gradient: {format_few(found)}"
     twice = _TWICE.search(text)
-    return f"parameter: {shortened(_names(model, twice[1]))}" if twice else ""
+    return f"parameter: {format_few(_names(model, twice[1]))}" if twice else ""
 
 
 def unused_in(model: DistributedDataParallel, text: str) -> list[str]:
@@ -46,16 +47,6 @@ def ddp_models(values: Iterable[Any]) -> list[DistributedDataParallel]:
     """Return the DDP models among some values, each once."""
     found = {id(each): each for each in values if issubclass(type(each), DistributedDataParallel)}
     return list(found.values())
-
-
-def shortened(names: list[str]) -> str:
-    """Return the first few names, and how many more there are.
-
-    >>> shortened(["a", "b", "c", "d", "e"])
-    'a, b, c, d and 1 more'
-    """
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _names(model: DistributedDataParallel, indices: str) -> list[str]:
