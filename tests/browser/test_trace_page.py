@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
 from nbddp.record.trace import REST
+from nbddp.worker.watch.profiler import PID_RANGE
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -42,5 +43,5 @@ def test_the_link_downloads_the_file_and_the_table_says_what_differs(
         data = Path(downloaded.value.path()).read_bytes()
         is_packed = downloaded.value.suggested_filename.endswith(".gz")
         events = json.loads(gzip.decompress(data) if is_packed else data)["traceEvents"]
-        assert {each["pid"] for each in events} == {1, 1001}
+        assert {each["pid"] // PID_RANGE for each in events} == {0, 1}
         assert notebook.problems == []
