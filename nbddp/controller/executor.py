@@ -20,6 +20,7 @@ from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import reasons
 from nbddp.lifecycle.comeback import Comeback
+from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
@@ -323,9 +324,11 @@ class Executor:
                 self._ranks.revive(revived(self._starts(), born))
             case ev.NotHealed(reason=reason):
                 self.time_line.record("not healed", reason=reason)
-                self.promises.not_healed(reason)
                 if self._heal is not None:
                     self._heal.close()
+                    for rank in self._heal.ranks:  # none of them lives any more
+                        self.promises.gone(rank, reasons.unanswered(self.life, rank, KILLED))
+                self.promises.not_healed(reason)
             case ev.Revived() | ev.SendGive() | ev.SendMeet() | ev.SendDrop() | ev.Healed():
                 return self._go_on_healing(action)
             case ev.Finished():

@@ -27,7 +27,7 @@ class HealRequests:
 
     def __init__(self, executor: Executor, heal: HealLife) -> None:
         self._do = executor
-        self._ranks = heal.newcomers
+        self.ranks = heal.newcomers
         self._donor = heal.donor
         self._gives: dict[int, int] = {}  # the generation, by the request's number
         self._meets: dict[int, tuple[int, int]] = {}  # the rank and the generation
@@ -63,7 +63,7 @@ class HealRequests:
             request=number,
             generation=action.generation,
             donor=self._donor,
-            newcomers=[*self._ranks],
+            newcomers=[*self.ranks],
             parcel=self._given.parcel,
             storages=self._given.payload["storages"],
             own=dict(self._own[rank].own) if rank in self._own else {},
@@ -80,12 +80,12 @@ class HealRequests:
         """Find the values that the new ranks must have instead of the donor's."""
         self._packed = time.monotonic()
         do = self._do
-        alive = [rank for rank in do.life.alive if rank not in self._ranks]
+        alive = [rank for rank in do.life.alive if rank not in self.ranks]
         port = do.means_now.link.free_port
         places = do.launcher.places(len(do.life.ranks), master_port=port)
         self._own = {
             rank: do.whereabouts.values.of_replacement(rank, self._donor, alive, places)
-            for rank in self._ranks
+            for rank in self.ranks
         }
 
     def event_of(self, answer: Answer) -> ev.NamesGiven | ev.RankMet | None:
@@ -128,14 +128,14 @@ class HealRequests:
         if self._given is None:
             raise RuntimeError("a heal has ended without names")
         given, do = self._given, self._do
-        do.whereabouts.values.note_healed(self._ranks)
+        do.whereabouts.values.note_healed(self.ranks)
         own = self._changed["taken"]
         left = self._unmade | given.payload["left"]
         left = {name: why for name, why in left.items() if name not in own}
         unknown = [path for each in self._own.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._changed["unlike"]]))
         return Healed(
-            ranks=self._ranks,
+            ranks=self.ranks,
             donor=self._donor,
             names=len(given.payload["names"]),
             left=left,

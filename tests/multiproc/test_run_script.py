@@ -215,7 +215,8 @@ def test_what_python_does_at_the_end_of_a_program_is_done(
         "import atexit, multiprocessing, time, threading\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "def say(*words):\n    print(*words)\n"
-        "def later():\n    time.sleep(0.2)\n    print('thread\\n', end='')\n"  # there are two
+        "go = threading.Event()\n"
+        "def later():\n    go.wait(); time.sleep(0.2); print('thread\\n', end='')\n"  # two
         "atexit.register(say, 'first'); atexit.register(say, 'second')\n"
         "atexit.register(later); atexit.unregister(later)\n"
         "@atexit.register\ndef fails():\n    raise ValueError('at exit')\n"
@@ -223,7 +224,7 @@ def test_what_python_does_at_the_end_of_a_program_is_done(
         "threading.Thread(target=later).start()\n"
         "multiprocessing.Process(target=time.sleep, args=(600,), daemon=True).start()\n"
         "multiprocessing.Process(target=print, args=('child',)).start()\n"
-        "print('main')"
+        "print('main'); go.set()"
     )
     group.run_script("work/script.py", ranks=[0])
     said = lines(capsys)
