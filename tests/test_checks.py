@@ -148,7 +148,7 @@ def test_findings_are_a_few_with_their_remedies(snapshot: SnapshotAssertion) -> 
     many = found("ND101", "ND102", "ND103", "ND104")
     html = html_of(findings_below_cell(many))
     assert (findings_text([]), findings_below_cell([])) == ("", [])
-    assert render_text(findings_report([], "cell [3]")) == "nothing to find fault with in cell [3]"
+    assert render_text(findings_report([], "cell [3]")) == "no mistakes found in cell [3]"
     assert findings_text(found("ND101")) == snapshot(name="one, as text")
     assert findings_text(many) == snapshot(name="many, as text")
     assert readable(html) == snapshot(name="many, as html")

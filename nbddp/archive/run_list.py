@@ -198,7 +198,7 @@ def remove(path: Path, *, current: Path | None) -> None:
         path.rename(gone)
         shutil.rmtree(gone)
     except OSError as error:
-        raise RequestError(f"run {path.name} cannot be taken away: {error.strerror}") from None
+        raise RequestError(f"run {path.name} cannot be deleted: {error.strerror}") from None
 
 
 def _all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str, str]]:

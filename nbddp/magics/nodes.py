@@ -20,8 +20,8 @@ UNREACHED = (
     "machine in the cluster's network"
 )
 CLOSED = (
-    "no door is open, all ranks are on this machine: `%ddp nodes --nnodes 2 --nproc-per-node 8 "
-    "--host ADDRESS` opens one, `%ddp nodes --local 2` starts two nodes here, to try it"
+    "no nodes can join: all ranks are on this machine; `%ddp nodes --nnodes 2 --nproc-per-node 8 "
+    "--host ADDRESS` lets nodes join, `%ddp nodes --local 2` starts two nodes here, to try it"
 )
 OPEN = (
     "this notebook has an open door: `%ddp nodes` lists who is there; after `%ddp stop`, which "

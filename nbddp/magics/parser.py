@@ -103,15 +103,15 @@ add("--ranks 0,2", "run it on these ranks only", numbers)
 add("--fresh", "restart the ranks first, with empty namespaces")
 add(
     "--max-restarts N",
-    "after a failure, up to N times: restart the ranks, replay the successful cells, and run "
-    "this one again (default: 0)",
+    "after a failure, up to N times: restart the ranks and run it again; before a cell, replay "
+    "the successful cells (default: 0)",
     count,
     default=0,
 )
 add(
     "--heal N",
-    "after the death of a rank, up to N times and before any restart: start a new rank "
-    "with the names of a living one, and run this cell again (default: 0)",
+    "after the death of a rank, up to N times and before any restart: replace the rank and run it "
+    "again; in cells, the new rank gets the variables of a living one (default: 0)",
     count,
     default=0,
 )

@@ -27,7 +27,7 @@ def steer_runs(desk: Desk, args: Namespace) -> None:
         for path in paths:
             remove(path, current=current)
         names = ", ".join(path.name for path in paths)
-        desk.views.say(f"nbddp: {plural(len(paths), 'run')} taken away: {names}")
+        desk.views.say(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
     elif word == "note":
         [path] = _named("note", rest[:1], current)
         desk.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")

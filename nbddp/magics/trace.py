@@ -8,9 +8,7 @@ from dataclasses import replace
 from nbddp.magics.desk import Desk
 from nbddp.wire.trace_messages import Steps
 
-NOTHING = (
-    "no trace is asked for: `%ddp trace --steps 10:15` has these steps of the next cell traced"
-)
+NOTHING = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"
 
 
 def steer_trace(desk: Desk, args: Namespace) -> str:

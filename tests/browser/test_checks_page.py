@@ -32,9 +32,11 @@ def test_a_cell_has_one_line_that_unfolds(desk: Desk, picture: Picture) -> None:
     with desk.open("checks.ipynb") as notebook:
         for cell in range(4):
             notebook.run(cell)
-        notebook.await_text(2, "2 things to look at")
-        assert "things to look at" not in notebook.text(1)
-        folded = notebook.code_cell(2).locator("details", has_text="2 things to look at").first
+        notebook.await_text(2, "2 possible mistakes found")
+        assert "possible mistake" not in notebook.text(1)
+        folded = (
+            notebook.code_cell(2).locator("details", has_text="2 possible mistakes found").first
+        )
         expect(folded).to_have_count(1)
         fix = folded.get_by_text("Give the loader a DistributedSampler")
         expect(fix).to_be_hidden()
@@ -42,6 +44,6 @@ def test_a_cell_has_one_line_that_unfolds(desk: Desk, picture: Picture) -> None:
         folded.locator("summary").first.click()
         expect(fix).to_be_visible()
         picture(notebook, "checks_unfolded")
-        notebook.await_text(3, r"2 things to look at in cell \[")
+        notebook.await_text(3, r"2 possible mistakes found in cell \[")
         expect(notebook.code_cell(3).get_by_text("every rank writes 'model.pt'")).to_be_visible()
         assert notebook.problems == []

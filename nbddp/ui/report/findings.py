@@ -16,10 +16,10 @@ def findings_title(findings: Sequence[Finding]) -> str:
     """Say how many mistakes there are.
 
     >>> findings_title([])
-    'nothing to find fault with'
+    'no mistakes found'
     """
     wrong = sum(not each.is_fact for each in findings)
-    return f"{plural(wrong, 'thing')} to look at" if wrong else "nothing to find fault with"
+    return f"{plural(wrong, 'possible mistake')} found" if wrong else "no mistakes found"
 
 
 def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None = None) -> Report:

@@ -45,10 +45,10 @@ def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str =
     >>> from nbddp.archive.sweep_grid import grid
     >>> rows = [SweepEntry(trial) for trial in grid([("lr", (0.1, 0.01))])]
     >>> describe_current(rows, rows[0])
-    'sweep, 1 of 2: lr=0.1; 1 left after it'
+    'sweep, 1 of 2: lr=0.1; 1 more to run'
     """
     left = count_of(rows, State.WAITING) - (row.state is State.WAITING)
-    after = f"{left} left after it" if left else "the last one"
+    after = f"{left} more to run" if left else "the last one"
     return f"{what}, {row.trial.number} of {len(rows)}: {row.trial}; {after}"
 
 

@@ -45,11 +45,11 @@ def _nothing(line: Timeline) -> str:
     """Say that there is nothing to show.
 
     >>> _nothing(Timeline(cell=3, ranks=(0, 1), span=(0.0, 0.0)))
-    'no collectives were seen in cell 3: there is nobody to wait for'
+    'no collectives were seen in cell 3: no rank waited for another'
     """
     if not line.cell:
         return "no collectives were seen: no cell has run yet"
-    so_far = ": there is nobody to wait for" if line.is_over else ", which runs, so far"
+    so_far = ": no rank waited for another" if line.is_over else " so far; it still runs"
     return f"no collectives were seen in cell {line.cell}{so_far}"
 
 
