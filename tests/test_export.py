@@ -287,6 +287,14 @@ SCRIPTS: dict[str, list[Item]] = {
         cell("x = port"),
         cell("lr", 2),
     ],
+    "names of a cell that is left out are left out with those that read them": [
+        cell("old = 1"),
+        Omitted("cell [2]", "it is marked --once", "new = old = 2\ndef f(): pass"),
+        Omitted("cell [3]", "it failed", "x = ("),
+        cell("x = new + 1", 4),
+        cell("f()", 5),
+        cell("y = old", 6),
+    ],
     "names that no cell defines are said first": [
         Omitted("cell [1]", "it is marked --once"),
         cell("x = missing + len(y)", 2),
@@ -340,7 +348,7 @@ def test_it_is_run_where_it_lies() -> None:
 
 
 def test_nothing_done_is_nothing_to_export(snapshot: SnapshotAssertion) -> None:
-    omitted = Omitted("cell [1]", "it did not go well")
+    omitted = Omitted("cell [1]", "it failed")
     assert refusal(RequestError, export, omitted) == snapshot
 
 

@@ -11,6 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -66,10 +67,11 @@ class PulledValue:
 
 @dataclass(frozen=True, slots=True)
 class Omitted:
-    """What has no place in a script, and why."""
+    """What has no place in a script, and why; ``source`` is a cell's."""
 
     what: str
     reason: str
+    source: str = ""
 
 
 Item = CellRequest | PushedValues | PulledValue | Omitted
@@ -153,7 +155,11 @@ class _Writer:
             case PulledValue():
                 self._add_pulled(item)
             case Omitted():
-                self._omit(item.what, item.reason)
+                names: Collection[str] = ()
+                with suppress(SyntaxError):  # it failed with one
+                    names = bound_names(to_plain(item.source).text)
+                names = {*names} - self._bound  # a cell before it may have made them
+                self._omit(item.what, item.reason, names=names)
 
     def _omit(self, what: str, reason: str, *, names: Collection[str] = ()) -> None:
         self._remarks.append(f"{what}: left out: {reason}")

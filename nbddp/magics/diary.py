@@ -48,8 +48,9 @@ def omitted(request: CellRequest, result: CellResult) -> Omitted | None:
     """Return why a cell is not in the replay log; None if it is."""
     what = f"cell [{request.execution_count}]"
     if request.once:
-        return Omitted(what, "it is marked --once") if request.script is None else _script(request)
-    return None if result.is_ok else Omitted(what, "it did not go well")
+        reason = "it is marked --once"
+        return _script(request) if request.script else Omitted(what, reason, request.source)
+    return None if result.is_ok else Omitted(what, "it failed", request.source)
 
 
 def _script(request: CellRequest) -> Omitted:

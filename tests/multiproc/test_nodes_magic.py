@@ -68,8 +68,8 @@ def test_a_stop_ends_the_wait_and_the_door_stays_open(notebook: Notebook) -> Non
 
 def test_what_needs_a_door_opens_none(notebook: Notebook) -> None:
     for line, words in {
-        "--wait 1": "no door",
-        "--leave x": "no door",
+        "--wait 1": "no nodes can join",
+        "--leave x": "no nodes can join",
         "--slurm": "--host",
         "--rejoin": "door",
         "--rejoin nothere": "nothere",
@@ -78,4 +78,4 @@ def test_what_needs_a_door_opens_none(notebook: Notebook) -> None:
         text = notebook.run(f"%ddp nodes {line}").text
         assert text.startswith("UsageError: ")
         assert words in text
-        assert "no door" in notebook.run("%ddp nodes").text
+        assert "no nodes can join" in notebook.run("%ddp nodes").text
