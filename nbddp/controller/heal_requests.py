@@ -134,6 +134,10 @@ class HealRequests:
         left = {name: why for name, why in left.items() if name not in own}
         unknown = [path for each in self._own.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._changed["unlike"]]))
+        lost = [
+            path for path in unknown if path.isidentifier() and path not in given.payload["names"]
+        ]
+        left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,

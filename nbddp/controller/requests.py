@@ -112,6 +112,7 @@ class Requests:
             ranks,
             self._do.means_now.link.unpack,
             attempt=self._do.life.attempt,
+            has_others=not {*self._do.life.alive} <= {*ranks},
         )
         try:
             self._ask(ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group))

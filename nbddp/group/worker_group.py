@@ -17,7 +17,7 @@ from nbddp.archive.sweep_grid import grid
 from nbddp.controller.asking import Asking
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.group import push_pull
 from nbddp.group.colors import default_colors
 from nbddp.group.recovery import new_recovery
@@ -373,6 +373,8 @@ class WorkerGroup:
         )
 
     def _request(self, source: str, **more: Any) -> CellRequest:
+        if not isinstance(source, str):
+            raise ArgumentError(f"a cell is text, not of the type {type(source).__name__}")
         number = next(self._numbers)
         needs_group = self._spec.joins_group
         return CellRequest(source=source, execution_count=number, needs_group=needs_group, **more)
@@ -454,8 +456,11 @@ class WorkerGroup:
             What each rank has traced; ``path`` is one file for Perfetto with all ranks in it.
 
         Raises:
+            ArgumentError: there are no such steps, or no such rank.
             NbddpError: as :meth:`run`.
         """
+        if not 0 <= first <= last:
+            raise ArgumentError(f"not steps of a cell: {first} to {last}")
         steps = Steps(first=first, last=last, with_memory=memory)
         request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
         return trace_of(self._session, self._run(request, Retries(), quiet=quiet), steps)

@@ -160,10 +160,12 @@ class CellHandle:
         fetch: Callable[[JsonDict], Any],
         *,
         attempt: int = 1,
+        has_others: bool = False,
     ) -> None:
         self.number = number
         self.prompt = request.execution_count or number
         self.attempt = attempt
+        self.has_others = has_others  # whether ranks live that do not run it
         self.began_at = time.time()
         self.ended_by = ""
         self._ended_at = 0.0
@@ -254,6 +256,7 @@ class CellHandle:
                 ended_by=self.ended_by,
                 ended_at=self._ended_at,
                 is_of_script=self.request.has_own_ranks,
+                has_others=self.has_others,
             ),
             fetch=self._fetch,
         )

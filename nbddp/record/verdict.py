@@ -270,12 +270,13 @@ def judge(
     ended_by: str = "",
     ended_at: float = 0.0,
     is_of_script: bool = False,
+    has_others: bool = False,
 ) -> Verdict | None:
     """Find the first cause among what the ranks said; None when all went well.
 
     ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop", at ``ended_at``:
     then that is the cause, unless a rank had failed or died before. ``is_of_script`` says that the
-    ranks ran a script alone.
+    ranks ran a script alone, ``has_others`` that ranks live on which did not run the cell.
 
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
@@ -297,7 +298,7 @@ def judge(
         others=tuple(groups[1:]),
         lost=tuple(sorted(exits)),
         is_interrupt=first.is_interrupted or is_asked,
-        has_survivors=set(exits) < set(ranks),
+        has_survivors=has_others or set(exits) < set(ranks),
         ended_by=ended_by if is_asked else "",
         is_of_script=is_of_script,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbddp import ArgumentError, WorkerGroup
+from nbddp import ArgumentError, CellFailedError, WorkerGroup
 
 pytestmark = pytest.mark.multiproc
 
@@ -45,5 +45,13 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
         assert trace.events > 0
         assert trace.path is not None
         assert trace.path.is_relative_to(folder)
-        with pytest.raises(ArgumentError):
-            group.trace(source, 1, 2, ranks=[5])
+        for refused in (
+            lambda: group.trace(source, 1, 2, ranks=[5]),
+            lambda: group.trace(source, 2, 1),
+            lambda: group.run(None),
+        ):
+            with pytest.raises(ArgumentError):
+                refused()
+        with pytest.raises(CellFailedError) as error:
+            group.run("import os; os._exit(3)", ranks=[1], quiet=True)
+        assert "`%ddp heal` replaces rank 1" in error.value.report  # rank 0 lives

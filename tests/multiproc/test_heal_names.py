@@ -192,6 +192,15 @@ def test_names_that_are_not_those_of_the_dead_rank_are_told_with_the_way_to_set_
     assert re.sub(r"in \S+ s \(.*\)", "in S s (NAMES, BYTES)", str(healed)) == snapshot
 
 
+def test_a_name_that_only_the_dead_rank_had_is_told(group: Ranks) -> None:
+    group.run("only = {'a': torch.ones(2)}\nkept = rank", ranks=[1], quiet=True)
+    group.kill(1)
+    healed = group.heal()
+    assert healed.left["only"] == "rank 0 does not have it"
+    assert "only" not in healed.unknown
+    assert "run that line with --ranks 1" in str(healed)
+
+
 @pytest.mark.full
 def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: Ranks) -> None:
     group.run(
