@@ -10,6 +10,7 @@ from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, no
 from nbddp.ui.words import say_awaited, say_seconds, say_unmet
 
 MAX_ROWS = 32  # ranks in the picture and in the table
+MAX_AWAITED = 8  # of them
 MAX_COLUMNS = 10  # ranks that are waited for
 MAX_NAMED = 16  # ranks that are named in a line
 MAX_OVERLAPS = 16  # rows of DDP's measurements
@@ -75,14 +76,21 @@ def _draw(line: Timeline) -> tuple[bytes, int]:
 
 
 def shown_ranks(line: Timeline) -> Sequence[int]:
-    """Return the ranks that fit: of many those that wait or are waited for most."""
+    """Return the ranks that fit: of many a few that are waited for most, then those that wait.
+
+    >>> line = Timeline(cell=1, ranks=range(64), span=(0, 1), waits={(60, 63): 0.5, (61, 63): 0.9})
+    >>> shown_ranks(line)[-4:]
+    [28, 60, 61, 63]
+    """
     if len(line.ranks) <= MAX_ROWS:
         return line.ranks
-    seconds = dict.fromkeys(line.ranks, 0.0)
-    for (waiter, awaited), waited in line.waits.items():
-        seconds[waiter] += waited / len(line.ranks)
-        seconds[awaited] += waited
-    return sorted(sorted(seconds, key=lambda rank: -seconds[rank])[:MAX_ROWS])
+    waiting, awaited = dict.fromkeys(line.ranks, 0.0), dict.fromkeys(line.ranks, 0.0)
+    for (waiter, late), seconds in line.waits.items():
+        waiting[waiter] += seconds
+        awaited[late] += seconds
+    first = sorted(filter(awaited.get, awaited), key=lambda rank: -awaited[rank])[:MAX_AWAITED]
+    rest = sorted(waiting, key=lambda rank: -waiting[rank])
+    return sorted([*dict.fromkeys([*first, *rest])][:MAX_ROWS])
 
 
 def timeline_as_text(line: Timeline, columns: int = 72) -> Iterator[str]:
@@ -205,7 +213,8 @@ def _buckets(sizes: Sequence[int]) -> str:
 
 def _notes(line: Timeline) -> Iterator[str]:
     if len(shown := shown_ranks(line)) < len(line.ranks):
-        yield f"{len(shown)} of {len(line.ranks)} ranks are shown: those with the most waiting"
+        which = "those that waited, or were waited for"
+        yield f"{len(shown)} of {len(line.ranks)} ranks are shown: {which}"
     if left_out := line.lost + line.thinned:
         yield f"{plural(left_out, 'more collective')}: too many, or too fast, to keep"
     if line.error:
