@@ -169,7 +169,8 @@ class TrialRunner:
         """
         spec = replace(spec, name="-".join(filter(None, (spec.name, name))))
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
-        text += f"{plural(spec.nproc, 'rank')} ..."
+        again = f" and running {say_deeds(self.deeds)} again" if self.deeds else ""
+        text += f"{plural(spec.nproc, 'rank')}{again} ..."
         session, began, result = self._ranks.open(), time.monotonic(), None
         try:
             with self.display.starting(text, session):
