@@ -312,14 +312,14 @@ def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
     title, _, first, note = ddp("runs lr<1 --sort loss --down -n 1").splitlines()
     assert title.startswith("2 of 3 runs, ")
     assert "digits1" in first
-    assert "add `-n 2`" in note
+    assert "`%ddp runs -n 2`" in note
 
 
 def test_many_runs_are_shown_in_part() -> None:
     runs = tuple(Summary(path=Path(f"run{number}")) for number in range(SHOWN + 5))
     text = text_of(Listing(runs, {}, len(runs)))
     assert len(text.splitlines()) == 2 + SHOWN + 1
-    assert "5 more: add `-n 55`" in text
+    assert "5 more: `%ddp runs -n 55`" in text
 
 
 def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:

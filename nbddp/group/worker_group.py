@@ -381,7 +381,7 @@ class WorkerGroup:
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._check_started()
-        self._asking.check_ranks(request.ranks)
+        Asking(self._session).check_ranks(request.ranks)
         self._scripts.make_way()
         result = self._run_on(self._session, request, retries, quiet=quiet)
         result.raise_for_failure()
@@ -442,11 +442,9 @@ class WorkerGroup:
     ) -> Trace:
         """Run source as :meth:`run`, and trace some of its steps with torch's profiler.
 
-        A step is what the cell reports by ``nbddp.log(step=...)``.
-
         Args:
             source: Python, or whatever IPython takes.
-            first: the first step that is traced.
+            first: the first step that is traced, as ``nbddp.log(step=...)`` reports it.
             last: the last one.
             memory: trace the memory of tensors too.
             ranks: where; None for all.
@@ -468,10 +466,6 @@ class WorkerGroup:
     def _check_started(self) -> None:
         if not self.is_live:
             raise RequestError(self._not_started)
-
-    @property
-    def _asking(self) -> Asking:
-        return Asking(self._session)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespace of the ranks.

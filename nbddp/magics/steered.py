@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.checks.facts import RankFacts
+from nbddp.controller.asking import Asking
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
@@ -180,5 +181,6 @@ class SteeredGroup(WorkerGroup):
         """What every rank says of its names, for checks; nothing while they are busy, or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
-        answers = self._asking.ask(self.life.alive, lambda number: Survey(request=number))
+        asking = Asking(self._session)
+        answers = asking.ask(self.life.alive, lambda number: Survey(request=number))
         return {rank: RankFacts.read(each.payload) for rank, each in answers.items()}

@@ -107,6 +107,6 @@ def describe_outcome(run: Summary) -> str:
 def _notes(listing: Listing, most: int) -> Iterator[str]:
     more = len(listing.runs) - most
     if more > 0:
-        yield f"{more} more: add `-n {len(listing.runs)}` to show them"
+        yield f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them"
     if left_out := say_left_out(listing.left_out):
         yield left_out
