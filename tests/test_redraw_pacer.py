@@ -90,6 +90,14 @@ def test_the_last_line_is_drawn_though_nothing_follows_it(panel: Panel) -> None:
     assert panel.count("log") == 1
 
 
+def test_what_costs_much_only_once_is_soon_drawn_again(panel: Panel) -> None:
+    panel.cost["rest"] = 0.5
+    panel.live(0.3, news=True)
+    panel.cost["rest"] = 0.0005
+    panel.live(0.6, news=True)
+    assert panel.count("rest") == 2
+
+
 def test_what_somebody_has_chosen_is_drawn_at_once(panel: Panel) -> None:
     panel.live(0.6, news=True)
     panel.now += 0.003

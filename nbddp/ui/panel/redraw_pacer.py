@@ -1,7 +1,9 @@
 """Limit how often a part of the panel is drawn, so that drawing takes a fixed share of a core.
 
 The cost of a drawing differs a hundredfold, from two ranks that count steps to 64 that print. So
-each drawing is timed, and the pause after it is proportional to its cost.
+each drawing is timed, and the pause after it is proportional to its cost. A pause is at most twice
+as long as the one before: a drawing that costs much only once, as the first charts do, holds up
+nothing for long.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class RedrawPacer:
         self._most = most
         self._tick = tick
         self._next_tick = 0.0
+        self._pause = least
         self._seen: Seen = ()
         self.next_at = 0.0
 
@@ -58,8 +61,9 @@ class RedrawPacer:
             yield
         finally:
             spent = time.thread_time() - began
-            pause = min(self._most, max(self._least, spent / self._share))
-            self.next_at = time.monotonic() + pause
+            wanted = max(self._least, spent / self._share)
+            self._pause = min(self._most, wanted, 2 * self._pause)
+            self.next_at = time.monotonic() + self._pause
 
 
 def next_redraw(log: RedrawPacer, *others: RedrawPacer) -> float:
