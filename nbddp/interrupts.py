@@ -1,4 +1,4 @@
-"""What an interrupt of the main thread must not strike in the middle of."""
+"""Defer SIGINT while the main thread does something that must not be left half done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class HeldBack:
-    """The interrupts that have come since they are held back, and whether a second one strikes."""
+    """Counts the deferred interrupts, and says whether a second one is raised at once."""
 
     def __init__(self, *, raises_second: bool) -> None:
         self.times = 0
@@ -19,10 +19,10 @@ class HeldBack:
 
 @contextmanager
 def interrupt_held_back(*, raises_second: bool = True) -> Iterator[HeldBack]:
-    """Let an interrupt wait until this is done; a second one is raised at once.
+    """Defer an interrupt until the block ends; a second one is raised at once.
 
     Args:
-        raises_second: False to note each of them, for what looks at ``times`` while it waits.
+        raises_second: False to defer all of them; the block reads ``times`` while it waits.
     """
     held = HeldBack(raises_second=raises_second)
     before = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What ranks are asked while the group heals, and what came of it."""
+"""Send the requests of a heal to the ranks, and collect their answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class HealRequests:
-    """The requests of one heal; used on the session's thread.
+    """Sends the requests of one heal; used on the session's thread.
 
     Args:
-        executor: what sends them.
-        heal: which ranks get a new process, and whose names.
+        executor: of the session.
+        heal: names the ranks that get a new process, and the donor.
     """
 
     def __init__(self, executor: Executor, heal: HealLife) -> None:
@@ -43,7 +43,7 @@ class HealRequests:
         self._forked = self._packed = time.monotonic()
 
     def give(self, action: ev.SendGive) -> None:
-        """Ask the donor for all its names but those to leave."""
+        """Ask the donor to pack its names, except those in ``leave``."""
         self._discard()
         number = next(self._do.numbers)
         self._gives[number] = action.generation
@@ -52,7 +52,7 @@ class HealRequests:
         self._do.means_now.link.send(action.donor, command)
 
     def meet(self, action: ev.SendMeet, rank: int) -> None:
-        """Ask a rank to meet the others in a new process group, where names are handed over."""
+        """Ask a rank to join the new process group, in which new ranks get the names."""
         if self._given is None:
             raise RuntimeError("ranks were to meet before the names were packed")
         if not self._own:
@@ -71,7 +71,7 @@ class HealRequests:
         self._do.means_now.link.send(rank, command)
 
     def drop(self, rank: int) -> None:
-        """Tell a rank that nobody waits for it in a meeting any more."""
+        """Tell a rank to leave the meeting: it has failed."""
         for number, (asked, _) in self._meets.items():
             if asked == rank:
                 self._do.means_now.link.send(rank, Drop(request=number))
@@ -89,7 +89,7 @@ class HealRequests:
         }
 
     def event_of(self, answer: Answer) -> ev.NamesGiven | ev.RankMet | None:
-        """Return what an answer means for the heal; None if it belongs to another request."""
+        """Return the event that an answer causes; None if the answer is to another request."""
         attempt = self._do.life.attempt
         if (given := self._gives.pop(answer.request, None)) is not None:
             self._given = None if answer.error else answer
@@ -114,7 +114,7 @@ class HealRequests:
         )
 
     def close(self) -> None:
-        """Note that the heal is over: nobody collects the names any more."""
+        """End the heal, and delete the packed names."""
         self._is_over = True
         self._discard()
 
@@ -124,7 +124,7 @@ class HealRequests:
             self._do.means_now.link.discard(given.parcel)
 
     def report(self) -> Healed:
-        """Return what was done."""
+        """Return the report of the heal."""
         if self._given is None:
             raise RuntimeError("a heal has ended without names")
         given, do = self._given, self._do
@@ -155,7 +155,7 @@ class HealRequests:
         )
 
     def record(self, healed: Healed) -> None:
-        """Write down what was done."""
+        """Write the report into the record of the run."""
         self._do.time_line.record(
             "healed",
             ranks=healed.ranks,

@@ -61,7 +61,7 @@ class RestartAsked:
 class HealAsked:
     """Put new processes in the places of dead ranks, with the names of a living one, the donor.
 
-    ``checks``: the donor is to see whether its names can be those of the dead ranks.
+    ``checks``: the donor first checks whether its names can replace those of the dead ranks.
     """
 
     ranks: tuple[int, ...]
@@ -246,9 +246,9 @@ class Revived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendGive:
-    """Have the donor pack all its names but those to leave.
+    """Tell the donor to pack its names, except those in ``leave``.
 
-    ``newcomers`` are none where the user has chosen the donor.
+    ``newcomers`` is empty if the user chose the donor.
     """
 
     donor: int
@@ -259,7 +259,7 @@ class SendGive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMeet:
-    """Have ranks form a new process group, in which the newcomers get the donor's names."""
+    """Tell ranks to form a new process group, in which new ranks get the donor's names."""
 
     ranks: tuple[int, ...]
     generation: int
@@ -269,7 +269,7 @@ class SendMeet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendDrop:
-    """Tell ranks that were told to meet to give that up."""
+    """Tell ranks to leave the meeting: it has failed."""
 
     ranks: tuple[int, ...]
 

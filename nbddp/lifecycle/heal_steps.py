@@ -1,4 +1,4 @@
-"""The steps of a heal: dead ranks get new processes and a donor's names; the others live on.
+"""The steps of a heal: new processes replace dead ranks and get the names of a donor.
 
 The new processes start while the donor packs its names. Then all ranks meet in a new process group,
 in which the new ones get the names. A name that cannot be made on a new rank ends that meeting; the
@@ -32,8 +32,8 @@ from nbddp.lifecycle.events import (
 from nbddp.lifecycle.states import GroupState, HealLife, Life, RankLife, RankState
 from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, ring_in
 
-KILLED = -9  # how a new process ends that is not needed any more
-BACK_PATIENCE = 30.0  # seconds for ranks to come back from a meeting that was given up
+KILLED = -9  # exit code of a new process after a failed heal
+BACK_PATIENCE = 30.0  # seconds in which ranks must return from a failed meeting
 
 
 def on_heal_asked(life: Life, event: HealAsked) -> Step:
@@ -82,7 +82,7 @@ def on_names_given(life: Life, event: NamesGiven) -> Step:
 
 
 def _meet(life: Life, heal: HealLife) -> Step:
-    """Have all ranks meet, once the new ones are ready and the names are packed."""
+    """Tell all ranks to meet, once the new ranks are ready and the names are packed."""
     if not heal.is_given or in_state(life, RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, meeting=frozenset(life.alive))
@@ -112,7 +112,7 @@ def on_rank_met(life: Life, event: RankMet) -> Step:
 
 
 def fail(life: Life, heal: HealLife, reason: str) -> Step:
-    """End the heal, as soon as those ranks are back that were told to meet."""
+    """End the heal as soon as all ranks that were told to meet are back."""
     heal = replace(heal, failures=((False, reason), *heal.failures), is_lost=True)
     return _go_on(life, heal)
 
@@ -149,7 +149,7 @@ def on_late(life: Life, heal: HealLife) -> Step:
 
 
 def give_up(life: Life, heal: HealLife, reason: str) -> Step:
-    """End the processes that were to heal the group."""
+    """Kill the new processes, and report that the heal failed."""
     doomed = tuple(rank for rank in heal.newcomers if life.lives(rank))
     ranks = tuple(
         replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in doomed else each
