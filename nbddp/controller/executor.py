@@ -269,7 +269,7 @@ class Executor:
         """Do it; if that fails, see to it that nobody waits for what will not happen."""
         try:
             failed = self._act(action)
-        except Exception as error:  # noqa: BLE001 - whatever it is, somebody may wait for it
+        except Exception as error:  # noqa: BLE001 - a caller may wait for the result
             failed = for_all(action, error)
         for rank, why in failed.items():
             self._make_up_for(action, rank, why)

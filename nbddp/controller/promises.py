@@ -1,4 +1,4 @@
-"""Who waits for what: promises to callers on other threads, kept by the session's."""
+"""The promises of a session to callers on other threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbddp.wire.messages import Answer
 
 
 class Promises:
-    """The promises a session has made and not kept yet."""
+    """The promises that are still open; used on the session's thread."""
 
     def __init__(self) -> None:
         self._start: Promise[None] | None = None
@@ -20,7 +20,7 @@ class Promises:
         self._answers: dict[int, tuple[int, Promise[Answer]]] = {}
 
     def for_start(self) -> Promise[None]:
-        """Somebody waits for all ranks to be ready; an earlier start is overtaken by it."""
+        """Return a promise for the start of all ranks; it replaces that of an earlier start."""
         self.start_failed(StartError("restarted before it was ready"))
         self._start = Promise()
         return self._start
@@ -31,56 +31,56 @@ class Promises:
         return self._start
 
     def for_heal(self) -> Promise[Healed]:
-        """Somebody waits until the new ranks have their names and all have met."""
+        """Return a promise for the end of a heal."""
         self.not_healed("it was asked for again")
         self._heal = Promise()
         return self._heal
 
     def healed(self, healed: Healed) -> None:
-        """They have."""
+        """Resolve the promise of the heal with its report."""
         if self._heal is not None and not self._heal.done():
             self._heal.set_result(healed)
 
     def not_healed(self, why: str) -> None:
-        """They will not."""
+        """Reject the promise of the heal."""
         if self._heal is not None and not self._heal.done():
             self._heal.set_exception(RequestError(f"{NOT_HEALED}: {why}"))
 
     def for_stop(self) -> Promise[None]:
-        """Somebody waits until all processes are gone."""
+        """Return a promise for the end of all processes."""
         self._stops.append(Promise())
         return self._stops[-1]
 
     def for_kill(self, rank: int) -> Promise[None]:
-        """Somebody waits until one process is gone."""
+        """Return a promise for the end of one process."""
         promise: Promise[None] = Promise()
         self._kills.setdefault(rank, []).append(promise)
         return promise
 
     def for_answer(self, request: int, rank: int) -> Promise[Answer]:
-        """Somebody waits for what a rank says."""
+        """Return a promise for the answer of a rank to a request."""
         promise: Promise[Answer] = Promise()
         self._answers[request] = rank, promise
         return promise
 
     def started(self) -> None:
-        """All ranks are ready."""
+        """Resolve the promise of the start."""
         if self._start is not None and not self._start.done():
             self._start.set_result(None)
 
     def start_failed(self, error: StartError) -> None:
-        """They will not be."""
+        """Reject the promise of the start."""
         if self._start is not None and not self._start.done():
             self._start.set_exception(error)
 
     def stopped(self) -> None:
-        """All processes are gone."""
+        """Resolve the promises for the end of all processes."""
         waiting, self._stops = self._stops, []
         for promise in waiting:
             promise.set_result(None)
 
     def gone(self, rank: int, why: str) -> None:
-        """One process is gone, and with it what it would have answered: ``why`` is said then."""
+        """Resolve the promises for a process that ended; reject with ``why`` its open answers."""
         for promise in self._kills.pop(rank, ()):
             promise.set_result(None)
         for request, (asked, answer) in list(self._answers.items()):
@@ -89,7 +89,7 @@ class Promises:
                 answer.set_exception(RequestError(why))
 
     def answered(self, answer: Answer) -> None:
-        """A rank said something that was asked."""
+        """Resolve the promise for an answer."""
         _, promise = self._answers.pop(answer.request, (0, None))
         if promise is not None:
             promise.set_result(answer)

@@ -55,7 +55,7 @@ class LocalAgents:
         """Start so many, and do not wait for them."""
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(count):
-            with interrupt_held_back():  # one that nobody knows of would be left behind
+            with interrupt_held_back():  # an agent that is not in the list would keep running
                 self._start_one(self._next_log())
 
     def _start_one(self, path: Path) -> None:
