@@ -179,7 +179,7 @@ class Notebook:
             reply.counts.add(answer["content"]["execution_count"])
         return str(answer["content"]["status"])
 
-    def _read(self, message: dict[str, Any], reply: Reply) -> bool:  # noqa: C901 - a table
+    def _read(self, message: dict[str, Any], reply: Reply) -> bool:
         content = message["content"]
         match message["msg_type"]:
             case "execute_input":

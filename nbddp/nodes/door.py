@@ -341,9 +341,7 @@ class Door:
 
     # ---- what nodes say
 
-    def _on_frame(  # noqa: C901
-        self, node: Node, kind: FrameType, number: int, data: bytes
-    ) -> None:
+    def _on_frame(self, node: Node, kind: FrameType, number: int, data: bytes) -> None:
         match kind:
             case FrameType.LOG:
                 name, _, text = data.partition(b"\0")
