@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable
 
 from nbddp.checks import (  # each registers its rules  # noqa: F401
-    between,
-    collectives,
+    collective_rules,
     evaluating,
     forwards,
     places,
-    state,
+    rank_fact_rules,
     training,
 )
 from nbddp.checks.facts import Facts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from nbddp.checks.source import Source, once
 from nbddp.checks.syntax import names_in
@@ -99,8 +100,9 @@ def _asks_if_distributed(test: ast.Compare) -> bool:
     value = _number(right)
     if value == -1:
         return True
-    if isinstance(operator, ast.In | ast.NotIn):
-        return not _has_main(right)
+    if isinstance(operator, ast.In | ast.NotIn):  # with a 0, as in (-1, 0), it asks for the rank
+        items = right.elts if isinstance(right, ast.List | ast.Tuple | ast.Set) else []
+        return all(_number(each) != 0 for each in items)
     return value == 0 and isinstance(operator, ast.GtE | ast.Lt)
 
 
@@ -109,13 +111,6 @@ def _number(node: ast.AST) -> object:
         inner = _number(node.operand)
         return -inner if isinstance(inner, int) else None
     return node.value if isinstance(node, ast.Constant) else None
-
-
-def _has_main(node: ast.AST) -> bool:
-    """Whether it is a list with a 0 in it, such as ``(-1, 0)``."""
-    return isinstance(node, ast.List | ast.Tuple | ast.Set) and any(
-        _number(each) == 0 for each in node.elts
-    )
 
 
 def is_guarded(source: Source, node: ast.AST) -> bool:
@@ -190,9 +185,8 @@ def early_leavers(source: Source) -> Iterator[tuple[ast.If, ast.AST]]:
                 yield node, loops[0]
 
 
-def _leaves(node: ast.If, test: object) -> bool:
-    is_asked = callable(test) and bool(test(node.test))
-    return is_asked and isinstance(node.body[-1], _LEAVING)
+def _leaves(node: ast.If, test: Callable[[ast.expr], bool]) -> bool:
+    return isinstance(node.body[-1], _LEAVING) and test(node.test)
 
 
 def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
@@ -291,3 +285,71 @@ def _said(test: ast.expr, *, is_so: bool) -> tuple[str, bool]:
         if is_none and isinstance(operator, ast.Is | ast.IsNot):
             return _said(test.left, is_so=is_so == isinstance(operator, ast.IsNot))
     return ast.unparse(test), is_so
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on the rank, and in which of its branches some code is.
+
+    Attributes:
+        node: where it stands; two with one ``node`` are of one condition.
+        tests: what is asked there.
+        branch: 0 where that is so, else 1.
+    """
+
+    node: ast.AST
+    tests: tuple[ast.AST, ...]
+    branch: int = 0
+
+    @property
+    def key(self) -> str:
+        """The same for conditions that ask the same."""
+        return " ".join(map(ast.dump, self.tests))
+
+    def __str__(self) -> str:
+        r"""As it is written.
+
+        >>> source = Source("if rank:\n    pass\nelse:\n    dist.barrier()")
+        >>> str(next(rank_conditions(source, source.calls[0])))
+        'the `else` of `if rank`'
+        """
+        asked = [ast.unparse(each) for each in self.tests]
+        match self.node:
+            case ast.While():
+                return f"`while {asked[0]}`"
+            case ast.BoolOp(op=operator):
+                word = " or " if isinstance(operator, ast.Or) else " and "
+                return f"`{word.join([*asked, '...'])}`"
+        return f"{'the `else` of ' if self.branch else ''}`if {asked[0]}`"
+
+
+def rank_conditions(source: Source, node: ast.AST) -> Iterator[Condition]:
+    """Those that it stands under in its function, from the inside out."""
+    inner = node
+    for outer in source.above(node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        found = _condition(outer, inner)
+        if found is not None:
+            yield found
+        inner = outer
+
+
+def has_rank_condition(source: Source, node: ast.AST) -> bool:
+    """Whether there is one."""
+    return next(rank_conditions(source, node), None) is not None
+
+
+def _condition(outer: ast.AST, inner: ast.AST) -> Condition | None:
+    match outer:
+        case ast.If(test=test, body=body) if inner is not test and depends_on_rank(test):
+            return Condition(outer, (test,), int(inner not in body))
+        case ast.IfExp(test=test, body=one) if inner is not test and depends_on_rank(test):
+            return Condition(outer, (test,), int(inner is not one))
+        case ast.While(test=test, body=body) if inner in body and depends_on_rank(test):
+            return Condition(outer, (test,))
+        case ast.BoolOp(values=values) if inner in values:
+            before = tuple(values[: values.index(inner)])
+            asked = [each for each in before if depends_on_rank(each)]
+            return Condition(outer, before) if asked else None
+    return None

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.collective_calls import COLLECTIVES
+from nbddp.checks.collective_rules import COLLECTIVES
 from nbddp.checks.forwards import is_without_gradients
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Loop, Source
@@ -57,10 +57,11 @@ def _is_divided(source: Source, name: str) -> bool:
     made = source.maker(name)
     if made is None or source.kind_of_call(made) != "loader":
         return False
-    given = argument(made, "sampler", 3)
-    sampler = source.maker(given.id) if isinstance(given, ast.Name) else given
-    if isinstance(given, ast.Name) and sampler is None:
-        return source.kinds.get(given.id, "").startswith("sampler")
+    sampler = argument(made, "sampler", 3)
+    if isinstance(sampler, ast.Name):
+        if (maker := source.maker(sampler.id)) is None:
+            return source.kinds.get(sampler.id, "").startswith("sampler")
+        sampler = maker
     return isinstance(sampler, ast.Call) and source.kind_of_call(sampler) == "sampler"
 
 
@@ -74,9 +75,8 @@ def _of_one_rank(source: Source) -> Iterator[Hit]:
         function = source.function(loop)
         for call in source.calls_in(function):
             is_after = call.lineno > max(loop.lineno, added.lineno)
-            is_here = name in names_in(call)
-            is_here = is_here and "rank" not in ast.unparse(call)  # else it says whose it is
-            if _reports(source, call) and is_after and is_here:
+            says_whose = "rank" in ast.unparse(call)
+            if _reports(source, call) and is_after and name in names_in(call) and not says_whose:
                 yield Hit(
                     source.line(call),
                     f"{name} is reported as one rank has counted it, of its own share.",

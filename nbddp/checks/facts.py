@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from nbddp.checks.source import Source
 
@@ -98,9 +98,7 @@ class Scaler:
 
 Thing = Loader | Model | Optimizer | Scaler
 T = TypeVar("T", Loader, Model, Optimizer, Scaler)
-_KINDS: dict[str, type[Thing]] = {
-    each.__name__: each for each in (Loader, Model, Optimizer, Scaler)
-}
+_KINDS: dict[str, type[Thing]] = {each.__name__: each for each in get_args(Thing)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.branches import Condition, rank_conditions
-from nbddp.checks.conditions import picks_one_of_all
+from nbddp.checks.conditions import Condition, picks_one_of_all, rank_conditions
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Source, once
 from nbddp.checks.syntax import argument, is_false, passes_on_more, plain_names
@@ -120,18 +119,13 @@ def _joins(source: Source) -> set[ast.AST | None]:
 
 def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
     node = condition.node
-    branches: list[list[ast.stmt]] = []
-    if isinstance(node, ast.If):
-        branches = [node.body, node.orelse]
-    elif isinstance(node, ast.Match):
-        branches = [each.body for each in node.cases]
-    return len(branches) > 1 and all(
+    return isinstance(node, ast.If) and all(
         any(
             isinstance(call.func, ast.Name) and call.func.id == name
             for each in branch
             for call in source.within(each)
         )
-        for branch in branches
+        for branch in (node.body, node.orelse)
     )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.collective_calls import collective
+from nbddp.checks.collective_rules import collective
 from nbddp.checks.conditions import depends_on_rank, is_called_guarded
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Source, once
@@ -57,7 +57,8 @@ def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
         return path.value == os.devnull
     if depends_on_rank(path) or _OWN.search(ast.unparse(path)):
         return True
-    if source.is_cell and not _is_known(source, path):
+    known = {*source.aliases, *vars(builtins), *source.assigned}
+    if source.is_cell and not plain_names(path) <= known:
         return True  # another cell has made it, perhaps with the rank in it
     function = source.function(path)
     parameters = (
@@ -74,8 +75,3 @@ def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
 def _is_own_name(source: Source, name: str, depth: int) -> bool:
     """Whether anything that the name is given has something of the rank's own in it."""
     return any(_is_own(source, each, depth - 1) for each in source.values(name))
-
-
-def _is_known(source: Source, path: ast.AST) -> bool:
-    """Whether all plain names in it are given a value here, by ``=`` or by a loop."""
-    return plain_names(path) <= {*source.aliases, *vars(builtins), *source.assigned}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from nbddp.checks.plain import plain_python
+from nbddp.checks.syntax import plain_python
 
 # what is in a cell without an import
 PRESET = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
@@ -159,15 +159,6 @@ class Source:
         """Whether it is known to be an FSDP model, whose parameters are sharded over the ranks."""
         return self.kinds.get(name, "").startswith("fsdp")
 
-    @cached_property
-    def has_ddp(self) -> bool:
-        """Whether any name is."""
-        return any(map(self.is_ddp, self.kinds))
-
-    def head(self, loop: Loop) -> str:
-        """What a loop goes through, or how long."""
-        return ast.unparse(loop.test if isinstance(loop, ast.While) else loop.iter)
-
     def method(self, call: ast.Call) -> str:
         """The last part of what is called, whatever it belongs to."""
         if isinstance(call.func, ast.Attribute):
@@ -230,7 +221,7 @@ class Source:
     @cached_property
     def is_distributed(self) -> bool:
         """Whether DDP is at work here: by name, or in what a script imports and calls."""
-        return self.has_ddp or any(self.kind_of_call(each) == "ddp" for each in self.calls)
+        return any(map(self.is_ddp, self.kinds)) or "ddp" in map(self.kind_of_call, self.calls)
 
     @cached_property
     def assigned(self) -> frozenset[str]:
@@ -248,11 +239,14 @@ class Source:
         >>> Source("f = lambda x: x + [y for y in z]").shared_names["z"]
         1
         """
-        own: dict[ast.AST, set[str]] = {each: _own_names(each) for each in self.functions}
+        own: dict[ast.AST, set[str]] = {
+            each: {given.arg for given in ast.walk(each.args) if isinstance(given, ast.arg)}
+            for each in self.functions
+        }
         for node in self.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.setdefault(self.function(node), set()).add(node.id)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            elif isinstance(node, Function):
                 own.setdefault(self.function(node), set()).add(node.name)
         found: dict[str, int] = {}
         for node in self.nodes:
@@ -338,11 +332,3 @@ class Source:
                 is_of_all = text.lstrip().startswith("#")
                 found.append((number, is_of_all, re.findall(r"ND\d+", said[1])))
         return found
-
-
-def _own_names(function: Function) -> set[str]:
-    """Its parameters."""
-    arguments = function.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    more = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
-    return {each.arg for each in [*every, *more]}

@@ -23,18 +23,14 @@ def training_loops(source: Source) -> set[ast.AST]:
 
 
 def _steps_in(source: Source, loop: Loop) -> list[ast.Call]:
-    return [
-        each
-        for each in source.within(loop)
-        if isinstance(each.func, ast.Attribute)
-        and each.func.attr == "step"
-        and _is_optimizer(source, each)
-    ]
+    return [each for each in source.within(loop) if _updates(source, each)]
 
 
-def _is_optimizer(source: Source, call: ast.Call) -> bool:
+def _updates(source: Source, call: ast.Call) -> bool:
+    """Whether it is the ``step()`` of an optimizer."""
     name = source.owner(call)
-    return source.kinds.get(name) == "optimizer" or "optim" in name.lower() or name == "opt"
+    is_optimizer = source.kinds.get(name) == "optimizer" or "optim" in name.lower() or name == "opt"
+    return is_optimizer and source.method(call) == "step"
 
 
 def _micro_steps(source: Source) -> Iterator[tuple[ast.Call, ast.If, str]]:
@@ -82,7 +78,10 @@ def _undivided(source: Source) -> Iterator[Hit]:
             if statement.lineno <= call.lineno or _contains(statement, call)
             for each in ast.walk(statement)
         )
-        if every != "1" and not divides and not _is_framework(source):
+        is_framework = any(
+            "accelerate" in it or "deepspeed" in it for it in source.aliases.values()
+        )
+        if every != "1" and not divides and not is_framework:
             yield Hit(
                 source.line(call),
                 f"backward() adds up {every} micro-steps before the update, and the loss is "
@@ -90,33 +89,19 @@ def _undivided(source: Source) -> Iterator[Hit]:
             )
 
 
-def _is_framework(source: Source) -> bool:
-    return any("accelerate" in each or "deepspeed" in each for each in source.aliases.values())
-
-
 def _uses_scaler(source: Source) -> dict[str, list[ast.Call]]:
     """The calls of each GradScaler that scales a loss here, by its name."""
-    names = {
-        source.owner(each)
-        for each in source.calls
-        if source.method(each) == "scale"
-        and source.owner(each)
-        and (source.kinds.get(source.owner(each)) == "scaler" or "scaler" in source.owner(each))
+    owners = {source.owner(each) for each in source.calls_of("scale")}
+    names = [each for each in owners if source.kinds.get(each) == "scaler" or "scaler" in each]
+    return {
+        name: [each for each in source.calls if source.owner(each) == name]
+        for name in sorted(names)
     }
-    found: dict[str, list[ast.Call]] = {name: [] for name in sorted(names)}
-    for each in source.calls if names else ():
-        if source.owner(each) in found:
-            found[source.owner(each)].append(each)
-    return found
 
 
 @rule("ND123")
 def _clips_scaled(source: Source) -> Iterator[Hit]:
-    clips = [
-        each
-        for each in source.calls
-        if source.method(each) in ("clip_grad_norm_", "clip_grad_value_")
-    ]
+    clips = source.calls_of("clip_grad_norm_") + source.calls_of("clip_grad_value_")
     for name, calls in _uses_scaler(source).items():
         unscaled = {source.function(each) for each in calls if source.method(each) == "unscale_"}
         for clip in clips:
@@ -148,16 +133,12 @@ def _half_a_scaler(source: Source) -> Iterator[Hit]:
         ):
             continue  # somebody else gets it, and may do the rest
         line = source.line(next(each for each in calls if source.method(each) == "scale"))
-        if not methods & {"step", "unscale_"} and _steps_alone(source):
+        if not methods & {"step", "unscale_"} and any(
+            _updates(source, each) for each in source.calls
+        ):
             yield Hit(line, f"{name} scales the loss, but the optimizer's own step() is called.")
         elif "step" in methods and "update" not in methods and any(map(source.loops, calls)):
             yield Hit(line, f"{name}.update() is never called: its factor stays as it began.")
-
-
-def _steps_alone(source: Source) -> bool:
-    return any(
-        source.method(each) == "step" and _is_optimizer(source, each) for each in source.calls
-    )
 
 
 @rule("ND125")
@@ -207,10 +188,8 @@ def _threads_in_a_rank(source: Source) -> Iterator[Hit]:
 
 @rule("ND127")
 def _converts_too_late(source: Source) -> Iterator[Hit]:
-    for call in source.calls:
-        if source.method(call) != "convert_sync_batchnorm" or not call.args:
-            continue
-        given = call.args[0]
+    for call in source.calls_of("convert_sync_batchnorm"):
+        given = call.args[0] if call.args else None
         made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"
         if made or (isinstance(given, ast.Name) and _was_wrapped(source, given.id, call)):
             yield Hit(source.line(call), "SyncBatchNorm is put into a model that DDP has already.")

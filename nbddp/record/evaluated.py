@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbddp.checks.plain import plain_python
+from nbddp.checks.syntax import plain_python
 from nbddp.topology import Topology
 
 _NODES = (

@@ -1,0 +1,330 @@
+"""Rules about calls that all ranks must make together."""
+
+from __future__ import annotations
+
+import ast
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+
+from nbddp.checks.conditions import (
+    Condition,
+    early_leavers,
+    has_rank_condition,
+    left_after,
+    may_exclude,
+    picks_one_of_all,
+    rank_conditions,
+    tests_at,
+)
+from nbddp.checks.registry import Hit, rule
+from nbddp.checks.source import Source, once
+from nbddp.checks.syntax import argument, is_true, may_be_true, names_in, passes_on_more
+
+_GROUP_PLACES = {  # position of the ``group`` argument; None if there is no such argument
+    **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"), 2),
+    **dict.fromkeys(("all_to_all", "broadcast", "broadcast_object_list"), 2),
+    **dict.fromkeys(("gather", "gather_object", "reduce", "reduce_scatter"), 3),
+    **dict.fromkeys(("reduce_scatter_tensor", "scatter", "scatter_object_list"), 3),
+    **dict.fromkeys(("barrier", "monitored_barrier"), 0),
+    "all_to_all_single": 4,
+    "new_subgroups": 1,
+    **dict.fromkeys(("new_group", "new_subgroups_by_enumeration"), None),
+}
+COLLECTIVES = frozenset(f"torch.distributed.{name}" for name in _GROUP_PLACES)
+OURS = frozenset({"nbddp.all_reduce", "nbddp.all_gather"})
+# calls that form groups of all ranks, and calls that write or read a distributed checkpoint
+_OF_ALL_RANKS = re.compile(
+    r"torch\.distributed\.(?:(?:\w+\.)*init_device_mesh"
+    r"|checkpoint\.(?:\w+\.)*(?:save|load|async_save|save_state_dict|load_state_dict))"
+)
+# calls that all ranks with a shard of a tensor or a model must make together
+_OF_SHARDS = re.compile(
+    r"torch\.distributed\.(?:(?:\w+\.)*tensor\.(?:\w+\.)*distribute_(?:tensor|module)"
+    r"|fsdp\.(?:\w+\.)*FullyShardedDataParallel\.(?:summon_full_params|full_optim_state_dict"
+    r"|optim_state_dict|optim_state_dict_to_load|scatter_full_optim_state_dict))"
+)
+_OF_SHARDED_MODELS = re.compile(
+    r"torch\.distributed\.checkpoint\.state_dict\.[gs]et_(?:model_|optimizer_)?state_dict"
+)
+_METHODS_OF_SHARDS = frozenset({"full_tensor", "consolidate_state_dict"})
+_SHARDING = re.compile(r"fully_shard|FSDP|FullySharded|parallelize_module|distribute_module")
+_NO_SHARDING = re.compile(r"\bDDP\b|DistributedDataParallel")
+
+
+def short(name: str) -> str:
+    """Return the name of a call as users type it.
+
+    >>> short("torch.distributed.barrier"), short("nbddp.all_reduce")
+    ('dist.barrier', 'nbddp.all_reduce')
+    >>> short("torch.distributed.checkpoint.state_dict_saver.save")
+    'dcp.save'
+    """
+    *room, last = name.split(".")
+    if room[:1] != ["torch"]:
+        return name
+    if "checkpoint" in room and last in ("save", "load", "async_save"):
+        return f"dcp.{last}"
+    return f"dist.{last}" if room == ["torch", "distributed"] else last
+
+
+def collective(source: Source, call: ast.Call) -> str:
+    """Return the name of a collective of all ranks; empty for other calls.
+
+    A collective in a group of some ranks does not count.
+    """
+    name = source.called(call)
+    is_one = name in COLLECTIVES or name in OURS or _OF_ALL_RANKS.fullmatch(name)
+    return name if is_one and _is_of_all(call, _GROUP_PLACES.get(name.rpartition(".")[2])) else ""
+
+
+def _of_shards(source: Source, call: ast.Call) -> str:
+    """Return the name of a call that all ranks with a shard must make; empty for other calls."""
+    name, method = source.called(call), source.method(call)
+    if _OF_SHARDS.fullmatch(name):
+        return name
+    if _OF_SHARDED_MODELS.fullmatch(name) or name.endswith("nn.utils.clip_grad_norm_"):
+        is_clip = method == "clip_grad_norm_"
+        return name if _takes_shards(source, call, may_guess=not is_clip) else ""
+    is_method = method in _METHODS_OF_SHARDS and isinstance(call.func, ast.Attribute)
+    is_clip = method == "clip_grad_norm_" and source.is_fsdp(source.owner(call))
+    is_whole = method == "state_dict" and _gathers_state(source, source.owner(call))
+    return f"{ast.unparse(call.func)}()" if is_method or is_clip or is_whole else ""
+
+
+def _gathers_state(source: Source, name: str) -> bool:
+    """Return whether ``state_dict()`` of a model gathers its shards, as in FSDP version 1."""
+    made = [each for each in source.values(name) if isinstance(each, ast.Call)]
+    is_first = any(source.called(each).endswith(".FullyShardedDataParallel") for each in made)
+    return is_first and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
+
+
+def _takes_shards(source: Source, call: ast.Call, *, may_guess: bool) -> bool:
+    """Return whether a sharded model is among the arguments.
+
+    With ``may_guess``, an unknown argument counts as one if the code shards models and has no DDP.
+    """
+    given = {name for each in call.args for name in names_in(each)}
+    if any(map(source.is_fsdp, given)):
+        return True
+    known = any(map(source.kinds.get, given))
+    is_likely = _SHARDING.search(source.text) and not _NO_SHARDING.search(source.text)
+    return may_guess and not known and bool(is_likely)
+
+
+def _is_of_all(call: ast.Call, place: int | None) -> bool:
+    """Return whether all ranks must make this call, as far as its arguments tell."""
+    alone = ("use_local_synchronization", "no_dist")
+    if passes_on_more(call) or any(may_be_true(argument(call, each)) for each in alone):
+        return False
+    group = argument(call, "process_group") or argument(call, "group", place)
+    is_default = isinstance(group, ast.Constant) and group.value is None
+    return group is None or is_default or ast.unparse(group).endswith("group.WORLD")
+
+
+@once
+def meetings_of_shards(source: Source) -> dict[ast.Call, str]:
+    """Return every call that all ranks with a shard of a tensor or a model must make together."""
+    return {each: name for each in source.calls if (name := _of_shards(source, each))}
+
+
+@once
+def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
+    """Return every call that all ranks must make, and every call of a function that makes one."""
+    direct = [(each, name) for each in source.calls if (name := collective(source, each))]
+    functions = [source.function(each) for each, _ in direct if not _is_apart(source, each)]
+    meets = {
+        each.name
+        for each in functions
+        if not isinstance(each, ast.Module) and source.parents[each] is source.tree
+    }
+    indirect = [
+        (each, f"{name}()")
+        for each in source.calls
+        if isinstance(each.func, ast.Name) and (name := each.func.id) in meets
+    ]
+    return direct + indirect
+
+
+def _is_apart(source: Source, call: ast.Call) -> bool:
+    """Return whether only some ranks may make a call.
+
+    It is under a condition on the rank, or the caller of its function decides which ranks make it.
+    """
+    function = source.function(call)
+    if not isinstance(function, ast.FunctionDef):
+        return has_rank_condition(source, call)
+    given = {each.arg for each in function.args.args + function.args.kwonlyargs}
+    takes_group = any("group" in each or "mesh" in each for each in given)
+    asked = (names_in(test) for _, _, test in tests_at(source, call))
+    return takes_group or any(given & names for names in asked) or has_rank_condition(source, call)
+
+
+@rule("ND101")
+def _of_some_ranks(source: Source) -> Iterator[Hit]:
+    of_shards = meetings_of_shards(source)
+    meetings = all_meetings(source) + list(of_shards.items())
+    conditions = [
+        [
+            each
+            for each in rank_conditions(source, call)
+            if call not in of_shards or all(map(picks_one_of_all, each.tests))
+        ]
+        for call, _ in meetings
+    ]
+    partners = _Partners(source, [each for of_call in conditions for each in of_call])
+    for (call, name), of_call in zip(meetings, conditions, strict=True):
+        for each in of_call:
+            if not partners.has(each) and not _others_meet_below(source, call, each.node):
+                yield Hit(
+                    source.line(call),
+                    f"{short(name)} is under {each} (line {source.line(each.node)}): the other "
+                    "ranks do not come to it.",
+                )
+                break
+
+
+def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
+    """Return whether the other ranks make a collective after ``outer``.
+
+    The ranks that make ``call`` leave before it, by ``return``, ``raise``, ``break`` or
+    ``continue``.
+    """
+    left = left_after(source, call, outer)
+    if left is None:
+        return False
+    first, last = source.last_line(outer), source.last_line(left)
+    here = _lines_of_meetings(source).get(source.function(call), [])
+    place = bisect_right(here, first)
+    return place < len(here) and here[place] <= last
+
+
+@once
+def _lines_of_meetings(source: Source) -> dict[ast.AST, list[int]]:
+    found: dict[ast.AST, list[int]] = {}
+    for call, _ in all_meetings(source):
+        found.setdefault(source.function(call), []).append(source.line(call))
+    return {function: sorted(lines) for function, lines in found.items()}
+
+
+class _Partners:
+    """Under which conditions ranks meet, and whether the others then meet under another one."""
+
+    def __init__(self, source: Source, conditions: list[Condition]) -> None:
+        self._branches: dict[ast.AST, set[int]] = {}
+        self._keys: dict[ast.AST, str] = {}
+        for each in conditions:
+            self._branches.setdefault(each.node, set()).add(each.branch)
+            if each.node not in self._keys:
+                self._keys[each.node] = each.key
+        self._alike = Counter(self._keys.values())
+        self._related: Counter[ast.AST] = Counter()  # around it or in it, and asking another thing
+        for inner, key in self._keys.items():
+            for outer in source.above(inner):
+                if self._keys.get(outer, key) != key:
+                    self._related.update((inner, outer))
+
+    def has(self, condition: Condition) -> bool:
+        """Whether the other ranks meet too: in another branch, or under another condition."""
+        node = condition.node
+        others = len(self._keys) - self._alike[self._keys[node]] - self._related[node]
+        return others > 0 or len(self._branches[node]) > 1
+
+
+@rule("ND103")
+def _behind_a_leaver(source: Source) -> Iterator[Hit]:
+    of_shards = meetings_of_shards(source)
+    meetings = all_meetings(source) + list(of_shards.items())
+    around = _around(source, meetings)
+    of_all: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
+    for call, name in meetings:
+        if not has_rank_condition(source, call):
+            of_all.setdefault(source.function(call), []).append((source.line(call), name, call))
+    for each in of_all.values():
+        each.sort(key=lambda place: place[:2])
+    for condition, left in early_leavers(source):
+        last = max(source.line(each) for each in condition.body)
+        here = of_all.get(source.function(condition), [])
+        behind = here[bisect_right(here, last, key=lambda place: place[0]) :]
+        for line, name, call in () if condition in around else behind:
+            if (
+                line <= source.last_line(left)
+                and (call not in of_shards or picks_one_of_all(condition.test))
+                and not may_exclude(source, condition.body[-1], call)
+            ):
+                word = type(condition.body[-1]).__name__.lower()
+                yield Hit(
+                    line,
+                    f"{short(name)} comes after `if {ast.unparse(condition.test)}: {word}` (line "
+                    f"{source.line(condition)}): the ranks that have left do not come to it.",
+                )
+                break
+
+
+def _around(source: Source, meetings: list[tuple[ast.Call, str]]) -> set[ast.AST]:
+    """All that any of them stands in."""
+    return {outer for call, _ in meetings for outer in source.above(call)}
+
+
+@rule("ND104")
+def _in_except(source: Source) -> Iterator[Hit]:
+    meetings = all_meetings(source)
+    around = _around(source, meetings)
+    for call, name in meetings:
+        for outer in source.above(call):
+            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(outer, ast.ExceptHandler):
+                attempt = source.parents[outer]
+                is_tried = isinstance(attempt, ast.Try) and any(
+                    each in around for each in (*attempt.body, *attempt.orelse)
+                )
+                is_met = is_tried or _others_meet_below(source, call, attempt)
+                catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
+                if not is_met and not catches_import:
+                    yield Hit(
+                        source.line(call),
+                        f"{short(name)} is in an `except`: only the ranks that had the error come "
+                        "to it.",
+                    )
+                break
+
+
+@rule("ND105")
+def _not_waited_for(source: Source) -> Iterator[Hit]:
+    for call in source.calls:
+        name = source.called(call)
+        is_alone = isinstance(source.parents.get(call), ast.Expr)
+        starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
+        if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
+            yield Hit(
+                source.line(call),
+                f"the handle of this {short(name)} is dropped, so no code can wait for it.",
+            )
+
+
+@rule("ND107")
+def _summed_gradients(source: Source) -> Iterator[Hit]:
+    for call in source.calls:
+        if source.called(call) != "torch.distributed.all_reduce" or not call.args:
+            continue
+        text = ast.unparse(call.args[0])
+        operation = argument(call, "op", 1)
+        is_sum = operation is None or ast.unparse(operation).endswith("SUM")
+        is_of_gradients = text.endswith((".grad", ".grad.data"))
+        if is_of_gradients and is_sum and not _makes_mean(source, source.function(call)):
+            yield Hit(
+                source.line(call),
+                f"the ranks' gradients in {text} are added up, and divided by nothing.",
+            )
+
+
+@once
+def _makes_mean(_source: Source, function: ast.AST) -> bool:
+    """Return whether anything in a function divides."""
+    return any(
+        isinstance(each, ast.Div)
+        or getattr(each, "attr", "") in ("div_", "div", "mul_", "true_divide_")
+        for each in ast.walk(function)
+    )
