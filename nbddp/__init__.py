@@ -36,16 +36,14 @@ if TYPE_CHECKING:
     from nbddp.record.spent import Timeline
     from nbddp.record.trace import Trace
     from nbddp.train import faults
-    from nbddp.train.checkpoint import Checkpoint
+    from nbddp.train.checkpoint import Checkpoint, Resumed
+    from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
     from nbddp.train.config import config
     from nbddp.train.data import Loader, loader
     from nbddp.train.digits import Digits, digits
-    from nbddp.train.distributed import all_gather, main_rank_first, on_main
     from nbddp.train.models import prepare
     from nbddp.train.precision import Precision, precision
-    from nbddp.train.reduction import all_reduce
     from nbddp.train.report import Track, log, track
-    from nbddp.train.resumed import Resumed
     from nbddp.train.sonnets import sonnets
 
 __version__ = "0.1.0"
@@ -101,14 +99,14 @@ _LAZY = {
     "Judgement": "nbddp.course.exercises",
     "Loader": "nbddp.train.data",
     "Precision": "nbddp.train.precision",
-    "Resumed": "nbddp.train.resumed",
+    "Resumed": "nbddp.train.checkpoint",
     "Run": "nbddp.opened",
     "Timeline": "nbddp.record.spent",
     "Trace": "nbddp.record.trace",
     "Track": "nbddp.train.report",
     "WorkerGroup": "nbddp.group",
-    "all_gather": "nbddp.train.distributed",
-    "all_reduce": "nbddp.train.reduction",
+    "all_gather": "nbddp.train.collectives",
+    "all_reduce": "nbddp.train.collectives",
     "check_answer": "nbddp.course.exercises",
     "compare": "nbddp.opened",
     "config": "nbddp.train.config",
@@ -116,8 +114,8 @@ _LAZY = {
     "faults": "nbddp.train.faults",
     "loader": "nbddp.train.data",
     "log": "nbddp.train.report",
-    "main_rank_first": "nbddp.train.distributed",
-    "on_main": "nbddp.train.distributed",
+    "main_rank_first": "nbddp.train.collectives",
+    "on_main": "nbddp.train.collectives",
     "precision": "nbddp.train.precision",
     "prepare": "nbddp.train.models",
     "runs": "nbddp.opened",

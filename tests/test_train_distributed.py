@@ -17,9 +17,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 from nbddp import ArgumentError, WorkerGroup
-from nbddp.train.distributed import all_gather, main_rank_first, on_main
+from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
 from nbddp.train.models import prepare, prepared
-from nbddp.train.reduction import all_reduce
 
 Count = namedtuple("Count", ["correct", "seen"])
 

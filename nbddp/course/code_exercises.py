@@ -17,7 +17,7 @@ from nbddp.checks.book import look_at
 from nbddp.checks.source import Source
 from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
 from nbddp.train import place
-from nbddp.train.distributed import all_gather
+from nbddp.train.collectives import all_gather
 from nbddp.train.meeting import meeting_place
 from nbddp.train.models import prepare
 

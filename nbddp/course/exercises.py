@@ -17,7 +17,7 @@ from typing import Any
 from nbddp.course.code_exercises import CODE_EXERCISES
 from nbddp.course.grading import RIGHT, as_plain, grade
 from nbddp.errors import ArgumentError
-from nbddp.train.distributed import all_gather
+from nbddp.train.collectives import all_gather
 
 VALUES: dict[str, list[dict[str, Any]]] = json.loads(
     Path(__file__).with_name("exercises.json").read_text()

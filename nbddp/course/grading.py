@@ -10,7 +10,7 @@ from functools import wraps
 from math import inf, isclose
 from typing import Any
 
-from nbddp.train.distributed import all_gather
+from nbddp.train.collectives import all_gather
 
 RIGHT = ""
 FUNCTION = "Give the function itself, without calling it: it is tried out here."

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, report, sharded, state
+from nbddp.train.collectives import together
 from nbddp.train.parts import (
     Held,
     checked_step,
@@ -27,8 +29,6 @@ from nbddp.train.parts import (
     of_rank,
     taken,
 )
-from nbddp.train.resumed import Resumed
-from nbddp.train.together import together
 from nbddp.train.warn import warn
 
 logger = logging.getLogger("nbddp")
@@ -302,6 +302,46 @@ class Checkpoint:
                 return path, damaged
             damaged[path] = fault
         return None, damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run goes on: at step 0, unless a checkpoint was loaded.
+
+    It is true if a checkpoint was loaded. ``resumed["best"]`` and ``resumed.get("best", 0.0)``
+    give its values, as of a dict.
+
+    Attributes:
+        step: the step that was saved; 0 when nothing was loaded.
+        values: the plain values that were saved, by name, tensors on the CPU; and those that
+            ``resume`` was given where none were.
+        path: the checkpoint; None when nothing was loaded.
+
+    Raises:
+        CheckpointError: in ``resumed[name]``, when there is no such value.
+
+    >>> resumed = Resumed(values={"best": 0.0})
+    >>> bool(resumed), resumed.step, resumed["best"]
+    (False, 0, 0.0)
+    """
+
+    step: int = 0
+    values: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    def __bool__(self) -> bool:
+        return self.path is not None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            held = f"{self.path} holds no value {name!r}" if self.path else f"no value {name!r}"
+            only = f"only {', '.join(self.values)}" if self.values else "and no other"
+            raise CheckpointError(f"{held}, {only}; give resume() one to begin with: {name}=...")
+        return self.values[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of this name, or ``default`` if there is none."""
+        return self.values.get(name, default)
 
 
 # ---- files

@@ -12,8 +12,7 @@ from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
 from nbddp.train import place, report
-from nbddp.train.order import Order, Plan, Position
-from nbddp.train.reading import Batches, Rounds
+from nbddp.train.epoch_batches import Batches, Order, Plan, Position, Rounds
 from nbddp.train.seeds import mix
 from nbddp.train.warn import warn
 
