@@ -11,8 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.controller import gpus as room
 from nbddp.controller.gpus import GpuWatch
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
-from nbddp.record.devices import UNKNOWN, DeviceUse
-from nbddp.record.snapshot import RankSnapshot, take
+from nbddp.record.snapshot import UNKNOWN, DeviceUse, RankSnapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import Whereabouts
 from nbddp.ui.gpus import say_gpu, say_whole_gpu

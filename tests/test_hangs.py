@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.hangs import HANG_AFTER, SILENT_AFTER, HangWatch, Sign
+from nbddp.record.hangs import HANG_AFTER, SILENT_AFTER, HangWatch, Sign, why_in_vain
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Pulse
 
@@ -40,7 +40,7 @@ def elsewhere(seconds: float = HANG_AFTER, **facts: Any) -> Pulse:
 def look(dog: HangWatch, *pulses: Pulse, now: float = 20.0, running: list[int] = ALL) -> str:
     """What the watch says once the first ranks have told this."""
     for rank, pulse in enumerate(pulses):
-        dog.note(rank, pulse, now)
+        dog.signs[rank] = Sign(pulse, now)
     return dog.look(5, running, ALL, now=now)
 
 
@@ -77,7 +77,7 @@ def test_the_words_of_a_hang(dog: HangWatch, snapshot: SnapshotAssertion) -> Non
     dog.begin_cell(ALL, now=0.0)
     said["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
     dog.begin_cell([0, 2], now=100.0)
-    dog.note(0, elsewhere(seconds=0.0), 100 + LATE)
+    dog.signs[0] = Sign(elsewhere(seconds=0.0), 100 + LATE)
     said["one is silent"] = dog.look(5, [0, 2], [0, 2], now=100 + LATE)
     assert said == snapshot
 
@@ -119,28 +119,49 @@ def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(dog: H
 
 
 def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangWatch) -> None:
-    dog.note(2, elsewhere(seconds=0.0), LATE)
+    dog.signs[2] = Sign(elsewhere(seconds=0.0), LATE)
     text = look(dog, elsewhere(seconds=0.0), now=LATE)
     assert dog.alarm == text
     assert "rank 1" in text
-    dog.note(1, elsewhere(seconds=0.0), now=LATE + 1)
+    dog.signs[1] = Sign(elsewhere(seconds=0.0), LATE + 1)
     assert look(dog, now=LATE + 1) == dog.alarm == ""
 
 
-def test_the_memory_is_that_of_all_ranks_when_they_were_last_seen(dog: HangWatch) -> None:
-    assert dog.memory() == 0
-    for memory in (1 << 30, 2 << 30):
-        dog.note(0, Pulse(cell=5, line=3, function="", memory=memory), now=1.0)
-    dog.note(1, Pulse(cell=5, line=3, function="", memory=1 << 20), now=1.0)
-    assert dog.memory() == (2 << 30) + (1 << 20)
+# ---- why ranks wait in vain
 
 
-def test_the_last_sign_of_a_rank_is_kept_until_its_ranks_are_gone(dog: HangWatch) -> None:
-    assert dog.sign(7) is None
-    assert dog.sign(1) == Sign(Pulse(cell=0, line=0, function=""), 0.0)
-    dog.note(1, waiting(), now=3.0)
-    assert dog.sign(1) == Sign(waiting(), 3.0)
-    dog.begin_cell([0], now=4.0)
-    assert dog.sign(1) == Sign(waiting(), 3.0)
-    dog.forget()
-    assert dog.sign(1) is None
+def waits(*call: Any) -> Pulse:
+    return Pulse(cell=5, line=3, function="", collective=Collective(*call))
+
+
+def went_on(*call: Any, last_cell: int = 5) -> Pulse:
+    last = Collective(*call) if call else None
+    return Pulse(cell=5, line=9, function="load", last=last, last_cell=last_cell)
+
+
+REDUCE = waits("all_reduce", 3, "", "float [4]")
+BROADCAST = ("broadcast", 3, "", "float [4]")
+CASES: dict[str, tuple[list[Pulse], list[Pulse]]] = {
+    "another call": ([REDUCE, *[waits(*BROADCAST)] * 2], []),
+    "never came": ([went_on(), REDUCE, REDUCE], []),
+    "done": ([REDUCE], [went_on()]),
+    "one call behind": ([REDUCE], [went_on("all_reduce", 2, "", "float [4]"), went_on()]),
+    "other sizes": ([REDUCE, waits("all_reduce", 3, "", "float [2]")], []),
+    "another type, and went on": ([REDUCE], [went_on("all_reduce", 3, "", "double [4]")]),
+    "another call, and went on": ([REDUCE, went_on(*BROADCAST)], []),
+    "another cell's call": ([REDUCE, went_on(*BROADCAST, last_cell=4)], []),
+    "sizes that may differ": ([waits("scatter", 1, "", "float [4]"), waits("scatter", 1)], []),
+    "no number": ([waits("recv"), waits("recv")], []),
+    "another group's call": (
+        [waits("all_reduce", 2, "[0, 2]"), went_on("barrier", 2), went_on()],
+        [],
+    ),
+}
+
+
+def test_it_is_said_outright_who_called_what(snapshot: SnapshotAssertion) -> None:
+    said = {}
+    for name, (running, ended) in CASES.items():
+        among, done = dict(enumerate(running)), dict(enumerate(ended, start=len(running)))
+        said[name] = why_in_vain(5, among, done)
+    assert said == snapshot

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import BIG, SNAPSHOTS, Page, cells, column, ranks, readable, titles
 
-from nbddp.record.devices import DeviceUse
-from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.snapshot import DeviceUse, RankSnapshot, Snapshot
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.report.rank_table import (

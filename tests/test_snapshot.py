@@ -297,7 +297,7 @@ def test_an_alarm_is_passed_on(group: Group) -> None:
     for rank in (0, 1):
         waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
         group.whereabouts.note(rank, waits, now)
-    card = group.whereabouts.look(7, [0, 1], [0, 1], now=now)
+    card = group.whereabouts.hangs.look(7, [0, 1], [0, 1], now=now)
     assert group.look(RUNNING).alarm == card != ""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nbddp.record.cell import Purpose
-from nbddp.record.hangs import HANG_AFTER
+from nbddp.record.hangs import Sign
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Metrics, Progress, Pulse
@@ -54,19 +56,26 @@ def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
 # ---- what ranks say
 
 
-def test_the_last_sign_of_life_is_kept_with_its_time(whereabouts: Whereabouts) -> None:
+def test_the_last_sign_of_life_is_kept_with_its_time_until_its_ranks_are_gone(
+    whereabouts: Whereabouts,
+) -> None:
     whereabouts.note(1, pulse(1.0), now=3.0)
     whereabouts.note(1, pulse(2.0), now=4.0)
-    sign = whereabouts.sign(1)
-    assert sign is not None
-    assert (sign.pulse, sign.at) == (pulse(2.0), 4.0)
-    assert whereabouts.sign(7) is None
+    assert whereabouts.hangs.signs[1] == Sign(pulse(2.0), 4.0)
+    whereabouts.note(1, numbers(0), now=4.0)
+    whereabouts.begin_cell([0], now=5.0)
+    assert whereabouts.hangs.signs[1] == Sign(pulse(2.0), 4.0)
+    assert whereabouts.hangs.signs[0].pulse.cell == 0
+    whereabouts.note(0, numbers(0), now=6.0)
+    whereabouts.forget()
+    assert whereabouts.hangs.signs == {}
+    assert whereabouts.metrics.names() == ["loss"]
 
 
 def test_the_memory_is_that_of_all_ranks_together(whereabouts: Whereabouts) -> None:
     for rank in range(2):
         whereabouts.note(rank, Pulse(cell=5, line=3, function="", memory=1 << 20), now=1.0)
-    assert whereabouts.memory() == 2 << 20
+    assert whereabouts.hangs.memory() == 2 << 20
 
 
 def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted(
@@ -84,15 +93,12 @@ def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted
 
 
 def test_the_bars_of_a_rank_are_those_that_it_named_last(whereabouts: Whereabouts) -> None:
-    outer, inner = ["epochs", 1, 3, 9.0], ["batches", 10, 0, 2.5]
+    outer: list[Any] = ["epochs", 1, 3, 9.0]
+    inner: list[Any] = ["batches", 10, 0, 2.5]
     whereabouts.note(0, Progress(bars=[outer, inner]), now=1.0)
-    assert whereabouts.bars(0) == (
-        LoopProgress("epochs", 1, 3, 9.0),
-        LoopProgress("batches", 10, 0, 2.5),
-    )
-    assert whereabouts.bars(1) == ()
+    assert whereabouts.bars == {0: (LoopProgress(*outer), LoopProgress(*inner))}
     whereabouts.note(0, Progress(bars=[outer]), now=2.0)
-    assert whereabouts.bars(0) == (LoopProgress("epochs", 1, 3, 9.0),)
+    assert whereabouts.bars == {0: (LoopProgress(*outer),)}
 
 
 def test_the_version_is_another_after_anything_that_was_said(whereabouts: Whereabouts) -> None:
@@ -101,9 +107,6 @@ def test_the_version_is_another_after_anything_that_was_said(whereabouts: Wherea
         whereabouts.note(0, message, now=1.0)
         seen.append(whereabouts.version)
     assert len(set(seen)) == 5
-    whereabouts.sign(0)
-    whereabouts.bars(0)
-    assert whereabouts.version == seen[-1]
 
 
 # ---- cells
@@ -112,38 +115,12 @@ def test_the_version_is_another_after_anything_that_was_said(whereabouts: Wherea
 def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: Whereabouts) -> None:
     whereabouts.note(0, numbers(0, missed=2), now=1.0)
     whereabouts.note(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
-    whereabouts.note(0, pulse(30.0), now=1.0)
+    assert (whereabouts.first_step, whereabouts.last_step) == (0, 0)
     whereabouts.begin_cell([0, 1], now=2.0)
     assert whereabouts.missed == 0
     assert whereabouts.metrics.names() == []
-    assert whereabouts.bars(0) == ()
-    sign = whereabouts.sign(0)
-    assert sign is not None
-    assert (sign.pulse.cell, sign.at) == (0, 2.0)
-
-
-def test_a_hang_is_told_once_and_stays_an_alarm_until_the_cell_is_over(
-    whereabouts: Whereabouts,
-) -> None:
-    for rank in range(2):
-        whereabouts.note(rank, pulse(HANG_AFTER), now=20.0)
-    text = whereabouts.look(5, [0, 1], [0, 1], now=20.0)
-    assert "10 s" in text
-    assert whereabouts.look(5, [0, 1], [0, 1], now=21.0) == ""
-    assert whereabouts.alarm == text
-    whereabouts.end_cell()
-    assert whereabouts.alarm == ""
-
-
-def test_numbers_outlast_their_cell_and_signs_do_not_outlast_their_ranks(
-    whereabouts: Whereabouts,
-) -> None:
-    whereabouts.note(0, numbers(0), now=1.0)
-    whereabouts.end_cell()
-    assert whereabouts.metrics.names() == ["loss"]
-    whereabouts.forget()
-    assert whereabouts.sign(0) is None
-    assert whereabouts.metrics.names() == ["loss"]
+    assert whereabouts.bars == {}
+    assert whereabouts.first_step is whereabouts.last_step is None
 
 
 # ---- a recovery

@@ -71,7 +71,7 @@ def _device_names(ready: Mapping[int, Ready], whereabouts: Whereabouts) -> list[
     """By rank; of a GPU that no cell has touched yet it is not known."""
     names = []
     for rank in sorted(ready):
-        sign = whereabouts.sign(rank)
+        sign = whereabouts.hangs.signs.get(rank)
         is_cpu = ready[rank].device == "cpu" and ready[rank].host == platform.node()
         names.append(processor() if is_cpu else sign.pulse.gpu_name if sign else "")
     return names

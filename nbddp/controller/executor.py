@@ -128,7 +128,9 @@ class Executor:
             return
         self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._describe(pause=PAUSE)
-        text = self.whereabouts.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
+        text = self.whereabouts.hangs.look(
+            cell.number, cell.waiting, handle.ranks, time.monotonic()
+        )
         if text and self.life.state is GroupState.RUNNING:
             self._audience.say(text)
             self.time_line.record("no progress", text=text)
@@ -236,7 +238,7 @@ class Executor:
             if self._ranks is not None and self._ranks.has_process(rank):
                 self._audience.feed_now(self._ranks.last_output(rank))
                 words, is_ours = self._ranks.last_words(rank), self._ranks.was_killed(rank)
-                used = self.whereabouts.memory()
+                used = self.whereabouts.hangs.memory()
                 hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
         finally:
             if self.cell is not None:
@@ -434,7 +436,7 @@ class Executor:
 
     def _finish(self) -> None:
         if self.cell is not None:
-            self.whereabouts.end_cell()
+            self.whereabouts.hangs.alarm = ""  # nobody waits any more
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.parcel:  # the values of a failed cell are not used

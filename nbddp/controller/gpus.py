@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from nbddp.record.devices import UNKNOWN, DeviceUse
+from nbddp.record.snapshot import UNKNOWN, DeviceUse
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Notices that nothing moves, and says who waits for whom. Pure: it is told the time."""
+"""Notices that nothing moves, and says who waits for whom, and why in vain. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import say_place, say_ranks
-from nbddp.record.mismatch import why
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Pulse
 
 HANG_AFTER = 10.0  # seconds without progress on any rank
 SILENT_AFTER = 8.0  # seconds without a sign of life
+# those to which every rank must give the same type and sizes
+_EVEN = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,45 +30,40 @@ class HangWatch:
         is_stopped: whether somebody stopped this rank's process.
         is_working: whether it has used the CPU since this was asked last: a rank whose C code holds
             Python's lock gives no sign of life, and may compute all the same.
+
+    Attributes:
         hang_after: seconds without progress on any rank that make a hang.
+        signs: when and where each rank was last seen.
+        alarm: what is wrong right now: nobody moves, or a rank is silent; empty if nothing is.
     """
 
     def __init__(
         self,
         is_stopped: Callable[[int], bool],
         is_working: Callable[[int], bool] = lambda _rank: False,
-        hang_after: float = HANG_AFTER,
     ) -> None:
         self._is_stopped = is_stopped
         self._is_working = is_working
-        self.hang_after = hang_after
-        self._signs: dict[int, Sign] = {}
+        self.hang_after = HANG_AFTER
+        self.signs: dict[int, Sign] = {}
         self._told: set[object] = set()
         self.alarm = ""
 
-    def sign(self, rank: int) -> Sign | None:
-        """When and where a rank was last seen."""
-        return self._signs.get(rank)
-
     def memory(self) -> int:
         """Bytes that all ranks together used when they were last seen."""
-        return sum(sign.pulse.memory for sign in self._signs.values())
+        return sum(sign.pulse.memory for sign in self.signs.values())
 
     def forget(self) -> None:
         """The ranks that were seen are gone."""
-        self._signs.clear()
+        self.signs.clear()
         self.alarm = ""
-
-    def note(self, rank: int, pulse: Pulse, now: float) -> None:
-        """A rank gave a sign of life."""
-        self._signs[rank] = Sign(pulse, now)
 
     def begin_cell(self, ranks: Iterable[int], now: float) -> None:
         """A cell begins: whatever was seen before says nothing about it."""
         self._told.clear()
         self.alarm = ""
         for rank in ranks:
-            self._signs[rank] = Sign(Pulse(cell=0, line=0, function=""), now)
+            self.signs[rank] = Sign(Pulse(cell=0, line=0, function=""), now)
 
     def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
         """What is new: a rank that is silent, or a hang; empty if nothing is.
@@ -75,10 +72,10 @@ class HangWatch:
             cell: the cell that runs.
             waiting: ranks that have not ended it.
             ranks: all ranks it runs on.
-            now: the time, in the seconds of ``note``.
+            now: the time, in the seconds of ``Sign.at``.
         """
         running = sorted(waiting)
-        late = [rank for rank in running if now - self._signs[rank].at > SILENT_AFTER]
+        late = [rank for rank in running if now - self.signs[rank].at > SILENT_AFTER]
         silent = [rank for rank in late if not self._is_working(rank)]
         text = self._say_silent(silent) if silent else self._say_hang(cell, running, ranks)
         self.alarm = text
@@ -90,37 +87,35 @@ class HangWatch:
 
     def _say_silent(self, silent: list[int]) -> str:
         stopped = [rank for rank in silent if self._is_stopped(rank)]
-        who = say_ranks(stopped or silent)
-        why = (
-            "stopped (SIGSTOP)"
-            if stopped
-            else "in code that holds Python's lock, or the machine is too busy"
-        )
-        number = (stopped or silent)[0]
-        return f"no sign of life from {who}: {why}; `%ddp kill {number}` ends it"
+        who = stopped or silent
+        why = "in code that holds Python's lock, or the machine is too busy"
+        why = "stopped (SIGSTOP)" if stopped else why
+        return f"no sign of life from {say_ranks(who)}: {why}; `%ddp kill {who[0]}` ends it"
 
     def _say_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
-        pulses = {rank: self._signs[rank].pulse for rank in running}
+        pulses = {rank: self.signs[rank].pulse for rank in running}
         is_stuck = all(
             pulse.cell == cell and pulse.seconds >= self.hang_after for pulse in pulses.values()
         )
         is_asked = any(pulse.asks for pulse in pulses.values())  # the user is waited for
         if not is_stuck or is_asked or not any(pulse.collective for pulse in pulses.values()):
             return ""
-        ended = {rank: self._signs[rank].pulse for rank in ranks if rank not in pulses}
-        lines = [f"no progress for {self.hang_after:.0f} s: {why(cell, pulses, ended)}"]
-        lines += [f"  {who} {what}" for what, who in _grouped(pulses)]
+        ended = {rank: self.signs[rank].pulse for rank in ranks if rank not in pulses}
+        waits = _grouped({rank: _where(pulse) for rank, pulse in pulses.items()})
+        lines = [f"no progress for {self.hang_after:.0f} s: {why_in_vain(cell, pulses, ended)}"]
+        lines += [f"  {say_ranks(who)} {what}" for what, who in waits.items()]
         if ended:
             lines.append(f"  {say_ranks(list(ended))} done with the cell: will not come")
         lines.append("  the cell goes on waiting; interrupt it to end it and keep all names")
         return "\n".join(lines)
 
 
-def _grouped(pulses: Mapping[int, Pulse]) -> list[tuple[str, str]]:
+def _grouped(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks of each text."""
     groups: dict[str, list[int]] = {}
-    for rank, pulse in pulses.items():
-        groups.setdefault(_where(pulse), []).append(rank)
-    return [(what, say_ranks(ranks)) for what, ranks in groups.items()]
+    for rank, text in by_rank.items():
+        groups.setdefault(text, []).append(rank)
+    return groups
 
 
 def _where(pulse: Pulse) -> str:
@@ -132,3 +127,56 @@ def _where(pulse: Pulse) -> str:
     if pulse.collective:
         return f"waiting in {pulse.collective}, {place}"
     return f"never came: {place}{inside}"
+
+
+def why_in_vain(cell: int, running: Mapping[int, Pulse], ended: Mapping[int, Pulse]) -> str:
+    """Who called what and who did not, in one line.
+
+    Args:
+        cell: the cell that runs.
+        running: what the ranks that are in it said last; one at least waits for others.
+        ended: the same of those that are through with it.
+
+    >>> def at(name):
+    ...     return Pulse(cell=1, line=1, function="", collective=Collective(name, 1))
+    >>> why_in_vain(1, {0: at("all_reduce"), 1: at("broadcast")}, {})
+    'rank 0 called all_reduce #1, rank 1 broadcast #1'
+    """
+    calls = {rank: pulse.collective for rank, pulse in running.items() if pulse.collective}
+    waited_in = set(calls.values())
+    for rank, pulse in {**running, **ended}.items():
+        call = pulse.last
+        if call is None or rank in calls or pulse.last_cell != cell:
+            continue
+        rivals = [each for each in waited_in if each.place == call.place]
+        # it made another call in the place of one that is waited in, and went on
+        if any(each.name != call.name or _is_uneven([each, call]) for each in rivals):
+            calls[rank] = call
+    told = [_say_calls(calls)]
+    absent = [rank for rank in running if rank not in calls]
+    gone = [rank for rank in ended if rank not in calls]
+    if absent:
+        told.append(f"{say_ranks(absent)} never came")
+    if gone:
+        told.append(f"{say_ranks(gone)} {'is' if len(gone) == 1 else 'are'} done with the cell")
+    return ", ".join(told)
+
+
+def _is_uneven(calls: Iterable[Collective]) -> bool:
+    """Whether one call was given different sizes, and must not be."""
+    known = set(calls)
+    titles, shapes = {each.title for each in known}, {each.shape for each in known}
+    is_one = len(titles) == 1 and all(each.name.strip("_").startswith(_EVEN) for each in known)
+    return is_one and len(shapes) > 1
+
+
+def _say_calls(calls: Mapping[int, Collective]) -> str:
+    is_uneven, ordered = _is_uneven(calls.values()), sorted(calls.items())
+    groups = _grouped({rank: each.shape if is_uneven else each.title for rank, each in ordered})
+    if is_uneven:
+        told = [f"{say_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]
+        title = next(iter(calls.values())).title
+        return "sizes differ: " + ", ".join(told).replace(" with", f" called {title} with", 1)
+    told = [f"{say_ranks(ranks)} {title}" for title, ranks in groups.items()]
+    first = say_ranks(next(iter(groups.values())))
+    return f"{first} called" + ", ".join(told).removeprefix(first)

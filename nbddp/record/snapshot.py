@@ -11,12 +11,31 @@ from types import MappingProxyType
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.devices import UNKNOWN, DeviceUse
 from nbddp.record.timeline import Happening, TimeLine, with_news_once
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """A GPU at one moment, whoever uses it.
+
+    Attributes:
+        load: percent of the last moments in which something ran on it; below 0 if not known.
+        used: bytes of its memory that are in use, of ``total``.
+        others: bytes that processes use which are no ranks of this group, such as the notebook's
+            own; below 0 where that is not known, as in most containers.
+    """
+
+    load: float = -1.0
+    used: int = 0
+    total: int = 0
+    others: int = -1
+
+
+UNKNOWN = DeviceUse()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +140,10 @@ class Snapshot:
         return [each.rank for each in self.ranks if each.is_alive]
 
 
+LookAtGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]]
+_State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
+
+
 def take(
     life: Life,
     *,
@@ -130,7 +153,7 @@ def take(
     ready: Mapping[int, Ready],
     refused: int = 0,
     is_for_cell: bool = True,
-    look: Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]] = lambda _pids: {},
+    look: LookAtGpus = lambda _pids: {},
     nodes: Mapping[int, str] = MappingProxyType({}),
 ) -> Snapshot:
     """Draw up what is known right now; may be called from any thread.
@@ -142,12 +165,20 @@ def take(
     now, at = time.monotonic(), time.time()
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
         cell = None  # it ran on ranks that are gone
-    folder = time_line.folder
+    shown = cell if is_for_cell else None
+    folder, alarm = time_line.folder, whereabouts.hangs.alarm
     known = sorted(dict(ready).items())
     lags = whereabouts.lags(cell.ranks) if cell else {}
     events = time_line.since(cell.began_at) if cell else time_line.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
-    asked = _asked(life, cell if is_for_cell else None, whereabouts)
+    asked = _asked(life, shown, whereabouts)
+    ranks = []
+    for each in _ranks(life, shown):
+        drawn = _rank(each, cell, _state(each, shown), whereabouts, asked, now)
+        place, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
+        if place is not None:
+            drawn = replace(drawn, pid=place.pid, device=place.device)
+        ranks.append(replace(drawn, node=nodes.get(each.rank, ""), lag=lag))
     return Snapshot(
         state=life.state,
         at=at,
@@ -158,43 +189,22 @@ def take(
         devices=tuple(each.device for _, each in known),
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
-        ranks=_with_gpus(
-            [
-                _rank(
-                    each,
-                    cell=cell,
-                    state=_state(each, cell if is_for_cell else None),
-                    whereabouts=whereabouts,
-                    asked=asked,
-                    ready=ready.get(each.rank),
-                    lag=lags.get(each.rank),
-                    node=nodes.get(each.rank, ""),
-                    now=now,
-                )
-                for each in _ranks(life, cell if is_for_cell else None)
-            ],
-            whereabouts,
-            look,
-        ),
-        events=with_news_once(
-            events, cause=cell.first_cause if cell else "", alarm=whereabouts.alarm
-        ),
-        alarm=whereabouts.alarm,
-        awaited=whereabouts.awaited() if lags else None,
+        ranks=_with_gpus(ranks, whereabouts, look),
+        events=with_news_once(events, cause=cell.first_cause if cell else "", alarm=alarm),
+        alarm=alarm,
+        awaited=whereabouts.collectives.straggler() if lags else None,
         missed=whereabouts.missed if cell else 0,
         refused=refused,
     )
 
 
 def _with_gpus(
-    ranks: Sequence[RankSnapshot],
-    whereabouts: Whereabouts,
-    look: Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]],
+    ranks: Sequence[RankSnapshot], whereabouts: Whereabouts, look: LookAtGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add what is known of the GPUs as a whole, and who else is on them."""
     on: dict[str, list[RankSnapshot]] = defaultdict(list)
     for each in ranks:
-        sign = whereabouts.sign(each.rank)
+        sign = whereabouts.hangs.signs.get(each.rank)
         if each.gpu and sign is not None:
             on[sign.pulse.gpu].append(each)
     if not on:
@@ -212,9 +222,6 @@ def _with_gpus(
     return tuple(found.get(each.rank, each) for each in ranks)
 
 
-_State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
-
-
 def _ranks(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
     """The group's, unless it was stopped or started anew since the cell: then the cell's."""
     if cell is None or (life.attempt == cell.attempt and life.ranks):
@@ -224,17 +231,14 @@ def _ranks(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
 
 def _rank(
     each: RankLife,
-    *,
     cell: CellHandle | None,
     state: _State,
     whereabouts: Whereabouts,
     asked: str,
-    ready: Ready | None,
-    lag: StragglerLag | None,
-    node: str,
     now: float,
 ) -> RankSnapshot:
-    sign = whereabouts.sign(each.rank)
+    """Draw a rank by its last sign of life; ``asked`` asks the user, on whatever rank."""
+    sign = whereabouts.hangs.signs.get(each.rank)
     pulse = sign.pulse if sign else Pulse(cell=0, line=0, function="")
     age = now - sign.at if sign else 0.0
     is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
@@ -242,12 +246,13 @@ def _rank(
     is_of_cell = cell is not None and pulse.last_cell == cell.number
     steps = pulse.steps if is_of_cell else {}  # of the same moment as the collective
     words, is_well, is_cause = state
+    if is_inside and pulse.asks:
+        words = f"in {pulse.asks}"
+    elif is_inside and pulse.collective:
+        words = f"waiting for {asked}" if asked else "waiting"
     return RankSnapshot(
         rank=each.rank,
-        state=_doing(pulse, words, asked) if is_inside else words,
-        node=node,
-        pid=ready.pid if ready else 0,
-        device=ready.device if ready else "",
+        state=words,
         line=pulse.line if is_inside else 0,
         file=pulse.file if is_inside else "",
         code=pulse.code if is_inside else "",
@@ -260,8 +265,7 @@ def _rank(
         gpu=pulse.gpu_name if each.is_alive else "",
         gpu_memory=pulse.gpu_memory,
         gpu_reserved=pulse.gpu_reserved,
-        bars=whereabouts.bars(each.rank) if cell else (),
-        lag=lag if each.is_alive else None,
+        bars=whereabouts.bars.get(each.rank, ()) if cell else (),
         is_alive=each.is_alive,
         is_well=is_well,
         is_cause=is_cause,
@@ -269,20 +273,11 @@ def _rank(
     )
 
 
-def _doing(pulse: Pulse, words: str, asked: str) -> str:
-    """What a rank does in its cell; ``asked`` is what asks the user, on whatever rank."""
-    if pulse.asks:
-        return f"in {pulse.asks}"
-    if pulse.collective:
-        return f"waiting for {asked}" if asked else "waiting"
-    return words
-
-
 def _asked(life: Life, cell: CellHandle | None, whereabouts: Whereabouts) -> str:
     """What asks the user right now; empty if nothing does."""
     if cell is None:
         return ""
-    signs = [whereabouts.sign(each.rank) for each in life.ranks]
+    signs = [whereabouts.hangs.signs.get(each.rank) for each in life.ranks]
     pulses = [sign.pulse for sign in signs if sign is not None]
     return next((each.asks for each in pulses if each.asks and each.cell == cell.number), "")
 

@@ -207,7 +207,7 @@ class Ranks(SteeredGroup):
     # ---- observation
 
     def hang_after(self, seconds: float) -> None:
-        self.session.whereabouts.hang_after = seconds
+        self.session.whereabouts.hangs.hang_after = seconds
 
     def count_kills_in(self, counter: Path) -> None:
         """Read from this file how many processes the system killed because it ran out of memory."""
@@ -219,11 +219,11 @@ class Ranks(SteeredGroup):
 
     def last_sign(self, rank: int) -> Sign | None:
         """When and where a rank gave its last sign of life."""
-        return self.session.whereabouts.sign(rank)
+        return self.session.whereabouts.hangs.signs.get(rank)
 
     def awaited(self) -> Straggler | None:
         """Return the rank that the others wait for, if one is named."""
-        return self.session.whereabouts.awaited()
+        return self.session.whereabouts.collectives.straggler()
 
     def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
         """Return what the panel draws now."""

@@ -174,7 +174,7 @@ class PanelView:
             case Wrote(rank=rank, text=text):
                 self.tails.write(rank, text)
             case Said(text=text):
-                if self._widgets is None or text != self._session.whereabouts.alarm:
+                if self._widgets is None or text != self._session.whereabouts.hangs.alarm:
                     self.tails.say(text)
             case Displayed(rank=rank, message=message):
                 self._show_display(handle, rank, message)
