@@ -15,10 +15,8 @@ from pages import readable
 from nbddp.charts.figure import draw_timeline, png_of
 from nbddp.charts.palette import INK
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.overlap import Overlap, overlap_of
 from nbddp.record.snapshot import Snapshot
-from nbddp.record.spent import Timeline, spent
-from nbddp.record.unmet import unmet
+from nbddp.record.spent import Overlap, Timeline, overlap_of, spent, unmet
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
 from nbddp.ui.report.finished_cell import Record, record_html
 from nbddp.ui.report.render import render_html, render_text

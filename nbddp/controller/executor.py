@@ -24,8 +24,7 @@ from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
-from nbddp.record.audience import Audience
-from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.cell import Audience, CellHandle, CellResult
 from nbddp.record.deeds import Deeds
 from nbddp.record.notices import notice_of
 from nbddp.record.push_store import PushRecord

@@ -10,10 +10,8 @@ from pickle import UnpicklingError
 from nbddp.controller.asking import Asking
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
-from nbddp.record.overlap import Overlap, overlap_of
-from nbddp.record.spent import Timeline, spent
+from nbddp.record.spent import Overlap, Timeline, overlap_of, spent, unmet
 from nbddp.record.timeline import Happening
-from nbddp.record.unmet import unmet
 from nbddp.record.waiting.collective_history import CollectiveHistory
 from nbddp.wire.messages import Pull
 

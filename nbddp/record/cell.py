@@ -10,12 +10,15 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.promise import HEARING
-from nbddp.record.notices import Notice, Notices, Question
+from nbddp.record.log_reader import Logged
+from nbddp.record.notices import Notice, Notices, Question, Said
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
 from nbddp.wire.trace_messages import Steps
+
+MAX_KEPT = 64 << 10  # characters of output kept from between two cells
 
 
 class Purpose(Enum):
@@ -126,17 +129,16 @@ class CellResult:
             RequestError: it was not asked for, or a rank has none.
         """
         for rank in self.ranks:
+            report = self.reports.get(rank)
+            if report is None or not report.is_ok:
+                raise RequestError(f"there is no value of rank {rank}: the cell failed there")
+            if not report.parcel:
+                raise RequestError(
+                    "the values were not asked for: run the cell with wants_value=True"
+                )
             if rank not in self._values:
-                self._values[rank] = self.fetch(self._parcel(rank))
+                self._values[rank] = self.fetch(report.parcel)
         return [self._values[rank] for rank in self.ranks]
-
-    def _parcel(self, rank: int) -> JsonDict:
-        report = self.reports.get(rank)
-        if report is None or not report.is_ok:
-            raise RequestError(f"there is no value of rank {rank}: the cell failed there")
-        if not report.parcel:
-            raise RequestError("the values were not asked for: run the cell with wants_value=True")
-        return report.parcel
 
     def raise_for_failure(self) -> None:
         """Do nothing if all went well.
@@ -201,10 +203,14 @@ class CellHandle:
 
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of its beginning."""
-        facts: dict[str, Any] = {"number": self.prompt, "id": self.number, "ranks": self.ranks}
-        facts["source"] = self.request.source
-        again = {"again": True} if self.request.is_again else {}
-        return facts | {"began": round(self.began_at, 6)} | again
+        return {
+            "number": self.prompt,
+            "id": self.number,
+            "ranks": self.ranks,
+            "source": self.request.source,
+            "began": round(self.began_at, 6),
+            **({"again": True} if self.request.is_again else {}),
+        }
 
     def feed(self, notice: Notice) -> None:
         """Hand a notice to the reader; never waits."""
@@ -264,8 +270,7 @@ class CellHandle:
             note(result)
         finally:  # whatever becomes of the record, nobody waits for a cell that is over
             self.result = result
-            verdict = result.verdict
-            self.told.end(is_urgent=verdict is not None and verdict.is_interrupt)
+            self.told.end(is_urgent=bool(self.verdict and self.verdict.is_interrupt))
         return result
 
     # ---- the reader's side
@@ -274,6 +279,11 @@ class CellHandle:
     def is_finished(self) -> bool:
         """Whether all ranks are through."""
         return self.result is not None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """First cause and consequences; None while it runs, and if all went well."""
+        return self.result.verdict if self.result else None
 
     @property
     def seconds(self) -> float:
@@ -299,20 +309,9 @@ class CellHandle:
 
         When all have ended that is known best: some trouble is then seen to come from another rank.
         """
-        if self.result is not None and self.result.verdict is not None:
-            return self.result.verdict.of(rank)
+        if self.verdict is not None:
+            return self.verdict.of(rank)
         return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
-
-    def is_first_cause(self, rank: int) -> bool:
-        """Whether the cell is over and its report begins with the error of this rank."""
-        verdict = self.result.verdict if self.result else None
-        return verdict is not None and verdict.is_error_of(rank)
-
-    @property
-    def first_cause(self) -> str:
-        """What went wrong first, in one line; empty while that is not known, or if nothing did."""
-        verdict = self.result.verdict if self.result else None
-        return verdict.first.headline() if verdict else ""
 
     @property
     def is_told(self) -> bool:
@@ -336,3 +335,54 @@ class CellHandle:
     def abandon(self) -> None:
         """Nobody reads any more; the files go on."""
         self.told.abandon()
+
+
+class Audience:
+    """Who hears what is said: the cell that runs or, between two cells, the one that comes next.
+
+    What ranks say that are gone by then, that one does not hear.
+    """
+
+    def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
+        self._last_cell = last_cell
+        self._kept = Notices(max_text=MAX_KEPT)
+
+    def _running(self) -> CellHandle | None:
+        cell = self._last_cell()
+        return None if cell is None or cell.is_finished else cell
+
+    def feed(self, notice: Notice | Logged | None) -> None:
+        """Hand on a notice, if there is one, or keep it."""
+        cell = self._running()
+        if notice is None:
+            return
+        if cell is not None and isinstance(notice, Question):
+            cell.note_question(notice)
+        (cell.told if cell else self._kept).feed(notice)
+
+    def feed_now(self, notice: Logged | None) -> None:
+        """Hand on the last words of a rank that is gone: no later cell is to hear them.
+
+        Between two cells they are left to its log.
+        """
+        if self._running() is not None:
+            self.feed(notice)
+
+    def forget_ranks(self) -> None:
+        """Other ranks come: what the last ones have said between two cells is left to the logs."""
+        self._kept.leave_words()
+
+    @property
+    def listens(self) -> bool:
+        """Whether somebody reads what the cell that runs says."""
+        cell = self._running()
+        return cell is not None and cell.told.is_read
+
+    def say(self, text: str) -> None:
+        """Hand on a word of our own."""
+        if text:
+            self.feed(Said(text))
+
+    def catch_up(self, cell: CellHandle) -> None:
+        """A cell has begun: it hears what was kept."""
+        self._kept.move_to(cell.told)

@@ -176,10 +176,6 @@ class Logged:
         """In bytes."""
         return self.end - self.start
 
-    def goes_on_with(self, more: Logged) -> bool:
-        """Whether the other part follows this one."""
-        return self.path == more.path and self.end == more.start
-
     def texts(self) -> Iterator[str]:
         """The text in pieces; of a flood only the end, after a line that says so."""
         try:

@@ -7,7 +7,7 @@ which the logs have anyway, or else pictures, and those that are left out are co
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -78,28 +78,27 @@ class Notices:
 
     Attributes:
         is_told: whether the reader has been told that nothing more will come.
+        is_read: whether somebody reads them.
     """
 
     def __init__(self, *, max_text: int = MAX_TEXT) -> None:
-        self.is_told = False
+        self.is_told, self.is_read = False, True
         self._max_text = max_text
         self._changed = threading.Condition()
         self._presses = threading.Event()  # something that does not wait for what piles up
         self._waiting: deque[Notice | Logged] = deque()
         self._logged: dict[int, Logged] = {}  # the last of each rank, as long as it may grow
         self._opened: Iterator[Wrote] = iter(())
-        self._text = 0
-        self._rich = 0
-        self._left_out: dict[int, int] = {}
+        self._text = self._rich = 0
+        self._left_out: Counter[int] = Counter()
         self._is_ended = False
-        self._is_read = True
 
     # ---- the session's side
 
     def feed(self, notice: Notice | Logged) -> None:
         """Hand over a notice; never waits."""
         with self._changed:
-            if self._is_read and not self._is_ended:
+            if self.is_read and not self._is_ended:
                 self._add(notice)
                 self._changed.notify_all()
 
@@ -107,27 +106,24 @@ class Notices:
         if isinstance(notice, Wrote) and self._text >= self._max_text and notice.log is not None:
             notice = notice.log
         if isinstance(notice, Logged):
-            self._add_logged(notice)
+            last = self._logged.get(notice.rank)
+            if last is not None and last.path == notice.path and last.end == notice.start:
+                last.end = notice.end
+                return
+            self._logged[notice.rank] = notice
+            self._waiting.append(notice)
             return
         self._logged.clear()  # what is written from here on comes after this
         if isinstance(notice, Wrote):
             self._text += len(notice.text)
         elif isinstance(notice, Displayed):
             if self._rich >= MAX_RICH:
-                self._left_out[notice.rank] = self._left_out.get(notice.rank, 0) + 1
+                self._left_out[notice.rank] += 1
                 return
             self._rich += _size(notice)
         self._waiting.append(notice)
         if not isinstance(notice, Wrote | Said):
             self._presses.set()
-
-    def _add_logged(self, more: Logged) -> None:
-        last = self._logged.get(more.rank)
-        if last is not None and last.goes_on_with(more):
-            last.end = more.end
-            return
-        self._logged[more.rank] = more
-        self._waiting.append(more)
 
     def end(self, *, is_urgent: bool = False) -> None:
         """Nothing more will come; if it is urgent, of what waits in the logs the end will do."""
@@ -144,14 +140,8 @@ class Notices:
         for rank, count in sorted(self._left_out.items()):
             what = "a picture" if count == 1 else f"{count:,} pictures"
             yield Said(f"{what} of rank {rank} left out: they came faster than they were shown")
-        self._left_out.clear()
 
     # ---- the reader's side
-
-    @property
-    def is_read(self) -> bool:
-        """Whether somebody reads them."""
-        return self._is_read
 
     def take(self, timeout: float | None = None, *, piles_up: bool = False) -> Notice | None:
         """The next notice; None when none came in so many seconds, or all are told.
@@ -198,29 +188,29 @@ class Notices:
     def abandon(self) -> None:
         """Nobody reads any more; the files go on."""
         with self._changed:
-            self._is_read = False
-            self._waiting.clear()
-            self._logged.clear()
-            self._left_out.clear()
-            self._text = self._rich = 0
+            self.is_read = False
+            self._let_go()
+
+    def _let_go(self) -> list[Notice | Logged]:
+        """Forget what waits, and return it."""
+        waiting = [*self._waiting]
+        self._waiting.clear()
+        self._logged.clear()
+        self._left_out.clear()
+        self._text = self._rich = 0
+        return waiting
 
     def leave_words(self) -> None:
         """Let go what ranks have said, but not what the controller has."""
         with self._changed:
-            words = [each for each in self._waiting if isinstance(each, Said)]
-            self._waiting = deque(words)
-            self._logged.clear()
-            self._left_out.clear()
-            self._text = self._rich = 0
+            self._waiting += [each for each in self._let_go() if isinstance(each, Said)]
 
     def move_to(self, other: Notices) -> None:
         """Hand on what nobody has read, but of a log no more than a few lines."""
         with self._changed:
-            waiting, said = list(self._waiting), list(self._say_left_out())
-            self._waiting.clear()
-            self._logged.clear()
-            self._text = self._rich = 0
-        for notice in [*waiting, *said]:
+            said = [*self._say_left_out()]
+            waiting = [*self._let_go(), *said]
+        for notice in waiting:
             if isinstance(notice, Logged) and notice.size > self._max_text:
                 what = f"rank {notice.rank} wrote {format_bytes(notice.size)} between the cells"
                 notice = Said(f"{what}; it is in {notice.path.name}")

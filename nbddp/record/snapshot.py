@@ -172,6 +172,7 @@ def take(
     events = time_line.since(cell.began_at) if cell else time_line.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
     asked = _asked(life, shown, whereabouts)
+    cause = cell.verdict.first.headline() if cell and cell.verdict else ""
     ranks = []
     for each in _ranks(life, shown):
         drawn = _rank(each, cell, _state(each, shown), whereabouts, asked, now)
@@ -190,7 +191,7 @@ def take(
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
         ranks=_with_gpus(ranks, whereabouts, look),
-        events=with_news_once(events, cause=cell.first_cause if cell else "", alarm=alarm),
+        events=with_news_once(events, cause=cause, alarm=alarm),
         alarm=alarm,
         awaited=whereabouts.collectives.straggler() if lags else None,
         missed=whereabouts.missed if cell else 0,
@@ -293,6 +294,6 @@ def _state(each: RankLife, cell: CellHandle | None) -> _State:
     trouble = cell.trouble(each.rank)
     if trouble is None:
         return "done", True, False
-    if cell.is_first_cause(each.rank):
+    if cell.verdict is not None and cell.verdict.is_error_of(each.rank):
         return "failed", False, True
     return trouble.headline(), False, not trouble.is_consequence

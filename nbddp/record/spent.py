@@ -3,23 +3,126 @@
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.errors import say_place
-from nbddp.record.overlap import Overlap
-from nbddp.record.unmet import Unmet
 from nbddp.record.waiting.collective_history import (
+    Arrival,
     CollectiveHistory,
     MatchedCollective,
     Place,
-    RankTrack,
+    main_place,
 )
 from nbddp.record.waiting.collective_matcher import Straggler
+from nbddp.wire.collective import Collective
 
+LATE = 3.0  # seconds that a rank of a cell that runs may be late in telling that it came
 Span = tuple[float, float]  # begin and end, in seconds of time.time()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """DDP's own measurements of one model on one rank, in seconds, as averages.
+
+    torch samples the first iterations and every hundredth after them.
+
+    Attributes:
+        name: what the cell calls the model.
+        iteration: the last one that was sampled.
+        forward: computing the forward pass.
+        backward: from the first to the last gradient of the backward pass.
+        communication: from the first bucket that is sent to the last that arrives, with the waiting
+            for the last rank.
+        overlapped: the part of the communication during the backward pass.
+        buckets: their sizes in bytes, in the order in which they are sent.
+    """
+
+    rank: int
+    name: str
+    iteration: int
+    forward: float
+    backward: float
+    communication: float
+    overlapped: float
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def exposed(self) -> float:
+        """The seconds of communication during which nothing is computed."""
+        return max(0.0, self.communication - self.overlapped)
+
+
+def overlap_of(
+    rank: int, name: str, measured: Mapping[str, Any], *, since: float = 0.0
+) -> Overlap | None:
+    """Read what ``_get_ddp_logging_data()`` of a model returned; None if it measured nothing since.
+
+    Args:
+        rank: whose model it is.
+        name: what the cell calls it.
+        measured: what it says.
+        since: in seconds of the rank's ``time.time()``.
+
+    >>> overlap_of(0, "model", {"iteration": 3}) is None
+    True
+    """
+    if not measured.get("avg_forward_compute_time"):
+        return None
+    if since and _seconds(measured, "backward_compute_time_end") < since:
+        return None
+    sizes = measured.get("rebuilt_bucket_sizes") or measured.get("bucket_sizes") or ""
+    return Overlap(
+        rank=rank,
+        name=name,
+        iteration=int(measured.get("iteration", 0)),
+        forward=_seconds(measured, "avg_forward_compute_time"),
+        backward=_seconds(measured, "avg_backward_compute_time"),
+        communication=_seconds(measured, "avg_backward_comm_time"),
+        overlapped=_seconds(measured, "avg_backward_compute_comm_overlap_time"),
+        buckets=tuple(int(each) for each in str(sizes).split(",") if each.strip()),
+    )
+
+
+def _seconds(measured: Mapping[str, Any], name: str) -> float:
+    return float(measured.get(name) or 0) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """A collective in which ranks waited until the end, or still wait, for some that did not come.
+
+    Attributes:
+        call: which collective it is.
+        came: when each of those that waited came, in seconds of ``time.time()``.
+        until: until when each of them waited.
+        missing: the ranks that did not come.
+        places: how often one of these was seen at which line meanwhile.
+    """
+
+    call: Collective
+    came: Mapping[int, float]
+    until: Mapping[int, float]
+    missing: tuple[int, ...]
+    places: Mapping[Place, int]
+
+    @property
+    def waits(self) -> dict[int, float]:
+        """Seconds that each rank waited."""
+        return {rank: self.until[rank] - at for rank, at in self.came.items()}
+
+    @property
+    def place(self) -> Place | None:
+        """Where those that were missing mostly were."""
+        return main_place(self.places)
+
+    def between(self) -> Iterator[tuple[int, int, float]]:
+        """Waiter, awaited and seconds; of several that were missing each has a part of them."""
+        for rank, seconds in self.waits.items():
+            for missing in self.missing:
+                yield rank, missing, seconds / len(self.missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +187,6 @@ class Timeline:
     def loading(self, rank: int) -> float:
         """Seconds that a rank waited for data."""
         return sum(end - began for began, end in self.loads.get(rank, ()))
-
-    def loading_awaited(self) -> float:
-        """Seconds that ranks waited for one that itself waited for data, all together."""
-        return sum(each.loading for each in self.meetings)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each rank in each collective.
@@ -154,20 +253,27 @@ def spent(
         unmet: what ranks waited in at its end.
         died: when ranks died.
     """
-    apart = {
-        (each.call.group, each.call.number) for each in unmet
-    }  # where ranks are in different ones
-    meetings = [each for each in told.matched if (each.call.group, each.call.number) not in apart]
-    steps = _steps(told.tracks)
+    apart = {each.call.place for each in unmet}  # where ranks are in different ones
+    meetings = [each for each in told.matched if each.call.place not in apart]
+    first: dict[float, float] = {}  # when each step was reported first
+    for track in told.tracks.values():
+        for at, step in track.steps:
+            first[step] = min(at, first.get(step, at))
+    steps = sorted((at, step) for step, at in first.items())
     began, end = _span(told, meetings, steps, last)
     died = died or {}
     end = max([end, *(at for each in unmet for at in each.until.values()), *died.values()])
     meetings = [each for each in meetings if each.at >= began]
-    is_all = last is None and told.count > len(meetings)
-    waits = Counter(told.waits if is_all else _waits(meetings))
+    waits = defaultdict[tuple[int, int], float](float)
+    if last is None and told.count > len(meetings):  # of a long cell, not all are kept
+        waits |= told.waits
+    else:
+        for met in meetings:
+            for rank, seconds in met.waits.items():
+                waits[rank, met.awaited] += seconds
     for each in unmet:
         for waiter, missing, seconds in each.between():
-            waits[waiter, missing] += seconds  # type: ignore[assignment]
+            waits[waiter, missing] += seconds
     return Timeline(
         cell=told.cell,
         ranks=told.ranks,
@@ -175,7 +281,7 @@ def spent(
         meetings=tuple(meetings),
         steps=tuple(each for each in steps if began <= each[0] <= end),
         loads={rank: _within(each.loads, began, end) for rank, each in told.tracks.items()},
-        waits=dict(sorted(waits.items())),
+        waits={pair: seconds for pair, seconds in sorted(waits.items()) if seconds},
         lines=_lines(meetings, unmet),
         on_gpu=told.seconds_on_gpu(),
         lost=told.lost,
@@ -187,44 +293,20 @@ def spent(
     )
 
 
-def _steps(tracks: Mapping[int, RankTrack]) -> list[Span]:
-    """When each step was reported first, as (time, step)."""
-    first: dict[float, float] = {}
-    for track in tracks.values():
-        for at, step in track.steps:
-            first[step] = min(at, first.get(step, at))
-    return sorted((at, step) for step, at in first.items())
-
-
 def _span(
     told: CollectiveHistory,
     meetings: Sequence[MatchedCollective],
     steps: Sequence[Span],
     last: int | None,
 ) -> Span:
-    tracks = told.tracks.values()
-    began = told.began
-    ends = [each.reported_at for each in tracks] + [each.at for each in meetings[-1:]]
-    end = max([began, *ends])
+    began, newest = told.began, meetings[-1].at if meetings else 0.0
+    end = max([began, newest, *(each.reported_at for each in told.tracks.values())])
     if last is None:
         return began, end
     if len(steps) > 1:
-        return steps[max(0, len(steps) - 1 - last)][0], max(steps[-1][0], _newest(meetings))
+        return steps[max(0, len(steps) - 1 - last)][0], max(steps[-1][0], newest)
     shown = meetings[-last:]
     return min([*shown[0].came.values()] if shown else [began]), end
-
-
-def _newest(meetings: Sequence[MatchedCollective]) -> float:
-    return meetings[-1].at if meetings else 0.0
-
-
-def _waits(meetings: Sequence[MatchedCollective]) -> Counter[tuple[int, int]]:
-    found: Counter[tuple[int, int]] = Counter()
-    for each in meetings:
-        for rank, seconds in each.waits.items():
-            if seconds:
-                found[rank, each.awaited] += seconds  # type: ignore[assignment]
-    return found
 
 
 def _within(spans: Sequence[Span], began: float, end: float) -> list[Span]:
@@ -233,17 +315,71 @@ def _within(spans: Sequence[Span], began: float, end: float) -> list[Span]:
 
 def _lines(meetings: Sequence[MatchedCollective], unmet: Sequence[Unmet]) -> dict[str, float]:
     """Seconds of waiting by line: those for a rank are shared out by where it was seen."""
-    waited: Counter[int] = Counter()
-    seen: dict[int, Counter[Place]] = {}
+    waited = defaultdict[int, float](float)
+    seen = defaultdict[int, Counter[Place]](Counter)
     for each in meetings:
-        waited[each.awaited] += each.waited  # type: ignore[assignment]
-        seen.setdefault(each.awaited, Counter()).update(each.places)
-    found: Counter[str] = Counter()
-    for rank, places in seen.items():
+        waited[each.awaited] += each.waited
+        seen[each.awaited].update(each.places)
+    shares: list[tuple[float, Mapping[Place, int]]] = [
+        *((waited[rank], places) for rank, places in seen.items()),
+        *((sum(each.waits.values()), each.places) for each in unmet),
+    ]
+    found = defaultdict[str, float](float)
+    for seconds, places in shares:
         for place, count in places.items():
-            found[say_place(*place)] += waited[rank] * count / places.total()  # type: ignore[assignment]
-    for last in unmet:
-        seconds = sum(last.waits.values())
-        for place, count in last.places.items():
-            found[say_place(*place)] += seconds * count / sum(last.places.values())  # type: ignore[assignment]
-    return dict(found.most_common())
+            found[say_place(*place)] += seconds * count / sum(places.values())
+    return dict(sorted(found.items(), key=lambda line: -line[1]))
+
+
+def unmet(told: CollectiveHistory, until: float, *, is_over: bool) -> list[Unmet]:
+    """What ranks wait in at a cell's end, or now.
+
+    Args:
+        told: what is kept of the cell.
+        until: when it ended, or what time it is, as ``time.time()`` has it.
+        is_over: which of the two.
+    """
+    waiting: dict[tuple[Collective, int], dict[int, Arrival]] = {}
+    for rank, track in told.tracks.items():
+        last = track.last
+        if last is not None and last.meets:
+            key = last.call._replace(shape=""), last.turn
+            waiting.setdefault(key, {})[rank] = last
+    found = (_unmet(told, lasts, until) for lasts in waiting.values())
+    return [
+        each
+        for each in found
+        if each.missing and (is_over or until - max(each.came.values()) > LATE)
+    ]
+
+
+def _unmet(told: CollectiveHistory, lasts: Mapping[int, Arrival], until: float) -> Unmet:
+    last = next(iter(lasts.values()))
+    ranks = told.ranks_in(last.call.group)
+    missing = tuple(rank for rank in ranks if not _has_come(told, rank, last))
+    tracks = {rank: told.tracks[rank] for rank in lasts}
+    came = {rank: each.at for rank, each in lasts.items()}
+    ends = {rank: each.reported_at if each.is_over else until for rank, each in tracks.items()}
+    places: Counter[Place] = Counter()
+    for rank in missing:
+        if rank in told.tracks:
+            first, end = min(came.values()), max(ends.values())
+            places.update(told.tracks[rank].seen_at(first, end))
+    return Unmet(
+        call=last.call,
+        came=came,
+        until={rank: max(came[rank], end) for rank, end in ends.items()},
+        missing=missing,
+        places=places,
+    )
+
+
+def _has_come(told: CollectiveHistory, rank: int, to: Arrival) -> bool:
+    """Whether a rank came to this collective, or went beyond it."""
+    newest = told.newest.get((to.call.group, to.turn, rank), 0)
+    if newest != to.call.number:
+        return newest > to.call.number
+    track = told.tracks.get(rank)
+    last = None if track is None else track.last
+    is_there = last is not None and (last.call.group, last.turn) == (to.call.group, to.turn)
+    return not is_there or last is None or last.call.name == to.call.name

@@ -11,8 +11,8 @@ from nbddp.errors import say_place, say_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.lifecycle.comeback import say_comeback
 from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.spent import Unmet
 from nbddp.record.timeline import Happening
-from nbddp.record.unmet import Unmet
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress
