@@ -27,7 +27,7 @@ from nbddp.group.recovery import show
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import TextView
 
 LOGGING = """
 import time

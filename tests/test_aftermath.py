@@ -10,8 +10,8 @@ import ipywidgets as widgets
 import pytest
 from processes import wait_until
 
-from nbddp.ui.panel import aftermath as module
-from nbddp.ui.panel.aftermath import HEAL, RESTART, Aftermath
+from nbddp.ui.panel import controls as module
+from nbddp.ui.panel.controls import HEAL, RESTART, Aftermath
 
 KERNEL = SimpleNamespace(
     get_parent=lambda channel: {"channel": channel},

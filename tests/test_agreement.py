@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.ui.agreement import agreeing
+from nbddp.ui.log_lines import agreeing
 
 
 def value(text: str) -> dict[str, Any]:

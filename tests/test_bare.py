@@ -6,9 +6,7 @@ import re
 
 import pytest
 
-from nbddp.ui.panel.bare import COLORS, dot
-from nbddp.ui.panel.html import card
-from nbddp.ui.panel.style import SHEET
+from nbddp.ui.html_pieces import COLORS, SHEET, card, dot
 
 
 def test_cards_and_dots_have_their_colours_in_themselves() -> None:

@@ -14,7 +14,7 @@ from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.snapshot import UNKNOWN, DeviceUse, RankSnapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import Whereabouts
-from nbddp.ui.gpus import say_gpu, say_whole_gpu
+from nbddp.ui.words import say_gpu, say_whole_gpu
 from nbddp.wire.messages import Pulse, Ready
 
 GIB = 1 << 30

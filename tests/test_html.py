@@ -13,7 +13,7 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import to_html
-from nbddp.ui.panel.html import (
+from nbddp.ui.html_pieces import (
     MAX_EVENTS,
     card,
     note,

@@ -9,6 +9,7 @@ import pytest
 from pages import Page
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.ui.log_lines import Tails
 from nbddp.ui.panel import log_area
 from nbddp.ui.panel.log_area import (
     MAX_BATCH,
@@ -19,7 +20,6 @@ from nbddp.ui.panel.log_area import (
     LogPages,
     LogWidgets,
 )
-from nbddp.ui.tails import Tails
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from pages import Page
 from nbddp.charts.palette import rank_color
 from nbddp.errors import say_ranks
 from nbddp.ui.ansi import strip
-from nbddp.ui.panel.loghtml import log_html, log_text
-from nbddp.ui.tails import Line
+from nbddp.ui.log_lines import Line, log_html, log_text
 
 BEGIN = '<div class="jp-RenderedText"><pre class="nbddp-log">'
 END = "</pre></div>"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbddp.charts.palette import ALERT, DARK, INK, LIGHT, rank_class, rank_color, terminal_color
-from nbddp.ui.panel.style import SHEET
+from nbddp.ui.html_pieces import SHEET
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
 # Deficiency", IEEE TVCG 15 (6), 2009: their matrices for severity 1.0, on linear RGB

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nbddp.record.notices import Question, TakenBack
-from nbddp.ui import questions as room
-from nbddp.ui.questions import ConsoleBox, NoBox, Questions, RefusedError, Typed
+from nbddp.ui import input_requests as room
+from nbddp.ui.input_requests import ConsoleBox, NoBox, Questions, RefusedError, Typed
 from nbddp.wire.messages import Answered, Asked
 
 

@@ -19,9 +19,9 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
-from nbddp.ui.panel.style import SHEET
+from nbddp.ui.html_pieces import SHEET
+from nbddp.ui.log_lines import Line
 from nbddp.ui.report.finished_cell import Record, record_html, record_text
-from nbddp.ui.tails import Line
 from nbddp.wire.messages import CellEnded, Failure
 
 SNAPSHOT = Snapshot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.ui.agreement import agreeing
+from nbddp.ui.log_lines import agreeing
 from nbddp.wire.messages import Failure
 from nbddp.worker.shorten import (
     MAX_MESSAGE,

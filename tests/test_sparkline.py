@@ -14,9 +14,8 @@ from pages import Page, column
 
 from nbddp.charts.sparkline import MAX_BLOCKS, block_characters, sparkline
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.panel.rank_sparklines import PERIOD, POINTS, RankSparklines
-from nbddp.ui.panel.style import SHEET
-from nbddp.ui.report.rank_table import ranks_html
+from nbddp.ui.html_pieces import SHEET
+from nbddp.ui.report.rank_table import PERIOD, POINTS, RankSparklines, ranks_html
 
 ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler
-from nbddp.ui.tails import Line, Tails
+from nbddp.ui.log_lines import Line, Tails
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))
 

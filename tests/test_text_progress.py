@@ -18,8 +18,8 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.metrics import MetricStore
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
-from nbddp.ui.text import progress as room
-from nbddp.ui.text.progress import Progress
+from nbddp.ui import text_view as room
+from nbddp.ui.text_view import Progress
 
 
 class Cell:

@@ -19,10 +19,9 @@ from nbddp.record import log_reader
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.log_reader import Logged
 from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
+from nbddp.ui import text_view as room
 from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text import view as room
-from nbddp.ui.text.unfinished import UnfinishedLines
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import TextView, UnfinishedLines
 from nbddp.wire.messages import CellEnded, Display
 
 FIGURE = {"image/png": "iVBORw0=", "text/plain": "<Figure>"}

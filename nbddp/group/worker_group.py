@@ -34,9 +34,9 @@ from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.spent import Timeline
 from nbddp.record.trace import Trace
-from nbddp.ui.questions import ConsoleBox, Questions
+from nbddp.ui.input_requests import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import TextView
 from nbddp.wire.trace_messages import Steps
 
 ELSEWHERE = (

@@ -41,7 +41,7 @@ from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
 from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import TextView
 from nbddp.wire.trace_messages import Steps
 
 _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")

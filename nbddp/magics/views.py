@@ -18,21 +18,20 @@ from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.imports import import_aside
 from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
+from nbddp.ui.input_requests import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_color
-from nbddp.ui.text.progress import Progress
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import Progress, TextView
 
 if TYPE_CHECKING:
     from nbddp.magics.again import RetryActions
     from nbddp.record.metrics import MetricsSnapshot
-    from nbddp.ui.panel.aftermath import Aftermath
+    from nbddp.ui.log_lines import Line
+    from nbddp.ui.panel.controls import Aftermath
     from nbddp.ui.panel.output_slot import OutputSlot
     from nbddp.ui.panel.view import PanelView
-    from nbddp.ui.tails import Line
 
 
 MATPLOTLIB = "matplotlib.backends.backend_agg"  # takes a second to import
@@ -108,7 +107,7 @@ class Views:
         """Show, under a record, buttons for what can be done after a failure."""
         if not (self.has_record and hasattr(self._shell, "kernel")):
             return
-        from nbddp.ui.panel.aftermath import HEAL, RESTART, Aftermath
+        from nbddp.ui.panel.controls import HEAL, RESTART, Aftermath
         from nbddp.ui.panel.view import PanelView
 
         self._take_back_offer()
@@ -168,7 +167,7 @@ class Views:
         if threading.current_thread() is not threading.main_thread():
             box = NoBox("its cell runs in the background: leave --no-wait out")
         elif hasattr(self._shell, "kernel"):
-            from nbddp.ui.input_box import KernelBox
+            from nbddp.ui.input_requests import KernelBox
 
             box = KernelBox(self._shell.kernel)
         return Questions(box, session.answer)

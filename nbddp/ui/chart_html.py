@@ -21,8 +21,7 @@ from nbddp.charts.palette import rank_class
 from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
 from nbddp.record.metrics import MetricsSnapshot
-from nbddp.ui.panel.bare import ink
-from nbddp.ui.panel.html import escape
+from nbddp.ui.html_pieces import escape, ink
 from nbddp.ui.words import say_left_out
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from nbddp.record.timeline import Happening
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import TextView
 from nbddp.wire.heal_messages import Meet
 from nbddp.wire.messages import Pull
 from nbddp.wire.trace_messages import Steps

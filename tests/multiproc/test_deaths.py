@@ -18,10 +18,9 @@ from screens import KeptScreen
 
 from nbddp.record.notices import Notice, Said, Wrote
 from nbddp.record.verdict import MISFIT
-from nbddp.ui.panel.loghtml import log_text
+from nbddp.ui.log_lines import Tails, log_text
 from nbddp.ui.report.finished_cell import Record, record_text
-from nbddp.ui.tails import Tails
-from nbddp.ui.text.view import TextView
+from nbddp.ui.text_view import TextView
 
 pytestmark = pytest.mark.multiproc
 

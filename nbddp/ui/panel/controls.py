@@ -1,16 +1,27 @@
-"""The buttons of a panel: what ends more than a cell asks first, and is done by a second press."""
+"""The buttons of a panel, and those after a failure; some ask first, and act on a second press."""
 
 from __future__ import annotations
 
+import contextvars
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
+from IPython.display import publish_display_data
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.panel.pieces import button, show_question
+from nbddp.ui.html_pieces import escape
+from nbddp.ui.panel.pieces import box, bundle, button, close, show_question
+from nbddp.ui.screen import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ASKING = 5.0  # seconds that a button waits for its second press
 
@@ -105,3 +116,125 @@ class Controls:
         asked, self._asked = self._asked, None
         if asked is not None:
             show_question(self.buttons[asked[0]], asked[0].value, asks=False)
+
+
+HEAL, RESTART = "Heal", "Restart"
+_DEED_TIPS = {
+    HEAL: "Replace the dead ranks with new ones; the other ranks keep all their names",
+    RESTART: "Restart all ranks; their names are lost. Press twice",
+}
+_DEED_ICONS = {HEAL: "medkit", RESTART: "refresh"}
+_MEANWHILE = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
+Deed = Callable[[], str]
+
+
+class Aftermath:
+    """Buttons under the record of a cell that failed; made and published in that cell.
+
+    They are pressed between cells and answered by the kernel itself, which knows then of no cell.
+    So what comes of a press is shown as if the cell that failed went on.
+
+    Args:
+        kernel: in which the cell ran.
+        offers: what each button does, by its label; it returns what to say of it. ``RESTART`` asks
+            first.
+        root: the widget that a page shows which does not follow the outputs of the cell.
+    """
+
+    def __init__(
+        self, kernel: Any, offers: Mapping[str, Deed], root: widgets.Box | None = None
+    ) -> None:
+        self._kernel = kernel
+        self._root = root
+        self._cell: dict[str, Any] = kernel.get_parent("shell")
+        self._context = contextvars.copy_context()
+        self._display_id = f"nbddp-{uuid.uuid4().hex}"
+        self._is_there = False
+        self._doing = Lock()
+        self._asks = False
+        self._buttons = {label: _deed_button(label) for label in offers}
+        self._said = widgets.HTML()
+        row = [*self._buttons.values(), self._said]
+        self._row = box(widgets.HBox, row, "nbddp-aftermath")
+        for label, deed in offers.items():
+            self._buttons[label].on_click(lambda _, it=(label, deed): self._press(*it))
+
+    def publish(self) -> None:
+        """Show it; a page without widgets shows nothing."""
+        shown = {**bundle(self._row), "text/plain": ""}
+        publish_display_data(shown, transient={"display_id": self._display_id})
+        if self._root is not None:
+            self._root.children = (*self._root.children, self._row)
+        self._is_there = True
+
+    def withdraw(self) -> None:
+        """Take it away: another cell runs."""
+        if self._is_there:
+            self._is_there = False
+            if self._root is not None:
+                self._root.children = [each for each in self._root.children if each != self._row]
+            self._context.copy().run(
+                publish_display_data, EMPTY, transient={"display_id": self._display_id}, update=True
+            )
+
+    def close(self) -> None:
+        """Remove the buttons from the memory of the kernel.
+
+        JupyterLab ends the second shell of a kernel with the last widget, and then the kernel reads
+        nothing until a handler that runs there has returned. So wait until other cells have run.
+        """
+        close(self._row)
+
+    def _press(self, label: str, deed: Deed) -> None:
+        if label != RESTART:
+            self._do(label, deed)
+            return
+        if self._asks:
+            self._do(label, deed)
+        self._show_question(not self._asks)
+
+    def _show_question(self, asks: bool) -> None:  # noqa: FBT001 - the one thing it is told
+        self._asks = asks
+        show_question(self._buttons[RESTART], RESTART, asks=asks)
+
+    def _do(self, label: str, deed: Deed) -> None:
+        # Two quick presses may be answered on two threads of the kernel. The second says nothing.
+        if not (self._is_there and self._doing.acquire(blocking=False)):
+            return
+        try:
+            self._set_disabled(value=True)
+            self._say(_MEANWHILE[label])
+            said = self._context.copy().run(self._as_cell, deed)
+        finally:
+            self._doing.release()
+        if self._is_there:
+            self._say(said)
+            self._set_disabled(value=False)
+
+    def _set_disabled(self, *, value: bool) -> None:
+        for each in self._buttons.values():
+            each.disabled = value
+
+    def _as_cell(self, deed: Deed) -> str:
+        with self._cell_goes_on():
+            return deed()
+
+    @contextmanager
+    def _cell_goes_on(self) -> Iterator[None]:
+        """What is shown belongs to the cell: in older kernels a context does not say so."""
+        pressed = self._kernel.get_parent("shell")
+        self._kernel.set_parent([], self._cell, "shell")
+        try:
+            yield
+        finally:
+            self._kernel.set_parent([], pressed, "shell")
+
+    def _say(self, text: str) -> None:
+        lines = escape(text).replace("\n", "<br>")
+        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
+
+
+def _deed_button(label: str) -> widgets.Button:
+    made = button(label, tooltip=_DEED_TIPS[label], icon=_DEED_ICONS[label])
+    made.layout.flex = "none"  # what is said beside it may be long, and takes two lines
+    return made

@@ -11,10 +11,9 @@ import ipywidgets as widgets
 from nbddp.formatting import plural
 from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
-from nbddp.ui.panel.html import escape
-from nbddp.ui.panel.loghtml import aside, block, html_rows
+from nbddp.ui.html_pieces import escape
+from nbddp.ui.log_lines import Line, Tails, aside, block, html_rows
 from nbddp.ui.panel.pieces import Plain, box, close, html
-from nbddp.ui.tails import Line, Tails
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged

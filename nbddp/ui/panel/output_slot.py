@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import ipywidgets as widgets
 from IPython.display import publish_display_data
 
-from nbddp.ui.panel.html import escape
+from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.pieces import box, bundle, close
 from nbddp.ui.screen import EMPTY
 from nbddp.wire.messages import JsonDict

@@ -14,22 +14,21 @@ from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.agreement import parted
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.chart_html import MAX_CHARTS
+from nbddp.ui.html_pieces import note
+from nbddp.ui.input_requests import Questions
+from nbddp.ui.log_lines import Line, Tails, parted
 from nbddp.ui.panel.controls import Press
-from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
 from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
-from nbddp.ui.questions import Questions
 from nbddp.ui.report.blocks import Cell, Dot, Report
 from nbddp.ui.report.finished_cell import Attempt, Record, record_html, record_text
 from nbddp.ui.report.render import render_html
 from nbddp.ui.screen import TOGETHER, Check, Screen, View, is_text, show_rich, show_rich_value
-from nbddp.ui.tails import Line, Tails
 from nbddp.ui.words import shorten
 from nbddp.wire.messages import Display
 

@@ -8,14 +8,12 @@ import ipywidgets as widgets
 
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.html_pieces import SHEET, time_line
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import Controls, Press
-from nbddp.ui.panel.html import time_line
 from nbddp.ui.panel.log_area import LogWidgets
 from nbddp.ui.panel.pieces import box, close, html
-from nbddp.ui.panel.rank_sparklines import RankSparklines
-from nbddp.ui.panel.style import SHEET
-from nbddp.ui.report.rank_table import FEW, ranks_html
+from nbddp.ui.report.rank_table import FEW, RankSparklines, ranks_html
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, awaited_blocks, state_title
 

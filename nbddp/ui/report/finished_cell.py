@@ -15,13 +15,12 @@ from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
 from nbddp.ui.chart_html import metrics_html, metrics_text
-from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
+from nbddp.ui.log_lines import Line, log_html, log_text, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
 from nbddp.ui.report.rank_table import FEW, Curves, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
 from nbddp.ui.report.status import alarm_blocks, awaited_blocks, events_block, state_title
-from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
 
 

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.ui.ansi import to_html
-from nbddp.ui.panel.bare import STRONG, dot, ink
-from nbddp.ui.panel.html import card, escape
-from nbddp.ui.panel.style import SHEET
+from nbddp.ui.html_pieces import SHEET, STRONG, card, dot, escape, ink
 from nbddp.ui.report.blocks import (
     Block,
     Card,

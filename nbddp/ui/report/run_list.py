@@ -12,7 +12,7 @@ from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.metrics import Pairs
-from nbddp.ui.panel.html import escape
+from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
 from nbddp.ui.words import say_rate, say_seconds
 

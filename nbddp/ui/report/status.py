@@ -9,11 +9,10 @@ from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.panel.html import time_line
-from nbddp.ui.panel.loghtml import log_html, scrolled
+from nbddp.ui.html_pieces import time_line
+from nbddp.ui.log_lines import Line, log_html, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
-from nbddp.ui.tails import Line
 from nbddp.ui.words import (
     say_awaited,
     say_event,

@@ -10,8 +10,8 @@ from nbddp.errors import say_ranks
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.metrics import MetricStore
-from nbddp.ui.panel.html import escape
-from nbddp.ui.panel.loghtml import log_html
+from nbddp.ui.html_pieces import escape
+from nbddp.ui.log_lines import Line, log_html
 from nbddp.ui.report.blocks import (
     Block,
     Card,
@@ -26,7 +26,6 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import events_block
-from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_left_out, say_seconds, shorten
 
 SHOWN_CELLS = 20  # the newest

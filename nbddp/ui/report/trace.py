@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from nbddp.errors import say_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.trace import REST, Row, Trace, is_different, rows, why_nothing
-from nbddp.ui.panel.html import escape
+from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Markup, Report, Table, Text, note
 from nbddp.wire.trace_messages import say_steps
 

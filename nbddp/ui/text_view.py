@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import shutil
 import time
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
 
+from nbddp.charts.axes import format_number
+from nbddp.controller.session import Session
+from nbddp.formatting import plural
+from nbddp.imports import import_aside
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.log_reader import LineAssembler, log_name
+from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
-from nbddp.ui.agreement import agreeing
-from nbddp.ui.questions import Questions
+from nbddp.record.snapshot import RankSnapshot
+from nbddp.ui.input_requests import Questions
+from nbddp.ui.log_lines import agreeing
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.screen import (
     TOGETHER,
@@ -23,8 +31,7 @@ from nbddp.ui.screen import (
     show_rich_value,
     tagged,
 )
-from nbddp.ui.text.progress import Progress
-from nbddp.ui.text.unfinished import UnfinishedLines
+from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
@@ -253,3 +260,203 @@ class TextView:
                 self._hold("\n".join([tag, *lines, ""]))
             else:
                 self._hold("".join(f"{tag} {line}\n" for line in lines))
+
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 30.0  # seconds between two lines
+TERMINAL_PERIOD = 1.0  # where a line takes the place of the one before
+SHOWN_METRICS = 4  # in a line
+MAX_CHARTS = 12
+_ERASE = "\r\x1b[K"
+
+
+class Progress:
+    """Says how far a cell is, where there is something to say.
+
+    Args:
+        session: whose cell it is.
+        is_terminal: whether a line can take the place of the one before.
+        has_pictures: whether charts can be shown.
+    """
+
+    def __init__(self, session: Session, *, is_terminal: bool, has_pictures: bool) -> None:
+        self._session = session
+        self._is_terminal = is_terminal
+        self._has_pictures = has_pictures
+        self._period = TERMINAL_PERIOD if is_terminal else PERIOD
+        self._next = self._period
+        self._said = ""
+        self._is_on_line = False
+
+    def tell(
+        self,
+        screen: Screen,
+        handle: CellHandle,
+        leave_line: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Print the progress, if an update is due and the progress has changed.
+
+        ``leave_line`` ends a rank's unfinished line, so that this text starts on a new line.
+        """
+        seconds = time.time() - handle.began_at
+        if seconds < self._next:
+            return
+        self._next = (seconds // self._period + 1) * self._period
+        said = self._say(handle)
+        if not said or (said == self._said and not self._is_terminal):
+            return
+        self._said = said
+        leave_line()
+        line = f"nbddp: {say_seconds(seconds)} · {said}"
+        if self._is_terminal:
+            self._is_on_line = True
+            screen.write(f"{_ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
+        else:
+            screen.write(f"{line}\n")
+        screen.flush()
+
+    def make_room(self, screen: Screen) -> None:
+        """Take away the line that another one would take the place of: something else comes."""
+        if self._is_on_line:
+            self._is_on_line = False
+            screen.write(_ERASE)
+
+    def finish(self, screen: Screen) -> None:
+        """Show the charts, if there are any and they can be shown."""
+        self.make_room(screen)
+        if self._has_pictures:
+            show_charts(screen, self._session)
+
+    def _say(self, handle: CellHandle) -> str:
+        snapshot = self._session.snapshot(handle)
+        ranks = [each for each in snapshot.ranks if each.bars or each.step]
+        where = _say_where(min(ranks, key=_how_far)) if ranks else []
+        late = [say_awaited(snapshot.awaited)] if snapshot.awaited else []
+        return " · ".join([*where, *_say_values(self._session), *late])
+
+
+def _how_far(each: RankSnapshot) -> tuple[float, int]:
+    return each.step or 0.0, sum(bar.done for bar in each.bars)
+
+
+def _say_where(slowest: RankSnapshot) -> list[str]:
+    if slowest.bars:
+        return [say_bar(bar) for bar in slowest.bars]
+    return [f"step {say_step(slowest)}"]
+
+
+def _say_values(session: Session) -> Iterator[str]:
+    """The newest value of each metric, as a mean over ranks."""
+    store = session.whereabouts.metrics
+    for name in store.names()[:SHOWN_METRICS]:
+        if last := store.last(name).values():
+            yield f"{name} {format_number(sum(last) / len(last))}"
+
+
+def show_charts(screen: Screen, session: Session) -> None:
+    """Show the charts of the metrics that have more than a point, as one picture."""
+    metrics = session.metrics({}, most=MAX_CHARTS)
+    curves = {
+        name: each
+        for name, each in metrics.curves.items()
+        if any(len(curve.steps) > 1 for curve in each.values())
+    }
+    if not curves:
+        return
+    import_aside("nbddp.charts.figure")  # loads matplotlib: not before there is a curve
+    from nbddp.charts.chart_lines import rank_chart
+    from nbddp.charts.figure import draw_charts, png_of
+
+    try:
+        png, width = png_of(draw_charts([rank_chart(*each) for each in curves.items()]))
+    except Exception as error:
+        logger.exception("the charts could not be drawn")
+        screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
+        return
+    said = " · ".join(_say_values(session))
+    data = {"image/png": b64encode(png).decode(), "text/plain": said}
+    sizes = {"image/png": {"width": width}}
+    screen.display(data, sizes, display_id="", is_update=False)
+    if metrics.left_out:
+        many = plural(metrics.left_out, "more metric")
+        screen.write(f"nbddp: {many} {'is' if metrics.left_out == 1 else 'are'} in metrics.jsonl\n")
+
+
+DELAY = 0.15  # seconds after which an unfinished line is shown; most are finished before
+
+
+class UnfinishedLines:
+    """Decides which unfinished lines are shown, when, and which text continues them.
+
+    Only one can be at the end of the screen. If other output is shown below it, the whole line is
+    shown again once it is finished. While it is unfinished, it is shown again after a delay that
+    doubles each time: ranks that print dots at the same time do not flood the screen. A progress
+    bar, which overwrites itself by carriage returns, is shown only once it is finished.
+    """
+
+    def __init__(self) -> None:
+        self._open: int | None = None  # the rank whose line is at the end of the screen
+        self._shown = ""  # what is shown of it
+        self._texts: dict[int, str] = {}  # unfinished lines that are not shown in full
+        self._due: dict[int, float] = {}
+        self._delays: dict[int, float] = {}  # seconds until a rank's line is shown again
+        self._bars: set[int] = set()
+
+    @property
+    def next_due(self) -> float:
+        """When an unfinished line is to be shown; infinite without one."""
+        return min(self._due.values(), default=math.inf)
+
+    @property
+    def open(self) -> int | None:
+        """The rank whose line is at the end of the screen."""
+        return self._open
+
+    def note(self, rank: int, written: str, partial: str, now: float) -> str:
+        """Note a rank's output and its unfinished line. Return what to add to the open line."""
+        _, has_ended, last = written.rpartition("\n")
+        if has_ended:
+            self.forget(rank)
+        if "\r" in last:
+            self._bars.add(rank)
+        if not partial or rank in self._bars or len(partial) > MAX_KEPT_LINE or "\n" in partial:
+            self._due.pop(rank, None)
+            return ""
+        if rank == self._open and partial.startswith(self._shown):
+            rest, self._shown = partial[len(self._shown) :], partial
+            return rest
+        self._texts[rank] = partial
+        self._due.setdefault(rank, now + self._delays.get(rank, DELAY))
+        return ""
+
+    def forget(self, rank: int) -> None:
+        """Note that a rank's line has ended."""
+        for each in (self._texts, self._due, self._delays):
+            each.pop(rank, None)
+        self._bars.discard(rank)
+
+    def take_due(self, now: float) -> tuple[int, str, str] | None:
+        """Return a rank whose line is due, the line, and the text that ends the open line."""
+        for rank, due in self._due.items():
+            if due <= now:
+                del self._due[rank]
+                self._delays[rank] = 2 * self._delays.get(rank, DELAY)
+                end = self.leave()
+                self._open, self._shown = rank, self._texts.pop(rank)
+                return rank, self._shown, end
+        return None
+
+    def finish(self, rank: int, line: str) -> str | None:
+        """Return the rest of a rank's finished line; None if its beginning is not the open line."""
+        if rank != self._open or not line.startswith(self._shown):
+            return None
+        self._open = None
+        return line[len(self._shown) :]
+
+    def leave(self) -> str:
+        """Leave the open line, as other output follows below it. Return the text that ends it."""
+        if self._open is None:
+            return ""
+        self._open = None
+        return "\x1b[0m\n" if "\x1b" in self._shown else "\n"

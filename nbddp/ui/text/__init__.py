@@ -1,1 +1,0 @@
-"""A cell, or the worker group, as plain text."""
