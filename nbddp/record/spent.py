@@ -188,6 +188,10 @@ class Timeline:
         """Seconds that a rank waited for data."""
         return sum(end - began for began, end in self.loads.get(rank, ()))
 
+    def loading_awaited(self) -> float:
+        """Seconds that ranks waited for one that itself waited for data, all together."""
+        return sum(each.loading for each in self.meetings)
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each rank in each collective.
 

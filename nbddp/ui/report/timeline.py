@@ -166,7 +166,7 @@ def _facts(line: Timeline) -> Iterator[str]:
     ]
     if loading:
         yield f"waited for data: {', '.join(loading)}"
-    if (late := sum(each.loading for each in line.meetings)) >= LEAST:
+    if (late := line.loading_awaited()) >= LEAST:
         yield f"ranks waited {_time(late)} for one that itself waited for data"
     for title, took in list(line.on_gpu.items())[:SHOWN_LINES]:
         each = ", ".join(
