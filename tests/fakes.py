@@ -113,7 +113,10 @@ class FakeLauncher(Launcher):
         gate: while it is not set, a launch waits, as for a helper that still imports.
         on_launch: called with what a new rank was told.
         obeys: whether the processes end when they are told to.
+        room: whether a restart would make more ranks.
     """
+
+    room = False
 
     def __init__(self, *, obeys: bool = True) -> None:
         self.handles: dict[tuple[int, int], FakeHandle] = {}
@@ -124,6 +127,9 @@ class FakeLauncher(Launcher):
         self.waits = threading.Event()
         self.on_launch: Callable[[RankStart], Any] = lambda _start: None
         self.obeys = obeys
+
+    def has_room(self) -> bool:
+        return self.room
 
     def launch(self, start: RankStart) -> FakeHandle:
         self.waits.set()

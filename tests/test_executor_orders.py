@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError
+from nbddp.lifecycle.events import NodeJoined, NodeLost
 from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
 from nbddp.record import run_folder
@@ -182,7 +183,7 @@ class AnyOrder(RuleBasedStateMachine):
         if comes_to != "a start":
             self.all_goes_well_for_a_while()
         if comes_to == "a cell":
-            self.asks_for_a_cell(is_for_all=True, needs_group=True)
+            self.asks_for_a_cell(is_for_all=True, needs_group=True, is_elastic=True)
             self.all_goes_well_for_a_while()
         if comes_to in ("a death", "a heal"):
             self.ranks[self.session.life.attempt, world_size - 1].handle.end(-9)
@@ -236,13 +237,31 @@ class AnyOrder(RuleBasedStateMachine):
         self.asks("answer", self.session.send, rank, ask)
 
     @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
-    @rule(is_for_all=st.booleans(), needs_group=st.booleans())
-    def asks_for_a_cell(self, is_for_all: bool, needs_group: bool) -> None:
+    @rule(is_for_all=st.booleans(), needs_group=st.booleans(), is_elastic=st.booleans())
+    def asks_for_a_cell(self, is_for_all: bool, needs_group: bool, is_elastic: bool) -> None:
         ranks = None if is_for_all else tuple(self.session.life.alive)
         request = CellRequest(source="x", ranks=ranks, needs_group=needs_group)
         self.catch_up()
         with contextlib.suppress(RequestError):
-            self.cells.append(self.session.submit(request))
+            self.cells.append(self.session.submit(request, is_elastic=is_elastic))
+
+    @rule(has_room=st.booleans())
+    def a_node_joins(self, has_room: bool) -> None:
+        self.launcher.room = has_room
+        self.session.note_node(NodeJoined(name="far", nproc=1))
+
+    @precondition(lambda self: self.living())
+    @rule(numbers=st.sets(NUMBER), comes_first=st.booleans())
+    def a_node_is_lost(self, numbers: set[int], comes_first: bool) -> None:
+        """With its ranks; the ends of some may be seen before."""
+        lost = [each for number, each in enumerate(self.living()) if number in numbers]
+        for each in lost:
+            each.handle.end(-9)
+        if not comes_first:
+            self.watcher.notice()
+        ranks = tuple(each.rank for each in lost)
+        event = NodeLost(name="near", address="10.0.0.7", why="no sign", ranks=ranks)
+        self.session.note_node(event)
 
     @rule()
     def interrupts(self) -> None:

@@ -13,15 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes import FakeLauncher
+from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 from guests import Guests
+from lives import IDLE
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.lifecycle.events import NodeNews
+from nbddp.lifecycle.reasons import say_node
+from nbddp.record.cell import CellRequest
 
 HOST = socket.gethostname()
 
@@ -155,10 +160,35 @@ def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
     assert said == snapshot
 
 
-def test_copies_of_logs_that_are_not_whole_are_told_of(
-    at_the_door: AtTheDoor, snapshot: SnapshotAssertion
+def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
+    at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
+    events: list[NodeNews] = []
+    monkeypatch.setattr(at_the_door.session, "note_node", events.append)
+    at_the_door.bring(host="near")
+    guest = at_the_door.bring(host="far")
+    at_the_door.nodes.launcher.settle(8)
+    guest.leave()
+    assert wait_until(lambda: len(events) == 3)
     nodes = at_the_door.nodes
     nodes._note_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
-    [event] = at_the_door.session.time_line.since(0.0)
-    assert event.facts["what"] == snapshot
+    assert [say_node(IDLE, each) for each in events] == snapshot
+
+
+def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    launcher, link = FakeLauncher(), FakeLink()
+    make_willing(launcher, link)
+    session = Session(launcher, make_means=lambda: with_threads(link))
+    session.start(GroupSpec(nproc=1))
+    session.stop()
+    nodes = Nodes(session, NodesSpec())
+    guests = Guests(nodes.door)
+    guests.bring()
+    nodes.close()  # as `%ddp stop` does
+    session.start(GroupSpec(nproc=1))
+    assert list(session.submit(CellRequest(source="hello")).notices()) == []
+    session.close()
+    guests.close()

@@ -18,6 +18,7 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.comeback import Retries
+from nbddp.lifecycle.events import NodeJoined
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
 from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
@@ -225,7 +226,7 @@ class Roomy(FakeLauncher):
     def __init__(self) -> None:
         super().__init__()
         self.ranks = 2
-        self.on_room: Callable[[], None] | None = None
+        self.on_node: Callable[[NodeJoined], None] = lambda _event: None
 
     def world_size(self, asked: int) -> int:
         return max(asked, self.ranks)
@@ -233,13 +234,10 @@ class Roomy(FakeLauncher):
     def has_room(self) -> bool:
         return self.ranks > max((rank for _, rank in self.handles), default=1) + 1
 
-    def watch_room(self, on_room: Callable[[], None] | None) -> None:
-        self.on_room = on_room
-
     def bring(self, ranks: int) -> None:
         """A node comes; on a thread of its own, as from the door."""
         self.ranks = ranks
-        coming = threading.Thread(target=self.on_room or (lambda: None))
+        coming = threading.Thread(target=self.on_node, args=[NodeJoined(name="far", nproc=ranks)])
         coming.start()
         coming.join()
 
@@ -247,6 +245,7 @@ class Roomy(FakeLauncher):
 @pytest.fixture
 def roomy(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa: ARG001
     play = Play(snapshot, Roomy())
+    play.launcher.on_node = play.session.note_node
     assert play.show(play.session.submit(DEEDS[0])).is_ok
     yield play
     play.session.close()
@@ -273,7 +272,6 @@ def test_an_elastic_cell_begins_again_when_a_node_comes(roomy: Play) -> None:
     assert roomy.sources == ["step 0", "trains", "step 0", "trains"]
     assert roomy.said == roomy.words
     assert roomy.session.times_ended == 0
-    assert roomy.launcher.on_room is None
 
 
 def test_what_is_replayed_for_one_node_is_not_ended_for_the_next(roomy: Play) -> None:

@@ -77,6 +77,7 @@ class Ledger:
     stopped: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[int] = field(default_factory=Counter)
     handed: dict[int, int] = field(default_factory=dict)
+    arrived: Counter[str] = field(default_factory=Counter)  # nodes, in this attempt
 
     def follow(self, before: Life, event: ev.Event, life: Life, actions: list[ev.Action]) -> None:
         """Check one step of the lifecycle and keep book of it."""
@@ -86,6 +87,8 @@ class Ledger:
             case ev.RankEnded(attempt=before.attempt, rank=rank, cell=cell):
                 if self.handed.get(rank) == cell:
                     del self.handed[rank]
+            case ev.NodeJoined(name=name) if before.state.is_live:
+                self.arrived[name] += 1
         if any(isinstance(action, ev.Refuse) for action in actions):
             assert len(actions) == 1
             assert life == before
@@ -101,6 +104,9 @@ class Ledger:
             assert set(action.ranks) <= set(alive), f"{action} is for the dead"
             assert len(set(action.ranks)) == len(action.ranks)
         match action:
+            case ev.Remark(text=text) if text.startswith("node far"):
+                self.arrived[text.split()[1]] -= 1
+                assert min(self.arrived.values()) == 0, "told twice, or to other ranks"
             case ev.SendRegroup(ranks=ranks, form=True):
                 assert len(ranks) == len(before.ranks), "a group of a part of the world"
             case ev.SendCell(cell=cell, ranks=ranks):
@@ -120,6 +126,7 @@ class Ledger:
                 assert isinstance(action, ev.TakeBack) or action.attempt == attempt + 1
                 assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
                 self.handed.clear()
+                self.arrived.clear()
 
     def check_balance(self, life: Life) -> None:
         """Nothing may be open when the group is off."""
@@ -138,7 +145,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.exits: list[tuple[Process, int]] = []
         self.late: list[ev.News] = []
         self.alarms: list[ev.SetAlarm] = []
-        self.cells = 0
+        self.cells = self.nodes = 0
 
     # ---- the session
 
@@ -213,16 +220,23 @@ class AnyOrder(RuleBasedStateMachine):
             self.step(ev.ReturnAsked(attempt=attempt, world_size=world_size, living=ranks))
 
     @precondition(lambda self: self.life.alive)
-    @rule(ranks=st.lists(RANK, min_size=1, unique=True), needs_group=st.booleans())
-    def asks_for_a_cell(self, ranks: list[int], needs_group: bool) -> None:
+    @rule(
+        ranks=st.lists(RANK, min_size=1, unique=True),
+        needs_group=st.booleans(),
+        is_elastic=st.booleans(),
+    )
+    def asks_for_a_cell(self, ranks: list[int], needs_group: bool, is_elastic: bool) -> None:
         self.cells += 1
-        self.step(ev.RunAsked(cell=self.cells, ranks=tuple(ranks), needs_group=needs_group))
+        asked = ev.RunAsked(
+            cell=self.cells, ranks=tuple(ranks), needs_group=needs_group, is_elastic=is_elastic
+        )
+        self.step(asked)
 
     @precondition(lambda self: self.life.state in (GroupState.IDLE, GroupState.BROKEN))
-    @rule(needs_group=st.booleans())
-    def asks_for_a_cell_on_all_that_live(self, needs_group: bool) -> None:
+    @rule(needs_group=st.booleans(), is_elastic=st.booleans())
+    def asks_for_a_cell_on_all_that_live(self, needs_group: bool, is_elastic: bool) -> None:
         if self.life.alive:
-            self.asks_for_a_cell(self.life.alive, needs_group)
+            self.asks_for_a_cell(self.life.alive, needs_group, is_elastic)
 
     @precondition(lambda self: self.life.state is GroupState.BROKEN)
     @rule(is_for_all=st.booleans(), donor=RANK)
@@ -343,6 +357,25 @@ class AnyOrder(RuleBasedStateMachine):
             while process.mail:
                 self.step(process.mail.popleft())
 
+    # ---- the nodes
+
+    @rule(has_room=st.booleans())
+    def a_node_joins(self, has_room: bool) -> None:
+        self.nodes += 1
+        self.step(ev.NodeJoined(name=f"far{self.nodes}", nproc=1, has_room=has_room))
+        if has_room:
+            self.step(ev.CapacityChanged())
+
+    @rule(ranks=st.sets(RANK), comes_first=st.booleans())
+    def a_node_is_lost(self, ranks: set[int], comes_first: bool) -> None:
+        """With all its ranks; an exit may be seen before."""
+        for rank in ranks & self.processes.keys():
+            self.dies(self.processes[rank], -9)
+        if self.exits and not comes_first:
+            self.an_exit_is_seen(0, comes_first=False)
+        lost = ev.NodeLost(name="near", address="10.0.0.7", why="no sign", ranks=(*sorted(ranks),))
+        self.step(lost)
+
     def dies(self, process: Process, exitcode: int) -> None:
         process.commands.clear()
         del self.processes[process.rank]
@@ -399,6 +432,13 @@ class AnyOrder(RuleBasedStateMachine):
             assert len(life.alive) < len(life.ranks)
         if life.state is GroupState.STOPPING:
             assert life.alive
+        assert not life.news or (life.state.is_live and not life.state.is_busy)
+        assert not self.has_outgrown(), "an elastic cell goes on with fewer ranks than there may be"
+
+    def has_outgrown(self) -> bool:
+        cell = self.life.cell
+        is_ended = self.life.state is not GroupState.RUNNING
+        return cell is not None and cell.is_outgrown and not is_ended
 
     @invariant()
     def a_stop_leads_to_off(self) -> None:

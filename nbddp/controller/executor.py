@@ -254,9 +254,10 @@ class Executor:
 
     def step(self, event: ev.Event) -> str:
         """Advance; returns why not, if the lifecycle refuses."""
-        before = self.life.state
+        before = self.life.cell
         self.life, actions = advance(self.life, event)
-        if isinstance(event, ev.InterruptAsked) and before.is_busy:
+        cell = self.life.cell
+        if before is not None and cell is not None and cell.interrupts > before.interrupts:
             self.time_line.record("interrupt")
         refusal = ""
         for action in actions:
@@ -310,6 +311,8 @@ class Executor:
                 self.means_now.actor.later(action.seconds, self._ring, action.rings())
             case ev.Remark(text=text):
                 self._audience.say(text)
+            case ev.RecordNode(text=text):
+                self.time_line.record("node", what=text)
             case ev.Started():
                 self.time_line.record("ready", attempt=self.life.attempt)
                 self.promises.started()
@@ -332,8 +335,8 @@ class Executor:
                 self.promises.not_healed(reason)
             case ev.Revived() | ev.SendGive() | ev.SendMeet() | ev.SendDrop() | ev.Healed():
                 return self._go_on_healing(action)
-            case ev.Finished():
-                self._finish()
+            case ev.Finished(is_outgrown=is_outgrown):
+                self._finish(is_outgrown=is_outgrown)
             case ev.Stopped():
                 self._tell_stopped()
             case _ if self._ranks is not None:
@@ -415,10 +418,13 @@ class Executor:
             handed_over=self.handed_over,
         )
 
-    def remark(self, text: str) -> None:
-        """A node has come, or is gone."""
-        self._audience.say(text)
-        self.time_line.record("node", what=text)
+    def note_node(self, event: ev.NodeNews) -> None:
+        """Note what has become of a node; with one that has come a restart may make more ranks."""
+        if isinstance(event, ev.NodeJoined) and self.launcher.has_room():
+            self.step(replace(event, has_room=True))
+            self.step(ev.CapacityChanged())
+        else:
+            self.step(event)
 
     def note_struck(self, faults: Set[str]) -> None:
         """Faults struck other ranks, those of a script: they do not strike these."""
@@ -433,8 +439,9 @@ class Executor:
 
     # ---- telling those who wait
 
-    def _finish(self) -> None:
+    def _finish(self, *, is_outgrown: bool) -> None:
         if self.cell is not None:
+            self.cell.is_outgrown = is_outgrown
             self.whereabouts.hangs.alarm = ""  # nobody waits any more
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():

@@ -100,8 +100,8 @@ class Requests:
             return self._do.promises.pending_start
         return self._do.promises.for_stop() if self._do.life.state is GroupState.STOPPING else None
 
-    def begin_cell(self, request: CellRequest) -> CellHandle:
-        """Hand a cell to the ranks."""
+    def begin_cell(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
+        """Hand a cell to the ranks; if it is elastic, it ends when a restart would make more."""
         if not self._do.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self._do.life.everybody if request.ranks is None else request.ranks
@@ -114,13 +114,21 @@ class Requests:
             attempt=self._do.life.attempt,
             has_others=not {*self._do.life.alive} <= {*ranks},
         )
+        asked = ev.RunAsked(
+            cell=handle.number,
+            ranks=ranks,
+            needs_group=request.needs_group,
+            is_elastic=is_elastic,
+        )
         try:
-            self._ask(ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group))
+            self._ask(asked)
         except RequestError:
             self._do.cell = before
             raise
         self._do.time_line.record("cell", **handle.facts(), logs=logs)
         self._do.follow(handle)
+        if is_elastic and self._do.launcher.has_room():  # a node came just now
+            self._do.step(ev.CapacityChanged())
         return handle
 
     def send(self, rank: int, make: Callable[[int], msg.Command]) -> Promise[msg.Answer]:

@@ -119,12 +119,11 @@ class Session:
         """Start ranks elsewhere from the next start on; there must be none now."""
         self._do.launcher = launcher
 
-    def remark(self, text: str) -> None:
-        """Tell whoever reads the cell that runs, or the next one."""
-        if self._do.means is None:
-            self._do.remark(text)
-        else:
-            self._do.means.actor.tell(self._do.remark, text)
+    def note_node(self, event: ev.NodeNews) -> None:
+        """Note what has become of a node, if there are, or were, ranks."""
+        means = self._do.means
+        if means is not None:
+            means.actor.tell(self._do.note_node, event)
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
@@ -289,13 +288,15 @@ class Session:
             with self._stopping_if_interrupted():
                 kept(begun)
 
-    def submit(self, request: CellRequest) -> CellHandle:
+    def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         """Hand a cell to the ranks and return at once.
+
+        An elastic cell ends when a node comes and a restart would make more ranks.
 
         Raises:
             RequestError: the group cannot run it now; nothing was started, nothing lost.
         """
-        return self.call(self._asks.begin_cell, request)
+        return self.call(self._asks.begin_cell, request, is_elastic=is_elastic)
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""

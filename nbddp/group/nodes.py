@@ -16,6 +16,7 @@ from nbddp.errors import RequestError, say_ranks
 from nbddp.formatting import plural
 from nbddp.group.agents import ALONE, LocalAgents
 from nbddp.launch.launcher import Launcher
+from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.door import Change, Door, Node
 from nbddp.nodes.joining import Join
@@ -59,7 +60,7 @@ class Nodes:
         session: of a worker group that is not started.
         spec: how many are wanted, and where they come in.
         join: of a door that another notebook has left open.
-        remark: tells whoever reads the cell or script that runs, or the next one.
+        active: returns the session of the cell or script that runs, or ran last.
 
     Raises:
         RequestError: there is a group on this machine, or nobody can listen there.
@@ -71,7 +72,7 @@ class Nodes:
         spec: NodesSpec,
         join: Join | None = None,
         *,
-        remark: Callable[[str], None] | None = None,
+        active: Callable[[], Session] | None = None,
     ) -> None:
         if session.life.state.is_live:
             raise RequestError(
@@ -79,7 +80,7 @@ class Nodes:
             )
         self.spec = spec
         self._session = session
-        self._remark = remark or session.remark
+        self._active = active or (lambda: session)
         self._is_open = False  # nodes of a door that was there before may come in at once
         self._changes: SimpleQueue[Change] = SimpleQueue()  # no lock that a stop could leave taken
         self.door = Door(
@@ -119,28 +120,18 @@ class Nodes:
             return
         if change.has_come:
             self._agents.note(node)
-            self._remark(
-                f"node {node.name} has come with {plural(node.nproc, 'rank')}{self._say_room()}"
-            )
-            self.launcher.note_coming()
+            self._active().note_node(NodeJoined(name=node.name, nproc=node.nproc))
             return
-        ranks = self.launcher.ranks_of(node)
-        lost = f": {say_ranks(ranks)} gone" if ranks else ""
-        self._remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
+        lost = NodeLost(
+            name=node.name,
+            address=node.address,
+            why=node.why_gone,
+            ranks=tuple(self.launcher.ranks_of(node)),
+        )
+        self._active().note_node(lost)
 
     def _note_lost(self, folder: Path, error: OSError) -> None:
-        self._remark(
-            f"the logs in {folder} are not whole: {error.strerror}; "
-            "each node has those of its ranks"
-        )
-
-    def _say_room(self) -> str:
-        """What a node that has come is for."""
-        if not self._session.life.state.is_live or not self.launcher.has_room():
-            return ""
-        if self.launcher.is_watched:
-            return ": the cell begins again with them"
-        return "; `%ddp restart` takes it in, and a cell with --elastic does"
+        self._active().note_node(LogsTorn(folder=str(folder), why=str(error.strerror)))
 
     # ---- what the user is told
 

@@ -60,9 +60,6 @@ class Recovery:
         self._say = say
         self._times_ended = session.times_ended
         self._seconds_lost = 0.0
-        self._is_elastic = False
-        self._can_end = False  # whether it is the user's own cell that runs
-        self._has_room = False  # a node has come, and the cell was ended for it
         self._done: int | None = None  # by the replay that goes on, or was the last
 
     @property
@@ -77,40 +74,28 @@ class Recovery:
         interrupt counts whenever it comes: it ends the cell, or the replay, that begins next.
         """
         self._times_ended = self._session.times_ended
-        with self._looking_for_room(retries):
-            if retries.is_elastic and self._session.launcher.has_room():
-                failed = self._grow()
-                if failed is not None:
-                    return failed
-            return self._recover(self._run_shown(request), request, retries)
+        if retries.is_elastic and self._session.launcher.has_room():
+            failed = self._grow()
+            if failed is not None:
+                return failed
+        return self._recover(self._run_shown(request, retries), request, retries)
 
-    def begin(self, request: CellRequest) -> CellHandle:
+    def begin(self, request: CellRequest, retries: Retries) -> CellHandle:
         """Hand a cell to the ranks and return at once; :meth:`follow` shows it."""
         self._times_ended = self._session.times_ended
         with self._session.taking_interrupts():
-            return self._hand_over(request)
+            return self._hand_over(request, is_elastic=retries.is_elastic)
 
-    def follow(self, handle: CellHandle, retries: Retries = NO_RETRIES) -> CellResult:
+    def follow(self, handle: CellHandle, retries: Retries) -> CellResult:
         """The same as :meth:`run` for a cell that was begun."""
-        with self._looking_for_room(retries):
-            return self._recover(self._watch(handle), handle.request, retries)
+        return self._recover(self._show(handle), handle.request, retries)
 
-    def _run_shown(self, request: CellRequest) -> CellResult:
+    def _run_shown(self, request: CellRequest, retries: Retries) -> CellResult:
         with self._session.taking_interrupts():
-            return self._watch(self._hand_over(request))
+            return self._show(self._hand_over(request, is_elastic=retries.is_elastic))
 
-    def _watch(self, handle: CellHandle) -> CellResult:
-        """Show the user's cell; a node for which there is room ends it, if the user wants that."""
-        self._has_room, self._can_end = False, self._is_elastic
-        try:
-            if self._can_end and self._session.launcher.has_room():  # it came just now
-                self._note_room()
-            return self._show(handle)
-        finally:
-            self._can_end = False
-
-    def _hand_over(self, request: CellRequest) -> CellHandle:
-        handle = self._session.submit(request)
+    def _hand_over(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
+        handle = self._session.submit(request, is_elastic=is_elastic)
         if self._is_ended:  # it may have come too early to be heard
             self._session.interrupt_unless_asked()
         return handle
@@ -125,10 +110,10 @@ class Recovery:
         self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None:
             if verdict.is_interrupt:
-                failed = self._grow() if self._has_room and not self._is_ended else result
+                failed = self._grow() if result.is_outgrown and not self._is_ended else result
                 if failed is not None:
                     return failed
-                result = self._run_shown(replace(request, purpose=Purpose.RETRY))
+                result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
                 continue
             setbacks.append(self._setback(verdict))
             heals = not request.has_own_ranks  # else there are no names to keep
@@ -142,26 +127,11 @@ class Recovery:
             failed = self._come_back(setbacks[-1]) if restarts else None
             if failed is not None:
                 return failed
-            result = self._run_shown(replace(request, purpose=Purpose.RETRY))
+            result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
         if setbacks and result.is_ok and self._tells_end:
             ways = [each.way for each in setbacks]
             self._say(f"done {say_comebacks(ways, self._seconds_lost)}")
         return result
-
-    @contextmanager
-    def _looking_for_room(self, retries: Retries) -> Iterator[None]:
-        """Be told meanwhile of nodes that come."""
-        self._is_elastic = retries.is_elastic
-        self._session.launcher.watch_room(self._note_room if self._is_elastic else None)
-        try:
-            yield
-        finally:
-            self._session.launcher.watch_room(None)
-
-    def _note_room(self) -> None:
-        if self._can_end:
-            self._has_room = True
-            self._session.interrupt(by_user=False)
 
     def _grow(self) -> CellResult | None:
         """Restart with all nodes that are here, and replay; what came of a cell that failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import SpawnProcess
 from typing import Protocol
@@ -87,9 +87,6 @@ class Launcher:
     def has_room(self) -> bool:
         """Return whether a restart would make more ranks, because a node has come."""
         return False
-
-    def watch_room(self, on_room: Callable[[], None] | None) -> None:
-        """Set the callback for free room, called on any thread; None clears it."""
 
     def settle(self, world_size: int) -> None:
         """Choose where the ranks of a new attempt will be.

@@ -103,6 +103,7 @@ class RunAsked:
     cell: int
     ranks: tuple[int, ...]
     needs_group: bool | None = True
+    is_elastic: bool = False  # end it when a restart would make more ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,39 @@ class Rang:
     working: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """A node has come; ``has_room``: a restart would make more ranks."""
+
+    name: str
+    nproc: int
+    has_room: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node is gone, and these ranks with it."""
+
+    name: str
+    address: str
+    why: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsTorn:
+    """Copies of the nodes' logs cannot be written into this folder."""
+
+    folder: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityChanged:
+    """A restart would make more ranks than there are."""
+
+
+NodeNews = NodeJoined | NodeLost | LogsTorn
 News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | NamesGiven | RankMet | Rang
 Event = (
     StartAsked
@@ -210,6 +244,8 @@ Event = (
     | InterruptAsked
     | KillAsked
     | StopAsked
+    | NodeNews
+    | CapacityChanged
     | News
 )
 
@@ -368,6 +404,13 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordNode:
+    """Write into the record of the run what has become of a node."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """All ranks are ready."""
 
@@ -382,9 +425,13 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """All ranks are through with the cell, or gone."""
+    """All ranks are through with the cell, or gone.
+
+    ``is_outgrown``: it was ended because a restart would make more ranks.
+    """
 
     cell: int
+    is_outgrown: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,6 +458,7 @@ Action = (
     | SetAlarm
     | Refuse
     | Remark
+    | RecordNode
     | Started
     | NotStarted
     | Finished

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nbddp.errors import describe_exit, say_ranks
-from nbddp.lifecycle.events import Rang
+from nbddp.formatting import plural
+from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeNews, Rang
 from nbddp.lifecycle.states import GroupState, Life, RankState
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
@@ -90,6 +91,22 @@ def with_way_on(said: str, life: Life) -> str:
 
 def _option(ranks: Iterable[int]) -> str:
     return ",".join(str(rank) for rank in ranks)
+
+
+def say_node(life: Life, event: NodeNews) -> str:
+    """Say what has become of a node."""
+    if isinstance(event, LogsTorn):
+        torn = f"the logs in {event.folder} are not whole: {event.why}"
+        return f"{torn}; each node has those of its ranks"
+    if isinstance(event, NodeJoined):
+        came = f"node {event.name} has come with {plural(event.nproc, 'rank')}"
+        if not event.has_room:
+            return came
+        if life.cell is not None and life.cell.is_elastic:
+            return f"{came}: the cell begins again with them"
+        return f"{came}; `%ddp restart` takes it in, and a cell with --elastic does"
+    lost = f": {say_ranks(event.ranks)} gone" if event.ranks else ""
+    return f"node {event.name} ({event.address}): {event.why}{lost}"
 
 
 def stuck(

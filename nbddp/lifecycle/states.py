@@ -72,6 +72,8 @@ class CellLife:
 
     number: int
     waiting: frozenset[int]
+    is_elastic: bool = False
+    is_outgrown: bool = False  # ended, as a restart would make more ranks
     has_failed: bool = False
     has_lost_rank: bool = False  # for it is dead, which is worse than a failure
     lost_group: bool = False
@@ -124,6 +126,7 @@ class Life:
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE
+    news: tuple[str, ...] = ()  # of nodes, for the next cell
     is_return: bool = False  # the ranks were another notebook's: who is late costs nobody else
 
     def incarnation(self, rank: int) -> int:

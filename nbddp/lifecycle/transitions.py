@@ -15,6 +15,7 @@ from nbddp.lifecycle import heal_steps, reasons
 from nbddp.lifecycle.events import (
     Action,
     Alarm,
+    CapacityChanged,
     Event,
     Exited,
     Finished,
@@ -22,8 +23,12 @@ from nbddp.lifecycle.events import (
     InterruptAsked,
     Kill,
     KillAsked,
+    LogsTorn,
     NamesGiven,
     News,
+    NodeJoined,
+    NodeLost,
+    NodeNews,
     NotStarted,
     Rang,
     RankEnded,
@@ -31,6 +36,7 @@ from nbddp.lifecycle.events import (
     RankNoticed,
     RankReady,
     RankUnable,
+    RecordNode,
     Refuse,
     Remark,
     RestartAsked,
@@ -117,7 +123,7 @@ def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
 
 
 def _all_gone(life: Life) -> Step:
-    gone = replace(life, state=GroupState.OFF, ranks=(), cell=None, next_start=None)
+    gone = replace(life, state=GroupState.OFF, ranks=(), cell=None, news=(), next_start=None)
     actions: list[Action] = [Finished(cell=life.cell.number)] if life.cell else []
     actions.append(Stopped())
     if life.next_start is None:
@@ -212,13 +218,16 @@ def _on_run_asked(life: Life, event: RunAsked) -> Step:
     # what only some ranks say of a group that others have lost makes it no group of all
     is_lost = not life.has_group and len(event.ranks) < len(life.ranks)
     concerned = frozenset(event.ranks)
-    cell = CellLife(number=event.cell, waiting=concerned, lost_group=is_lost)
+    cell = CellLife(
+        number=event.cell, waiting=concerned, lost_group=is_lost, is_elastic=event.is_elastic
+    )
     ranks = tuple(
         replace(each, state=RankState.RUNNING) if each.rank in concerned else each
         for each in life.ranks
     )
-    running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks)
-    return running, [*actions, SendCell(cell=event.cell, ranks=event.ranks)]
+    running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, news=())
+    news = [Remark(text=text) for text in life.news]
+    return running, [*actions, SendCell(cell=event.cell, ranks=event.ranks), *news]
 
 
 def _why_not_run(life: Life, event: RunAsked) -> str:
@@ -294,7 +303,7 @@ def _finish(life: Life, cell: CellLife) -> Step:
     )
     ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
     said = [Remark(text=reasons.RAN_TO_ITS_END)] if ran_to_its_end else []
-    return over, [*said, Finished(cell=cell.number)]
+    return over, [*said, Finished(cell=cell.number, is_outgrown=cell.is_outgrown)]
 
 
 def _on_interrupt_asked(life: Life, _event: InterruptAsked) -> Step:
@@ -323,6 +332,25 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
         ring_in(life, Alarm.GRACE, life.grace),
         ring_in(life, Alarm.CLEANUP, CLEANUP),
     ]
+
+
+# ---- nodes
+
+
+def _on_node_news(life: Life, event: NodeNews) -> Step:
+    """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
+    text = reasons.say_node(life, event)
+    if life.cell is not None:
+        return life, [RecordNode(text=text), Remark(text=text)]
+    news = (*life.news, text) if life.state.is_live else ()
+    return replace(life, news=news), [RecordNode(text=text)]
+
+
+def _on_capacity_changed(life: Life, _event: CapacityChanged) -> Step:
+    cell = life.cell
+    if cell is None or not cell.is_elastic or life.state is not GroupState.RUNNING:
+        return life, []
+    return _interrupt(life, replace(cell, is_outgrown=True))
 
 
 # ---- deadlines
@@ -412,6 +440,10 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     RunAsked: _on_run_asked,
     InterruptAsked: _on_interrupt_asked,
     KillAsked: _on_kill_asked,
+    NodeJoined: _on_node_news,
+    NodeLost: _on_node_news,
+    LogsTorn: _on_node_news,
+    CapacityChanged: _on_capacity_changed,
     StopAsked: _on_stop_asked,
     RankReady: _on_rank_ready,
     RankUnable: _on_rank_unable,

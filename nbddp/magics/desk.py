@@ -314,7 +314,7 @@ class Desk:
             return result, traced
 
         with interrupt_held_back():  # a cell that nobody follows could not be waited for
-            handle = recovery.begin(request)
+            handle = recovery.begin(request, retries)
             self.next_trace = None
             self._background = Background(follow)
 

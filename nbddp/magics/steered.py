@@ -124,9 +124,7 @@ class SteeredGroup(WorkerGroup):
             )
         self._close_at_exit()
         with interrupt_held_back():  # a door that nobody knows of could not be closed
-            self.nodes = Nodes(
-                self._session, spec, join, remark=lambda text: self._scripts.active.remark(text)
-            )
+            self.nodes = Nodes(self._session, spec, join, active=lambda: self._scripts.active)
         return self.nodes
 
     def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> Returned | None:

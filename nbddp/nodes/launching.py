@@ -47,8 +47,6 @@ class NodesLauncher(Launcher):
         self._way = way
         self.slots: list[Slot] = []
         self._room = 0  # for ranks when they were shared out
-        self._on_room: Callable[[], None] | None = None
-        self._shared = [self]  # the launchers of all worker groups on these nodes
 
     @property
     def base_env(self) -> Mapping[str, str]:
@@ -86,24 +84,9 @@ class NodesLauncher(Launcher):
 
     def has_room(self) -> bool:
         """Whether a restart would make more ranks than there are."""
-        ranks = sum(slot.nproc for slot in self.slots)
-        is_short = len(self.door.staying) < self.least
-        return bool(ranks) and not is_short and self.world_size(ranks) > ranks
-
-    def watch_room(self, on_room: Callable[[], None] | None) -> None:
-        """Have somebody told when a node has come for which there is room."""
-        self._on_room = on_room
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether somebody is told."""
-        return any(each._on_room is not None for each in self._shared)
-
-    def note_coming(self) -> None:
-        """A node has come."""
-        for each in [*self._shared]:
-            if each._on_room is not None and each.has_room():
-                each._on_room()
+        ranks, here = sum(slot.nproc for slot in self.slots), self.chosen()
+        is_all = 0 < ranks == self._room and len(here) >= self.least
+        return is_all and sum(node.nproc for node in here) > ranks
 
     def settle(self, world_size: int) -> None:
         """Give each node its ranks, for a new attempt.
@@ -248,15 +231,7 @@ class NodesLauncher(Launcher):
 
     def share(self) -> NodesLauncher:
         """Return a launcher for a second worker group on the same nodes, with slots of its own."""
-        other = NodesLauncher(self.door, least=self.least, most=self.most, way=self._way)
-        other._shared = self._shared
-        self._shared.append(other)
-        return other
-
-    def close(self) -> None:
-        """Nodes stay, for a start to come; closing the door sends them home."""
-        if self in self._shared[1:]:
-            self._shared.remove(self)
+        return NodesLauncher(self.door, least=self.least, most=self.most, way=self._way)
 
     @property
     def lost(self) -> Sequence[Slot]:

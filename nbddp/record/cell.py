@@ -90,6 +90,7 @@ class CellResult:
         exits: exit codes of ranks whose process died in this cell.
         seconds: from the moment it was handed to the ranks.
         verdict: first cause and consequences; None if all went well.
+        is_outgrown: whether it was ended because a restart would make more ranks.
         fetch: collects a value that a rank has sent, for :meth:`values`.
     """
 
@@ -101,6 +102,7 @@ class CellResult:
     seconds: float
     verdict: Verdict | None
     fetch: Callable[[JsonDict], Any] = field(repr=False)
+    is_outgrown: bool = False
     _values: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -170,6 +172,7 @@ class CellHandle:
         self.has_others = has_others  # whether ranks live that do not run it
         self.began_at = time.time()
         self.ended_by = ""
+        self.is_outgrown = False
         self._ended_at = 0.0
         self.request = request
         self.ranks = tuple(ranks)
@@ -265,6 +268,7 @@ class CellHandle:
                 has_others=self.has_others,
             ),
             fetch=self._fetch,
+            is_outgrown=self.is_outgrown,
         )
         try:
             note(result)

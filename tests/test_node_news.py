@@ -1,0 +1,122 @@
+"""What a group makes of nodes that come and go, and of more room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lives import (
+    BROKEN,
+    HEAL,
+    HEALING,
+    IDLE,
+    INTERRUPT,
+    OFF,
+    RUNNING,
+    START,
+    STARTING,
+    STOP,
+    STOPPING,
+    after,
+    died,
+    ended,
+    failed,
+    ready,
+    run,
+)
+from syrupy.assertion import SnapshotAssertion
+
+from nbddp.lifecycle.events import (
+    CapacityChanged,
+    Event,
+    Finished,
+    NodeJoined,
+    NodeLost,
+    NodeNews,
+    RecordNode,
+    Remark,
+    RestartAsked,
+    RunAsked,
+    SendInterrupt,
+)
+from nbddp.lifecycle.reasons import say_node
+from nbddp.lifecycle.states import GroupState, Life
+from nbddp.lifecycle.transitions import advance
+
+JOINED = NodeJoined(name="far", nproc=2)
+WITH_ROOM = NodeJoined(name="far", nproc=2, has_room=True)
+LOST = NodeLost(name="far", address="10.0.0.7", why="it has left", ranks=(2, 3))
+RUN_ELASTIC = RunAsked(cell=1, ranks=(0, 1), is_elastic=True)
+ELASTIC = after(IDLE, RUN_ELASTIC)
+
+
+def said(life: Life, event: Event) -> list[str]:
+    return [each.text for each in advance(life, event)[1] if isinstance(each, Remark)]
+
+
+def test_what_is_said_of_a_node(snapshot: SnapshotAssertion) -> None:
+    spare = NodeLost(name="far", address="10.0.0.7", why="it has left", ranks=())
+    causes = [(IDLE, JOINED), (RUNNING, WITH_ROOM), (ELASTIC, WITH_ROOM), (IDLE, LOST)]
+    assert [say_node(*cause) for cause in [*causes, (IDLE, spare)]] == snapshot
+
+
+@pytest.mark.parametrize("event", [JOINED, LOST])
+def test_news_of_a_node_are_recorded_and_told_to_the_cell_that_runs(event: NodeNews) -> None:
+    text = say_node(RUNNING, event)
+    assert advance(RUNNING, event) == (RUNNING, [RecordNode(text=text), Remark(text=text)])
+
+
+@pytest.mark.parametrize("life", [STARTING, IDLE, BROKEN, HEALING])
+def test_without_a_cell_the_next_one_of_these_ranks_is_told_once(life: Life) -> None:
+    life, actions = advance(life, JOINED)
+    assert actions == [RecordNode(text=say_node(life, JOINED))]
+    if life.state is GroupState.STARTING:
+        life = after(life, ready(0), ready(1))
+    elif life.state is GroupState.HEALING:
+        life = after(life, INTERRUPT)
+    ranks = tuple(life.alive)
+    assert said(life, run(*ranks)) == [say_node(life, JOINED)]
+    life = after(life, run(*ranks), *(ended(rank) for rank in ranks))
+    assert said(life, run(*ranks, cell=2)) == []
+
+
+GONE = (STOP, died(0, 0), died(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("life", "events"),
+    [
+        (IDLE, (JOINED, *GONE, START)),
+        (IDLE, (*GONE, JOINED, START)),
+        (STOPPING, (JOINED, died(0, 0), died(1, 0), START)),
+        (IDLE, (JOINED, RestartAsked(start=START), died(0, 0), died(1, 0))),
+        (OFF, (JOINED, START)),
+    ],
+    ids=["before a stop", "after it", "while it stops", "before a restart", "before a start"],
+)
+def test_ranks_that_start_later_are_not_told(life: Life, events: tuple[Event, ...]) -> None:
+    life = after(life, *events)
+    life = after(life, ready(0, life.attempt), ready(1, life.attempt))
+    assert life.state is GroupState.IDLE
+    assert said(life, run()) == []
+
+
+def test_more_room_ends_an_elastic_cell_and_that_is_known_of_it() -> None:
+    life, actions = advance(ELASTIC, CapacityChanged())
+    assert life.state is GroupState.INTERRUPTING
+    assert SendInterrupt(cell=1, ranks=(0, 1)) in actions
+    assert advance(life, CapacityChanged()) == (life, [])
+    _, actions = advance(after(life, failed(0)), failed(1))
+    assert actions == [Finished(cell=1, is_outgrown=True)]
+
+
+@pytest.mark.parametrize(
+    "life", [OFF, STARTING, IDLE, RUNNING, after(ELASTIC, INTERRUPT), BROKEN, HEALING, STOPPING]
+)
+def test_more_room_changes_nothing_else(life: Life) -> None:
+    assert advance(life, CapacityChanged()) == (life, [])
+
+
+def test_a_node_that_goes_while_ranks_are_healed_changes_nothing_of_the_heal() -> None:
+    life: Any = after(BROKEN, HEAL, LOST)
+    assert life.heal == HEALING.heal
