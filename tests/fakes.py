@@ -83,6 +83,9 @@ class FakeHandle:
     def is_stopped(self) -> bool:
         return False
 
+    def is_ending(self) -> bool:
+        return False
+
     def cpu_time(self) -> tuple[float, float]:
         return 0.0, 0.0
 

@@ -373,6 +373,10 @@ class Executor:
         """Ranks that somebody sent a SIGSTOP, with their process ids."""
         return self._ranks.stopped(self.life.alive) if self._ranks else ()
 
+    def ending(self) -> list[int]:
+        """Return the ranks whose process was killed and is not gone yet."""
+        return self._ranks.ending(self.life.alive) if self._ranks else []
+
     def _spawn(self, action: ev.Spawn) -> None:
         self._start_error = None
         self.ready = {}

@@ -221,6 +221,10 @@ class Ranks:
         """Whether somebody sent it SIGSTOP."""
         return rank in self._handles and self._handles[rank].is_stopped()
 
+    def ending(self, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks whose process was killed and is not gone yet."""
+        return [r for r in ranks if r in self._handles and self._handles[r].is_ending()]
+
     def is_working(self, rank: int) -> bool:
         """Whether it has used the CPU since the last time that this was asked; at first, yes."""
         if rank not in self._handles:

@@ -73,6 +73,10 @@ class Requests:
         self._ask(ev.HealAsked(ranks=tuple(ranks), donor=donor, checks=checks))
         return healed
 
+    def ask_exits(self) -> list[Promise[None]]:
+        """Return a promise for the end of each process that was killed and is not gone yet."""
+        return [self._do.promises.for_kill(rank) for rank in self._do.ending()]
+
     def ask_kill(self, rank: int) -> Promise[None]:
         """Kill a rank; the future tells when it is gone."""
         self._ask(ev.KillAsked(rank=rank))

@@ -349,6 +349,8 @@ class Session:
 
         try:
             with handing_on(interrupt, lambda: self.life.state):
+                for gone in self.call(self._asks.ask_exits):
+                    kept(gone)
                 begun = self.begin_heal(ranks, donor)
                 if heard:  # it may have come too early to be heard
                     self.interrupt(by_user=False)

@@ -52,6 +52,9 @@ class RankHandle(Protocol):
     def is_stopped(self) -> bool:
         """Return whether somebody sent it SIGSTOP, as far as it is known here."""
 
+    def is_ending(self) -> bool:
+        """Return whether it was killed and is not gone yet, as far as it is known here."""
+
     def cpu_time(self) -> tuple[float, float]:
         """Return a time on its machine, and the CPU seconds that it had used by then."""
 

@@ -117,6 +117,8 @@ class RemoteHandle:
         """Return False: its node does not tell."""
         return False
 
+    is_ending = is_stopped
+
     def cpu_time(self) -> tuple[float, float]:
         """Return what the node has told last."""
         return self.used

@@ -7,10 +7,13 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+import psutil
 import pytest
 from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
+from processes import wait_until
 from trained import STATE, TRAINED, kill
 
 from nbddp import RequestError
@@ -43,6 +46,22 @@ def test_the_others_keep_all_and_the_new_ones_get_it(group: Ranks, dead: tuple[i
     assert states[0]["owned"]
     assert states[0]["sees"]
     assert states[0]["position"] == (0, 5)  # in the same epoch
+
+
+def test_a_rank_is_replaced_while_the_system_still_ends_its_process(make_group: MakeRanks) -> None:
+    group = make_group(3)
+    for dead in [(1,), (0, 2)]:
+        pids = group.pids
+        for rank in dead:
+            os.kill(pids[rank], signal.SIGKILL)
+            assert wait_until(lambda pid=pids[rank]: _is_killed(pid))
+        assert group.heal().ranks == dead
+
+
+def _is_killed(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def test_a_healed_rank_looks_names_up_where_it_lives_and_can_die_again(group: Ranks) -> None:
