@@ -104,7 +104,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[SweepPoint]:
+def grid(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -> list[SweepPoint]:
     """Return all combinations; the last name changes fastest.
 
     Args:
@@ -117,7 +117,8 @@ def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[SweepPoint]:
     >>> [str(each) for each in grid([("lr", (0.1, 0.01))], repeat=2)]
     ['lr=0.1, seed=0', 'lr=0.1, seed=1', 'lr=0.01, seed=0', 'lr=0.01, seed=1']
     """
-    swept = [*sweeps, *([(SEED, tuple(range(repeat)))] if repeat else [])]
+    tried = [*sweeps, *([(SEED, range(repeat))] if repeat else [])]
+    swept = [(name, _values(name, each)) for name, each in tried]
     names = [name for name, _ in swept]
     for name, values in swept:
         _check(name, values)
@@ -132,6 +133,12 @@ def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[SweepPoint]:
         SweepPoint(number, dict(zip(names, values, strict=True)))
         for number, values in enumerate(combinations, start=1)
     ]
+
+
+def _values(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ArgumentError(f"{name} needs a list of values, got {values!r}")
+    return tuple(values)
 
 
 def _check(name: str, values: Sequence[Any]) -> None:

@@ -45,6 +45,7 @@ class GroupSpec:
         grace: seconds that a rank gets to obey before it is killed.
         joins_group: whether ranks form a process group at the start.
         ranks: start these ranks only; None for all.
+        more: facts for the record of the run, beside these.
 
     Raises:
         ArgumentError: when a value makes no sense.
@@ -60,6 +61,7 @@ class GroupSpec:
     grace: float = 5.0
     joins_group: bool = True
     ranks: tuple[int, ...] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.nproc <= MAX_NPROC:
@@ -134,9 +136,9 @@ class GroupSpec:
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of it; of ``env`` the names, as values may be secret."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
-        del facts["ranks"]  # each cell of the record has them
+        del facts["ranks"], facts["more"]  # each cell of the record has its ranks
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
-        return facts | {"cwd": str(self.cwd())}
+        return facts | {"cwd": str(self.cwd())} | dict(self.more)
 
     def open(self, time_line: TimeLine) -> RunFolder:
         """The folder of the run that it belongs to."""

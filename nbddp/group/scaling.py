@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,10 @@ class ScalingStudy:
     def __init__(
         self, runner: TrialRunner, sizes: Sequence[int], *, rounds: int, is_weak: bool
     ) -> None:
-        if len(set(sizes)) < 2:
-            raise ArgumentError(f"expected two or more numbers of ranks, got {list(sizes)}")
+        given: object = sizes
+        is_list = isinstance(given, Collection) and all(isinstance(each, int) for each in given)
+        if not is_list or len(set(sizes)) < 2:
+            raise ArgumentError(f"expected two or more numbers of ranks, got {given!r}")
         if rounds < LEAST:
             raise ArgumentError(f"expected {LEAST} rounds or more, got {rounds}")
         self._runner = runner

@@ -46,6 +46,11 @@ class ScriptRanks:
         return self.recent if self.recent.life.state.is_live else self._cells()
 
     @property
+    def times_ended(self) -> int:
+        """How often the user has ended something while no script's ranks were there."""
+        return self._cells().times_ended
+
+    @property
     def are_kept(self) -> bool:
         """Whether ranks of a script that failed are there."""
         return self._session is not None and self._session.life.state.is_ready

@@ -19,7 +19,6 @@ from nbddp.group.script_ranks import ScriptRanks
 from nbddp.interrupts import interrupt_held_back
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
-from nbddp.record.timeline import CONFIG
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_text
 from nbddp.ui.report.sweep import describe_current, describe_outcome, sweep_report
@@ -107,6 +106,7 @@ class TrialRunner:
         self._what = ""
         self._error: NbddpError | None = None  # of the first trial that failed
         self._is_ended = False
+        self._times_ended = 0  # as the trials began
 
     def run_all(
         self,
@@ -127,6 +127,7 @@ class TrialRunner:
         Raises:
             RequestError: a cell or a script runs.
         """
+        self._times_ended = self._ranks.times_ended
         self._ranks.make_way()
         self._rows, self._what = rows, what
         left = [row for row in rows if row.state is State.WAITING]
@@ -139,7 +140,8 @@ class TrialRunner:
                 run_one(row)
                 if row.state is not State.RUNNING and not self.display.has_table:
                     self.display.say(f"{row.trial}: {describe(row)}")
-                if self._is_ended:
+                if self._is_ended or self._ranks.times_ended > self._times_ended:
+                    self._is_ended = True
                     break
         except KeyboardInterrupt:
             self._is_ended = True
@@ -167,7 +169,8 @@ class TrialRunner:
             settings: recorded as by ``nbddp.config``, and pushed before the cell; ``seed`` also
                 seeds the ranks.
         """
-        spec = replace(spec, name="-".join(filter(None, (spec.name, name))))
+        more = {**facts, **({"config": row.trial.config} if settings else {})}
+        spec = replace(spec, name="-".join(filter(None, (spec.name, name))), more=more)
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
         again = f" and running {say_deeds(self.deeds)} again" if self.deeds else ""
         text += f"{plural(spec.nproc, 'rank')}{again} ..."
@@ -175,10 +178,6 @@ class TrialRunner:
         try:
             with self.display.starting(text, session):
                 session.start(spec)
-                session.call(session.time_line.describe, facts)
-                if settings:
-                    values = {"values": row.trial.config}
-                    session.call(session.time_line.note, 0, CONFIG, values)
                 self._prepare(session, {**self.values, **(settings or {})})
                 result = self.display.run_cell(session, self.request)
             result.raise_for_failure()
@@ -213,10 +212,28 @@ class TrialRunner:
         if SEED in values:
             seeding.append(CellRequest(source=SEEDING, execution_count=0, needs_group=None))
             push(session, {SEED: values[SEED]})
-        _replay(session, [*seeding, *self.deeds])
+        self._replay(session, [*seeding, *self.deeds])
         if values:
             push(session, values)
-        _replay(session, seeding)
+        self._replay(session, seeding)
+
+    def _replay(self, session: Session, deeds: Sequence[Deed]) -> None:
+        """Run recorded cells and pushes again, without output.
+
+        Raises:
+            CellFailedError: a cell failed.
+            CellInterruptedError: the user interrupted a cell.
+            KeyboardInterrupt: the user interrupted before or after them.
+        """
+        self._check_wanted(session)
+        failed = Recovery(session, show=_show_no_replay, say=lambda _text: None).replay(deeds)
+        if failed is not None:
+            failed.raise_for_failure()
+        self._check_wanted(session)
+
+    def _check_wanted(self, session: Session) -> None:
+        if session.times_ended or self._ranks.times_ended > self._times_ended:
+            raise KeyboardInterrupt
 
     def conclude(self, *, way_on: str) -> None:
         """Raise an error if the user ended the trials, or if none succeeded.
@@ -239,26 +256,6 @@ class TrialRunner:
         if isinstance(self._error, CellFailedError):
             rank, report = self._error.rank, f"{said}\n{self._error.report}"
         raise CellFailedError(said, rank=rank, report=report)
-
-
-def _replay(session: Session, deeds: Sequence[Deed]) -> None:
-    """Run recorded cells and pushes again, without output.
-
-    Raises:
-        CellFailedError: a cell failed.
-        CellInterruptedError: the user interrupted a cell.
-        KeyboardInterrupt: the user interrupted before or after them.
-    """
-    _check_wanted(session)
-    failed = Recovery(session, show=_show_no_replay, say=lambda _text: None).replay(deeds)
-    if failed is not None:
-        failed.raise_for_failure()
-    _check_wanted(session)
-
-
-def _check_wanted(session: Session) -> None:
-    if session.times_ended:
-        raise KeyboardInterrupt
 
 
 def _show_no_replay(_handle: CellHandle) -> CellResult:

@@ -316,7 +316,7 @@ class WorkerGroup:
             CellFailedError: no run succeeded.
             CellInterruptedError: it was interrupted.
         """
-        trials = grid([(name, tuple(each)) for name, each in (settings or {}).items()], repeat)
+        trials = grid((settings or {}).items(), repeat)
         retries = Retries(heals=heal, restarts=max_restarts)
         runner = self._trials(source, retries, fresh=fresh, quiet=quiet)
         sweep = Sweep(runner, trials, start_over=start_over)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from nbddp.errors import ArgumentError
 from nbddp.formatting import plural
 
 
@@ -27,6 +28,12 @@ class Retries:
     heals: int = 0
     restarts: int = 0
     is_elastic: bool = False
+
+    def __post_init__(self) -> None:
+        given: dict[str, object] = {"heal": self.heals, "max_restarts": self.restarts}
+        for name, count in given.items():
+            if not isinstance(count, int) or count < 0:
+                raise ArgumentError(f"{name} must be a whole number, 0 or more, got {count!r}")
 
     def of(self, way: Way) -> int:
         """How often this way."""

@@ -12,6 +12,9 @@ import pytest
 from drivers.ranks import Ranks
 
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, compare, runs
+from nbddp.archive.sweep_grid import SweepEntry
+from nbddp.group import sweep
+from nbddp.lifecycle.states import GroupState
 
 pytestmark = pytest.mark.multiproc
 
@@ -111,13 +114,45 @@ def test_an_interrupt_ends_the_sweep_and_the_names_stay(
     assert "lr=1: ended" in capsys.readouterr().out
 
 
+def test_a_sweep_that_is_stopped_as_its_ranks_start_has_recorded_its_values(group: Ranks) -> None:
+    main = threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        while group.scripts.recent.life.state is not GroupState.STARTING:
+            threading.Event().wait(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    presser = threading.Thread(target=interrupt)
+    presser.start()
+    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
+        group.sweep("1", {"lr": [1, 2]})
+    presser.join()
+    [run] = [run for run in runs(Path.cwd()) if run.path != group.folder]
+    assert run.config == {"lr": 1}
+
+
+def test_an_interrupt_between_two_runs_ends_the_sweep(
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def describe_row(_row: SweepEntry) -> str:
+        group.interrupt()
+        return "interrupted"
+
+    monkeypatch.setattr(sweep, "describe_row", describe_row)
+    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ok, 1 not run"):
+        group.sweep("1", {"lr": [1, 2]})
+
+
 def test_what_is_no_sweep_is_refused_and_one_without_success_fails(group: Ranks) -> None:
-    for settings in ({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}):
+    for settings in ({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}, {"lr": 0.1}, {"net": "cnn"}):
         with pytest.raises(ArgumentError):
             group.sweep("1", settings)
-    for sizes, rounds in (([2, 2], 3), ([1, 2], 2)):
+    for sizes, rounds in (([2, 2], 3), ([1, 2], 2), ("1,2", 3), (2, 3)):
         with pytest.raises(ArgumentError):
             group.scale("1", sizes, rounds=rounds)
+    for retries in ({"heal": -1}, {"max_restarts": -1}, {"heal": "1"}):
+        with pytest.raises(ArgumentError):
+            group.run("1", **retries)
     with pytest.raises(CellFailedError, match=r"none of the 1 runs went well; .*ZeroDivisionError"):
         group.sweep("1 / 0", {"lr": [1]}, quiet=True)
     with pytest.raises(ArgumentError):
