@@ -66,10 +66,14 @@ class CellFailedError(NbddpError):
         super().__init__(message)
         self.rank = rank
         self.report = report
+        title, _, rest = report.partition("\n")
+        note = rest.lstrip("\n") if message in title else report  # Python shows the message, too
+        if not note:
+            return
         if sys.version_info >= (3, 11):  # so that a script's own traceback shows the rank's
-            self.add_note(report)
+            self.add_note(note)
         else:
-            self.__cause__ = _RanksReportError(f"\n{report}")
+            self.__cause__ = _RanksReportError(f"\n{note}")
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in the place of the controller's own traceback."""

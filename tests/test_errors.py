@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,14 @@ def test_a_failed_cell_shows_its_report_once_in_place_of_a_traceback(
     assert line.startswith("rank 2: ValueError: no (")
     assert error.report == "first cause\n\n  the others"
     assert not kind("another", rank=0, report="x").is_shown
+
+
+def test_a_traceback_of_python_has_the_report_and_its_first_line_once() -> None:
+    title, rest = "rank 2: ValueError: no", "  the others\n  what to do"
+    error = CellFailedError(title, rank=2, report=f"first cause: {title}\n\n{rest}")
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count(title) == 1
+    assert rest in shown
 
 
 def test_an_exit_is_said_in_words(snapshot: SnapshotAssertion) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
+from nbddp.errors import CellFailedError
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.completion import Completion
 from nbddp.magics.desk import Desk
@@ -30,6 +32,8 @@ class _Extension:
         shell.events.register("post_run_cell", _explain_names_of_ranks)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
+        self._debugger: Any = shell.debugger
+        shell.debugger = self._debug  # type: ignore[method-assign]
         self.desk.auto.install(shell)
         self.completion = Completion(self.desk.group, self.desk.auto)
         self.completion.install(shell)
@@ -39,8 +43,16 @@ class _Extension:
         if name.strip() != "nbddp":
             self._load_ext(name)
 
+    def _debug(self, force: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's
+        """Look into the last error, for ``%debug``: on its rank if it is that of a cell there."""
+        if force and isinstance(getattr(sys, "last_value", None), CellFailedError):
+            self.desk.shell.run_line_magic("ddp", "debug")
+        else:
+            self._debugger(force=force)
+
     def restore(self, shell: InteractiveShell) -> None:
-        """Restore the shell's own ``%load_ext``, and remove the hint about names of ranks."""
+        """Restore the shell's own magics, and remove the hint about names of ranks."""
+        shell.debugger = self._debugger  # type: ignore[method-assign]
         shell.events.unregister("post_run_cell", _explain_names_of_ranks)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
 

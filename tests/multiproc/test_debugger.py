@@ -107,9 +107,10 @@ def test_break_ranks_stops_those_one_after_the_other(notebook: Notebook) -> None
     assert "rank 2" in notebook.run("%%ddp --break-ranks 2\n1").text
 
 
-def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook) -> None:
+@pytest.mark.parametrize("line", ["%ddp debug", "%debug"])
+def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook, line: str) -> None:
     notebook.run(f"{PAIR}def f(a):\n    b = a * 2\n    raise ValueError(b)\nif rank == 1: f(21)")
-    reply = notebook.converse("%ddp debug", "p a, b", "u", "p rank", "q")
+    reply = notebook.converse(line, "p a, b", "u", "p rank", "q")
     assert {prompt for prompt, _ in reply.asked} == {"[rank 1] ipdb> "}
     assert "(21, 42)" in reply.text
     assert reply.status == "ok"
