@@ -61,7 +61,7 @@ def rang(kind: ev.Alarm, cell: int = 1, attempt: int = 1, **more: Any) -> ev.Ran
 def alarm(
     kind: ev.Alarm, seconds: float, cell: int = 1, attempt: int = 1, **more: Any
 ) -> ev.SetAlarm:
-    return ev.SetAlarm(alarm=kind, attempt=attempt, cell=cell, seconds=seconds, **more)
+    return ev.SetAlarm(seconds=seconds, rang=rang(kind, cell, attempt, **more))
 
 
 def kill(*ranks: int) -> ev.Kill:

@@ -31,16 +31,6 @@ ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
         start=st.builds(ev.StartAsked, world_size=WORLD, joins_group=st.booleans()),
     ),
 )
-ADDRESSED = (
-    ev.Kill,
-    ev.SendCell,
-    ev.SendDrop,
-    ev.SendInterrupt,
-    ev.SendLeave,
-    ev.SendMeet,
-    ev.SendRegroup,
-    ev.Terminate,
-)
 
 
 @dataclass
@@ -99,7 +89,7 @@ class Ledger:
 
     def _check_action(self, action: ev.Action, before: Life, alive: list[int]) -> None:
         attempt = before.attempt
-        if isinstance(action, ADDRESSED):
+        if isinstance(action, ev.RankAction):
             assert action.ranks, f"{action} is for nobody"
             assert set(action.ranks) <= set(alive), f"{action} is for the dead"
             assert len(set(action.ranks)) == len(action.ranks)
@@ -163,9 +153,9 @@ class AnyOrder(RuleBasedStateMachine):
             case ev.TakeBack():
                 for rank in self.life.alive:
                     self.processes[rank] = Process(self.life.attempt, rank)
-            case ev.Revive(attempt=attempt, ranks=born):
+            case ev.Revive(ranks=born):
                 for rank, _ in born:
-                    self.revive(attempt, rank)
+                    self.revive(rank)
             case ev.SetAlarm() as alarm:
                 self.alarms.append(alarm)
             case ev.Kill(ranks=ranks) | ev.Terminate(ranks=ranks):
@@ -189,11 +179,11 @@ class AnyOrder(RuleBasedStateMachine):
         for rank in range(action.world_size):
             self.processes[rank] = Process(action.attempt, rank)
 
-    def revive(self, attempt: int, rank: int) -> None:
+    def revive(self, rank: int) -> None:
         """Of the one before nothing is heard any more, which the session sees to."""
         self.exits = [each for each in self.exits if each[0].rank != rank]
         self.late = [each for each in self.late if getattr(each, "rank", None) != rank]
-        self.processes[rank] = Process(attempt, rank)
+        self.processes[rank] = Process(self.life.attempt, rank)
 
     def living(self, ranks: tuple[int, ...]) -> list[Process]:
         return [self.processes[rank] for rank in ranks if rank in self.processes]
@@ -407,7 +397,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9), working=st.sets(RANK))
     def an_alarm_rings(self, number: int, working: set[int]) -> None:
         alarm = self.alarms.pop(number % len(self.alarms))
-        self.step(replace(alarm.rings(), working=tuple(sorted(working))))
+        self.step(replace(alarm.rang, working=tuple(sorted(working))))
 
     # ---- what always holds
 
@@ -546,9 +536,9 @@ class Imagined:
     def ring(self, alarms: list[ev.SetAlarm], *kinds: ev.Alarm) -> None:
         """Let alarms of these kinds ring, of all kinds by default, those too that they set."""
         self.alarms += alarms
-        while due := [each for each in self.alarms if each.alarm in (kinds or ev.Alarm)]:
+        while due := [each for each in self.alarms if each.rang.alarm in (kinds or ev.Alarm)]:
             self.alarms.remove(due[0])
-            self.step(due[0].rings())
+            self.step(due[0].rang)
 
     def exit(self, ranks: Iterable[int]) -> None:
         """End the processes of these ranks, if they live."""

@@ -86,9 +86,9 @@ DONE = Finished(cell=1)
 STUCK = alarm(Alarm.STUCK, STUCK_AFTER)
 
 
-def begins(attempt: int, **start: Any) -> tuple[Any, ...]:
+def begins(attempt: int, world_size: int = 2) -> tuple[Any, ...]:
     """Return what makes an attempt start."""
-    spawn = Spawn(attempt=attempt, **{"world_size": 2, "joins_group": True} | start)
+    spawn = Spawn(attempt=attempt, world_size=world_size)
     return spawn, alarm(Alarm.START, START_PATIENCE, cell=0, attempt=attempt)
 
 
@@ -105,7 +105,7 @@ STARTS = {
     "a start": ((OFF, START), (State.STARTING, *begins(1))),
     "a start without a process group": (
         (OFF, NO_GROUP),
-        (State.STARTING, *begins(1, world_size=1, joins_group=False)),
+        (State.STARTING, *begins(1, world_size=1)),
     ),
     "the first rank is ready": ((STARTING, ready(1)), (State.STARTING,)),
     "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, Started())),
@@ -297,7 +297,7 @@ RESTARTS = {
     ),
     "the later of two restarts": (
         (after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0)), died(1)),
-        (State.STARTING, Stopped(), *begins(2, world_size=1, joins_group=False)),
+        (State.STARTING, Stopped(), *begins(2, world_size=1)),
     ),
 }
 TABLE = (

@@ -308,7 +308,7 @@ class Executor:
             case ev.Spawn():
                 self._spawn(action)
             case ev.SetAlarm():
-                self.means_now.actor.later(action.seconds, self._ring, action.rings())
+                self.means_now.actor.later(action.seconds, self._ring, action.rang)
             case ev.Remark(text=text):
                 self._audience.say(text)
             case ev.RecordNode(text=text):

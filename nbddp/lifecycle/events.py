@@ -28,8 +28,21 @@ class Alarm(Enum):
 # ---- events: what happened, or was asked
 
 
+class Event:
+    """Something that happened, or was asked."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartAsked:
+class News(Event):
+    """What a rank or a clock of an attempt reports."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAsked(Event):
     """Start this many ranks, or those of ``ranks`` alone.
 
     Without ``joins_group`` they form no process group.
@@ -42,7 +55,7 @@ class StartAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnAsked:
+class ReturnAsked(Event):
     """Take back ranks that another notebook has left: of all, the incarnations of the living."""
 
     attempt: int
@@ -51,14 +64,14 @@ class ReturnAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestartAsked:
+class RestartAsked(Event):
     """Stop what there is, then start."""
 
     start: StartAsked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealAsked:
+class HealAsked(Event):
     """Put new processes in the places of dead ranks, with the names of a living one, the donor.
 
     ``checks``: the donor first checks whether its names can replace those of the dead ranks.
@@ -70,16 +83,15 @@ class HealAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamesGiven:
+class NamesGiven(News):
     """The donor has packed its names for the new ranks, or ``reason`` says why not."""
 
-    attempt: int
     generation: int
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMet:
+class RankMet(News):
     """A rank is back from the meeting in which the new ranks get their names.
 
     Attributes:
@@ -88,7 +100,6 @@ class RankMet:
         unmade: names that could not be made on this rank, which are a reason too.
     """
 
-    attempt: int
     generation: int
     rank: int
     reason: str = ""
@@ -97,7 +108,7 @@ class RankMet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAsked:
+class RunAsked(Event):
     """Run a cell on these ranks."""
 
     cell: int
@@ -107,45 +118,42 @@ class RunAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptAsked:
+class InterruptAsked(Event):
     """End the running cell and keep every name; a second time: kill what does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KillAsked:
+class KillAsked(Event):
     """Kill one rank."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
+class StopAsked(Event):
     """End all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady:
+class RankReady(News):
     """A rank has its shell and its process group."""
 
-    attempt: int
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankUnable:
+class RankUnable(News):
     """A rank could not get ready; ``details`` is its traceback."""
 
-    attempt: int
     rank: int
     reason: str
     details: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnded:
+class RankEnded(News):
     """A rank is through with a cell."""
 
-    attempt: int
     rank: int
     cell: int
     is_ok: bool
@@ -167,26 +175,24 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankNoticed:
+class RankNoticed(News):
     """The cell of a rank got its KeyboardInterrupt, and may be cleaning up."""
 
-    attempt: int
     rank: int
     cell: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class Exited(News):
     """A rank's process is gone; ``is_told``: the user knows already."""
 
-    attempt: int
     rank: int
     exitcode: int | None
     is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rang:
+class Rang(News):
     """A deadline passed. The event has the state of the ranks' processes at that moment.
 
     ``stopped`` are ranks that got a SIGSTOP, with their process ids. ``working`` are ranks whose
@@ -194,7 +200,6 @@ class Rang:
     """
 
     alarm: Alarm
-    attempt: int
     cell: int
     generation: int = 0
     stopped: tuple[tuple[int, int], ...] = ()
@@ -202,7 +207,7 @@ class Rang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined:
+class NodeJoined(Event):
     """A node has come; ``has_room``: a restart would make more ranks."""
 
     name: str
@@ -211,7 +216,7 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
+class NodeLost(Event):
     """A node is gone, and these ranks with it."""
 
     name: str
@@ -221,67 +226,64 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogsTorn:
+class LogsTorn(Event):
     """Copies of the nodes' logs cannot be written into this folder."""
 
     folder: str
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityChanged:
-    """A restart would make more ranks than there are."""
-
-
 NodeNews = NodeJoined | NodeLost | LogsTorn
-News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | NamesGiven | RankMet | Rang
-Event = (
-    StartAsked
-    | ReturnAsked
-    | RestartAsked
-    | HealAsked
-    | RunAsked
-    | InterruptAsked
-    | KillAsked
-    | StopAsked
-    | NodeNews
-    | CapacityChanged
-    | News
-)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityChanged(Event):
+    """A restart would make more ranks than there are."""
 
 
 # ---- actions: what the session shall do
 
 
+class Action:
+    """Something that the session shall do."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawn:
+class RankAction(Action):
+    """Something that it shall do to ranks."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn(Action):
     """Start processes for all ranks."""
 
     attempt: int
     world_size: int
-    joins_group: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBack:
+class TakeBack(Action):
     """Listen to the processes that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revive:
+class Revive(Action):
     """Start new processes for some ranks: which, and as which incarnation."""
 
-    attempt: int
     ranks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revived:
+class Revived(Action):
     """All of them are ready to be given names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendGive:
+class SendGive(Action):
     """Tell the donor to pack its names, except those in ``leave``.
 
     ``newcomers`` is empty if the user chose the donor.
@@ -294,129 +296,105 @@ class SendGive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendMeet:
+class SendMeet(RankAction):
     """Tell ranks to form a new process group, in which new ranks get the donor's names."""
 
-    ranks: tuple[int, ...]
     generation: int
     donor: int
     newcomers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendDrop:
+class SendDrop(RankAction):
     """Tell ranks to leave the meeting: it has failed."""
-
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Healed:
+class Healed(Action):
     """The new ranks have their names, and all ranks have met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotHealed:
+class NotHealed(Action):
     """The dead ranks stay dead, for a reason; the others live on."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendRegroup:
+class SendRegroup(RankAction):
     """Tell ranks to form a new process group, or to leave theirs."""
 
-    ranks: tuple[int, ...]
     generation: int
     form: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendCell:
+class SendCell(RankAction):
     """Hand the cell to ranks."""
 
     cell: int
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendInterrupt:
+class SendInterrupt(RankAction):
     """Tell ranks to interrupt the cell; with ``is_for_death`` because one of them has died."""
 
     cell: int
-    ranks: tuple[int, ...]
     is_for_death: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendLeave:
+class SendLeave(RankAction):
     """Tell idle ranks to end in good order."""
 
-    ranks: tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terminate:
+class Terminate(RankAction):
     """Send SIGTERM."""
 
-    ranks: tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class Kill(RankAction):
     """Send SIGKILL."""
 
-    ranks: tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAlarm:
+class SetAlarm(Action):
     """Ring in this many seconds, unless it no longer matters then."""
 
-    alarm: Alarm
-    attempt: int
-    cell: int
     seconds: float
-    generation: int = 0
-
-    def rings(self) -> Rang:
-        """What comes of it."""
-        return Rang(
-            alarm=self.alarm,
-            attempt=self.attempt,
-            cell=self.cell,
-            generation=self.generation,
-        )
+    rang: Rang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(Action):
     """What was asked cannot be done now, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
+class Remark(Action):
     """Something the user should be told while the cell runs."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordNode:
+class RecordNode(Action):
     """Write into the record of the run what has become of a node."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Action):
     """All ranks are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotStarted:
+class NotStarted(Action):
     """The start failed; the ranks are being ended."""
 
     reason: str
@@ -424,7 +402,7 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(Action):
     """All ranks are through with the cell, or gone.
 
     ``is_outgrown``: it was ended because a restart would make more ranks.
@@ -435,32 +413,5 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class Stopped(Action):
     """All processes are gone."""
-
-
-Action = (
-    Spawn
-    | TakeBack
-    | Revive
-    | Revived
-    | SendGive
-    | SendMeet
-    | SendDrop
-    | Healed
-    | NotHealed
-    | SendRegroup
-    | SendCell
-    | SendInterrupt
-    | SendLeave
-    | Terminate
-    | Kill
-    | SetAlarm
-    | Refuse
-    | Remark
-    | RecordNode
-    | Started
-    | NotStarted
-    | Finished
-    | Stopped
-)

@@ -12,35 +12,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbddp.errors import say_ranks
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import reasons
-from nbddp.lifecycle.events import (
-    Action,
-    Alarm,
-    HealAsked,
-    Healed,
-    Kill,
-    NamesGiven,
-    NotHealed,
-    RankMet,
-    Refuse,
-    Revive,
-    Revived,
-    SendDrop,
-    SendGive,
-    SendMeet,
-)
 from nbddp.lifecycle.states import GroupState, HealLife, Life, RankLife, RankState
-from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, ring_in
 
+Step = tuple[Life, list[ev.Action]]
+START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
 KILLED = -9  # exit code of a new process after a failed heal
 BACK_PATIENCE = 30.0  # seconds in which ranks must return from a failed meeting
 
 
-def on_heal_asked(life: Life, event: HealAsked) -> Step:
+def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     """Start new processes for dead ranks, and have the donor pack its names meanwhile."""
     reason = reasons.not_to_heal(life, event.ranks, event.donor)
     if reason:
-        return life, [Refuse(reason=reason)]
+        return life, [ev.Refuse(reason=reason)]
     ranks = tuple(
         RankLife(each.rank, incarnation=each.incarnation + 1) if each.rank in event.ranks else each
         for each in life.ranks
@@ -48,13 +34,12 @@ def on_heal_asked(life: Life, event: HealAsked) -> Step:
     heal = HealLife(newcomers=event.ranks, donor=event.donor, checks=event.checks)
     healing, give = _ask_donor(replace(life, state=GroupState.HEALING, ranks=ranks), heal)
     born = tuple((each.rank, each.incarnation) for each in ranks if each.rank in event.ranks)
-    revive = Revive(attempt=life.attempt, ranks=born)
-    return healing, [revive, *give, ring_in(healing, Alarm.START, START_PATIENCE)]
+    return healing, [ev.Revive(ranks=born), *give, healing.ring_in(ev.Alarm.START, START_PATIENCE)]
 
 
 def _ask_donor(life: Life, heal: HealLife) -> Step:
     generation = life.generation + 1  # no ranks ever meet where others did, or tried to
-    give = SendGive(
+    give = ev.SendGive(
         donor=heal.donor,
         generation=generation,
         leave=heal.unmade,
@@ -65,13 +50,13 @@ def _ask_donor(life: Life, heal: HealLife) -> Step:
 
 def on_newcomer_ready(life: Life, heal: HealLife) -> Step:
     """A new process is ready; the last one of them may complete what a meeting needs."""
-    if in_state(life, RankState.STARTING):
+    if life.in_state(RankState.STARTING):
         return life, []
     life, actions = _meet(life, heal)
-    return life, [Revived(), *actions]
+    return life, [ev.Revived(), *actions]
 
 
-def on_names_given(life: Life, event: NamesGiven) -> Step:
+def on_names_given(life: Life, event: ev.NamesGiven) -> Step:
     """The donor has packed its names, or could not."""
     heal = life.heal
     if heal is None or event.generation != life.generation or heal.is_given:
@@ -83,10 +68,10 @@ def on_names_given(life: Life, event: NamesGiven) -> Step:
 
 def _meet(life: Life, heal: HealLife) -> Step:
     """Tell all ranks to meet, once the new ranks are ready and the names are packed."""
-    if not heal.is_given or in_state(life, RankState.STARTING):
+    if not heal.is_given or life.in_state(RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, meeting=frozenset(life.alive))
-    meet = SendMeet(
+    meet = ev.SendMeet(
         ranks=tuple(life.alive),
         generation=life.generation,
         donor=heal.donor,
@@ -95,7 +80,7 @@ def _meet(life: Life, heal: HealLife) -> Step:
     return replace(life, heal=heal), [meet]
 
 
-def on_rank_met(life: Life, event: RankMet) -> Step:
+def on_rank_met(life: Life, event: ev.RankMet) -> Step:
     """A rank is back from the meeting, in which it met all others or not."""
     heal = life.heal
     if heal is None or event.generation != life.generation or event.rank not in heal.meeting:
@@ -122,7 +107,7 @@ def _go_on(life: Life, heal: HealLife) -> Step:
     if heal.meeting and heal.failures and not heal.is_dropped:
         ranks = tuple(sorted(heal.meeting))
         dropped = replace(life, heal=replace(heal, is_dropped=True))
-        return dropped, [SendDrop(ranks=ranks), ring_in(dropped, Alarm.BACK, BACK_PATIENCE)]
+        return dropped, [ev.SendDrop(ranks=ranks), dropped.ring_in(ev.Alarm.BACK, BACK_PATIENCE)]
     if heal.meeting:
         return replace(life, heal=heal), []
     if heal.is_again and not heal.is_lost:
@@ -132,7 +117,7 @@ def _go_on(life: Life, heal: HealLife) -> Step:
         return _ask_donor(life, again)
     if heal.failures:  # what one rank failed of is why others were left
         return give_up(life, heal, min(heal.failures, key=lambda each: each[0])[1])
-    return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [Healed()]
+    return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.Healed()]
 
 
 def on_late(life: Life, heal: HealLife) -> Step:
@@ -155,9 +140,9 @@ def give_up(life: Life, heal: HealLife, reason: str) -> Step:
         replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in doomed else each
         for each in life.ranks
     )
-    kill: list[Action] = [Kill(ranks=doomed)] if doomed else []
+    kill: list[ev.Action] = [ev.Kill(ranks=doomed)] if doomed else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
-    return broken, [*kill, NotHealed(reason=reason)]  # whoever waited may heal again at once
+    return broken, [*kill, ev.NotHealed(reason=reason)]  # whoever waited may heal again at once
 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:

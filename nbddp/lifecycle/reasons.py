@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from nbddp.errors import describe_exit, say_ranks
 from nbddp.formatting import plural
-from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeNews, Rang
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.states import GroupState, Life, RankState
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
@@ -93,12 +93,12 @@ def _option(ranks: Iterable[int]) -> str:
     return ",".join(str(rank) for rank in ranks)
 
 
-def say_node(life: Life, event: NodeNews) -> str:
+def say_node(life: Life, event: ev.NodeNews) -> str:
     """Say what has become of a node."""
-    if isinstance(event, LogsTorn):
+    if isinstance(event, ev.LogsTorn):
         torn = f"the logs in {event.folder} are not whole: {event.why}"
         return f"{torn}; each node has those of its ranks"
-    if isinstance(event, NodeJoined):
+    if isinstance(event, ev.NodeJoined):
         came = f"node {event.name} has come with {plural(event.nproc, 'rank')}"
         if not event.has_room:
             return came
@@ -110,7 +110,7 @@ def say_node(life: Life, event: NodeNews) -> str:
 
 
 def stuck(
-    waiting: Sequence[int], deaf: Sequence[int], seen: Rang, *, killed_in: tuple[float, float]
+    waiting: Sequence[int], deaf: Sequence[int], seen: ev.Rang, *, killed_in: tuple[float, float]
 ) -> str:
     """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
 
@@ -141,7 +141,7 @@ def stuck(
     return "; ".join(words) + ", or at once if you interrupt again"
 
 
-def unheard(deaf: Sequence[int], seen: Rang, *, seconds: float) -> str:
+def unheard(deaf: Sequence[int], seen: ev.Rang, *, seconds: float) -> str:
     """Why ranks are killed that did not answer an interrupt."""
     asleep = [rank for rank in deaf if rank in dict(seen.stopped)]
     why = f" ({say_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""

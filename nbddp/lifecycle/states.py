@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from nbddp.lifecycle.events import GRACE, StartAsked
+from nbddp.lifecycle.events import GRACE, Alarm, Rang, SetAlarm, StartAsked
 
 
 class GroupState(Enum):
@@ -146,6 +146,25 @@ class Life:
     def gone(self) -> tuple[int, ...]:
         """Ranks whose process has ended."""
         return tuple(each.rank for each in self.ranks if each.state is RankState.GONE)
+
+    def in_state(self, state: RankState) -> tuple[int, ...]:
+        """The ranks that do this now."""
+        return tuple(each.rank for each in self.ranks if each.state is state)
+
+    def mark(self, rank: int, state: RankState, exitcode: int | None = None) -> Life:
+        """One rank does something else."""
+        changed = replace(self.ranks[rank], state=state, exitcode=exitcode)
+        return replace(self, ranks=(*self.ranks[:rank], changed, *self.ranks[rank + 1 :]))
+
+    def ring_in(self, alarm: Alarm, seconds: float) -> SetAlarm:
+        """A deadline of what goes on now."""
+        rang = Rang(
+            alarm=alarm,
+            attempt=self.attempt,
+            cell=self.cell.number if self.cell else 0,
+            generation=self.generation,
+        )
+        return SetAlarm(seconds=seconds, rang=rang)
 
     @property
     def everybody(self) -> tuple[int, ...]:

@@ -11,51 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import describe_exit, say_ranks
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, reasons
-from nbddp.lifecycle.events import (
-    Action,
-    Alarm,
-    CapacityChanged,
-    Event,
-    Exited,
-    Finished,
-    HealAsked,
-    InterruptAsked,
-    Kill,
-    KillAsked,
-    LogsTorn,
-    NamesGiven,
-    News,
-    NodeJoined,
-    NodeLost,
-    NodeNews,
-    NotStarted,
-    Rang,
-    RankEnded,
-    RankMet,
-    RankNoticed,
-    RankReady,
-    RankUnable,
-    RecordNode,
-    Refuse,
-    Remark,
-    RestartAsked,
-    ReturnAsked,
-    RunAsked,
-    SendCell,
-    SendInterrupt,
-    SendLeave,
-    SendRegroup,
-    Spawn,
-    StartAsked,
-    Started,
-    StopAsked,
-    Stopped,
-    Terminate,
-)
-from nbddp.lifecycle.returns import on_return_asked
+from nbddp.lifecycle.heal_steps import START_PATIENCE, Step
 from nbddp.lifecycle.states import CellLife, GroupState, HealLife, Life, RankLife, RankState
-from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
 DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
@@ -63,9 +22,9 @@ STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has 
 CLEANUP = 60.0  # seconds that an interrupted cell gets while it cleans up, or computes in C code
 
 
-def advance(life: Life, event: Event) -> Step:
+def advance(life: Life, event: ev.Event) -> Step:
     """The next life, and what to do on the way there."""
-    if isinstance(event, News) and event.attempt != life.attempt:
+    if isinstance(event, ev.News) and event.attempt != life.attempt:
         return life, []  # late news from an attempt that is over
     handler: Callable[[Life, Any], Step] = _HANDLERS[type(event)]
     return handler(life, event)
@@ -74,13 +33,13 @@ def advance(life: Life, event: Event) -> Step:
 # ---- start and stop
 
 
-def _on_start_asked(life: Life, event: StartAsked) -> Step:
+def _on_start_asked(life: Life, event: ev.StartAsked) -> Step:
     if life.state.is_live:
-        return life, [Refuse(reason=reasons.already(life))]
+        return life, [ev.Refuse(reason=reasons.already(life))]
     return _start(life, event)
 
 
-def _start(life: Life, event: StartAsked) -> Step:
+def _start(life: Life, event: ev.StartAsked) -> Step:
     attempt = life.attempt + 1
     born = Life(
         state=GroupState.STARTING,
@@ -94,61 +53,83 @@ def _start(life: Life, event: StartAsked) -> Step:
         ),
         grace=event.grace,
     )
-    spawn = Spawn(attempt=attempt, world_size=event.world_size, joins_group=event.joins_group)
-    return born, [spawn, ring_in(born, Alarm.START, START_PATIENCE)]
+    spawn = ev.Spawn(attempt=attempt, world_size=event.world_size)
+    return born, [spawn, born.ring_in(ev.Alarm.START, START_PATIENCE)]
 
 
-def _on_restart_asked(life: Life, event: RestartAsked) -> Step:
+def _on_return_asked(life: Life, event: ev.ReturnAsked) -> Step:
+    """Wait until each that lives says that it is ready: none may be in a cell.
+
+    Ranks that are not there are gone, and one that is late costs the others nothing.
+    """
+    if life.state.is_live:
+        return life, [ev.Refuse(reason=reasons.already(life))]
+    living = dict(event.living)
+    back = Life(
+        state=GroupState.STARTING,
+        attempt=event.attempt,
+        ranks=tuple(
+            RankLife(rank, incarnation=living[rank])
+            if rank in living
+            else RankLife(rank, RankState.GONE)
+            for rank in range(event.world_size)
+        ),
+        is_return=True,
+    )
+    return back, [ev.TakeBack(), back.ring_in(ev.Alarm.START, START_PATIENCE)]
+
+
+def _on_restart_asked(life: Life, event: ev.RestartAsked) -> Step:
     if not life.state.is_live:
         return _start(life, event.start)
     if not life.alive:
         return _all_gone(replace(life, next_start=event.start))
-    life, actions = _on_stop_asked(life, StopAsked())
+    life, actions = _on_stop_asked(life, ev.StopAsked())
     return replace(life, next_start=event.start), actions
 
 
-def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
+def _on_stop_asked(life: Life, _event: ev.StopAsked) -> Step:
     if not life.state.is_live:
         return life, []
     if life.state is GroupState.STOPPING:
         return replace(life, next_start=None), []
-    idle = in_state(life, RankState.IDLE)
+    idle = life.in_state(RankState.IDLE)
     busy = tuple(rank for rank in life.alive if rank not in idle)
     stopping = replace(life, state=GroupState.STOPPING, heal=None)
     if not life.alive:
         return _all_gone(stopping)
-    actions: list[Action] = [SendLeave(ranks=idle)] if idle else []
-    actions += [Terminate(ranks=busy)] if busy else []
-    return stopping, [*actions, ring_in(stopping, Alarm.STOP, life.grace)]
+    actions: list[ev.Action] = [ev.SendLeave(ranks=idle)] if idle else []
+    actions += [ev.Terminate(ranks=busy)] if busy else []
+    return stopping, [*actions, stopping.ring_in(ev.Alarm.STOP, life.grace)]
 
 
 def _all_gone(life: Life) -> Step:
     gone = replace(life, state=GroupState.OFF, ranks=(), cell=None, news=(), next_start=None)
-    actions: list[Action] = [Finished(cell=life.cell.number)] if life.cell else []
-    actions.append(Stopped())
+    actions: list[ev.Action] = [ev.Finished(cell=life.cell.number)] if life.cell else []
+    actions.append(ev.Stopped())
     if life.next_start is None:
         return gone, actions
     started, more = _start(gone, life.next_start)
     return started, actions + more
 
 
-def _on_rank_ready(life: Life, event: RankReady) -> Step:
+def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
     if life.heal is not None and event.rank in life.heal.newcomers:
-        return heal_steps.on_newcomer_ready(mark(life, event.rank, RankState.IDLE), life.heal)
+        return heal_steps.on_newcomer_ready(life.mark(event.rank, RankState.IDLE), life.heal)
     if life.state is not GroupState.STARTING:
         return life, []
-    return _started(mark(life, event.rank, RankState.IDLE))
+    return _started(life.mark(event.rank, RankState.IDLE))
 
 
 def _started(life: Life) -> Step:
     """Once all are ready that live."""
-    if in_state(life, RankState.STARTING):
+    if life.in_state(RankState.STARTING):
         return life, []
     state = GroupState.BROKEN if life.gone else GroupState.IDLE
-    return replace(life, state=state, is_return=False), [Started()]
+    return replace(life, state=state, is_return=False), [ev.Started()]
 
 
-def _on_rank_unable(life: Life, event: RankUnable) -> Step:
+def _on_rank_unable(life: Life, event: ev.RankUnable) -> Step:
     reason = f"rank {event.rank} could not start: {event.reason}"
     if life.heal is not None:
         return heal_steps.fail(life, life.heal, reason)
@@ -159,8 +140,8 @@ def _on_rank_unable(life: Life, event: RankUnable) -> Step:
 
 def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
     stopping = replace(life, state=GroupState.STOPPING)
-    told = NotStarted(reason=reason, details=details)
-    kill: list[Action] = [Kill(ranks=tuple(life.alive))] if life.alive else []
+    told = ev.NotStarted(reason=reason, details=details)
+    kill: list[ev.Action] = [ev.Kill(ranks=tuple(life.alive))] if life.alive else []
     if not life.alive:
         gone, actions = _all_gone(stopping)
         return gone, [told, *actions]
@@ -170,10 +151,10 @@ def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
 # ---- processes that end
 
 
-def _on_exited(life: Life, event: Exited) -> Step:
+def _on_exited(life: Life, event: ev.Exited) -> Step:
     if all(each.rank != event.rank or not each.is_alive for each in life.ranks):
         return life, []
-    life = mark(life, event.rank, RankState.GONE, event.exitcode)
+    life = life.mark(event.rank, RankState.GONE, event.exitcode)
     life = replace(life, has_group=False)
     if life.state is GroupState.STOPPING:
         return (life, []) if life.alive else _all_gone(life)
@@ -190,30 +171,30 @@ def _on_exited(life: Life, event: Exited) -> Step:
     return replace(life, state=GroupState.BROKEN), []
 
 
-def _exited_in_cell(life: Life, cell: CellLife, event: Exited) -> Step:
-    actions: list[Action] = []
+def _exited_in_cell(life: Life, cell: CellLife, event: ev.Exited) -> Step:
+    actions: list[ev.Action] = []
     if event.rank in cell.waiting:
         life, actions = _one_less(life, cell, event.rank, has_failed=True, lost_group=True)
     is_told = event.is_told or life.cell is None or event.rank in cell.killed
     if not is_told:  # the others may take their time: say at once who is gone
         said = f"rank {event.rank} {describe_exit(event.exitcode)}"
-        actions = [Remark(text=said), *actions]
+        actions = [ev.Remark(text=said), *actions]
     return life, actions
 
 
-def _on_kill_asked(life: Life, event: KillAsked) -> Step:
+def _on_kill_asked(life: Life, event: ev.KillAsked) -> Step:
     if not life.lives(event.rank):
-        return life, [Refuse(reason=reasons.no_such_rank(life, event.rank))]
-    return life, [Kill(ranks=(event.rank,))]
+        return life, [ev.Refuse(reason=reasons.no_such_rank(life, event.rank))]
+    return life, [ev.Kill(ranks=(event.rank,))]
 
 
 # ---- cells
 
 
-def _on_run_asked(life: Life, event: RunAsked) -> Step:
+def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
     reason = _why_not_run(life, event)
     if reason:
-        return life, [Refuse(reason=reason)]
+        return life, [ev.Refuse(reason=reason)]
     life, actions = _with_right_group(life, needs_group=event.needs_group)
     # what only some ranks say of a group that others have lost makes it no group of all
     is_lost = not life.has_group and len(event.ranks) < len(life.ranks)
@@ -226,11 +207,11 @@ def _on_run_asked(life: Life, event: RunAsked) -> Step:
         for each in life.ranks
     )
     running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, news=())
-    news = [Remark(text=text) for text in life.news]
-    return running, [*actions, SendCell(cell=event.cell, ranks=event.ranks), *news]
+    news = [ev.Remark(text=text) for text in life.news]
+    return running, [*actions, ev.SendCell(cell=event.cell, ranks=event.ranks), *news]
 
 
-def _why_not_run(life: Life, event: RunAsked) -> str:
+def _why_not_run(life: Life, event: ev.RunAsked) -> str:
     if life.state.is_busy:
         return reasons.BUSY
     if life.state not in (GroupState.IDLE, GroupState.BROKEN):
@@ -249,24 +230,24 @@ def _with_right_group(life: Life, *, needs_group: bool | None) -> Step:
     # A cell that failed may leave a group on some ranks although ``has_group`` is false. A rank
     # without a group ignores the message.
     generation = life.generation + 1
-    regroup = SendRegroup(ranks=tuple(life.alive), generation=generation, form=needs_group)
+    regroup = ev.SendRegroup(ranks=tuple(life.alive), generation=generation, form=needs_group)
     return replace(life, generation=generation, has_group=needs_group), [regroup]
 
 
-def _on_rank_ended(life: Life, event: RankEnded) -> Step:
+def _on_rank_ended(life: Life, event: ev.RankEnded) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
         return life, []
     if not life.lives(event.rank):
         return life, []  # its exit was seen before its last report
-    life = mark(life, event.rank, RankState.IDLE)
+    life = life.mark(event.rank, RankState.IDLE)
     cell = replace(cell, sequences=cell.sequences | {event.sequence})
     return _one_less(
         life, cell, event.rank, has_failed=not event.is_ok, lost_group=not event.in_group
     )
 
 
-def _on_rank_noticed(life: Life, event: RankNoticed) -> Step:
+def _on_rank_noticed(life: Life, event: ev.RankNoticed) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell:
         return life, []
@@ -287,7 +268,7 @@ def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_g
     if not cell.waiting:
         return _finish(life, cell)
     if life.state is GroupState.RUNNING and is_news:
-        return life, [ring_in(life, Alarm.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)]
+        return life, [life.ring_in(ev.Alarm.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)]
     return life, []
 
 
@@ -302,18 +283,18 @@ def _finish(life: Life, cell: CellLife) -> Step:
         has_group=not (cell.lost_group or is_torn),
     )
     ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
-    said = [Remark(text=reasons.RAN_TO_ITS_END)] if ran_to_its_end else []
-    return over, [*said, Finished(cell=cell.number, is_outgrown=cell.is_outgrown)]
+    said = [ev.Remark(text=reasons.RAN_TO_ITS_END)] if ran_to_its_end else []
+    return over, [*said, ev.Finished(cell=cell.number, is_outgrown=cell.is_outgrown)]
 
 
-def _on_interrupt_asked(life: Life, _event: InterruptAsked) -> Step:
+def _on_interrupt_asked(life: Life, _event: ev.InterruptAsked) -> Step:
     match life.state:
         case GroupState.STARTING:
-            return _on_stop_asked(life, StopAsked())
+            return _on_stop_asked(life, ev.StopAsked())
         case GroupState.HEALING if life.heal is not None:
             return heal_steps.on_interrupt(life, life.heal)
         case GroupState.STOPPING:
-            return life, [Kill(ranks=tuple(life.alive))]
+            return life, [ev.Kill(ranks=tuple(life.alive))]
         case GroupState.RUNNING | GroupState.INTERRUPTING if life.cell is not None:
             return _interrupt(life, life.cell)
         case _:
@@ -327,26 +308,26 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
     if cell.interrupts > 1:  # before the user was told what it does, it is a double click
         return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
-        SendInterrupt(cell=cell.number, ranks=waiting),
-        ring_in(life, Alarm.STUCK, STUCK_AFTER),
-        ring_in(life, Alarm.GRACE, life.grace),
-        ring_in(life, Alarm.CLEANUP, CLEANUP),
+        ev.SendInterrupt(cell=cell.number, ranks=waiting),
+        life.ring_in(ev.Alarm.STUCK, STUCK_AFTER),
+        life.ring_in(ev.Alarm.GRACE, life.grace),
+        life.ring_in(ev.Alarm.CLEANUP, CLEANUP),
     ]
 
 
 # ---- nodes
 
 
-def _on_node_news(life: Life, event: NodeNews) -> Step:
+def _on_node_news(life: Life, event: ev.NodeNews) -> Step:
     """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
     text = reasons.say_node(life, event)
     if life.cell is not None:
-        return life, [RecordNode(text=text), Remark(text=text)]
+        return life, [ev.RecordNode(text=text), ev.Remark(text=text)]
     news = (*life.news, text) if life.state.is_live else ()
-    return replace(life, news=news), [RecordNode(text=text)]
+    return replace(life, news=news), [ev.RecordNode(text=text)]
 
 
-def _on_capacity_changed(life: Life, _event: CapacityChanged) -> Step:
+def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
     cell = life.cell
     if cell is None or not cell.is_elastic or life.state is not GroupState.RUNNING:
         return life, []
@@ -356,62 +337,62 @@ def _on_capacity_changed(life: Life, _event: CapacityChanged) -> Step:
 # ---- deadlines
 
 
-def _on_rang(life: Life, event: Rang) -> Step:
-    if event.alarm is Alarm.START and life.state is GroupState.STARTING:
-        late = in_state(life, RankState.STARTING)
+def _on_rang(life: Life, event: ev.Rang) -> Step:
+    if event.alarm is ev.Alarm.START and life.state is GroupState.STARTING:
+        late = life.in_state(RankState.STARTING)
         text = f"{say_ranks(late)} did not get ready in {START_PATIENCE:.0f} s"
         if life.is_return:
-            return life, [Remark(text=f"{text}: killed"), Kill(ranks=late)]
+            return life, [ev.Remark(text=f"{text}: killed"), ev.Kill(ranks=late)]
         return _give_up_start(life, text)
     if life.heal is not None:
         return _on_heal_alarm(life, life.heal, event)
-    if event.alarm is Alarm.STOP and life.state is GroupState.STOPPING:
+    if event.alarm is ev.Alarm.STOP and life.state is GroupState.STOPPING:
         text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
-        return life, [Remark(text=text), Kill(ranks=tuple(life.alive))]
+        return life, [ev.Remark(text=text), ev.Kill(ranks=tuple(life.alive))]
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
     return _on_cell_alarm(life, cell, event)
 
 
-def _on_heal_alarm(life: Life, heal: HealLife, event: Rang) -> Step:
+def _on_heal_alarm(life: Life, heal: HealLife, event: ev.Rang) -> Step:
     if event.generation != life.generation:
         return life, []  # of the start, or of a meeting before
-    if event.alarm is Alarm.BACK:
+    if event.alarm is ev.Alarm.BACK:
         return heal_steps.on_late(life, heal)
-    waited = in_state(life, RankState.STARTING)
-    if event.alarm is not Alarm.START or not waited:
+    waited = life.in_state(RankState.STARTING)
+    if event.alarm is not ev.Alarm.START or not waited:
         return life, []
     why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
     return heal_steps.fail(life, heal, why)
 
 
-def _on_cell_alarm(life: Life, cell: CellLife, event: Rang) -> Step:
+def _on_cell_alarm(life: Life, cell: CellLife, event: ev.Rang) -> Step:
     waiting = tuple(sorted(cell.waiting))
     deaf = tuple(sorted(cell.waiting - cell.noticed))
     match event.alarm:
-        case Alarm.PEERS if life.state is GroupState.RUNNING:
+        case ev.Alarm.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
-                SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
-                ring_in(life, Alarm.GRACE, life.grace),
-                ring_in(life, Alarm.CLEANUP, CLEANUP),
+                ev.SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
+                life.ring_in(ev.Alarm.GRACE, life.grace),
+                life.ring_in(ev.Alarm.CLEANUP, CLEANUP),
             ]
-        case Alarm.STUCK:
+        case ev.Alarm.STUCK:
             cell = replace(cell, is_stuck=True)
             killed_in = life.grace - STUCK_AFTER, CLEANUP - STUCK_AFTER
             text = reasons.stuck(waiting, deaf, event, killed_in=killed_in)
-            return replace(life, cell=cell), [Remark(text=text)]
-        case Alarm.GRACE if deaf:
+            return replace(life, cell=cell), [ev.Remark(text=text)]
+        case ev.Alarm.GRACE if deaf:
             return _end_grace(life, cell, deaf, event)
-        case Alarm.CLEANUP:
+        case ev.Alarm.CLEANUP:
             text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
             return _kill(life, cell, waiting, text)
         case _:
             return life, []
 
 
-def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: Rang) -> Step:
+def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.Rang) -> Step:
     """Kill the deaf ranks that do not compute. Check the others again after a further grace.
 
     C code that computes may hold Python's lock.
@@ -419,7 +400,7 @@ def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: Rang) -
     hung = tuple(rank for rank in deaf if rank not in event.working)
     text = reasons.unheard(hung, event, seconds=life.grace)
     life, actions = _kill(life, cell, hung, text) if hung else (life, [])
-    again = [ring_in(life, Alarm.GRACE, life.grace)] if hung != deaf else []
+    again = [life.ring_in(ev.Alarm.GRACE, life.grace)] if hung != deaf else []
     return life, [*actions, *again]
 
 
@@ -427,28 +408,28 @@ def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") ->
     """Kill ranks in the middle of a cell, and say so once, not of each."""
     text = text or f"{say_ranks(ranks)}: killed, as the cell was interrupted again"
     life = replace(life, cell=replace(cell, killed=cell.killed | set(ranks)))
-    return life, [Remark(text=text), Kill(ranks=ranks)]
+    return life, [ev.Remark(text=text), ev.Kill(ranks=ranks)]
 
 
 _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
-    StartAsked: _on_start_asked,
-    ReturnAsked: on_return_asked,
-    RestartAsked: _on_restart_asked,
-    HealAsked: heal_steps.on_heal_asked,
-    NamesGiven: heal_steps.on_names_given,
-    RankMet: heal_steps.on_rank_met,
-    RunAsked: _on_run_asked,
-    InterruptAsked: _on_interrupt_asked,
-    KillAsked: _on_kill_asked,
-    NodeJoined: _on_node_news,
-    NodeLost: _on_node_news,
-    LogsTorn: _on_node_news,
-    CapacityChanged: _on_capacity_changed,
-    StopAsked: _on_stop_asked,
-    RankReady: _on_rank_ready,
-    RankUnable: _on_rank_unable,
-    RankNoticed: _on_rank_noticed,
-    RankEnded: _on_rank_ended,
-    Exited: _on_exited,
-    Rang: _on_rang,
+    ev.StartAsked: _on_start_asked,
+    ev.ReturnAsked: _on_return_asked,
+    ev.RestartAsked: _on_restart_asked,
+    ev.HealAsked: heal_steps.on_heal_asked,
+    ev.NamesGiven: heal_steps.on_names_given,
+    ev.RankMet: heal_steps.on_rank_met,
+    ev.RunAsked: _on_run_asked,
+    ev.InterruptAsked: _on_interrupt_asked,
+    ev.KillAsked: _on_kill_asked,
+    ev.NodeJoined: _on_node_news,
+    ev.NodeLost: _on_node_news,
+    ev.LogsTorn: _on_node_news,
+    ev.CapacityChanged: _on_capacity_changed,
+    ev.StopAsked: _on_stop_asked,
+    ev.RankReady: _on_rank_ready,
+    ev.RankUnable: _on_rank_unable,
+    ev.RankNoticed: _on_rank_noticed,
+    ev.RankEnded: _on_rank_ended,
+    ev.Exited: _on_exited,
+    ev.Rang: _on_rang,
 }
