@@ -63,7 +63,7 @@ from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.store_clients import StoreClients
-from nbddp.worker.streams import RankLog, flush_python_streams
+from nbddp.worker.streams import RankLog
 from nbddp.worker.survey import survey
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import waited_in
@@ -330,7 +330,6 @@ class Rank:
         seconds, at = time.monotonic() - began, time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.restore_python_streams()
-        flush_python_streams()
         error = result.error_before_exec or result.error_in_exec
         # the error knows its frames, and one of them this: what they hold is freed without it
         result.error_before_exec = result.error_in_exec = None

@@ -68,11 +68,12 @@ class RankLog:
         for fd in (1, 2):
             if not self._is_log(fd):
                 os.dup2(self._write_fd, fd)
-                self._has_lost = False  # what is lost later is lost for another reason
         if not self._is_ours(sys.stdout):
             sys.stdout = sys.__stdout__ = self._text_stream(1)  # type: ignore[misc]
         if not self._is_ours(sys.stderr):
             sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
+        flush_python_streams()
+        self._has_lost = False  # each cell whose output is lost says so
 
     def _is_ours(self, stream: object) -> bool:
         """Whether what is printed there still comes to the log."""

@@ -158,7 +158,9 @@ def told_by(rank: int, text: str) -> list[str]:
     return re.findall(rf"^\[rank {rank}\] nbddp: (.*)", text, re.MULTILINE)
 
 
-def test_a_full_disk_is_said_once_and_training_goes_on(group: Ranks, capsys: Capture) -> None:
+def test_a_full_disk_is_said_once_for_each_cell_and_training_goes_on(
+    group: Ranks, capsys: Capture
+) -> None:
     group.run("print('fits')")
     group.run(
         "import resource\n_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
@@ -168,6 +170,10 @@ def test_a_full_disk_is_said_once_and_training_goes_on(group: Ranks, capsys: Cap
     text = capsys.readouterr().out
     assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
     assert group.pull("x.item()") == [2.0, 2.0]
+    for end in ("\\n", ""):
+        group.run(f"print('still too much', end='{end}')")
+        text = capsys.readouterr().out
+        assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
 
 
 def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
