@@ -39,8 +39,8 @@ from nbddp.worker.watch.namespace import names_of
 
 OF_THE_GROUP = ("process_group", "reducer", "logger")
 _ANEW = "make it again"
-_TAKEN_ALONG = "on the new process group, as rank {} has them"
-_ALL_ELSE = "; all else (an EMA copy, a counter) is as each rank left it"
+_TAKEN_ALONG = "moved to the new process group, with the values of rank {}"
+_ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
 _UNWANTED = "-"  # instead of why an object fails: its model is not moved
 
