@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -11,10 +10,10 @@ from operator import itemgetter
 from nbddp.errors import RequestError
 from nbddp.export.script import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, CellResult, Deed
+from nbddp.record.deeds import FAULT
 from nbddp.record.push_store import PushRecord
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-_FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # as Desk.arm writes it
 
 
 class Diary:
@@ -63,6 +62,6 @@ def _item(deed: Deed) -> Item:
             return PushedValues(pickle.loads(deed.data()), deed.ranks)  # made in this very process
         except RequestError as error:
             return Omitted(f"the push of {', '.join(deed.names)}", str(error))
-    if fault := _FAULT.fullmatch(deed.source):
+    if fault := FAULT.fullmatch(deed.source):
         return Omitted(fault[1], "a fault")
     return deed if deed.script is None else _script(deed)

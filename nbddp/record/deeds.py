@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from nbddp.errors import fold
@@ -10,6 +11,8 @@ from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.names import bound_names
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
+
+FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # as Desk.arm writes it
 
 
 class Deeds:
@@ -78,14 +81,20 @@ def say_deeds(deeds: Sequence[Deed]) -> str:
     'cells 2-3,5, the push of x, y'
     >>> say_deeds([CellRequest(source="") for _ in range(3)]), say_deeds([])
     ('3 cells', 'nothing')
+    >>> say_deeds([*cells, CellRequest(source="nbddp.faults.at(step=3)  # %ddp fault kill")])
+    'cells 2-3,5, 1 armed fault'
     """
-    numbers = [deed.execution_count for deed in deeds if isinstance(deed, CellRequest)]
+    cells = [deed for deed in deeds if isinstance(deed, CellRequest)]
+    faults = [cell for cell in cells if FAULT.fullmatch(cell.source)]
+    numbers = [cell.execution_count for cell in cells if cell not in faults]
     names = [name for deed in deeds if isinstance(deed, PushRecord) for name in deed.names]
     words = []
     if len(numbers) > len(set(numbers)):  # one cell of a notebook ran several
         words.append(plural(len(numbers), "cell"))
     elif numbers:
         words.append(f"cell{'s' if len(numbers) > 1 else ''} {fold(numbers)}")
+    if faults:
+        words.append(plural(len(faults), "armed fault"))
     if names:
         words.append(f"the push of {', '.join(dict.fromkeys(names))}")
     return ", ".join(words) or "nothing"
