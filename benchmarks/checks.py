@@ -14,8 +14,8 @@ import argparse
 import time
 from statistics import median, quantiles
 
+from nbddp.group import WorkerGroup
 from nbddp.group.checking import QuietChecks
-from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellHandle, CellRequest
 
 SETUP = """
@@ -70,9 +70,9 @@ NAMES = "rank, model, optimizer, train, sampler, data;\n"
 LONG = NAMES + "def f(a, b):\n    return [a + each for each in b if each]\n\n" * 60
 
 
-def run(group: SteeredGroup, source: str) -> CellHandle:
+def run(group: WorkerGroup, source: str) -> CellHandle:
     """Run a cell to its end."""
-    handle = group.session.submit(CellRequest(source=source, first_line=2))
+    handle = group._group.session.submit(CellRequest(source=source, first_line=2))
     for _ in handle.notices():
         pass
     if handle.result is None:
@@ -81,7 +81,7 @@ def run(group: SteeredGroup, source: str) -> CellHandle:
     return handle
 
 
-def pair(group: SteeredGroup, source: str, *, checks_first: bool) -> tuple[float, float, float]:
+def pair(group: WorkerGroup, source: str, *, checks_first: bool) -> tuple[float, float, float]:
     """Seconds of a cell with checks and without; and of a processor in the notebook."""
     taken, looking = {}, 0.0
     for is_on in (checks_first, not checks_first):
@@ -89,14 +89,14 @@ def pair(group: SteeredGroup, source: str, *, checks_first: bool) -> tuple[float
         began = time.perf_counter()
         handle = run(group, source)
         if is_on:
-            checks, busy = QuietChecks(lambda: group.spec.nproc), time.thread_time()
+            checks, busy = QuietChecks(lambda: group._group.spec.nproc), time.thread_time()
             checks(handle)
             looking = time.thread_time() - busy
         taken[is_on] = time.perf_counter() - began
     return taken[True], taken[False], looking
 
 
-def measure(group: SteeredGroup, title: str, source: str, pairs: int) -> None:
+def measure(group: WorkerGroup, title: str, source: str, pairs: int) -> None:
     """A row of the table."""
     found, in_ranks = [], []
     for number in range(pairs):
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few pairs, to see that it runs")
     args = parser.parse_args()
     pairs = 4 if args.quick else args.pairs
-    with SteeredGroup(nproc=args.nproc) as group:
+    with WorkerGroup(nproc=args.nproc) as group:
         run(group, SETUP)
         for source in (SHORT, NAMES, EPOCH, LONG):
             run(group, source)

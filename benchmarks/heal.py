@@ -88,7 +88,7 @@ dist.destroy_process_group()
 def lose_one(group: WorkerGroup) -> float:
     """Kill a random rank in the middle of training; when."""
     victim = random.choice(group.alive)
-    pid = group._session.process_ids()[victim]
+    pid = group._group.session.process_ids()[victim]
     killed: list[float] = []
 
     def kill() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
     theirs: dict[bool, list[float | None]] = {True: [], False: []}
     with WorkerGroup(nproc=asked.ranks) as group, tempfile.TemporaryDirectory() as folder:
         group.run(SETUP.format(width=width), quiet=True)
-        group._session.launcher.warm_up_more()  # else the first new rank imports all by itself
+        group._group.session.launcher.warm_up_more()  # else the first new rank imports all
         for _ in range(asked.repeats):
             mine.append(healed(group))
             if not asked.alone:

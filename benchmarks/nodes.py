@@ -22,9 +22,9 @@ from statistics import median, quantiles
 import psutil
 
 from nbddp.errors import CellFailedError
+from nbddp.group import WorkerGroup
 from nbddp.group.nodes import NodesSpec
 from nbddp.group.recovery import show
-from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text_view import TextView
@@ -42,13 +42,13 @@ COMING = 300.0  # seconds for all nodes to come in
 
 
 def bring(
-    group: SteeredGroup, nodes: int, ranks: int, *, most: int = 0
+    group: WorkerGroup, nodes: int, ranks: int, *, most: int = 0
 ) -> list[subprocess.Popen[bytes]]:
     """Open a door and start so many keepers, which torchrun would start on a node.
 
     ``most``: how many nodes there may be in the end.
     """
-    door = group.open_nodes(NodesSpec(least=nodes, most=most or nodes, nproc_per_node=ranks))
+    door = group._group.open_nodes(NodesSpec(least=nodes, most=most or nodes, nproc_per_node=ranks))
     command = [sys.executable, "-m", "nbddp.worker", "--join", str(door.join_file)]
     command += ["--ranks", str(ranks)]
     keepers = []
@@ -62,7 +62,7 @@ def bring(
             )
         )
     door.wait(COMING)
-    group.spec = door.fit(group.spec)
+    group._group.spec = door.fit(group._group.spec)
     return keepers
 
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 def measure(nodes: int, ranks: int, seconds: float) -> None:
     """Print what so many cost."""
-    group = SteeredGroup(nproc=1, threads=1)
+    group = WorkerGroup(nproc=1, threads=1)
     me = psutil.Process()
     try:
         began = time.monotonic()
@@ -101,12 +101,12 @@ def measure(nodes: int, ranks: int, seconds: float) -> None:
         print(f"all ranks are ready after {time.monotonic() - began:.1f} s more")
         time.sleep(5)
         print(f"silent:       {cpu_share(me, seconds):5.1f} % of a core")
-        handle = group.session.submit(CellRequest(source=LOGGING, needs_group=False))
+        handle = group._group.session.submit(CellRequest(source=LOGGING, needs_group=False))
         time.sleep(5)
         print(f"10 numbers/s: {cpu_share(me, seconds):5.1f} % of a core, with nobody looking")
         group.interrupt()
         with suppress(CellFailedError, KeyboardInterrupt):
-            show(group.session, handle, TextView(StreamScreen()))
+            show(group._group.session, handle, TextView(StreamScreen()))
         group.run("pass", quiet=True)  # forms the process group
         trips = []
         for _ in range(20):

@@ -23,12 +23,11 @@ from nodes import bring
 from training import INIT, LEAVE, SETUP, SPEED, _meeting, filled
 
 from nbddp import WorkerGroup
-from nbddp.magics.steered import SteeredGroup
 
 WARM = 20  # steps
 
 
-def steps_on_nodes(group: SteeredGroup, source: str, out: Path) -> float:
+def steps_on_nodes(group: WorkerGroup, source: str, out: Path) -> float:
     """Steps a second of the training in the ranks of the nodes."""
     group.run(source.replace("LOG", "no_log"), quiet=True)
     return float(out.read_text())
@@ -51,7 +50,7 @@ def steps_under_torchrun(folder: Path, source: str, out: Path) -> float:
     return float(out.read_text())
 
 
-def report_steps(group: SteeredGroup, rounds: int, steps: int) -> None:
+def report_steps(group: WorkerGroup, rounds: int, steps: int) -> None:
     """In turns, so that both meet the same machine."""
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +74,7 @@ def trip(group: WorkerGroup) -> float:
     return time.perf_counter() - began
 
 
-def report_trips(group: SteeredGroup, rounds: int) -> None:
+def report_trips(group: WorkerGroup, rounds: int) -> None:
     """Of ranks on nodes, and of local ones."""
     with WorkerGroup(nproc=2, threads=1) as local:
         trips = [(trip(group), trip(local)) for _ in range(40 * rounds)][10:]
@@ -86,9 +85,9 @@ def report_trips(group: SteeredGroup, rounds: int) -> None:
     )
 
 
-def report_joins(group: SteeredGroup, joins: int) -> None:
+def report_joins(group: WorkerGroup, joins: int) -> None:
     """A node comes, is taken in with the next start, and leaves."""
-    nodes = group.nodes
+    nodes = group._group.nodes
     assert nodes is not None
     seconds = []
     for number in range(joins):
@@ -102,13 +101,13 @@ def report_joins(group: SteeredGroup, joins: int) -> None:
         )
         while len(nodes.door.nodes) < 3:
             time.sleep(0.01)
-        group.spec = nodes.fit(group.spec)
+        group._group.spec = nodes.fit(group._group.spec)
         group.restart()
         group.run("assert dist.get_world_size() == 3", quiet=True)
         seconds.append(time.monotonic() - began)
         nodes.leave(nodes.door.nodes[-1].name)
         keeper.wait(30)
-        group.spec = nodes.fit(group.spec)
+        group._group.spec = nodes.fit(group._group.spec)
         group.restart()
         print(f"join {number + 1:2}:      {seconds[-1]:.2f} s", flush=True)
     print(f"usable after: {median(seconds):.2f} s (worst {max(seconds):.2f})")
@@ -125,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOME"] = home
         os.chdir(home)
-        group = SteeredGroup(nproc=1, threads=1)
+        group = WorkerGroup(nproc=1, threads=1)
         try:
             bring(group, 2, 1, most=3)
             began = time.monotonic()

@@ -24,7 +24,7 @@ from statistics import median, quantiles
 
 from steady import CALIBRATE
 
-from nbddp.magics.steered import SteeredGroup
+from nbddp.group import WorkerGroup
 from nbddp.publish.kinds import KINDS, Target, require
 from nbddp.publish.publication import Publication
 
@@ -49,7 +49,7 @@ def work_for(seconds):
 )
 
 
-def measure(group: SteeredGroup, published: Publication, rounds: int, seconds: float) -> None:
+def measure(group: WorkerGroup, published: Publication, rounds: int, seconds: float) -> None:
     """Print the ratios of pairs of rounds."""
     speeds, logs = [], []
     for number in range(rounds):
@@ -86,7 +86,7 @@ def main() -> None:
     os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": place, "TRACKIO_DIR": place}
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{place}/mlflow.db"
     os.chdir(place)
-    with SteeredGroup(nproc=args.ranks, threads=1) as group:
+    with WorkerGroup(nproc=args.ranks, threads=1) as group:
         group.run(SETUP, quiet=True)
         folder = group.folder
         assert folder is not None

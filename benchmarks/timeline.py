@@ -19,7 +19,7 @@ from statistics import median, quantiles
 
 from steady import CALIBRATE
 
-from nbddp.magics.steered import SteeredGroup
+from nbddp.group import WorkerGroup
 
 SETUP = (
     CALIBRATE
@@ -62,7 +62,7 @@ def work_for(seconds, rate, on):
 RATES = {100: 1, 1000: 5}  # collectives a second, and what percentage it may cost
 
 
-def measure(group: SteeredGroup, rate: int, rounds: int, seconds: float) -> None:
+def measure(group: WorkerGroup, rate: int, rounds: int, seconds: float) -> None:
     """Print the cost of each pair of rounds, as a share of the steps and of a core."""
     steps, cores, rates, lost = [], [], [], []
     for number in range(rounds):
@@ -75,7 +75,7 @@ def measure(group: SteeredGroup, rate: int, rounds: int, seconds: float) -> None
             if on:
                 cores.append(max(each[1] for each in found))
                 rates.append(speed[on])
-                told = group.session.whereabouts.waiting.told
+                told = group._group.session.whereabouts.waiting.told
                 lost.append(told.lost / max(1, told.lost + told.met * len(told.ranks)))
         steps.append(1 - speed[True] / speed[False])
     print(
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
-    with SteeredGroup(nproc=args.ranks, threads=1) as group:
+    with WorkerGroup(nproc=args.ranks, threads=1) as group:
         group.run(SETUP, quiet=True)
         for rate in RATES:
             measure(group, rate, args.rounds, args.seconds)

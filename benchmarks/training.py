@@ -22,7 +22,6 @@ from statistics import median
 import torch
 
 from nbddp import WorkerGroup
-from nbddp.magics.steered import SteeredGroup
 
 SETUP = """
 import json, os, time
@@ -222,8 +221,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nbddp-bench-") as name:
         folder = Path(name)
         os.chdir(folder)
-        with SteeredGroup(nproc=2, threads=1, backend=backend()) as group:
-            group.session.launcher.warm_up_more()  # as %load_ext does
+        with WorkerGroup(nproc=2, threads=1, backend=backend()) as group:
+            group._group.session.launcher.warm_up_more()  # as %load_ext does
             group.run(SETUP, quiet=True)
             tell(steps_per_second(group, folder, rounds, steps))
             tell(stalls(group, folder, 5 if args.quick else 15))

@@ -16,6 +16,7 @@ from traitlets.config import Config
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.group.nodes import NodesSpec
+from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.comeback import Retries
 from nbddp.magics import publish
@@ -53,14 +54,17 @@ class Typed:
         make_willing(self.launcher, self.link)
         self.desk = Desk(shell)
         session = Session(self.launcher, make_means=lambda: with_threads(self.link))
-        self.desk.group.session = session
+        self.desk.group = RankGroup(GroupSpec(), session)
         self.started: list[GroupSpec] = []
         self.asked: list[tuple[CellRequest, Retries | None]] = []
         monkeypatch.setattr(Session, "start", lambda _session, spec: self.started.append(spec))
         monkeypatch.setattr(Recovery, "run", lambda _recovery, *asked: self._run(*asked))
         Path("train.py").write_text("x = 1\n")
 
-    def _run(self, request: CellRequest, retries: Retries | None = None) -> CellResult:
+    def _run(
+        self, request: CellRequest, retries: Retries | None = None, begun: object = None
+    ) -> CellResult:
+        assert begun is None
         self.asked.append((request, retries))
         return WENT_WELL
 
@@ -144,12 +148,12 @@ def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> No
     with_ranks.line("start --nproc 3")
     assert len(launcher.living()) == 3
     with_ranks.line("kill 1")
-    assert group.alive == [0, 2]
+    assert group.life.alive == [0, 2]
     assert launcher.handles[1, 1].exitcode == -9
     with_ranks.line("restart")
-    assert (group.alive, group.life.attempt) == ([0, 1, 2], 2)
+    assert (group.life.alive, group.life.attempt) == ([0, 1, 2], 2)
     with_ranks.line("stop")
-    assert (group.alive, launcher.living()) == ([], [])
+    assert (group.life.alive, launcher.living()) == ([], [])
 
 
 def test_a_name_that_is_given_while_ranks_run_is_that_of_the_next_run(with_ranks: Typed) -> None:

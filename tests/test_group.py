@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp import ArgumentError, RequestError, WorkerGroup
 from nbddp.controller.session import Session
-from nbddp.magics.steered import SteeredGroup
+from nbddp.group.rank_group import RankGroup
 from nbddp.wire.messages import Leave
 
 
@@ -25,11 +25,12 @@ def link() -> FakeLink:
 
 
 @pytest.fixture
-def group(link: FakeLink, folder: Path) -> Iterator[SteeredGroup]:  # noqa: ARG001 - of its run
+def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG001 - of its run
     launcher = FakeLauncher()
     make_willing(launcher, link)
-    group = SteeredGroup(nproc=2, launcher=launcher)
-    group.session = Session(launcher, make_means=lambda: with_threads(link))
+    group = WorkerGroup(nproc=2)
+    session = Session(launcher, make_means=lambda: with_threads(link))
+    group._group = RankGroup(group._group.spec, session)
     group.start()
     yield group
     group.close()
@@ -42,7 +43,7 @@ def test_a_script_sees_what_it_needs_and_none_of_the_magics_plumbing() -> None:
     ]
 
 
-def test_the_ranks_that_live_and_the_runs_folder_are_known(group: SteeredGroup) -> None:
+def test_the_ranks_that_live_and_the_runs_folder_are_known(group: WorkerGroup) -> None:
     assert group.alive == [0, 1]
     assert group.folder is not None
     assert (group.folder / "run.json").exists()
@@ -53,7 +54,7 @@ def test_the_ranks_that_live_and_the_runs_folder_are_known(group: SteeredGroup) 
 
 
 def test_no_rank_is_not_every_rank(
-    group: SteeredGroup, link: FakeLink, snapshot: SnapshotAssertion
+    group: WorkerGroup, link: FakeLink, snapshot: SnapshotAssertion
 ) -> None:
     said = [
         refusal(RequestError, group.run, "x = 1", ranks=[]),
@@ -61,10 +62,10 @@ def test_no_rank_is_not_every_rank(
     ]
     assert said == snapshot
     assert not link.sent
-    assert group.session.deeds == ()
+    assert group._group.session.deeds == ()
 
 
-def test_a_rank_that_there_is_not_is_a_bad_argument(group: SteeredGroup, link: FakeLink) -> None:
+def test_a_rank_that_there_is_not_is_a_bad_argument(group: WorkerGroup, link: FakeLink) -> None:
     said = {
         refusal(ArgumentError, group.run, "x = 1", ranks=[0, 7]),
         refusal(ArgumentError, group.push, {"x": 1}, ranks=[7]),
@@ -77,7 +78,7 @@ def test_a_rank_that_there_is_not_is_a_bad_argument(group: SteeredGroup, link: F
 
 
 def test_values_of_a_group_without_ranks_are_not_an_empty_list(
-    group: SteeredGroup, link: FakeLink, snapshot: SnapshotAssertion
+    group: WorkerGroup, link: FakeLink, snapshot: SnapshotAssertion
 ) -> None:
     group.kill(0)
     group.kill(1)
@@ -89,7 +90,7 @@ def test_values_of_a_group_without_ranks_are_not_an_empty_list(
     assert said == snapshot
 
 
-USES: dict[str, Callable[[SteeredGroup], object]] = {
+USES: dict[str, Callable[[WorkerGroup], object]] = {
     "alive": lambda group: group.alive,
     "close": lambda group: group.close(),
     "enter": lambda group: group.__enter__(),
@@ -102,12 +103,11 @@ USES: dict[str, Callable[[SteeredGroup], object]] = {
     "restart": lambda group: group.restart(),
     "run": lambda group: group.run("pass"),
     "start": lambda group: group.start(),
-    "start_helper": lambda group: group.start_helper(),
     "stop": lambda group: group.stop(),
 }
 
 
-def said_by(use: Callable[[SteeredGroup], object], group: SteeredGroup) -> str:
+def said_by(use: Callable[[WorkerGroup], object], group: WorkerGroup) -> str:
     """What comes of it, in words."""
     try:
         return repr(use(group))
@@ -116,7 +116,7 @@ def said_by(use: Callable[[SteeredGroup], object], group: SteeredGroup) -> str:
 
 
 def test_in_a_forked_process_every_use_says_whose_group_it_is(
-    group: SteeredGroup, snapshot: SnapshotAssertion
+    group: WorkerGroup, snapshot: SnapshotAssertion
 ) -> None:
     reader, writer = os.pipe()
     with warnings.catch_warnings():

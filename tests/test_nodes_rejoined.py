@@ -15,10 +15,12 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group.nodes import NodesSpec
+from nbddp.group.rank_group import RankGroup
 from nbddp.launch.launcher import Launcher
-from nbddp.magics.steered import SteeredGroup
 from nbddp.nodes.door import Door
 from nbddp.nodes.joining import Join
 from nbddp.nodes.leftovers import Held, left_open
@@ -32,9 +34,9 @@ class Back:
         self.join_file = before.join.save()
         before.close()
         self.launcher = FakeLauncher()
-        self.group = SteeredGroup(nproc=1, launcher=self.launcher)
+        self.group = RankGroup(GroupSpec(nproc=1), Session(self.launcher))
 
-    def take_back(self, seconds: float) -> object:
+    def take_back(self, seconds: float) -> str:
         join = left_open()
         spec = NodesSpec(host=join.address, port=join.port)
         return self.group.take_back(spec, join, seconds)
@@ -75,7 +77,7 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
     """The ranks would be looked for on nodes for ever: there is nothing to close."""
     monkeypatch.setenv("HOME", str(folder))
     launcher = FakeLauncher()
-    group = SteeredGroup(nproc=1, launcher=launcher)
+    group = RankGroup(GroupSpec(nproc=1), Session(launcher))
     use, closed = group.session.use, Door.close
 
     def use_and_stop(chosen: Launcher) -> None:
@@ -123,10 +125,10 @@ def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
 
     coming = threading.Thread(target=come)
     coming.start()
-    assert back.take_back(1.5) is None
+    said = back.take_back(1.5)
     coming.join()
     nodes = back.group.nodes
     assert nodes is not None
-    assert re.match(r"2 nodes .* \(4 ranks\)", nodes.say_back(None))
+    assert re.match(r"2 nodes .* \(4 ranks\)", said)
     assert nodes.launcher.room() == 8
     guests[0].close()

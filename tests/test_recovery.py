@@ -16,6 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellInterruptedError, RequestError
+from nbddp.group.display import TextDisplay
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.events import NodeJoined
@@ -32,6 +33,23 @@ FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "a
 
 def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
     return tuple(replace(deed, purpose=Purpose.REPLAY) for deed in deeds)
+
+
+class Shown(TextDisplay):
+    """Shows a play's cells, and keeps what is said."""
+
+    has_record = False
+
+    def __init__(self, play: Play) -> None:
+        super().__init__()
+        self.show = play.show  # type: ignore[assignment]
+        self.say = play.said.append  # type: ignore[method-assign]
+
+    def view(self, _session: Session) -> Any:
+        return self
+
+    def take_over(self, _before: Any) -> None:
+        pass
 
 
 class Play:
@@ -52,7 +70,7 @@ class Play:
         self.hangs_in = self.fails_in = ""
         self.on_cell: Callable[[str], None] = lambda _source: None
         self.obey, self.link.on_send = self.link.on_send, self.receive
-        self.recovery = Recovery(self.session, show=self.show, say=self.said.append)
+        self.recovery = Recovery(self.session, Shown(self))
         self.session.start(TWO)
 
     @property

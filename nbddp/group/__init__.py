@@ -1,6 +1,5 @@
 """A worker group for scripts and tests, and what does cells again after a failure."""
 
-from nbddp.group.colors import default_colors
 from nbddp.group.worker_group import WorkerGroup
 
-__all__ = ["WorkerGroup", "default_colors"]
+__all__ = ["WorkerGroup"]

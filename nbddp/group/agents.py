@@ -55,28 +55,23 @@ class LocalAgents:
         """Start so many, and do not wait for them."""
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(count):
-            with interrupt_held_back():  # an agent that is not in the list would keep running
-                self._start_one(self._next_log())
-
-    def _start_one(self, path: Path) -> None:
-        with path.open("xb") as log:
-            with suppress(OSError):  # no locks here
-                fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
-            process = subprocess.Popen(
-                self._command,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Jupyter's interrupt is not for it
-            )
-        self._agents.append(_Agent(process, path))
-
-    def _next_log(self) -> Path:
-        """One that no agent has, such as those that the notebook before has started."""
-        numbers = itertools.count(len(self._agents))
-        paths = (self._log.with_name(f"{self._log.name}-{number}.log") for number in numbers)
-        return next(path for path in paths if not path.exists())
+            numbers = itertools.count(len(self._agents))
+            paths = (self._log.with_name(f"{self._log.name}-{number}.log") for number in numbers)
+            # the notebook before may have started agents, too
+            path = next(path for path in paths if not path.exists())
+            # an agent that is not in the list would keep running
+            with interrupt_held_back(), path.open("xb") as log:
+                with suppress(OSError):  # no locks here
+                    fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
+                process = subprocess.Popen(
+                    self._command,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Jupyter's interrupt is not for it
+                )
+                self._agents.append(_Agent(process, path))
 
     def note(self, node: Node) -> None:
         """A node has come in, which may be one of these."""

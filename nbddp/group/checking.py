@@ -108,14 +108,11 @@ class QuietChecks:
         except Exception:  # the cell's result must reach its user, whatever a rule stumbles over
             logger.exception("nbddp could not check the cell")
             return []
-        return [each for each in found if self._is_new(each, session, handle)]
-
-    def _is_new(self, finding: Finding, session: Session, handle: CellHandle) -> bool:
-        """Whether it is of this cell's own code, or was not told of these ranks."""
-        if finding.rule.startswith("ND1"):
-            return True
         told = self._told.setdefault(session, set())
-        key = handle.attempt, finding.rule, finding.text
-        is_new = key not in told
-        told.add(key)
-        return is_new
+        new = []
+        for each in found:
+            key = handle.attempt, each.rule, each.text
+            if each.rule.startswith("ND1") or key not in told:  # ND1: of the cell's own code
+                new.append(each)
+            told.add(key)
+        return new

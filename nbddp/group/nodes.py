@@ -197,8 +197,7 @@ class Nodes:
         head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
         if self.door.refused:
             head += f" · {plural(self.door.refused, 'connection')} refused"
-        rows: list[tuple[str, ...]] = [_HEAD, *map(self._row, nodes)]
-        lines = aligned(rows)
+        lines = aligned([_HEAD, *map(self._row, nodes)])
         gone = [
             f"{say_ranks(list(slot.ranks))} gone with node {slot.node.name}: {slot.node.why_gone}"
             for slot in self.launcher.lost
@@ -253,7 +252,14 @@ class Nodes:
             if failed := self._agents.take_failed():
                 raise RequestError(f"{failed}; {self._here()}")
             if left <= 0:
-                raise RequestError(self._say_missing(seconds))
+                refused = self.door.why_refused
+                parts = [
+                    f"{plural(self._missing, 'node')} missing after {say_seconds(seconds)}",
+                    self._here(),
+                    f"the last refused node: {refused}" if refused else "",
+                    f"on each machine: `{self.command}`",
+                ]
+                raise RequestError("; ".join(filter(None, parts)))
             self._await_change(min(left, LOOK))
         return f"{self._here()}, after {say_seconds(time.monotonic() - began)}"
 
@@ -270,16 +276,6 @@ class Nodes:
         nodes = self.door.nodes
         names = ", ".join(f"{node.name} ({plural(node.nproc, 'rank')})" for node in nodes)
         return f"{plural(len(nodes), 'node')} joined{': ' if nodes else ''}{names}"
-
-    def _say_missing(self, seconds: float) -> str:
-        refused = self.door.why_refused
-        parts = [
-            f"{plural(self._missing, 'node')} missing after {say_seconds(seconds)}",
-            self._here(),
-            f"the last refused node: {refused}" if refused else "",
-            f"on each machine: `{self.command}`",
-        ]
-        return "; ".join(filter(None, parts))
 
     def take_back(self, seconds: float, is_stopped: Callable[[], bool]) -> Returned | None:
         """Wait for the ranks that another notebook has left, and have the session go on with them.
@@ -316,7 +312,7 @@ class Nodes:
         return returned
 
     def say_back(self, returned: Returned | None) -> str:
-        """Who has come back."""
+        """Return which ranks and nodes are back."""
         if returned is None:
             return f"{self._here()}, which had no ranks; the next cell starts them"
         ranks, world_size = len(returned.ranks), returned.world_size

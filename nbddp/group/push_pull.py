@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.controller.asking import Asking
 from nbddp.controller.session import Session
-from nbddp.group.prompts import prompt_numbers
 from nbddp.record.push_store import PushRecord, pickled
 from nbddp.ui.screen import StreamScreen
 from nbddp.wire.messages import Pull, Push
@@ -64,3 +64,13 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
         for parcel in left:  # one of them could not be opened
             link.discard(parcel)
     return values
+
+
+def prompt_numbers() -> Mapping[str, int]:
+    """Return the prompt numbers of cells by their file names in code objects.
+
+    Empty without IPython, and with IPython 7.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "compile", None), "_filename_map", {})

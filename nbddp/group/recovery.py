@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
+from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push_again
 from nbddp.lifecycle.comeback import (
     Comeback,
@@ -36,43 +37,45 @@ WAY_OUT = "`%ddp restart --replay` does all of it again"
 
 
 class Recovery:
-    """Knows how a cell is shown; the rest it asks of the session.
+    """Runs cells on the ranks of a session, and runs them again after a failure.
 
     Args:
         session: whose ranks they are.
-        show: shows a cell from its beginning to its end, and returns what came of it.
-        say: tells the user something between two attempts.
-        note: the same where the view of the next attempt tells all of it; None: ``say`` does.
+        display: shows each attempt, and tells the user what happens between two of them.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        show: Callable[[CellHandle], CellResult],
-        say: Callable[[str], None],
-        note: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, session: Session, display: TextDisplay) -> None:
         self._session = session
-        self._tells_end = note is None
-        self._note = note or say
-        self._show = show
-        self._say = say
+        self._display = display
+        self._view: View | None = None  # of the last attempt
         self._times_ended = session.times_ended
         self._seconds_lost = 0.0
-        self._done: int | None = None  # by the replay that goes on, or was the last
+        self._done = -1  # deeds that the replay has done; -1 before it begins
 
-    @property
-    def session(self) -> Session:
-        """Whose ranks they are."""
-        return self._session
+    def begin(self, request: CellRequest, retries: Retries) -> CellHandle:
+        """Hand a cell to the ranks and return at once; :meth:`run` shows it."""
+        self._times_ended = self._session.times_ended
+        with self._session.taking_interrupts():
+            return self._hand_over(request, is_elastic=retries.is_elastic)
 
-    def run(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
+    def run(
+        self,
+        request: CellRequest,
+        retries: Retries = NO_RETRIES,
+        begun: CellHandle | None = None,
+    ) -> CellResult:
         """Run a cell; after a failure heal the group, or restart it and replay, and run it again.
 
         What the user ended, by an interrupt, a restart or a stop, is not started again. An
         interrupt counts whenever it comes: it ends the cell, or the replay, that begins next.
+
+        Args:
+            request: the cell.
+            retries: how often.
+            begun: its handle, if :meth:`begin` has begun it.
         """
+        if begun is not None:
+            return self._recover(self._show(begun), request, retries)
         self._times_ended = self._session.times_ended
         if retries.is_elastic and self._session.launcher.has_room():
             failed = self._grow()
@@ -80,19 +83,15 @@ class Recovery:
                 return failed
         return self._recover(self._run_shown(request, retries), request, retries)
 
-    def begin(self, request: CellRequest, retries: Retries) -> CellHandle:
-        """Hand a cell to the ranks and return at once; :meth:`follow` shows it."""
-        self._times_ended = self._session.times_ended
-        with self._session.taking_interrupts():
-            return self._hand_over(request, is_elastic=retries.is_elastic)
-
-    def follow(self, handle: CellHandle, retries: Retries) -> CellResult:
-        """The same as :meth:`run` for a cell that was begun."""
-        return self._recover(self._show(handle), handle.request, retries)
-
     def _run_shown(self, request: CellRequest, retries: Retries) -> CellResult:
         with self._session.taking_interrupts():
             return self._show(self._hand_over(request, is_elastic=retries.is_elastic))
+
+    def _show(self, handle: CellHandle) -> CellResult:
+        before, self._view = self._view, self._display.view(self._session)
+        if before is not None and handle.request.is_again:
+            self._view.take_over(before)
+        return show(self._session, handle, self._view)
 
     def _hand_over(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         handle = self._session.submit(request, is_elastic=is_elastic)
@@ -120,7 +119,7 @@ class Recovery:
             way, reason = self._way_on(setbacks, retries, heals=heals)
             if way is None:
                 if retries != NO_RETRIES:
-                    self._say(f"not started again: {reason}")
+                    self._display.say(f"not started again: {reason}")
                 return result
             setbacks[-1] = replace(setbacks[-1], way=way)
             restarts = way is Way.RESTART or not heals
@@ -128,9 +127,9 @@ class Recovery:
             if failed is not None:
                 return failed
             result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
-        if setbacks and result.is_ok and self._tells_end:
+        if setbacks and result.is_ok and not self._display.has_notes:
             ways = [each.way for each in setbacks]
-            self._say(f"done {say_comebacks(ways, self._seconds_lost)}")
+            self._display.say(f"done {say_comebacks(ways, self._seconds_lost)}")
         return result
 
     def _grow(self) -> CellResult | None:
@@ -145,7 +144,7 @@ class Recovery:
         self._session.restart(is_recovery=True)
         ranks = len(self._session.life.ranks)
         if ranks != before:
-            self._note(f"{ranks} ranks now, {before} before")
+            self._display.note(f"{ranks} ranks now, {before} before")
 
     def _setback(self, verdict: Verdict) -> Setback:
         life = self._session.life
@@ -169,7 +168,7 @@ class Recovery:
         if way is None:
             return None, reason
         count = sum(each.way is way for each in setbacks[:-1]) + 1
-        self._note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
+        self._display.note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
         if way is Way.RESTART or not heals:
             return way, ""
         try:
@@ -177,7 +176,7 @@ class Recovery:
         except RequestError as error:
             if not retries.restarts:
                 return None, f"it cannot be healed: {error}"
-            self._note(f"not healed: {error}")
+            self._display.note(f"not healed: {error}")
             return self._way_on(setbacks, replace(retries, heals=0))
         return way, ""
 
@@ -190,7 +189,7 @@ class Recovery:
         detected = time.time() - setback.at
         healed = self._session.heal()
         for line in healed.lines()[1:]:
-            self._say(line)
+            self._display.say(line)
         setback = replace(setback, way=Way.HEAL)
         self._take_up(Comeback(setback=setback, detected=detected, healed=healed.seconds))
 
@@ -217,7 +216,7 @@ class Recovery:
     def _take_up(self, comeback: Comeback) -> None:
         self._session.expect(comeback)
         self._seconds_lost += comeback.seconds
-        self._note(str(comeback))
+        self._display.note(str(comeback))
 
     def replay(
         self, deeds: Sequence[Deed], *, restart: Callable[[], None] = lambda: None
@@ -239,24 +238,21 @@ class Recovery:
     @contextmanager
     def _accounting_for(self, deeds: Sequence[Deed]) -> Iterator[None]:
         """However a restart and a replay end: what is not done again is kept, and said."""
-        attempt, self._done = self._session.life.attempt, None
+        attempt, self._done = self._session.life.attempt, -1
         try:
             yield
         finally:
-            self._account(deeds, self._done, is_new=self._session.life.attempt > attempt)
-
-    def _account(self, deeds: Sequence[Deed], done: int | None, *, is_new: bool) -> None:
-        if done is None and not is_new and self._session.life.state.is_ready:
-            return  # the restart was refused: all is as it was
-        again, left = deeds[: done or 0], deeds[done or 0 :]
-        if not left:
-            return
-        if not self._session.life.state.is_live:
-            self._session.leave_undone(deeds, is_all=True)
-        elif is_new or done is not None:
-            self._session.leave_undone(left)
-        said = f"done again: {say_deeds(again)}; not done again: {say_deeds(left)}"
-        self._say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")
+            life, done = self._session.life, max(self._done, 0)
+            has_begun = life.attempt > attempt or self._done >= 0
+            again, left = deeds[:done], deeds[done:]
+            # else the restart was refused, and all is as it was
+            if left and (has_begun or not life.state.is_ready):
+                if not life.state.is_live:
+                    self._session.leave_undone(deeds, is_all=True)
+                elif has_begun:
+                    self._session.leave_undone(left)
+                said = f"done again: {say_deeds(again)}; not done again: {say_deeds(left)}"
+                self._display.say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")
 
     def _replay(self, deeds: Sequence[Deed]) -> CellResult | None:
         for number, deed in enumerate(deeds):
@@ -269,7 +265,7 @@ class Recovery:
             result = self._run_unseen(replace(deed, purpose=Purpose.REPLAY, wants_value=False))
             if result.verdict is not None:
                 if not result.verdict.is_interrupt:
-                    self._say(FAILED)
+                    self._display.say(FAILED)
                 return result
         self._done = len(deeds)
         return None
@@ -302,33 +298,6 @@ def _ended(done: int, count: int) -> CellInterruptedError:
     what = f"the replay was ended when {done} of {count} cells and pushes were done"
     way_out = "Every rank that lives keeps its names; the next cell works."
     return CellInterruptedError(what, rank=0, report=f"{what}\n{way_out}")
-
-
-def new_recovery(
-    session: Session,
-    make_view: Callable[[], View],
-    *,
-    say: Callable[[str], None],
-    note: Callable[[str], None] | None = None,
-) -> Recovery:
-    """Return what runs a cell and runs it again after a failure, each attempt in its own view.
-
-    Args:
-        session: whose ranks run the cell.
-        make_view: makes the view of one attempt.
-        say: tells the user what happens between two attempts.
-        note: the same where the next view shows it; None: ``say`` does.
-    """
-    views: list[View] = []
-
-    def show_anew(handle: CellHandle) -> CellResult:
-        view = make_view()
-        if views and handle.request.is_again:
-            view.take_over(views[-1])
-        views[:] = [view]
-        return show(session, handle, view)
-
-    return Recovery(session, show=show_anew, say=say, note=note)
 
 
 def show(session: Session, handle: CellHandle, view: View) -> CellResult:

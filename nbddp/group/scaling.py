@@ -20,7 +20,7 @@ from nbddp.record.finished import RecordedRun
 from nbddp.record.run_folder import read_facts
 from nbddp.topology import cores_here
 from nbddp.ui.report.scaling import scaling_report
-from nbddp.ui.report.sweep import describe_failures, describe_row, sweep_report
+from nbddp.ui.report.sweep import describe_row, sweep_report
 
 logger = logging.getLogger("nbddp")
 
@@ -73,21 +73,15 @@ class ScalingStudy:
             spec.check_gpus()
         self._runner.run_all(self._rows, self._run_one, self._describe, what="scale")
         self._display.show_progress(sweep_report(self._rows, what="scale"))
-        scaling = self._scaling()
-        self._display.show(scaling_report(scaling))
-        for each in describe_failures(self._rows):
-            self._display.say(each)
-        self._runner.conclude(way_on="run again, the study starts over")
-        return scaling
-
-    def _scaling(self) -> Scaling:
-        sizes = [Size(ranks, tuple(rounds)) for ranks, rounds in self._rounds.items() if rounds]
-        return Scaling(
-            sizes=tuple(sizes),
+        scaling = Scaling(
+            sizes=tuple(Size(ranks, tuple(done)) for ranks, done in self._rounds.items() if done),
             is_weak=self._is_weak,
             cores=cores_here(),
             devices=self._devices,
         )
+        self._display.show(scaling_report(scaling))
+        self._runner.conclude(way_on="run again, the study starts over")
+        return scaling
 
     def _run_one(self, row: SweepEntry) -> None:
         size, number = row.trial.settings["ranks"], row.trial.settings["round"]

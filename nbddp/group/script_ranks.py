@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import replace
-from typing import Any
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.group.push_pull import pull
 from nbddp.lifecycle.reasons import BUSY
 from nbddp.record.cell import CellResult
 
@@ -25,30 +25,27 @@ class ScriptRanks:
     next cell or script begins. A run of several closes its session when it is over.
 
     Args:
-        cells: returns the session of the cells.
-        pull: returns the value of an expression in each of the cells' ranks.
+        cells: the session of the cells.
     """
 
-    def __init__(self, cells: Callable[[], Session], pull: Callable[[str], list[Any]]) -> None:
+    def __init__(self, cells: Session) -> None:
         self._cells = cells
-        self._pull = pull
         self._session: Session | None = None
 
     @property
     def recent(self) -> Session:
         """The session that ran last: of the last script until a cell runs, else of the cells."""
-        cells = self._cells()
-        return self._session or cells
+        return self._session or self._cells
 
     @property
     def active(self) -> Session:
         """The same, but that of the cells once the script's ranks have ended."""
-        return self.recent if self.recent.life.state.is_live else self._cells()
+        return self.recent if self.recent.life.state.is_live else self._cells
 
     @property
     def times_ended(self) -> int:
         """How often the user has ended something while no script's ranks were there."""
-        return self._cells().times_ended
+        return self._cells.times_ended
 
     @property
     def are_kept(self) -> bool:
@@ -68,9 +65,9 @@ class ScriptRanks:
         """
         if session is None or session is not self._session:
             self.make_way()
-        if self._cells().life.state.is_busy:
+        if self._cells.life.state.is_busy:
             raise RequestError(BUSY)
-        self._session = session or self._cells().second()
+        self._session = session or self._cells.second()
         return self._session
 
     def start(self, spec: GroupSpec) -> None:
@@ -81,7 +78,7 @@ class ScriptRanks:
             StartError: a rank could not start.
         """
         session = self.recent
-        session.hand_over(self._cells().armed)
+        session.hand_over(self._cells.armed)
         try:
             session.start(replace(spec, joins_group=False))
         except BaseException:
@@ -92,8 +89,8 @@ class ScriptRanks:
         """End the ranks of a script that is over, unless a debugger may look into them."""
         if session is not self._session:
             return  # the user has ended it
-        if struck := session.struck:
-            self._disarm(struck)
+        if session.struck:
+            self._disarm(session.struck)
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()
@@ -117,10 +114,9 @@ class ScriptRanks:
 
     def _disarm(self, struck: Set[str]) -> None:
         """Disarm in the cells' ranks what struck a script: a fault strikes once."""
-        cells = self._cells()
-        cells.note_struck(struck)
-        if cells.life.state.is_ready and cells.life.alive:
+        self._cells.note_struck(struck)
+        if self._cells.life.state.is_ready and self._cells.life.alive:
             try:
-                self._pull(DISARM.format(sorted(struck)))
+                pull(self._cells, DISARM.format(sorted(struck)))
             except RequestError as error:
                 logger.warning("%s may strike again in a cell: %s", ", ".join(struck), error)

@@ -21,13 +21,13 @@ from nbddp.archive.sweep_grid import (
 )
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.prompts import prompt_numbers
+from nbddp.group.push_pull import prompt_numbers
 from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.push_store import pickled
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.run_list import run_list_report
-from nbddp.ui.report.sweep import describe_done, describe_failures, describe_row, sweep_report
+from nbddp.ui.report.sweep import describe_done, describe_row, sweep_report
 
 
 class Sweep:
@@ -74,21 +74,19 @@ class Sweep:
         """
         self._runner.spec.check_gpus()
         if not self._start_over:
-            self._find_done()
+            trials = [row.trial for row in self.rows]
+            found = completed_runs(self._runner.spec.cwd(), self._key, trials)
+            for row in self.rows:
+                if (path := found.get(row.trial.number)) is not None:
+                    row.state, row.path = State.ALREADY_DONE, path
         if done := describe_done(self.rows):
-            self._display.say(done)
+            self._display.mention(done)
         if any(row.state is State.WAITING for row in self.rows):
             self._runner.run_all(self.rows, self._run_one, describe_row, what="sweep")
         else:
-            self._display.say("nothing was left to run")
+            self._display.mention("nothing was left to run")
         self._show()
         self._runner.conclude(way_on="run again, the sweep goes on where it was")
-
-    def _find_done(self) -> None:
-        found = completed_runs(self._runner.spec.cwd(), self._key, [row.trial for row in self.rows])
-        for row in self.rows:
-            if (path := found.get(row.trial.number)) is not None:
-                row.state, row.path = State.ALREADY_DONE, path
 
     def _run_one(self, row: SweepEntry) -> None:
         trial, count = row.trial, len(self.rows)
@@ -109,7 +107,12 @@ class Sweep:
     def _show(self) -> None:
         """List all runs, compare those that succeeded, and name the failures."""
         self._display.show_progress(sweep_report(self.rows))
-        runs = self._summaries()
+        runs: list[Summary] = []
+        for path in (row.path for row in self.rows if row.path is not None):
+            try:
+                runs.append(summarize(path))
+            except RequestError as error:  # its folder was deleted meanwhile
+                self._display.mention(f"{path.name} is left out: {error}")
         if runs:
             size = sum(run.size for run in runs)
             listing = Listing(tuple(runs), total=len(runs), size=size)
@@ -119,18 +122,7 @@ class Sweep:
         if len(paths) > 1:
             self._display.show(comparison_report(compare(paths[:MAX_RUNS])))
         if len(paths) > MAX_RUNS:
-            self._display.say(f"the comparison has the first {MAX_RUNS}")
-        for each in describe_failures(self.rows):
-            self._display.say(each)
-
-    def _summaries(self) -> list[Summary]:
-        found = []
-        for path in (row.path for row in self.rows if row.path is not None):
-            try:
-                found.append(summarize(path))
-            except RequestError as error:  # its folder was deleted meanwhile
-                self._display.say(f"{path.name} is left out: {error}")
-        return found
+            self._display.mention(f"the comparison has the first {MAX_RUNS}")
 
 
 def assigned_before_use(source: str, name: str) -> int:

@@ -12,7 +12,6 @@ from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
 from nbddp.record.spent import Overlap, Timeline, overlap_of, spent, unmet
 from nbddp.record.timeline import Happening
-from nbddp.record.waiting.collective_history import CollectiveHistory
 from nbddp.wire.messages import Pull
 
 ASK = "__import__('nbddp.worker.overlap', fromlist=['measured']).measured(globals())"
@@ -30,7 +29,10 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
     until = time.time() if ended is None else ended.at
     at_end = () if went_well else unmet(told, until, is_over=is_over)
-    died = _deaths(session, told, until)
+    exits = session.time_line.since(told.began) if told.began else ()
+    died = {
+        each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= until
+    }
     line = spent(told, collectives.straggler(), last=last, unmet=at_end, died=died)
     begun = _event_of(session, "cell", told.cell)
     line = replace(line, is_over=is_over, cell=begun.facts["number"] if begun else told.cell)
@@ -41,13 +43,6 @@ def _event_of(session: Session, kind: str, cell: int) -> Happening | None:
     """Return the event of a cell's beginning or end; None if it is not recorded."""
     events = (each for each in session.time_line.since(0.0) if each.kind == kind)
     return next((each for each in events if each.facts.get("id") == cell), None)
-
-
-def _deaths(session: Session, told: CollectiveHistory, until: float) -> dict[int, float]:
-    """When the process of each rank that died in the cell ended, as the notebook saw it."""
-    events = session.time_line.since(told.began) if told.began else ()
-    exits = [each for each in events if each.kind == "exit" and each.at <= until]
-    return {each.facts["rank"]: each.at for each in exits}
 
 
 def _overlaps(session: Session, began: float) -> tuple[Overlap, ...]:
@@ -64,15 +59,9 @@ def _overlaps(session: Session, began: float) -> tuple[Overlap, ...]:
     except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
         logger.info("the models were not asked: %s", error)
         return ()
-    found = (
-        overlap_of(rank, name, measured, since=_by_its_clock(session, rank, began))
-        for rank, models in told.items()
-        for name, measured in models
-    )
+    found = []
+    for rank, models in told.items():
+        ahead, uncertainty = session.launcher.clock(rank)
+        since = began + ahead - uncertainty  # the earliest that the rank's own clock may have shown
+        found += [overlap_of(rank, name, measured, since=since) for name, measured in models]
     return tuple(each for each in found if each is not None)
-
-
-def _by_its_clock(session: Session, rank: int, at: float) -> float:
-    """The earliest that a rank's own clock may have shown then."""
-    ahead, error = session.launcher.clock(rank)
-    return at + ahead - error

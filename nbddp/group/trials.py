@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbddp.archive.sweep_grid import SEED, State, SweepEntry
@@ -13,16 +12,19 @@ from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
 from nbddp.formatting import plural
+from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push
 from nbddp.group.recovery import Recovery
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.interrupts import interrupt_held_back
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
-from nbddp.ui.report.blocks import Report
-from nbddp.ui.report.render import render_text
-from nbddp.ui.report.sweep import describe_current, describe_outcome, sweep_report
-from nbddp.ui.screen import StreamScreen
+from nbddp.ui.report.sweep import (
+    describe_current,
+    describe_failures,
+    describe_outcome,
+    sweep_report,
+)
 
 SEEDING = (
     'torch.manual_seed(seed); __import__("random").seed(seed); '
@@ -30,83 +32,35 @@ SEEDING = (
 )
 
 
-class TrialDisplay:
-    """Shows trials as text, for a script; a notebook has its own.
-
-    Args:
-        run_cell: runs a cell on the ranks of a session, shows it, and returns its result.
-        quiet: print nothing about the trials.
-    """
-
-    has_table = False  # then no trial needs a line of its own
-
-    def __init__(
-        self, run_cell: Callable[[Session, CellRequest], CellResult], *, quiet: bool
-    ) -> None:
-        self.run_cell = run_cell
-        self.quiet = quiet
-
-    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
-        """Return a context in which the user sees that ranks start."""
-        del text, session  # a script has the line of `show_progress`
-        return nullcontext()
-
-    def show_progress(self, report: Report) -> None:
-        """Show which trial begins, or at the end how many succeeded."""
-        self.say(str(report.title))
-
-    def show(self, report: Report) -> None:
-        """Show the results of the trials."""
-        self.write(render_text(report))
-
-    def say(self, text: str) -> None:
-        """Print a line for the user."""
-        self.write(f"nbddp: {text}")
-
-    def write(self, text: str) -> None:
-        """Print a text."""
-        if not self.quiet:
-            screen = StreamScreen()
-            screen.write(f"{text}\n")
-            screen.flush()
-
-
+@dataclass(kw_only=True)
 class TrialRunner:
     """Runs one cell several times.
 
     Each trial has new ranks of its own, on which the replay log of the group is replayed first. No
     trial touches the ranks of the group.
 
-    Args:
+    Attributes:
         ranks: opens the session of each trial.
         display: shows the trials.
+        run_cell: runs a cell on the ranks of a session, shows it, and returns its result.
         request: the cell.
         spec: of the ranks.
         values: pushed to the ranks before the cell.
         deeds: replayed before that.
     """
 
-    def __init__(
-        self,
-        ranks: ScriptRanks,
-        display: TrialDisplay,
-        request: CellRequest,
-        spec: GroupSpec,
-        *,
-        values: Mapping[str, Any],
-        deeds: Sequence[Deed],
-    ) -> None:
-        self.display = display
-        self.request = request
-        self.spec = spec
-        self.values = values
-        self.deeds = deeds
-        self._ranks = ranks
-        self._rows: Sequence[SweepEntry] = ()
-        self._what = ""
-        self._error: NbddpError | None = None  # of the first trial that failed
-        self._is_ended = False
-        self._times_ended = 0  # as the trials began
+    ranks: ScriptRanks
+    display: TextDisplay
+    run_cell: Callable[[Session, CellRequest], CellResult]
+    request: CellRequest
+    spec: GroupSpec
+    values: Mapping[str, Any] = field(default_factory=dict)
+    deeds: Sequence[Deed]
+    _rows: Sequence[SweepEntry] = ()
+    _what: str = ""
+    _error: NbddpError | None = None  # of the first trial that failed
+    _is_ended: bool = False
+    _times_ended: int = 0  # as the trials began
 
     def run_all(
         self,
@@ -127,20 +81,20 @@ class TrialRunner:
         Raises:
             RequestError: a cell or a script runs.
         """
-        self._times_ended = self._ranks.times_ended
-        self._ranks.make_way()
+        self._times_ended = self.ranks.times_ended
+        self.ranks.make_way()
         self._rows, self._what = rows, what
         left = [row for row in rows if row.state is State.WAITING]
         again = f", {say_deeds(self.deeds)} again" if self.deeds else ""
-        self.display.say(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
+        self.display.mention(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
         try:
             for row in left:
                 row.state = State.RUNNING
                 self.display.show_progress(sweep_report(rows, row, what=what))
                 run_one(row)
                 if row.state is not State.RUNNING and not self.display.has_table:
-                    self.display.say(f"{row.trial}: {describe(row)}")
-                if self._is_ended or self._ranks.times_ended > self._times_ended:
+                    self.display.mention(f"{row.trial}: {describe(row)}")
+                if self._is_ended or self.ranks.times_ended > self._times_ended:
                     self._is_ended = True
                     break
         except KeyboardInterrupt:
@@ -174,12 +128,12 @@ class TrialRunner:
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
         again = f" and running {say_deeds(self.deeds)} again" if self.deeds else ""
         text += f"{plural(spec.nproc, 'rank')}{again} ..."
-        session, began, result = self._ranks.open(), time.monotonic(), None
+        session, began, result = self.ranks.open(), time.monotonic(), None
         try:
             with self.display.starting(text, session):
                 session.start(spec)
                 self._prepare(session, {**self.values, **(settings or {})})
-                result = self.display.run_cell(session, self.request)
+                result = self.run_cell(session, self.request)
             result.raise_for_failure()
             finish(session, result)
             row.state = State.OK
@@ -192,7 +146,7 @@ class TrialRunner:
             with interrupt_held_back():
                 row.path, row.seconds = session.time_line.path, time.monotonic() - began
                 asked = session.times_ended
-                self._ranks.close()  # counts as one, too
+                self.ranks.close()  # counts as one, too
                 self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
 
     def _note_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
@@ -201,10 +155,10 @@ class TrialRunner:
         if is_shown:
             return
         if isinstance(error, CellFailedError):
-            self.display.say(error.report)
+            self.display.mention(error.report)
             row.why = f"an earlier cell (--fresh or fresh=True leaves it out): {row.why}"
         else:
-            self.display.say(str(error))
+            self.display.mention(str(error))
 
     def _prepare(self, session: Session, values: Mapping[str, Any]) -> None:
         """Replay earlier cells and pushes, then push the values, which may replace their names."""
@@ -225,18 +179,18 @@ class TrialRunner:
             CellInterruptedError: the user interrupted a cell.
             KeyboardInterrupt: the user interrupted before or after them.
         """
-        self._check_wanted(session)
-        failed = Recovery(session, show=_show_no_replay, say=lambda _text: None).replay(deeds)
-        if failed is not None:
-            failed.raise_for_failure()
-        self._check_wanted(session)
-
-    def _check_wanted(self, session: Session) -> None:
-        if session.times_ended or self._ranks.times_ended > self._times_ended:
+        if not self._was_interrupted(session):
+            failed = Recovery(session, _Silent()).replay(deeds)
+            if failed is not None:
+                failed.raise_for_failure()
+        if self._was_interrupted(session):
             raise KeyboardInterrupt
 
+    def _was_interrupted(self, session: Session) -> bool:
+        return session.times_ended > 0 or self.ranks.times_ended > self._times_ended
+
     def conclude(self, *, way_on: str) -> None:
-        """Raise an error if the user ended the trials, or if none succeeded.
+        """Name the failures; raise an error if the user ended the trials, or if none succeeded.
 
         Args:
             way_on: what the user can do if he ended them.
@@ -245,6 +199,8 @@ class TrialRunner:
             CellInterruptedError: the user ended them.
             CellFailedError: no trial succeeded.
         """
+        for each in describe_failures(self._rows):
+            self.display.mention(each)
         if self._is_ended:
             said = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
             raise CellInterruptedError(said, rank=0, report=said)
@@ -258,5 +214,8 @@ class TrialRunner:
         raise CellFailedError(said, rank=rank, report=report)
 
 
-def _show_no_replay(_handle: CellHandle) -> CellResult:
-    raise RuntimeError("a replayed cell is not shown")
+class _Silent(TextDisplay):
+    """Says nothing: a trial tells itself that its replay failed."""
+
+    def say(self, text: str) -> None:
+        pass

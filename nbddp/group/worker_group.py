@@ -1,47 +1,36 @@
-"""A worker group for scripts and tests; the magics steer one that shows more of itself."""
+"""A worker group for scripts and tests."""
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from nbddp.archive.sweep_grid import grid
 from nbddp.controller.asking import Asking
-from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import ArgumentError, RequestError
-from nbddp.group import push_pull
-from nbddp.group.colors import default_colors
-from nbddp.group.recovery import new_recovery
+from nbddp.errors import ArgumentError
+from nbddp.group.display import TextDisplay
+from nbddp.group.rank_group import RankGroup
+from nbddp.group.recovery import Recovery
 from nbddp.group.scaling import ScalingStudy
-from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
 from nbddp.group.sweep import Sweep
-from nbddp.group.timelines import timeline_of
 from nbddp.group.tracing import trace_of
-from nbddp.group.trials import TrialDisplay, TrialRunner
+from nbddp.group.trials import TrialRunner
 from nbddp.lifecycle.comeback import Retries
 from nbddp.opened import Run
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.spent import Timeline
 from nbddp.record.trace import Trace
-from nbddp.ui.input_requests import ConsoleBox, Questions
-from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text_view import TextView
 from nbddp.wire.trace_messages import Steps
 
-ELSEWHERE = (
-    "this worker group belongs to process {}, which made it; a forked process can make its own"
-)
+NOT_STARTED = "the worker group is not started: call its start(), or use it in a `with` block"
 
 
 class WorkerGroup:
@@ -68,8 +57,6 @@ class WorkerGroup:
     [1.0, 2.0]
     """
 
-    _not_started = "the worker group is not started: call its start(), or use it in a `with` block"
-
     def __init__(
         self,
         nproc: int = 2,
@@ -83,7 +70,7 @@ class WorkerGroup:
         grace: float = 5.0,
         init: bool = True,
     ) -> None:
-        self._spec = GroupSpec(
+        spec = GroupSpec(
             nproc=nproc,
             backend=backend,
             gpus=None if gpus is None else tuple(gpus),
@@ -94,11 +81,8 @@ class WorkerGroup:
             grace=grace,
             joins_group=init,
         )
-        self._pid = os.getpid()
-        self._session = Session(colors=default_colors())
+        self._group = RankGroup(spec, not_started=NOT_STARTED)
         self._numbers = itertools.count(1)  # of cells
-        self._scripts = ScriptRanks(lambda: self._session, self.pull)
-        self._start_lock = threading.Lock()
 
     # ---- life
 
@@ -112,43 +96,23 @@ class WorkerGroup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._close_if_ours()
-
-    @property
-    def _session(self) -> Session:
-        """Who acts on the ranks; a forked process has the threads of it no more."""
-        if os.getpid() != self._pid:
-            raise RequestError(ELSEWHERE.format(self._pid))
-        return self.__session
-
-    @_session.setter
-    def _session(self, session: Session) -> None:
-        self.__session = session
+        self._group.close_if_ours()
 
     @property
     def is_live(self) -> bool:
         """Whether there are ranks."""
-        return self._session.life.state.is_live
+        return self._group.is_live
 
     @property
     def alive(self) -> list[int]:
         """The ranks whose process is there, in order."""
-        return self._session.life.alive
+        return self._group.life.alive
 
     @property
     def folder(self) -> Path | None:
         """Where the logs, numbers and events of the run are; None while there is no run."""
-        folder = self._scripts.active.time_line.folder
+        folder = self._group.scripts.active.time_line.folder
         return None if folder is None else folder.path
-
-    def _close_at_exit(self) -> None:
-        """Close before multiprocessing's own hook, which would wait for the ranks to end."""
-        atexit.unregister(self._close_if_ours)
-        atexit.register(self._close_if_ours)
-
-    def _close_if_ours(self) -> None:
-        if os.getpid() == self._pid:  # in a forked process there is nothing to close
-            self.close()
 
     def start(self) -> None:
         """Start the ranks and wait until all are ready.
@@ -157,10 +121,7 @@ class WorkerGroup:
             RequestError: they run already, or the group cannot be had.
             StartError: a rank could not start.
         """
-        session = self._session
-        self._close_at_exit()
-        with self._start_lock:
-            session.start(self._spec)
+        self._group.start()
 
     def restart(self) -> None:
         """Stop all ranks, even in a running cell, and start new ones; their names are lost.
@@ -169,21 +130,15 @@ class WorkerGroup:
             RequestError: the group cannot be had.
             StartError: a rank could not start.
         """
-        self._close_at_exit()
-        self._scripts.close()
-        self._session.restart(self._spec)
+        self._group.restart()
 
     def stop(self) -> None:
         """End all ranks; the next start is still quick."""
-        self._scripts.close()
-        self._session.stop()
+        self._group.stop()
 
     def close(self) -> None:
         """End all ranks and everything that was started for them."""
-        session = self._session
-        atexit.unregister(self._close_if_ours)
-        self._scripts.close()
-        session.close()
+        self._group.close()
 
     # ---- cells
 
@@ -271,11 +226,12 @@ class WorkerGroup:
         retries = Retries(restarts=max_restarts)
         if keeps:
             return self._run(request, retries, quiet=quiet)
-        self._close_at_exit()
-        session = self._scripts.open()
-        self._scripts.start(replace(self._spec, ranks=request.ranks))
-        result = self._run_on(session, request, retries, quiet=quiet)
-        self._scripts.end(session, result)
+        self._group.close_at_exit()
+        scripts = self._group.scripts
+        session = scripts.open()
+        scripts.start(replace(self._group.spec, ranks=request.ranks))
+        result = Recovery(session, TextDisplay(quiet=quiet)).run(request, retries)
+        scripts.end(session, result)
         result.raise_for_failure()
         return result
 
@@ -362,47 +318,35 @@ class WorkerGroup:
         return ScalingStudy(runner, sizes, rounds=rounds, is_weak=weak).run().rows()
 
     def _trials(self, source: str, retries: Retries, *, fresh: bool, quiet: bool) -> TrialRunner:
-        self._close_at_exit()
+        group, display = self._group, TextDisplay(quiet=quiet)
+        group.close_at_exit()
         return TrialRunner(
-            self._scripts,
-            TrialDisplay(partial(self._run_on, retries=retries, quiet=quiet), quiet=quiet),
-            self._request(source),
-            self._spec,
-            values={},
-            deeds=() if fresh else self._session.replay_log,
+            ranks=group.scripts,
+            display=display,
+            run_cell=lambda session, request: Recovery(session, display).run(request, retries),
+            request=self._request(source),
+            spec=group.spec,
+            deeds=() if fresh else group.session.replay_log,
         )
 
     def _request(self, source: str, **more: Any) -> CellRequest:
         if not isinstance(source, str):
             raise ArgumentError(f"a cell is text, not of the type {type(source).__name__}")
         number = next(self._numbers)
-        needs_group = self._spec.joins_group
+        needs_group = self._group.spec.joins_group
         return CellRequest(source=source, execution_count=number, needs_group=needs_group, **more)
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
-        self._check_started()
-        Asking(self._session).check_ranks(request.ranks)
-        self._scripts.make_way()
-        result = self._run_on(self._session, request, retries, quiet=quiet)
+        self._group.check_started()
+        Asking(self._group.session).check_ranks(request.ranks)
+        self._group.scripts.make_way()
+        result = Recovery(self._group.session, TextDisplay(quiet=quiet)).run(request, retries)
         result.raise_for_failure()
         return result
 
-    def _run_on(
-        self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
-    ) -> CellResult:
-        screen = StreamScreen()
-        recovery = new_recovery(
-            session,
-            lambda: TextView(
-                screen, is_quiet=quiet, questions=Questions(ConsoleBox(), session.answer)
-            ),
-            say=lambda text: screen.write(f"nbddp: {text}\n"),
-        )
-        return recovery.run(request, retries)
-
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        self._scripts.active.interrupt()
+        self._group.interrupt()
 
     def kill(self, rank: int) -> None:
         """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
@@ -411,11 +355,7 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: it is gone already, or there is no group.
         """
-        session = self._scripts.active
-        if not session.life.state.is_live:
-            raise RequestError(self._not_started)
-        Asking(session).check_ranks([rank])
-        session.kill(rank)
+        self._group.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
         """Replace ranks that are gone by new ones with a donor's names (the lowest that lives).
@@ -423,12 +363,11 @@ class WorkerGroup:
         Raises:
             RequestError: it cannot be done; the group is as it was before.
         """
-        self._check_started()
-        return self._session.heal(ranks, donor)
+        return self._group.heal(ranks, donor=donor)
 
     def timeline(self, last: int | None = None) -> Timeline:
         """Who waited for whom in the last cell, or in its last so many steps."""
-        return timeline_of(self._scripts.recent, last)
+        return self._group.timeline(last)
 
     def trace(
         self,
@@ -461,11 +400,8 @@ class WorkerGroup:
             raise ArgumentError(f"not steps of a cell: {first} to {last}")
         steps = Steps(first=first, last=last, with_memory=memory)
         request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
-        return trace_of(self._session, self._run(request, Retries(), quiet=quiet), steps)
-
-    def _check_started(self) -> None:
-        if not self.is_live:
-            raise RequestError(self._not_started)
+        result = self._run(request, Retries(), quiet=quiet)
+        return trace_of(self._group.session, result, steps)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespace of the ranks.
@@ -478,8 +414,7 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: one cannot be pickled, or the ranks cannot take it now.
         """
-        self._check_started()
-        push_pull.push(self._session, values, ranks)
+        self._group.push(values, ranks=ranks)
 
     def pull(self, expression: str, *, rank: int | None = None) -> Any:
         """The value of a name or expression: of one rank, or a list of all ranks'.
@@ -492,6 +427,4 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: it does not exist there, or cannot be pickled.
         """
-        self._check_started()
-        values = push_pull.pull(self._session, expression, None if rank is None else [rank])
-        return values if rank is None else values[0]
+        return self._group.pull(expression, rank=rank)

@@ -11,8 +11,8 @@ from nbddp.errors import CellFailedError
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.completion import Completion
 from nbddp.magics.desk import Desk
-from nbddp.magics.extension import ATTRIBUTE
 from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.timeline import ATTRIBUTE
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -110,4 +110,4 @@ def unload(shell: InteractiveShell) -> None:
     for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
-    extension.desk.close()
+    extension.desk.group.close()

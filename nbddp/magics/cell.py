@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
+from nbddp.archive.scaling import LEAST
+from nbddp.archive.sweep_grid import grid
+from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
+from nbddp.export.script import Omitted
+from nbddp.group.scaling import ScalingStudy
+from nbddp.group.scripts import explain
+from nbddp.group.sweep import Sweep
+from nbddp.group.trials import TrialRunner
 from nbddp.magics.desk import Desk
 from nbddp.magics.parser import CELL, parse
 from nbddp.magics.stopped import interrupted
-from nbddp.magics.syntax import check_syntax
-from nbddp.magics.trials import run_trials
-from nbddp.magics.views import SHOWN_STEPS
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.magics.views import SHOWN_STEPS, NotebookDisplay
+from nbddp.record.cell import CellRequest
 from nbddp.ui.report.timeline import timeline_report
+
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 
 
 @magics_class
@@ -43,19 +55,18 @@ class CellMagics(Magics):
 
     def _run_cell(self, args: Namespace, cell: str, first_line: int) -> None:
         desk = self._desk
-        check_syntax(desk.shell, cell, first_line)
+        self._check_syntax(cell, first_line)
         desk.check_ranks(args)
         values = desk.values(args.push or ())
         spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
         if args.sweep or args.repeat or args.scale:
-            request = self._request(args, cell, first_line)
-            run_trials(desk, request, args, spec=spec, values=values)
+            self._run_trials(self._request(args, cell, first_line), args, spec, values)
             return
         with desk.ready_for_cell(spec, args):
             if values:
                 desk.group.push(values)
             try:
-                result = self._run_ready(args, cell, first_line)
+                result = desk.run(self._request(args, cell, first_line), args)
             except CellFailedError:
                 self._show_timeline(args)
                 raise
@@ -63,13 +74,51 @@ class CellMagics(Magics):
         if args.out and result is not None:
             desk.shell.user_ns[args.out] = result.values()
 
+    def _check_syntax(self, cell: str, first_line: int) -> None:
+        if not cell.strip():
+            raise UsageError("the cell is empty: nothing to run")
+        source = "\n" * (first_line - 1) + self._desk.shell.transform_cell(cell)
+        try:
+            compile(source, "cell", "exec", _FLAGS)
+        except SyntaxError as error:
+            raise UsageError(explain(error)) from None
+
     def _show_timeline(self, args: Namespace) -> None:
         """Who waited for whom, if that was asked for: of a cell that hung, above all."""
         if args.timeline:
             self._desk.views.show(timeline_report(self._desk.group.timeline(SHOWN_STEPS)))
 
-    def _run_ready(self, args: Namespace, cell: str, first_line: int) -> CellResult | None:
-        return self._desk.run(self._request(args, cell, first_line), args)
+    def _run_trials(
+        self, request: CellRequest, args: Namespace, spec: GroupSpec, values: Mapping[str, Any]
+    ) -> None:
+        """Run a cell several times, each time on new ranks."""
+        desk, group = self._desk, self._desk.group
+        if args.scale and group.nodes is not None:
+            raise RequestError(
+                "--scale is for ranks of this machine: `%ddp stop` sends the nodes home"
+            )
+        display = NotebookDisplay(desk.views, quiet=args.quiet, has_pictures=False)
+        runner = TrialRunner(
+            ranks=group.scripts,
+            display=display,
+            run_cell=partial(desk.run_trial, args=args, display=display),
+            request=request,
+            spec=spec,
+            values=values,
+            deeds=() if args.fresh else group.session.replay_log,
+        )
+        several: Sweep | ScalingStudy
+        if args.scale:
+            rounds = args.rounds or LEAST
+            several = ScalingStudy(runner, args.scale, rounds=rounds, is_weak=args.weak)
+        else:
+            trials = grid(args.sweep or (), args.repeat or 0)
+            several = Sweep(runner, trials, start_over=args.start_over)
+        if not group.is_live:
+            group.spec = spec
+        cell = f"cell [{desk.prompt_number}]"
+        desk.diary.note(Omitted(cell, "it ran several times, on ranks of its own"))
+        several.run()
 
     def _request(self, args: Namespace, cell: str, first_line: int) -> CellRequest:
         return CellRequest(

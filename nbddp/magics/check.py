@@ -1,9 +1,9 @@
-"""``%ddp check``: what is wrong before it breaks."""
+"""``%ddp check`` and ``%ddp trace``: look at the last cell, or at the next one."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from dataclasses import replace
 
 from nbddp.checks.book import checklist, explain, rule_of
 from nbddp.checks.registry import Finding
@@ -12,8 +12,10 @@ from nbddp.group.checking import check_cell, check_script
 from nbddp.magics.desk import Desk
 from nbddp.ui.report.findings import findings_report, findings_title
 from nbddp.ui.report.render import render_text
+from nbddp.wire.trace_messages import Steps
 
-NOTHING = "no cell has run yet: `%ddp check FILE` looks at a script, `--explain` has the checklist"
+NO_CELL = "no cell has run yet: `%ddp check FILE` looks at a script, `--explain` has the checklist"
+NO_TRACE = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"
 
 
 def check(desk: Desk, args: Namespace) -> None:
@@ -30,7 +32,8 @@ def check(desk: Desk, args: Namespace) -> None:
     wrong = [each for each in findings if not each.is_fact]
     if args.strict and wrong:
         report = render_text(findings_report(wrong, what))
-        raise FindingsError(_told(wrong, what), report=f"nbddp: {report}")
+        said = f"{findings_title(wrong)} in {what}: {wrong[0].headline}"
+        raise FindingsError(said, report=f"nbddp: {report}")
     desk.views.show(findings_report(findings, what))
 
 
@@ -38,7 +41,7 @@ def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
     if script is not None:
         return check_script(script), script
     if desk.last_request is None:
-        raise RequestError(NOTHING)
+        raise RequestError(NO_CELL)
     number = desk.last_request.execution_count
     findings = check_cell(
         desk.last_request,
@@ -50,5 +53,19 @@ def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
     return findings, f"cell [{number}]"
 
 
-def _told(findings: Sequence[Finding], what: str) -> str:
-    return f"{findings_title(findings)} in {what}: {findings[0].headline}"
+def steer_trace(desk: Desk, args: Namespace) -> str:
+    """Set or cancel which steps are traced; return a sentence about it."""
+    if args.off:
+        before, desk.next_trace = desk.next_trace, None
+        return NO_TRACE if before is None else "the next cell is not traced"
+    if args.steps is not None:
+        desk.next_trace = replace(args.steps, with_memory=args.memory)
+        return _say_steps(desk.next_trace)
+    if desk.next_trace is None:
+        return NO_TRACE
+    return f"{_say_steps(desk.next_trace)}; `%ddp trace --off` takes that back"
+
+
+def _say_steps(steps: Steps) -> str:
+    memory = ", with memory" if steps.with_memory else ""
+    return f"the next cell is traced: {steps}{memory}"

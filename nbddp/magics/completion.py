@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
 
+    from nbddp.group.rank_group import RankGroup
     from nbddp.magics.auto import AutoMode
-    from nbddp.magics.steered import SteeredGroup
 
 TAB_TIMEOUT = 0.2  # seconds that typing may be held up
 HELP_TIMEOUT = 1.0  # seconds that a page may wait for the text of Shift+Tab
@@ -44,7 +44,7 @@ Completer = Callable[[str, int, int], Matches]
 class Completion:
     """Answers Tab and Shift+Tab from the parsers and, for names, from the lowest rank."""
 
-    def __init__(self, group: SteeredGroup, auto: AutoMode) -> None:
+    def __init__(self, group: RankGroup, auto: AutoMode) -> None:
         self._group = group
         self._auto = auto
         self._matcher: Any = None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +18,35 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import CellFailedError, RequestError, say_ranks
-from nbddp.export.script import Omitted, PulledValue
+from nbddp.errors import CellFailedError, NbddpError, RequestError, say_ranks
 from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
-from nbddp.group.recovery import Recovery, new_recovery
+from nbddp.group.rank_group import RankGroup
+from nbddp.group.recovery import Recovery
 from nbddp.group.tracing import trace_of
 from nbddp.imports import import_aside
-from nbddp.interrupts import interrupt_held_back
+from nbddp.interrupts import begin, interrupt_held_back
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.reasons import unknown_rank, with_way_on
-from nbddp.magics.again import RetryActions
 from nbddp.magics.auto import AutoMode
-from nbddp.magics.background import Background, Outcome
 from nbddp.magics.diary import Diary, omitted
 from nbddp.magics.option_values import ALL
 from nbddp.magics.publish import Publishing
-from nbddp.magics.steered import SteeredGroup
-from nbddp.magics.views import Views
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.magics.views import NotebookDisplay, Views
+from nbddp.promise import Promise, await_all
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
-from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text_view import TextView
 from nbddp.wire.trace_messages import Steps
 
 _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
+
+
+Outcome = tuple[CellResult, Trace | None]
 
 
 class Desk:
@@ -53,15 +55,17 @@ class Desk:
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
         self.auto = AutoMode()
-        self.group = SteeredGroup(colors=str(shell.colors), comes_back=lambda: begins_anew(shell))
+        self.group = RankGroup(
+            GroupSpec(), colors=str(shell.colors), comes_back=lambda: begins_anew(shell)
+        )
         self.checks = QuietChecks()
         self.views = Views(shell, self.checks)
         self.publishing = Publishing(self.views.say)
-        self.diary = Diary()
+        self.diary = Diary(self.group.session)
         self.last_request: CellRequest | None = None
         self.went_well = False
         self.next_trace: Steps | None = None
-        self._background: Background | None = None
+        self._background: Promise[Outcome] | None = None
         self._failed: Verdict | None = None
         self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt
 
@@ -118,7 +122,12 @@ class Desk:
         if self.group.is_live and not fresh:
             gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
             check_unchanged(spec, self.group.spec, gone=gone)
-            self._name_next_run(spec.name)
+            name = spec.name
+            if name != self.group.spec.name:  # the folder of the run that goes on has a name
+                self.group.spec = replace(self.group.spec, name=name)
+                self.views.say(
+                    f"nbddp: the run that goes on keeps its name; the next run will be named {name}"
+                )
             return
         if fresh and not is_recovery and self.group.session.undone:
             self.group.session.leave_undone(())
@@ -126,22 +135,14 @@ class Desk:
         try:
             if begins_run and self.group.is_live:
                 self.group.session.stop()
-            if is_recovery:
-                self.group.recover()
-            elif self.group.is_live:
-                self.group.restart()
+            if is_recovery or self.group.is_live:
+                self.group.restart(is_recovery=is_recovery)
             else:
                 self.group.start()
         except (RequestError, KeyboardInterrupt):
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before
             raise
-
-    def _name_next_run(self, name: str) -> None:
-        """Keep a name that was given while a run goes on: its folder has a name already."""
-        if name != self.group.spec.name:
-            self.group.spec = replace(self.group.spec, name=name)
-            self._remark(f"the run that goes on keeps its name; the next run will be named {name}")
 
     @contextmanager
     def ready_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
@@ -196,22 +197,44 @@ class Desk:
             args: its options.
             session: whose ranks run it; None for those of the cells.
         """
-        recovery = self._recovery(session or self.group.session, quiet=args.quiet)
-        request, retries = self._as_asked(request, args, recovery.session)
+        session = session or self.group.session
+        recovery = Recovery(session, NotebookDisplay(self.views, quiet=args.quiet))
+        request, retries = self._as_asked(request, args, session)
         self.diary.out[request.execution_count] = getattr(args, "out", None) or ""
+
+        def follow(begun: CellHandle | None = None) -> Outcome:
+            result = recovery.run(request, retries, begun)
+            if begun is None:
+                self.next_trace = None
+            traced = self._conclude(result, session, request)
+            if begun is not None:
+                self._tell_failure(result)
+            return result, traced
+
         if not args.no_wait:
-            return self._run_in_foreground(recovery, request, retries)
-        self._run_in_background(recovery, request, retries)
+            result, _ = follow()
+            self._raise_for_failure(result)
+            return result
+        with interrupt_held_back():  # a cell that nobody follows could not be waited for
+            handle = recovery.begin(request, retries)
+            self.next_trace = None
+            self._background = _in_background(lambda: follow(handle))
         return None
 
-    def run_trial(self, session: Session, request: CellRequest, args: Namespace) -> CellResult:
+    def run_trial(
+        self, session: Session, request: CellRequest, args: Namespace, display: NotebookDisplay
+    ) -> CellResult:
         """Run a cell on other ranks and show it; whatever comes of it, others may follow."""
         request, retries = self._as_asked(request, args, session)
-        result = self._recovery(session, quiet=args.quiet).run(request, retries)
+        result = Recovery(session, display).run(request, retries)
         self.went_well = result.is_ok
+        self._tell_failure(result)
+        return result
+
+    def _tell_failure(self, result: CellResult) -> None:
+        """Say why a cell failed whose error is not raised here, unless its view has said it."""
         if result.verdict is not None and not self.views.has_record:
             self.views.say(result.verdict.report())
-        return result
 
     def _as_asked(
         self, request: CellRequest, args: Namespace, session: Session
@@ -224,26 +247,11 @@ class Desk:
         retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         return request, retries
 
-    def note(self, item: PulledValue | Omitted) -> None:
-        """Note for an export what the replay log does not have."""
-        attempt, position = self.group.life.attempt, len(self.group.session.deeds)
-        self.diary.note(item, attempt=attempt, position=position)
-
-    def _run_in_foreground(
-        self, recovery: Recovery, request: CellRequest, retries: Retries
-    ) -> CellResult:
-        """Run a cell, show it, and raise what it raised."""
-        result = recovery.run(request, retries)
-        self.next_trace = None
-        self._conclude(result, recovery.session, request)
-        self._raise_for_failure(result)
-        return result
-
     def _conclude(self, result: CellResult, session: Session, request: CellRequest) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
         traced, self.went_well = None, result.is_ok
         if left_out := omitted(request, result):
-            self.note(left_out)
+            self.diary.note(left_out)
         if request.trace is not None:
             traced = trace_of(session, result, request.trace)
             self.views.show(trace_report(traced))
@@ -254,19 +262,16 @@ class Desk:
         if request.has_own_ranks:  # a heal or a restart gives back nothing of them
             self.group.scripts.end(session, result)
         elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
-            self.views.offer(RetryActions(self), can_heal=bool(life.gone and life.alive))
+            can_heal = life.gone and life.alive
+            self.views.offer(
+                restart=partial(_attempt, self._restart),
+                heal=partial(_attempt, lambda: str(self.heal())) if can_heal else None,
+            )
         return traced
 
-    def _recovery(self, session: Session, *, quiet: bool) -> Recovery:
-        return new_recovery(
-            session,
-            lambda: self.views.view(session, quiet=quiet),
-            say=self._remark,
-            note=None if quiet or not self.views.shows_panels else self.views.note,
-        )
-
-    def _remark(self, text: str) -> None:
-        self.views.say(f"nbddp: {text}")
+    def _restart(self) -> str:
+        self.make_ready(self.group.spec, fresh=True)
+        return f"the ranks were restarted: attempt {self.group.life.attempt}"
 
     def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
         """Look into the last failure, on the rank of its first cause if none is named.
@@ -287,8 +292,11 @@ class Desk:
             once=True,
             answers=tuple(commands),
         )
-        recovery = self._recovery(session, quiet=False)
-        self._raise_for_failure(recovery.run(request))
+        self._run_alone(request, session, quiet=False)
+
+    def _run_alone(self, request: CellRequest, session: Session, *, quiet: bool) -> None:
+        display = NotebookDisplay(self.views, quiet=quiet)
+        self._raise_for_failure(Recovery(session, display).run(request))
 
     def _raise_for_failure(self, result: CellResult) -> None:
         try:
@@ -297,34 +305,14 @@ class Desk:
             error.is_shown = self.views.has_record
             raise
 
-    def _run_in_background(
-        self, recovery: Recovery, request: CellRequest, retries: Retries
-    ) -> None:
-        """Run a cell; show it on a thread whose output stays in this notebook cell.
-
-        Raises:
-            RequestError: it cannot run now.
-        """
-
-        def follow() -> Outcome:
-            result = recovery.follow(handle, retries)
-            traced = self._conclude(result, recovery.session, request)
-            if result.verdict is not None and not self.views.has_record:
-                self.views.say(result.verdict.report())
-            return result, traced
-
-        with interrupt_held_back():  # a cell that nobody follows could not be waited for
-            handle = recovery.begin(request, retries)
-            self.next_trace = None
-            self._background = Background(follow)
-
     def wait(self) -> None:
         """Wait for the cell in the background, show its trace; raises what it raised."""
-        if self._background is None:
+        background = self._background
+        if background is None:
             return
         with self.group.scripts.active.taking_interrupts():
-            self._background.wait()
-        background, self._background = self._background, None
+            await_all([background])
+        self._background = None
         result, traced = background.result()
         if traced is not None:  # its cell may be far above, or not be shown any more
             self.views.show(trace_report(traced))
@@ -347,15 +335,11 @@ class Desk:
             ranks=(rank,),
             execution_count=self.prompt_number,
         )
-        self._raise_for_failure(self._recovery(self.group.session, quiet=True).run(request))
+        self._run_alone(request, self.group.session, quiet=True)
 
     def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
-        recovery = new_recovery(
-            self.group.session,
-            lambda: TextView(StreamScreen(), is_quiet=True),
-            say=self._remark,
-        )
+        recovery = Recovery(self.group.session, NotebookDisplay(self.views, quiet=True))
         failed = recovery.replay(
             self.group.session.replay_log,
             restart=lambda: self.make_ready(
@@ -389,9 +373,30 @@ class Desk:
         self.diary.note_stores(self.shell.user_ns)
         return {name: self.shell.user_ns[name] for name in names}
 
-    def close(self) -> None:
-        """End the group."""
-        self.group.close()
+
+def _in_background(follow: Callable[[], Outcome]) -> Promise[Outcome]:
+    """Follow a cell on a thread whose output stays in the notebook cell that began it."""
+    outcome: Promise[Outcome] = Promise()
+
+    def follow_to_end() -> None:
+        try:
+            outcome.set_result(follow())
+        except BaseException as error:  # noqa: BLE001 - it is raised for whoever waits
+            outcome.set_exception(error)
+
+    run = copy_context().run
+    begin(threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True))
+    return outcome
+
+
+def _attempt(act: Callable[[], str]) -> str:
+    """Return what a button did, or why it could not."""
+    try:
+        return act()
+    except NbddpError as error:
+        return str(error)
+    except KeyboardInterrupt:
+        return "interrupted"
 
 
 def asked_spec(args: Namespace, base: GroupSpec) -> GroupSpec:

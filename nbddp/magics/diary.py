@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import itemgetter
 
+from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.export.script import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, CellResult, Deed
@@ -19,14 +20,15 @@ THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 class Diary:
     """Notes for an export; they are valid in the attempt in which they were made."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._notes: list[tuple[int, int, Item]] = []  # with the attempt and the deeds before
         self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
         self.ports: set[int] = set()  # of stores that the notebook kept when it pushed something
 
-    def note(self, item: PulledValue | Omitted, *, attempt: int, position: int) -> None:
-        """Note something that was asked when the replay log had ``position`` entries."""
-        self._notes.append((attempt, position, item))
+    def note(self, item: PulledValue | Omitted) -> None:
+        """Note what the replay log does not have."""
+        self._notes.append((self._session.life.attempt, len(self._session.deeds), item))
 
     def note_stores(self, names: Mapping[str, object]) -> None:
         """Something is pushed: it may tell the ranks of a store among the notebook's names."""
@@ -36,8 +38,9 @@ class Diary:
             stores = [each for each in names.values() if isinstance(each, TCPStore)]
             self.ports |= {each.port for each in stores if each.host in THIS_MACHINE}
 
-    def items(self, deeds: Sequence[Deed], *, attempt: int) -> list[Item]:
+    def items(self) -> list[Item]:
         """Return what an export is made of: what this attempt has done, and what was noted."""
+        attempt, deeds = self._session.life.attempt, self._session.deeds
         noted = [(position, item) for at, position, item in self._notes if at == attempt]
         done = [(position, _item(deed)) for position, deed in enumerate(deeds)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]

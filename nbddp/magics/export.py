@@ -29,8 +29,7 @@ def export(desk: Desk, args: Namespace) -> str:
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
     group, diary = desk.group, desk.diary
-    items = diary.items(group.session.deeds, attempt=group.life.attempt)
-    given = ExportInput(items, group.spec, out=diary.out, ports=frozenset(diary.ports))
+    given = ExportInput(diary.items(), group.spec, out=diary.out, ports=frozenset(diary.ports))
     script = write_script(given, path)
     files = {path: script.text.encode()}
     if script.pickled:

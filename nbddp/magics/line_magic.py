@@ -14,17 +14,14 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbddp.errors import RequestError
 from nbddp.export.script import PulledValue
 from nbddp.group.scripts import find_script
-from nbddp.magics.check import check
-from nbddp.magics.compare import compare_runs
+from nbddp.magics.check import check, steer_trace
 from nbddp.magics.desk import Desk
 from nbddp.magics.export import export
 from nbddp.magics.nodes import steer_nodes
 from nbddp.magics.parser import command, help_text, parse
 from nbddp.magics.publish import publish_run
-from nbddp.magics.runs import steer_runs
-from nbddp.magics.show import show_run
+from nbddp.magics.runs import compare_runs, show_run, steer_runs
 from nbddp.magics.stopped import interrupted
-from nbddp.magics.trace import steer_trace
 from nbddp.magics.views import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.log_reader import log_name, tail
@@ -149,7 +146,7 @@ def _pull(desk: Desk, args: Namespace) -> Any:
             "expression, for example `%ddp pull losses` or `%ddp pull losses, rank`"
         ) from error
     value = desk.group.pull(expression, rank=args.rank)
-    desk.note(PulledValue(expression, args.rank))
+    desk.diary.note(PulledValue(expression, args.rank))
     if expression.isidentifier():
         desk.shell.user_ns[expression] = value
     return None if args.line.endswith(";") else value  # as IPython does for a statement

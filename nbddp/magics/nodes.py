@@ -89,12 +89,8 @@ def _spec(args: Namespace) -> NodesSpec:
 
 
 def _rejoin(desk: Desk, args: Namespace) -> str:
-    nodes = desk.group.nodes
-    if nodes is not None:
+    if desk.group.nodes is not None:
         raise RequestError(OPEN)
     join = left_open(args.rejoin)
     spec = replace(_spec(args), host=join.address, port=join.port)
-    returned = desk.group.take_back(spec, join, args.wait or COMING_BACK)
-    nodes = desk.group.nodes
-    assert nodes is not None
-    return nodes.say_back(returned)
+    return desk.group.take_back(spec, join, args.wait or COMING_BACK)

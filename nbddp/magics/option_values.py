@@ -152,3 +152,14 @@ def _literal(text: str) -> Any:
 
 
 swept = expecting("a name and values like lr=0.1,0.01", _swept, all)
+
+
+def unquoted(expression: str) -> str:
+    """Strip the quotes that a shell would have taken off, and IPython's semicolon.
+
+    >>> unquoted(" 'rank + 1' "), unquoted("d['a'];")
+    ('rank + 1', "d['a']")
+    """
+    text = expression.strip().removesuffix(";").rstrip()
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if is_quoted and text[0] not in text[1:-1] else text

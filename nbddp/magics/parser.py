@@ -31,12 +31,12 @@ from nbddp.magics.option_values import (
     seconds,
     step_range,
     swept,
+    unquoted,
     variable,
     whole_number,
     world_sizes,
 )
 from nbddp.magics.publish import METAVAR, installed_target
-from nbddp.magics.syntax import unquoted
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.publish.kinds import KINDS as TRACKERS
 from nbddp.train.kinds import MEANINGS as FAULTS

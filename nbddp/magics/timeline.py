@@ -1,12 +1,13 @@
-"""``nbddp.timeline()``: where the time of the notebook's last cell went, as numbers."""
+"""``nbddp.timeline()``, and where a shell keeps what it has of nbddp."""
 
 from __future__ import annotations
 
 from IPython.core.getipython import get_ipython
 
 from nbddp.errors import RequestError
-from nbddp.magics.extension import desk_of
 from nbddp.record.spent import Timeline
+
+ATTRIBUTE = "_nbddp"  # of a shell in which nbddp is loaded: its extension
 
 
 def timeline(last: int | None = None) -> Timeline:
@@ -26,10 +27,11 @@ def timeline(last: int | None = None) -> Timeline:
             method of this name.
     """
     shell = get_ipython()  # type: ignore[no-untyped-call, unused-ignore]
-    desk = None if shell is None else desk_of(shell)
-    if desk is None:
+    extension = getattr(shell, ATTRIBUTE, None)
+    if extension is None:
         raise RequestError(
             "timeline() is for the notebook in which nbddp is loaded (`%load_ext nbddp`), outside "
             "of the ranks; a script asks its worker group: group.timeline()"
         )
-    return desk.group.timeline(last)
+    timeline: Timeline = extension.desk.group.timeline(last)
+    return timeline

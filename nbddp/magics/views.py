@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
+from nbddp.group.display import TextDisplay
 from nbddp.imports import import_aside
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.input_requests import Box, ConsoleBox, NoBox, Questions
@@ -26,7 +27,6 @@ from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_colo
 from nbddp.ui.text_view import Progress, TextView
 
 if TYPE_CHECKING:
-    from nbddp.magics.again import RetryActions
     from nbddp.record.metrics import MetricsSnapshot
     from nbddp.ui.log_lines import Line
     from nbddp.ui.panel.controls import Aftermath
@@ -58,18 +58,23 @@ class Views:
         self._next_slot: OutputSlot | None = None
         self._announced: PanelView | None = None
         self._aftermath: Aftermath | None = None
-        self._has_pictures = True  # as text: whether a cell's charts are shown below it
 
     @property
     def has_record(self) -> bool:
         """Whether the last cell's view has told already why it failed."""
         return self._last is not None and self._last.has_record
 
-    def view(self, session: Session, *, quiet: bool) -> View:
-        """A new one, for a cell that begins."""
+    def view(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
+        """Return the view of a cell that begins.
+
+        Args:
+            session: whose ranks run it.
+            quiet: show only the values of the last line.
+            has_pictures: whether a text view shows the charts of the cell below it.
+        """
         self._take_back_offer()
         announced, self._announced = self._announced, None
-        self._last = announced or self._new(session, quiet=quiet)
+        self._last = announced or self._new(session, quiet=quiet, has_pictures=has_pictures)
         self._last_cell = self._shell.execution_count
         return self._last
 
@@ -94,16 +99,7 @@ class Views:
                 view.withdraw()
             raise
 
-    @contextmanager
-    def as_one_of_several(self) -> Iterator[None]:
-        """As text none of these cells has its charts below it: the picture at the end has all."""
-        self._has_pictures = False
-        try:
-            yield
-        finally:
-            self._has_pictures = True
-
-    def offer(self, actions: RetryActions, *, can_heal: bool) -> None:
+    def offer(self, restart: Callable[[], str], heal: Callable[[], str] | None) -> None:
         """Show, under a record, buttons for what can be done after a failure."""
         if not (self.has_record and hasattr(self._shell, "kernel")):
             return
@@ -111,9 +107,9 @@ class Views:
         from nbddp.ui.panel.view import PanelView
 
         self._take_back_offer()
-        offers = {HEAL: actions.heal} if can_heal else {}
+        offers = {HEAL: heal} if heal else {}
         root = self._last.slot.root if isinstance(self._last, PanelView) else None
-        self._aftermath = Aftermath(self._shell.kernel, offers | {RESTART: actions.restart}, root)
+        self._aftermath = Aftermath(self._shell.kernel, offers | {RESTART: restart}, root)
         self._aftermath.publish()
 
     def _take_back_offer(self) -> None:
@@ -125,24 +121,21 @@ class Views:
             aftermath.withdraw()
             LiveComms.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
 
-    def _new(self, session: Session, *, quiet: bool) -> View:
-        if quiet or not self.shows_panels:
-            return TextView(
-                IPythonScreen(),
-                is_quiet=quiet,
-                has_color=shows_color(self._shell),
-                pace=PAGE_PACE,
-                progress=None if quiet else self._progress(session),
-                check=no_check if quiet else partial(self._checks.look, session),
-                questions=self._questions(session),
-            )
-        return self._new_panel(session)
-
-    def _progress(self, session: Session) -> Progress:
+    def _new(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
+        if not quiet and self.shows_panels:
+            return self._new_panel(session)
         is_kernel = hasattr(self._shell, "kernel")
         is_terminal = not is_kernel and sys.stdout.isatty()
-        return Progress(
-            session, is_terminal=is_terminal, has_pictures=is_kernel and self._has_pictures
+        shown = has_pictures and is_kernel
+        progress = Progress(session, is_terminal=is_terminal, has_pictures=shown)
+        return TextView(
+            IPythonScreen(),
+            is_quiet=quiet,
+            has_color=shows_color(self._shell),
+            pace=PAGE_PACE,
+            progress=None if quiet else progress,
+            check=no_check if quiet else partial(self._checks.look, session),
+            questions=self._questions(session),
         )
 
     def _new_panel(self, session: Session) -> PanelView:
@@ -235,3 +228,43 @@ class Views:
         screen = IPythonScreen()
         screen.write(f"{text}\n")
         screen.flush()
+
+
+class NotebookDisplay(TextDisplay):
+    """Shows cells and trials in the output of a notebook cell.
+
+    Args:
+        views: of the notebook.
+        quiet: show only the values of the last line.
+        has_pictures: whether a text view shows charts; at the end of trials one picture has all.
+    """
+
+    def __init__(self, views: Views, *, quiet: bool, has_pictures: bool = True) -> None:
+        super().__init__(quiet=quiet)
+        self._views = views
+        self._has_pictures = has_pictures
+        self.has_table = views.shows_panels
+        self.has_notes = views.shows_panels and not quiet
+
+    def view(self, session: Session) -> View:
+        return self._views.view(session, quiet=self.quiet, has_pictures=self._has_pictures)
+
+    def note(self, text: str) -> None:
+        if self.has_notes:
+            self._views.note(text)
+        else:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        self._views.say(f"nbddp: {text}")
+
+    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
+        """Show it where the next panel appears."""
+        return self._views.announcing(text, session, quiet=self.quiet)
+
+    def show_progress(self, report: Report) -> None:
+        if not self.quiet:
+            self._views.show_progress(report)
+
+    def show(self, report: Report) -> None:
+        self._views.show(report)

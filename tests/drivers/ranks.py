@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
-from nbddp import CellFailedError
-from nbddp.group.recovery import new_recovery, show
+from nbddp import CellFailedError, WorkerGroup
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.group.display import TextDisplay
+from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.group.rank_group import RankGroup
+from nbddp.group.recovery import Recovery, show
+from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
 from nbddp.group.tracing import trace_of
-from nbddp.launch.launcher import LocalLauncher
+from nbddp.launch.launcher import Launcher, LocalLauncher
 from nbddp.launch.memory import MemoryWatch
-from nbddp.magics.steered import SteeredGroup
+from nbddp.lifecycle.states import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.hangs import Sign
 from nbddp.record.notices import Notice
@@ -45,8 +51,38 @@ class WarmLauncher(LocalLauncher):
         super().close()
 
 
-class Ranks(SteeredGroup):
+class Ranks(WorkerGroup):
     """A worker group, with what tests need to know of it beyond the public names."""
+
+    def __init__(self, *, launcher: Launcher | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._group = RankGroup(self._group.spec, Session(launcher, colors="nocolor"))
+
+    @property
+    def session(self) -> Session:
+        return self._group.session
+
+    @property
+    def scripts(self) -> ScriptRanks:
+        return self._group.scripts
+
+    @property
+    def life(self) -> Life:
+        return self._group.life
+
+    @property
+    def spec(self) -> GroupSpec:
+        return self._group.spec
+
+    @spec.setter
+    def spec(self, spec: GroupSpec) -> None:
+        self._group.spec = spec
+
+    def open_nodes(self, spec: NodesSpec) -> Nodes:
+        return self._group.open_nodes(spec)
+
+    def warm_up(self) -> None:
+        self._group.warm_up()
 
     # ---- state
 
@@ -201,8 +237,7 @@ class Ranks(SteeredGroup):
 
     def replay(self, deeds: Sequence[Deed]) -> None:
         """Do this again, as ``%ddp restart --replay`` does."""
-        recovery = new_recovery(self.session, lambda: TextView(StreamScreen()), say=print)
-        assert recovery.replay(deeds) is None
+        assert Recovery(self.session, TextDisplay()).replay(deeds) is None
 
     # ---- observation
 

@@ -1,0 +1,67 @@
+"""How a script sees its cells and trials: as text."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from nbddp.controller.session import Session
+from nbddp.ui.input_requests import ConsoleBox, Questions
+from nbddp.ui.report.blocks import Report
+from nbddp.ui.report.render import render_text
+from nbddp.ui.screen import StreamScreen, View
+from nbddp.ui.text_view import TextView
+
+
+class TextDisplay:
+    """Shows cells and trials as text; a notebook has a display of its own.
+
+    Args:
+        quiet: of cells only the values of the last line, of trials nothing.
+    """
+
+    has_table = False  # then no trial needs a line of its own
+    has_notes = False  # whether the view of a cell shows notes
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+
+    # ---- a cell and its attempts
+
+    def view(self, session: Session) -> View:
+        """Return the view of the next attempt."""
+        questions = Questions(ConsoleBox(), session.answer)
+        return TextView(StreamScreen(), is_quiet=self.quiet, questions=questions)
+
+    def note(self, text: str) -> None:
+        """Say what is done after a failure, in the view of the failed attempt if it can."""
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print a line for the user."""
+        self._write(f"nbddp: {text}")
+
+    # ---- trials
+
+    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
+        """Return a context in which the user sees that ranks start."""
+        del text, session  # a script has the line of `show_progress`
+        return nullcontext()
+
+    def show_progress(self, report: Report) -> None:
+        """Show which trial begins, or at the end how many succeeded."""
+        self.mention(str(report.title))
+
+    def show(self, report: Report) -> None:
+        """Show the results of the trials."""
+        if not self.quiet:
+            self._write(render_text(report))
+
+    def mention(self, text: str) -> None:
+        """Print a line unless it is to be quiet."""
+        if not self.quiet:
+            self.say(text)
+
+    def _write(self, text: str) -> None:
+        screen = StreamScreen()
+        screen.write(f"{text}\n")
+        screen.flush()
