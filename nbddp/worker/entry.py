@@ -364,6 +364,7 @@ class Rank:
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
+        self._sampler.begin_cell(command.cell)  # what comes next may free much, slowly
         self._keyboard.begin_cell(command.answers)
         is_alone = len(command.ranks) == 1
         self._debuggers.begin_cell(
@@ -375,7 +376,6 @@ class Rank:
         forget_epochs()
         faults.begin_cell(is_again=command.is_again)
         self._outbox.begin_cell()
-        self._sampler.begin_cell(command.cell)
         return self._interrupter.begin_cell(command.cell)
 
     def _end_cell(

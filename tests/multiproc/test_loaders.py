@@ -9,15 +9,16 @@ from drivers.ranks import MakeRanks, Ranks
 from moments import come_to_rest, run_and_act
 
 from nbddp import CellInterruptedError
+from nbddp.record.hangs import SILENT_AFTER
 
 pytestmark = pytest.mark.multiproc
 
 
-def stopped(group: Ranks, source: str, *, rests: bool = True) -> None:
+def stopped(group: Ranks, source: str) -> None:
     """Run source that never ends, and interrupt it when all ranks say that they are in it."""
 
     def interrupt() -> None:
-        assert not rests or come_to_rest(group.pids.values())
+        assert come_to_rest(group.pids.values())
         group.interrupt()
 
     is_begun = lambda said: said.count("begun") == group.world_size  # noqa: E731
@@ -41,17 +42,30 @@ def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collec
 
 def test_workers_of_a_stopped_loop_hold_up_no_cell(group: Ranks) -> None:
     group.run(
-        "import multiprocessing\nfrom torch.utils.data import DataLoader, _utils\n"
+        "import multiprocessing, time\nfrom torch.utils.data import DataLoader, _utils\n"
         "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
     )
     stopped(
-        group,  # not before all workers are there: torch waits in vain for one that it just starts
-        "for each in DataLoader(range(10**9), num_workers=3):\n    if each == 0: print('begun')",
-        rests=False,
+        group,  # not in a put: of that, an interrupt may lose the next wakeup (CPython's Condition)
+        "for each in DataLoader(range(99), num_workers=3):\n    print('begun')\n    time.sleep(60)",
     )
     began = time.monotonic()
     group.run("assert not multiprocessing.active_children()")
     assert time.monotonic() - began < 40  # it was 15 s, and would be 150 s
+
+
+@pytest.mark.full
+def test_freeing_what_a_stopped_cell_held_is_a_sign_of_life(
+    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(2, init=False)
+    group.run(
+        "import time\nclass Slow:\n"
+        f"    def __del__(self): time.sleep({SILENT_AFTER + 16})"  # idle: a sign each 15 s
+    )
+    stopped(group, "def work():\n    slow = Slow()\n    print('begun')\n    time.sleep(60)\nwork()")
+    group.run("1")
+    assert "no sign of life" not in capsys.readouterr().out
 
 
 def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
