@@ -13,7 +13,7 @@ def test_cards_and_dots_have_their_colours_in_themselves() -> None:
     assert COLORS["bad"] in card("boom", is_error=True)
     assert COLORS["warn"] in card("it hangs")
     for kind in ("ok", "bad", "warn", "off"):
-        assert f"background-color:{COLORS[kind]}" in dot(f"nbddp-{kind}")
+        assert f"background-color:{COLORS[kind]}" in dot(kind)
 
 
 @pytest.mark.parametrize(

@@ -248,12 +248,16 @@ def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
     kernel: Kernel,
 ) -> None:
     button = Button()
-    with kernel.live.serving(button, blocks=False):
-        assert kernel.is_as_before()
-        with kernel.live.serving():  # but while a cell waits, it is answered with that one's
-            kernel.receive(click(button))
-            kernel.live.pump()
-        assert kernel.is_as_before()
+    background = kernel.live.serving(button)
+    thread = threading.Thread(target=background.begin)
+    thread.start()
+    thread.join()
+    assert kernel.is_as_before()
+    with kernel.live.serving():  # but while a cell waits, it is answered with that one's
+        kernel.receive(click(button))
+        kernel.live.pump()
+    assert kernel.is_as_before()
+    background.end()
     assert button.presses == ["MainThread"]
 
 

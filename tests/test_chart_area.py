@@ -11,7 +11,7 @@ import pytest
 
 from nbddp.charts.axes import AxisScale
 from nbddp.record.metrics import MetricStore
-from nbddp.ui.chart_html import MAX_CHARTS
+from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.panel import chart_area as module
 from nbddp.ui.panel.chart_area import ChartArea
 

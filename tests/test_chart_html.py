@@ -20,7 +20,6 @@ from nbddp.charts.svg import WIDTH, Frame
 from nbddp.record.metrics import MAX_NAMES, Curve, MetricStore
 from nbddp.ui import chart_html
 from nbddp.ui.chart_html import (
-    MAX_CHARTS,
     MAX_TOOLTIPS,
     Tooltip,
     charts_html,
@@ -29,6 +28,7 @@ from nbddp.ui.chart_html import (
     render,
     tooltips_of,
 )
+from nbddp.ui.html_pieces import MAX_CHARTS
 
 
 def rising(rank: int, step: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from ipywidgets import Dropdown
 
@@ -18,10 +20,11 @@ RUNNING = Snapshot(
 class Hand:
     """Presses, and notes what was done."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.done: list[tuple[Press, int]] = []
-        self.controls = Controls([0, 1], lambda *it: self.done.append(it), clock=lambda: self.now)
+        self.controls = Controls([0, 1], lambda *it: self.done.append(it))
         self.controls.draw(RUNNING)
 
     def press(self, press: Press) -> None:
@@ -34,8 +37,8 @@ class Hand:
 
 
 @pytest.fixture
-def hand() -> Hand:
-    return Hand()
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    return Hand(monkeypatch)
 
 
 def test_interrupt_is_done_at_once(hand: Hand) -> None:

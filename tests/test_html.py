@@ -16,7 +16,7 @@ from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import (
     MAX_EVENTS,
     card,
-    note,
+    muted,
     time_line,
 )
 from nbddp.ui.report.render import html_of, title_html
@@ -70,12 +70,12 @@ def test_a_time_line_is_ours(snapshot: Snapshot) -> None:
 
 @given(TEXT)
 def test_notes_cards_and_alarms_are_ours(text: str) -> None:
-    for made in (note(text), html_of(alarm_blocks(with_alarm(text))), card(to_html(text))):
+    for made in (muted(text), html_of(alarm_blocks(with_alarm(text))), card(to_html(text))):
         assert Page(made).holds(text)
 
 
 def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() -> None:
-    assert alarm_blocks(with_alarm("")) == []
+    assert html_of(alarm_blocks(with_alarm(""))) == ""
     hang, said = "no progress for 10 s", say_refused(3)
     text = Page(html_of(alarm_blocks(replace(with_alarm(hang), refused=3)))).text
     assert text.index(hang) < text.index(said)

@@ -12,16 +12,17 @@ import pytest
 
 from nbddp.record.notices import Question, TakenBack
 from nbddp.ui import input_requests as room
-from nbddp.ui.input_requests import ConsoleBox, NoBox, Questions, RefusedError, Typed
+from nbddp.ui.input_requests import Box, ConsoleBox, Questions, RefusedError
 from nbddp.wire.messages import Answered, Asked
 
 
-class FakeBox:
+class FakeBox(Box):
     """A box in which a test types."""
 
     stays = "still here"
 
     def __init__(self) -> None:
+        super().__init__()
         self.shown: list[tuple[str, bool]] = []
         self.typed: list[str | EOFError] = []
         self.closed = 0
@@ -51,7 +52,7 @@ class Asking(Questions):
         self.sent: list[tuple[int, Answered]] = []
         super().__init__(box or self.box, lambda *sent: self.sent.append(sent))
 
-    def look(self, typed: str | EOFError = "", *, times: int = 1) -> Typed | None:
+    def look(self, typed: str | EOFError = "", *, times: int = 1) -> tuple[int, str] | None:
         """Pump while no rank has ended, and something was typed."""
         self.box.typed += [typed] if typed else []
         return [self.pump(lambda _rank: False) for _ in range(times)][-1]
@@ -81,7 +82,7 @@ def test_half_a_character_is_written_out(questions: Asking) -> None:
     questions.take(asks(0, prompt="\ud800? "))
     questions.look()
     assert questions.box.shown == [("[rank 0] \\ud800? ", False)]
-    assert questions.look("\udfff") == Typed(0, "\\ud800? \\udfff")
+    assert questions.look("\udfff") == (0, "\\ud800? \\udfff")
     assert questions.sent == [(0, Answered(question=1, text="\udfff"))]
 
 
@@ -151,7 +152,7 @@ def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
 
 
 def test_where_nobody_types_it_is_refused_at_once() -> None:
-    questions = Asking(NoBox("no page"))
+    questions = Asking(Box("no page"))
     questions.take(asks(0))
     questions.take(asks(1))
     questions.look()
@@ -200,9 +201,9 @@ def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(questions: Asking) -> None:
     questions.take(asks(1, prompt="ipdb> "))
     assert questions.look() is None
-    assert questions.look("p x") == Typed(1, "ipdb> p x")
+    assert questions.look("p x") == (1, "ipdb> p x")
     questions.take(asks(1, 2, prompt="token: ", is_secret=True))
-    assert questions.look("abc") == Typed(1, "token: ········")
+    assert questions.look("abc") == (1, "token: ········")
 
 
 @pytest.mark.parametrize("can_close", [True, False])

@@ -6,6 +6,7 @@ import math
 import re
 from base64 import b64decode
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypothesis import given
@@ -15,7 +16,8 @@ from pages import Page, column
 from nbddp.charts.sparkline import MAX_BLOCKS, block_characters, sparkline
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.html_pieces import SHEET
-from nbddp.ui.report.rank_table import PERIOD, POINTS, RankSparklines, ranks_html
+from nbddp.ui.report.rank_table import PERIOD, POINTS, RankSparklines, rank_blocks
+from nbddp.ui.report.render import html_of
 
 ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
 
@@ -53,21 +55,21 @@ def test_any_numbers_make_a_curve_or_none(values: list[float]) -> None:
 
 
 def test_a_ranks_curve_says_what_it_is_of_with_its_scale(snapshot: Any) -> None:
-    drawn = {title: draw(ONE) for title, draw in noted(ONE, ONE).columns().items()}
+    drawn = {title: noted(ONE, ONE).draw(ONE, title) for title in ("step", "memory")}
     labels = {
         title: re.findall('role="img" aria-label="([^"]*)"', each) for title, each in drawn.items()
     }
     assert labels == snapshot
     titles = [re.findall('<span title="([^"]*)"', each) for each in drawn.values()]
     assert titles == [*labels.values()]
-    assert not any(draw(replace(ONE, rank=1)) for draw in noted(ONE, ONE).columns().values())
+    assert not any(noted(ONE, ONE).draw(replace(ONE, rank=1), title) for title in drawn)
 
 
 def test_a_ranks_curve_has_a_point_each_second_of_the_last_minute() -> None:
     sparklines = RankSparklines()
     for at in range(300):
         sparklines.note([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
-    drawn = sparklines.columns()["step"](ONE)
+    drawn = sparklines.draw(ONE, "step")
     assert "now 298, axis 0 to 298, last 60 s" in drawn
     assert len(points(drawn)) == POINTS
     assert points(drawn)[-1] == "30.0,2.0"
@@ -75,12 +77,12 @@ def test_a_ranks_curve_has_a_point_each_second_of_the_last_minute() -> None:
 
 def test_a_rank_that_has_ended_gets_no_more_points() -> None:
     sparklines = noted(*(replace(ONE, is_alive=at < 2) for at in range(4)))
-    assert len(points(sparklines.columns()["memory"](ONE))) == 2
+    assert len(points(sparklines.draw(ONE, "memory"))) == 2
 
 
 def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_svg_away() -> None:
-    curves = noted(ONE, ONE, ONE).columns(is_static=True)
-    page = Page(ranks_html([ONE], is_open=True, curves=curves))
+    curves = partial(noted(ONE, ONE, ONE).draw, is_static=True)
+    page = Page(html_of(rank_blocks([ONE], curves=curves)))
     images = [known for tag, known in page.tags if tag == "img"]
     assert [each["alt"] for each in images] == [
         known["aria-label"] for tag, known in page.tags if tag == "svg"

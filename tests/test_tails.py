@@ -25,27 +25,27 @@ def shown(lines: list[Line]) -> list[tuple[int | None, str]]:
 def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
     tails = Tails()
     tails.flush(1)
-    assert tails.of(1) == tails.merged() == []
+    assert tails.lines(1) == tails.lines() == []
     assert tails.earlier(1) == tails.earlier() == 0
     tails.write(1, "a\nb\n")
     tails.say("careful\nor not\n")
     tails.write(0, "\n \n")
     tails.write(1, "d\n")
     nbddp = [(None, "careful"), (None, "or not")]
-    assert shown(tails.merged()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
-    assert tails.of(1) == [Line((1,), "a"), Line((1,), "b"), Line((1,), "d")]
-    assert tails.of(0) == [Line((0,), ""), Line((0,), " ")]
+    assert shown(tails.lines()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
+    assert tails.lines(1) == [Line((1,), "a"), Line((1,), "b"), Line((1,), "d")]
+    assert tails.lines(0) == [Line((0,), ""), Line((0,), " ")]
 
 
 def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
     tails = Tails(max_lines=3)
     tails.write(0, "a\nb\nc\nd\n")
     tails.write(1, "e\n")
-    assert texts(tails.merged()) == ["c", "d", "e"]
-    assert texts(tails.of(0)) == ["b", "c", "d"]
+    assert texts(tails.lines()) == ["c", "d", "e"]
+    assert texts(tails.lines(0)) == ["b", "c", "d"]
     assert (tails.earlier(), tails.earlier(0), tails.earlier(1)) == (2, 1, 0)
     tails.write(0, "flood\n" * 1000)
-    assert texts(tails.of(1)) == ["e"]
+    assert texts(tails.lines(1)) == ["e"]
     assert tails.earlier() == 1002
 
 
@@ -57,7 +57,7 @@ def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
         "\rdone\nend\n": ["begin", "done", "end"],
     }.items():
         tails.write(0, written)
-        assert texts(tails.merged()) == texts(tails.of(0)) == seen
+        assert texts(tails.lines()) == texts(tails.lines(0)) == seen
     assert tails.earlier() == 0
 
 
@@ -69,7 +69,7 @@ def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
     tails.write(3, "  ")  # one that was wiped
     tails.write(2, "a\n")
     tails.say("careful")
-    assert shown(tails.merged()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
+    assert shown(tails.lines()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
 
 
 @given(PIECES)
@@ -77,10 +77,10 @@ def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int,
     tails = Tails()
     for rank, text in pieces:
         tails.write(rank, text)
-    merged, alone = tails.merged(), [tails.of(rank) for rank in range(3)]
+    merged, alone = tails.lines(), [tails.lines(rank) for rank in range(3)]
     tails.flush()
-    assert tails.merged() == merged
-    assert [tails.of(rank) for rank in range(3)] == alone
+    assert tails.lines() == merged
+    assert [tails.lines(rank) for rank in range(3)] == alone
 
 
 @given(PIECES, st.integers(1, 5))
@@ -94,9 +94,9 @@ def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept
         merged += [(rank, line) for line in complete]
     for rank, lines in expected.items():
         partial = [assemblers[rank].partial] if assemblers[rank].partial.strip() else []
-        assert texts(tails.of(rank)) == lines[-kept:] + partial
+        assert texts(tails.lines(rank)) == lines[-kept:] + partial
         assert tails.earlier(rank) == max(0, len(lines) - kept)
-    assert shown(tails.merged())[: len(merged[-kept:])] == merged[-kept:]
+    assert shown(tails.lines())[: len(merged[-kept:])] == merged[-kept:]
     assert tails.earlier() == max(0, len(merged) - kept)
 
 
@@ -105,12 +105,12 @@ def test_what_comes_after_a_flush_is_a_new_line_and_one_rank_may_be_flushed_alon
     tails.write(0, "zero")
     tails.write(1, "one")
     tails.flush(1)
-    before = tails.merged()
+    before = tails.lines()
     tails.write(1, "more\n")
-    assert shown(tails.merged()) == [(1, "one"), (1, "more"), (0, "zero")]
+    assert shown(tails.lines()) == [(1, "one"), (1, "more"), (0, "zero")]
     tails.flush()
     tails.write(0, "b\n")
-    assert texts(tails.of(0)) == ["zero", "b"]
+    assert texts(tails.lines(0)) == ["zero", "b"]
     assert shown(before) == [(1, "one"), (0, "zero")], "what was read changes no more"
 
 
@@ -127,8 +127,8 @@ def test_the_version_tells_whether_there_is_something_new() -> None:
         seen.add(tails.version)
     assert len(seen) == 5
     tails.write(0, "")
-    tails.merged()
-    tails.of(0)
+    tails.lines()
+    tails.lines(0)
     assert tails.version in seen
 
 
@@ -136,8 +136,8 @@ def test_a_line_without_an_end_is_not_kept_whole() -> None:
     tails = Tails(max_lines=10)
     for _ in range(10):
         tails.write(0, "x" * 1_000_000)
-    assert sum(map(len, texts(tails.of(0)))) <= 11 * (MAX_KEPT_LINE + 50)
-    assert sum(map(len, texts(tails.merged()))) <= 11 * (MAX_KEPT_LINE + 50)
+    assert sum(map(len, texts(tails.lines(0)))) <= 11 * (MAX_KEPT_LINE + 50)
+    assert sum(map(len, texts(tails.lines()))) <= 11 * (MAX_KEPT_LINE + 50)
 
 
 def test_a_flood_costs_little() -> None:

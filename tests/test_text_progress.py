@@ -48,7 +48,7 @@ class Cell:
     def told(self, progress: Progress, seconds: float) -> str:
         """What is told after so many seconds."""
         before, self.seconds = self.screen.text, seconds
-        progress.tell(self.screen, self.handle)
+        progress.tell(self.screen, self.handle, lambda: None)
         return self.screen.text.removeprefix(before)
 
 

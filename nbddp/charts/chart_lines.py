@@ -6,19 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, isfinite
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nbddp.charts.axes import AxisScale, format_number, wants_log
 from nbddp.charts.palette import INK, rank_color
 from nbddp.formatting import plural
 from nbddp.record.metrics import Curve
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 
 RESTART = "#d9822b"
 HEAL = "#2e9e44"

@@ -21,17 +21,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from nbddp.charts.axes import format_number, log_ticks, padded
-from nbddp.charts.chart_lines import Chart, ChartLine, slices
+from nbddp.charts.chart_lines import Chart, ChartLine, Numbers, slices
 from nbddp.charts.palette import ALERT, INK, LETTERS, rank_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
     from nbddp.archive.scaling import Scaling, Size
     from nbddp.record.spent import Timeline
-
-    Numbers = NDArray[np.float64]
 
 COLUMNS = 2  # of charts
 WIDE, HIGH = 3.7, 2.4  # inches of a chart; an inch is 100 CSS pixels

@@ -48,25 +48,19 @@ def sparkline(
         else:
             marks, begin = f"{marks}M{x - 1:.1f} 1h2", "M"
     size = f'width="{width}" height="{HEIGHT}"'
-    drawn = _paths(line, marks, "currentColor")
+    drawn = f'<path d="{line}" fill="none" stroke="currentColor" stroke-width="1.5"></path>'
+    if marks:
+        drawn += f'<path d="{marks}" stroke="{ALERT}" stroke-width="2"></path>'
     kind, css_color = ("", INK) if color is None else (rank_class(color), rank_color(color))
     shown = (
         f'<svg class="{kind}" style="color:{css_color}" role="img" aria-label="{label}" {size}>'
         f"{drawn}</svg>"
     )
     if is_static:
-        picture = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{_paths(line, marks, css_color)}</svg>'
-        )
-        shown += f'<img alt="{label}" {size} src="{svg_source(picture)}">'
+        drawn = drawn.replace("currentColor", css_color)
+        picture = svg_source(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{drawn}</svg>')
+        shown += f'<img alt="{label}" {size} src="{picture}">'
     return f'<span title="{label}">{shown}</span>'
-
-
-def _paths(line: str, marks: str, color: str) -> str:
-    drawn = f'<path d="{line}" fill="none" stroke="{color}" stroke-width="1.5"></path>'
-    if marks:
-        drawn += f'<path d="{marks}" stroke="{ALERT}" stroke-width="2"></path>'
-    return drawn
 
 
 def svg_source(picture: str) -> str:

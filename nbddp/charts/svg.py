@@ -6,18 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from nbddp.charts.axes import format_number, format_ticks, log_ticks, padded, round_ticks
-from nbddp.charts.chart_lines import Chart, ChartLine, ChartMark, slices
+from nbddp.charts.chart_lines import Chart, ChartLine, ChartMark, Numbers, slices
 from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.float64]
 
 WIDTH, HEIGHT = 360, 190  # CSS pixels, unless the page scales it
 SMALL = 10.0  # font size of the ticks
@@ -39,7 +34,13 @@ class Frame:
         self._heights = padded(low, high) if chart.limits else (low, high)
         self.unit = chart.unit
         self.x_ticks = self._step_ticks() if chart.lines else []
-        self.y_ticks = self._value_ticks(is_log=chart.is_log) if chart.limits else []
+        self.y_ticks: list[tuple[float, str]] = []
+        if chart.limits and chart.is_log:
+            ticks = log_ticks(*self._heights)
+            self.y_ticks = [(float(np.log10(tick)), format_number(tick)) for tick in ticks]
+        elif chart.limits:
+            ticks = round_ticks(*self._heights)
+            self.y_ticks = list(zip(ticks, format_ticks(ticks), strict=True))
         letters = [len(text) for _, text in self.y_ticks]
         self.left = 14 + SMALL * DIGIT * max([4, len(self.unit) - 2, *letters])
         self.right, self.bottom, self.top = WIDTH - 8.0, 24.0, HEIGHT - 12.0
@@ -58,23 +59,13 @@ class Frame:
         return self.bottom + (heights - low) / (high - low) * (self.top - self.bottom)
 
     def _step_ticks(self) -> list[tuple[float, str]]:
-        ticks: list[float] = []
-        texts: list[str] = []
+        least = 0.0 if self.unit == "s" else 1.0
         for at_most in (6, 4, 2):
-            least = 0.0 if self.unit == "s" else 1.0
             ticks = round_ticks(*self._steps, at_most=at_most, least=least)
             texts = format_ticks(ticks)
             if sum(len(text) + 2 for text in texts) * SMALL * DIGIT < WIDTH - 50:
                 break
         return list(zip(ticks, texts, strict=True))
-
-    def _value_ticks(self, *, is_log: bool) -> list[tuple[float, str]]:
-        """Return the value and the text of each tick."""
-        if is_log:
-            ticks = log_ticks(*self._heights)
-            return [(float(np.log10(tick)), format_number(tick)) for tick in ticks]
-        ticks = round_ticks(*self._heights)
-        return list(zip(ticks, format_ticks(ticks), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +96,8 @@ class SvgCanvas:
         """Draw a line, with a gap where a number is NaN."""
         if path := _path(xs, ys):
             self._parts.append(
-                f'<path d="{path}" fill="none" stroke="{_paint(color)}"'
-                f' stroke-width="{width * 10:g}" stroke-linejoin="round"{_alpha(alpha)}/>'
+                f'<path d="{path}" fill="none" stroke={_paint(color, alpha)}'
+                f' stroke-width="{width * 10:g}" stroke-linejoin="round"/>'
             )
 
     def dots(self, xs: Numbers, ys: Numbers, *, color: str) -> None:
@@ -114,13 +105,13 @@ class SvgCanvas:
         places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
         dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
         if dots:
-            self._parts.append(f'<g fill="{_paint(color)}">{dots}</g>')
+            self._parts.append(f"<g fill={_paint(color)}>{dots}</g>")
 
     def shapes(self, corners: Sequence[Numbers], *, color: str, alpha: float = 1.0) -> None:
         """Fill shapes, each given by rows of x and y."""
         path = "".join(f"{_path(each[:, 0], each[:, 1])}z" for each in corners)
         if path:
-            self._parts.append(f'<path d="{path}" fill="{_paint(color)}"{_alpha(alpha)}/>')
+            self._parts.append(f'<path d="{path}" fill={_paint(color, alpha)}/>')
 
     def text(self, x: float, y: float, text: str, align: Align = "left") -> None:
         """Add a label."""
@@ -246,12 +237,10 @@ def _box(left: float, right: float, bottom: float, top: float) -> Numbers:
     return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
 
 
-def _paint(color: str) -> str:
-    return "currentColor" if color == INK else color
-
-
-def _alpha(alpha: float) -> str:
-    return "" if alpha == 1.0 else f' opacity="{alpha:g}"'
+def _paint(color: str, alpha: float = 1.0) -> str:
+    """Return a colour as the end of an attribute, and an attribute for the opacity."""
+    shown = "currentColor" if color == INK else color
+    return f'"{shown}"' if alpha == 1.0 else f'"{shown}" opacity="{alpha:g}"'
 
 
 def _path(xs: Numbers, ys: Numbers) -> str:

@@ -19,7 +19,8 @@ from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
 from nbddp.imports import import_aside
 from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.input_requests import Box, ConsoleBox, NoBox, Questions
+from nbddp.ui.html_pieces import MAX_CHARTS
+from nbddp.ui.input_requests import Box, ConsoleBox, KernelBox, Questions
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
@@ -96,7 +97,7 @@ class Views:
         except BaseException:
             if self._announced is view:
                 self._announced = None
-                view.withdraw()
+                view.slot.empty()
             raise
 
     def offer(self, restart: Callable[[], str], heal: Callable[[], str] | None) -> None:
@@ -158,10 +159,8 @@ class Views:
         """Where ranks can ask something: of a cell in the background, nowhere."""
         box: Box = ConsoleBox()
         if threading.current_thread() is not threading.main_thread():
-            box = NoBox("its cell runs in the background: leave --no-wait out")
+            box = Box("its cell runs in the background: leave --no-wait out")
         elif hasattr(self._shell, "kernel"):
-            from nbddp.ui.input_requests import KernelBox
-
             box = KernelBox(self._shell.kernel)
         return Questions(box, session.answer)
 
@@ -214,13 +213,12 @@ class Views:
         metrics: MetricsSnapshot | None = None
         lines: Sequence[Line] = ()
         if self.shows_panels:
-            from nbddp.ui.chart_html import MAX_CHARTS
             from nbddp.ui.panel.view import SHOWN, PanelView  # loads widgets
 
             last = self._last if isinstance(self._last, PanelView) else None
-            if last and last.is_of(session) and last.attempt == snapshot.attempt:
+            if last and last.session is session and last.attempt == snapshot.attempt:
                 metrics = session.metrics(most=MAX_CHARTS)
-                lines = last.tails.merged()[-SHOWN:]
+                lines = last.tails.lines()[-SHOWN:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def say(self, text: str) -> None:

@@ -10,13 +10,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbddp.archive.comparison import format_last
 from nbddp.charts.axes import AxisScale, format_number
-from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, rank_chart
+from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, Numbers, rank_chart
 from nbddp.charts.palette import rank_class
 from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
@@ -24,14 +23,8 @@ from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, ink
 from nbddp.ui.words import say_left_out
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.float64]
-
 logger = logging.getLogger(__name__)
 
-MAX_CHARTS = 12  # unless the user chooses others
 MAX_NAMED = 20  # metrics without a chart
 MAX_TOOLTIPS = 60  # of a chart
 NEAR = 0.03  # of the steps: a tooltip shows a line if it has a point this near
@@ -181,14 +174,11 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
     for at, step in enumerate(steps.tolist()):
         here = [(line, values[at]) for line, values in known]
         there = [(line, value) for line, value in here if value is not None]
-        text = "\n".join([_where(chart.unit, step), *_rows(there)])
+        where = f"{format_number(step)} s" if chart.unit == "s" else f"{chart.unit} {step:.0f}"
+        text = "\n".join([where, *_rows(there)])
         left, width = edges[at], edges[at + 1] - edges[at]
         found.append(Tooltip(float(left), float(width), float(places[at] - left), text))
     return found
-
-
-def _where(unit: str, step: float) -> str:
-    return f"{format_number(step)} s" if unit == "s" else f"{unit} {step:.0f}"
 
 
 def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:

@@ -11,13 +11,20 @@ from html import escape as escape_tags
 from importlib.resources import files
 
 from nbddp.record.snapshot import Snapshot
-from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import strip
-from nbddp.ui.words import say_event, say_seconds
+from nbddp.ui.words import say_events
 
+MAX_CHARTS = 12  # unless the user chooses others
 MAX_EVENTS = 6  # the newest are listed, all are on the line
-_BAD_EVENTS = {"failure", "exit", "start failed", "not healed"}
-_WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no progress", "fault"}
+_EVENT_CLASSES = {
+    **dict.fromkeys(("failure", "exit", "start failed", "not healed"), "nbddp-bad"),
+    **dict.fromkeys(("interrupt", "restart asked", "stop asked", "kill asked"), "nbddp-warn"),
+    **dict.fromkeys(("no progress", "fault"), "nbddp-warn"),
+}
+COLORS = {"ok": "#2e9e44", "bad": "#d83434", "warn": "#d9822b", "busy": "#2196f3", "off": "#888888"}
+STRONG = "font-weight:600"
+CARD_HEIGHT = 600  # pixels at most: a message may have thousands of lines
+SHEET = f"<style>\n{files('nbddp.ui').joinpath('panel.css').read_text(encoding='utf-8')}</style>"
 
 
 def escape(text: str) -> str:
@@ -27,84 +34,52 @@ def escape(text: str) -> str:
 
 def card(text: str, *, is_error: bool = False) -> str:
     """Return a card with a message; ``text`` is HTML already."""
-    kind = " nbddp-error" if is_error else ""
-    style = card_style(is_error=is_error)
+    kind, label, color = "", "notice", COLORS["warn"]
+    if is_error:
+        kind, label, color = " nbddp-error", "failure", COLORS["bad"]
     # the keyboard can scroll it
-    said = f'tabindex="0" role="region" aria-label="{"failure" if is_error else "notice"}"'
+    said = f'tabindex="0" role="region" aria-label="{label}"'
+    style = (
+        f"border-left:3px solid {color};padding:5px 10px;margin:5px 0;"
+        f"max-height:{CARD_HEIGHT}px;overflow-y:auto"
+    )
     return f'<div class="nbddp-card{kind}" {said} style="{style}"><pre>{text}</pre></div>'
 
 
-def note(text: str) -> str:
-    """Return a muted line."""
-    return f'<div class="nbddp nbddp-muted">{escape(text)}</div>'
+def muted(text: str) -> str:
+    """Return a muted line; empty for an empty text."""
+    return f'<div class="nbddp nbddp-muted">{escape(text)}</div>' if text else ""
 
 
-# ---- the time line
+def dot(kind: str) -> str:
+    """Return a dot in one of the colours."""
+    return (
+        f'<span class="nbddp-dot nbddp-{kind}" style="display:inline-block;width:8px;height:8px;'
+        f'border-radius:4px;margin-right:6px;background-color:{COLORS[kind]}"></span>'
+    )
+
+
+def ink(kind: str) -> str:
+    """Return the style of words in one of the colours."""
+    return f"color:{COLORS[kind]}"
 
 
 def time_line(snapshot: Snapshot) -> str:
     """Draw the events since the cell began as marks on a line, and list the newest."""
-    said = [(event, say_event(event)) for event in snapshot.events]
-    shown = [(event, text) for event, text in said if text]
+    shown = say_events(snapshot)
     if not shown:
         return ""
-    marks = "".join(_mark(event, text, snapshot) for event, text in shown)
-    rows = "".join(_event(event, text, snapshot) for event, text in shown[-MAX_EVENTS:])
+    marks = ""
+    for event, _, text in shown:
+        place = (event.at - snapshot.began) / max(snapshot.seconds, 1e-3)
+        style = f"left:{min(1.0, max(0.0, place)):.1%}"
+        kind = _EVENT_CLASSES.get(event.kind, "")
+        marks += f'<span class="{kind}" style="{style}" title="{escape(text)}"></span>'
+    rows = "".join(
+        f'<li><span class="nbddp-at">{at}</span> {escape(text)}</li>'
+        for _, at, text in shown[-MAX_EVENTS:]
+    )
     left_out = max(0, len(shown) - MAX_EVENTS)
     more = f'<li class="nbddp-muted">{left_out} earlier</li>' if left_out else ""
     line = f'<div class="nbddp-line" aria-hidden="true">{marks}</div>'
     return f'{line}<ul class="nbddp-events">{more}{rows}</ul>'
-
-
-def _mark(event: Happening, text: str, snapshot: Snapshot) -> str:
-    span = max(snapshot.seconds, 1e-3)
-    place = min(1.0, max(0.0, (event.at - snapshot.began) / span))
-    return f'<span class="{_kind(event)}" style="left:{place:.1%}" title="{escape(text)}"></span>'
-
-
-def _event(event: Happening, text: str, snapshot: Snapshot) -> str:
-    at = say_seconds(max(0.0, event.at - snapshot.began))
-    return f'<li><span class="nbddp-at">{at}</span> {escape(text)}</li>'
-
-
-def _kind(event: Happening) -> str:
-    if event.kind in _BAD_EVENTS:
-        return "nbddp-bad"
-    return "nbddp-warn" if event.kind in _WARN_EVENTS else ""
-
-
-COLORS = {"ok": "#2e9e44", "bad": "#d83434", "warn": "#d9822b", "busy": "#2196f3", "off": "#888888"}
-STRONG = "font-weight:600"
-CARD_HEIGHT = 600  # pixels at most: a message may have thousands of lines
-
-
-def color_of(kind: str) -> str:
-    """The colour of one of the sheet's kinds; where it has none, something goes on.
-
-    >>> color_of("nbddp-bad"), color_of("")
-    ('#d83434', '#2196f3')
-    """
-    return COLORS.get(kind.removeprefix("nbddp-"), COLORS["busy"])
-
-
-def dot(kind: str) -> str:
-    """A dot that says how it is."""
-    return (
-        f'<span class="nbddp-dot {kind}" style="display:inline-block;width:8px;height:8px;'
-        f'border-radius:4px;margin-right:6px;background-color:{color_of(kind)}"></span>'
-    )
-
-
-def card_style(*, is_error: bool) -> str:
-    """Of a few lines that nobody should miss."""
-    color = COLORS["bad" if is_error else "warn"]
-    scrolls = f"max-height:{CARD_HEIGHT}px;overflow-y:auto"
-    return f"border-left:3px solid {color};padding:5px 10px;margin:5px 0;{scrolls}"
-
-
-def ink(kind: str) -> str:
-    """Of words that say that something is wrong, or waits."""
-    return f"color:{COLORS[kind]}"
-
-
-SHEET = f"<style>\n{files('nbddp.ui').joinpath('panel.css').read_text(encoding='utf-8')}</style>"

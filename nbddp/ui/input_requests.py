@@ -7,12 +7,9 @@ import select
 import sys
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import zmq
 from IPython.display import publish_display_data
 
 from nbddp.record.notices import Question, TakenBack
@@ -30,10 +27,17 @@ class RefusedError(RuntimeError):
     """Nobody can be asked, and why."""
 
 
-class Box(Protocol):
-    """Where somebody types; ``stays`` says what to do about one that nobody has answered."""
+class Box:
+    """Where somebody types: here nobody can, and is told why.
 
-    stays: str
+    Attributes:
+        stays: what to do about a box that nobody has answered.
+    """
+
+    stays = ""
+
+    def __init__(self, refusal: str = WAY_OUT) -> None:
+        self._refusal = refusal
 
     def begin(self, prompt: str, *, is_secret: bool) -> None:
         """Show a prompt.
@@ -41,27 +45,20 @@ class Box(Protocol):
         Raises:
             RefusedError: nobody can type.
         """
+        del prompt, is_secret
+        raise RefusedError(self._refusal)
 
     def poll(self) -> str | None:
-        """What was typed, None while nothing was.
+        """Return what was typed, None while nothing was.
 
         Raises:
             EOFError: nothing more will be.
         """
+        return None
 
     def close(self) -> bool:
         """Close a box that needs no answer any more. Return whether it is closed."""
-
-
-Answer = Callable[[int, Answered], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """What somebody typed for a rank, behind its prompt; a secret is not shown."""
-
-    rank: int
-    text: str
+        return True
 
 
 class Questions:
@@ -72,10 +69,10 @@ class Questions:
         answer: hands an answer to a rank.
     """
 
-    def __init__(self, box: Box, answer: Answer) -> None:
+    def __init__(self, box: Box, answer: Callable[[int, Answered], None]) -> None:
         self._box = box
         self._answer = answer
-        self._waiting: deque[Question] = deque()
+        self._waiting: list[Question] = []
         self._open: Question | None = None
         self._last = -1
         self._stays_until = 0.0
@@ -97,42 +94,35 @@ class Questions:
         if isinstance(notice, Question):
             self._waiting.append(notice)
         else:
-            self._take_back(notice)
+            taken = (notice.rank, notice.question)
+            self._drop(lambda each: (each.rank, each.asked.question) == taken)
 
-    def _take_back(self, taken: TakenBack) -> None:
-        self._waiting = deque(each for each in self._waiting if not _is_it(each, taken))
-        if self._open is not None and _is_it(self._open, taken):
-            self._open = None
-            self._close_box()
-
-    def pump(self, has_ended: Callable[[int], bool]) -> Typed | None:
+    def pump(self, has_ended: Callable[[int], bool]) -> tuple[int, str] | None:
         """Ask what is next; hand on what was typed.
 
         Args:
             has_ended: whether a rank is through with the cell, or dead: it waits for nothing.
+
+        Returns:
+            A rank, and its prompt with what somebody typed behind it; a secret is not shown.
         """
-        self._waiting = deque(each for each in self._waiting if not has_ended(each.rank))
-        if self._open is not None and has_ended(self._open.rank):
-            self._open = None
-            self._close_box()
+        self._drop(lambda each: has_ended(each.rank))
         if self._open is None:
             self._begin_next()
-        return self._hand_on(self._open) if self._open is not None else None
-
-    def _hand_on(self, question: Question) -> Typed | None:
-        asked = question.asked
+        if (question := self._open) is None:
+            return None
         try:
             text = self._box.poll()
         except EOFError:
             self._is_shown = False
-            self._end(question, Answered(question=asked.question, is_end=True))
+            self._end(question, is_end=True)
             return None
         if text is None:
             return None
         self._is_shown = False
-        self._end(question, Answered(question=asked.question, text=text))
-        shown = HIDDEN if asked.is_secret else text
-        return Typed(question.rank, _printable(asked.prompt + shown))
+        self._end(question, text=text)
+        shown = HIDDEN if question.asked.is_secret else text
+        return question.rank, _printable(question.asked.prompt + shown)
 
     def note_page(self, seen: object) -> None:
         """What the page has done besides, such as how many cells it sent.
@@ -141,17 +131,23 @@ class Questions:
         the end of file, or it would stand in his way for ever.
         """
         if self._open is not None and seen != self._turned_away:
-            self._end(self._open, Answered(question=self._open.asked.question, is_end=True))
+            self._end(self._open, is_end=True)
             self._close_box()
         self._turned_away = seen
 
     def close(self) -> None:
         """Whoever still waits for an answer gets none."""
         for question in (*([self._open] if self._open else []), *self._waiting):
-            self._answer(question.rank, Answered(question=question.asked.question, is_end=True))
-        self._open = None
-        self._waiting.clear()
+            self._send(question, is_end=True)
+        self._open, self._waiting = None, []
         self._close_box()
+
+    def _drop(self, is_over: Callable[[Question], bool]) -> None:
+        """Forget the questions that need no answer any more."""
+        self._waiting = [each for each in self._waiting if not is_over(each)]
+        if self._open is not None and is_over(self._open):
+            self._open = None
+            self._close_box()
 
     def _close_box(self) -> None:
         """Close a box that no rank waits for: JupyterLab runs no other cell while one is open."""
@@ -159,32 +155,28 @@ class Questions:
             self._is_shown = not self._box.close()
 
     def _begin_next(self) -> None:
-        question = self._next()
+        """Ask the rank that was asked last before the others: a debugger asks again and again."""
+        question = next((each for each in self._waiting if each.rank == self._last), None)
         if question is None:
-            return
+            if not self._waiting or time.monotonic() < self._stays_until:
+                return
+            question = self._waiting[0]
+        self._waiting.remove(question)
         prompt = _printable(f"[rank {question.rank}] {question.asked.prompt}")
         try:
             self._box.begin(prompt, is_secret=question.asked.is_secret)
         except RefusedError as error:
-            refusal = Answered(question=question.asked.question, refusal=str(error))
-            self._answer(question.rank, refusal)
-            return
-        self._open, self._is_shown = question, True
+            self._send(question, refusal=str(error))
+        else:
+            self._open, self._is_shown = question, True
 
-    def _next(self) -> Question | None:
-        """The rank that was asked last goes first: a debugger asks again and again."""
-        for question in self._waiting:
-            if question.rank == self._last:
-                self._waiting.remove(question)
-                return question
-        if not self._waiting or time.monotonic() < self._stays_until:
-            return None
-        return self._waiting.popleft()
-
-    def _end(self, question: Question, answer: Answered) -> None:
+    def _end(self, question: Question, **answer: Any) -> None:
         self._open, self._last = None, question.rank
         self._stays_until = time.monotonic() + STAYING
-        self._answer(question.rank, answer)
+        self._send(question, **answer)
+
+    def _send(self, question: Question, **answer: Any) -> None:
+        self._answer(question.rank, Answered(question=question.asked.question, **answer))
 
 
 def _printable(text: str) -> str:
@@ -192,40 +184,12 @@ def _printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _is_it(question: Question, taken: TakenBack) -> bool:
-    return (question.rank, question.asked.question) == (taken.rank, taken.question)
-
-
-class NoBox:
-    """Where nobody types."""
-
-    stays = ""
-
-    def __init__(self, reason: str = WAY_OUT) -> None:
-        self._reason = reason
-
-    def begin(self, prompt: str, *, is_secret: bool) -> None:
-        """Say so."""
-        del prompt, is_secret
-        raise RefusedError(self._reason)
-
-    def poll(self) -> str | None:
-        """Nothing."""
-        return None
-
-    def close(self) -> bool:
-        """Return True: no box was shown."""
-        return True
-
-
-class ConsoleBox:
+class ConsoleBox(Box):
     """A terminal; what is typed there comes by the line."""
-
-    stays = ""
 
     def begin(self, prompt: str, *, is_secret: bool) -> None:
         """Show the prompt."""
-        if not _has_terminal():
+        if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             raise RefusedError(WAY_OUT)
         if is_secret:
             raise RefusedError("this terminal would show what is typed: push it with %ddp push")
@@ -240,14 +204,6 @@ class ConsoleBox:
         if not line:
             raise EOFError
         return line.removesuffix("\n")
-
-    def close(self) -> bool:
-        """Return True: a prompt in a terminal needs no closing."""
-        return True
-
-
-def _has_terminal() -> bool:
-    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
 END = "\x04"  # what a page sends for the end of file
@@ -269,7 +225,7 @@ setTimeout(press, 0, 10);
 """
 
 
-class KernelBox:
+class KernelBox(Box):
     """The page that runs the cell; used on the kernel's main thread.
 
     ipykernel's own ``raw_input()`` waits. This class sends the same request on the stdin channel,
@@ -296,26 +252,20 @@ class KernelBox:
             raise RefusedError(WAY_OUT)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        while self._has_message():
-            kernel.stdin_socket.recv_multipart(zmq.NOBLOCK)
+        while kernel.stdin_socket.poll(0):
+            kernel.stdin_socket.recv_multipart()
+        if hasattr(kernel, "_get_shell_context_var"):  # who asked for the cell, in ipykernel 7
+            identity = kernel._get_shell_context_var(kernel._shell_parent_ident)
+        else:
+            identity = kernel._parent_ident["shell"]
         sent = kernel.session.send(
             kernel.stdin_socket,
             "input_request",
             {"prompt": prompt, "password": is_secret},
             kernel.get_parent("shell"),
-            ident=self._identity(),
+            ident=identity,
         )
         self._asked = sent["header"]["msg_id"]
-
-    def _identity(self) -> Any:
-        """Who asked for the cell: ipykernel 7 has it in a variable of each shell, 6 in a dict."""
-        kernel = self._kernel
-        if hasattr(kernel, "_get_shell_context_var"):
-            return kernel._get_shell_context_var(kernel._shell_parent_ident)
-        return kernel._parent_ident["shell"]
-
-    def _has_message(self) -> bool:
-        return bool(self._kernel.stdin_socket.poll(0))
 
     def poll(self) -> str | None:
         """What was typed, None while nothing was."""
@@ -325,7 +275,7 @@ class KernelBox:
         return text
 
     def _reply(self) -> str | None:
-        if not self._has_message():
+        if not self._kernel.stdin_socket.poll(0):
             return None
         _, reply = self._kernel.session.recv(self._kernel.stdin_socket)
         if reply is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,6 +33,10 @@ class Line:
     at: float = field(default=0.0, compare=False)
 
 
+# not yet a Line: of a flood, most are gone before they are ever shown
+_Row = tuple[tuple[int, ...], str, float]
+
+
 class Tails:
     r"""Keeps the last lines of every rank, and of all together in the order they came.
 
@@ -42,7 +46,7 @@ class Tails:
     >>> tails = Tails(max_lines=2)
     >>> tails.write(1, "a\nb\nc\n\r10%"), tails.write(1, "\r20%")
     (None, None)
-    >>> [line.text for line in tails.of(1)], tails.earlier(1)
+    >>> [line.text for line in tails.lines(1)], tails.earlier(1)
     (['b', 'c', '20%'], 1)
 
     Args:
@@ -54,103 +58,60 @@ class Tails:
     """
 
     def __init__(self, *, max_lines: int = 500, max_merged: int | None = None) -> None:
-        self._max_lines = max_lines
-        self._merged = _Tail(max_merged or max_lines)
-        self._ranks: dict[int, _RankTail] = {}
+        self._kept: defaultdict[int | None, deque[_Row]] = defaultdict(
+            lambda: deque(maxlen=max_lines), {None: deque(maxlen=max_merged or max_lines)}
+        )
+        self._totals: Counter[int | None] = Counter()
+        self._assemblers: dict[int, LineAssembler] = {}
         self.version = 0
 
     def write(self, rank: int, text: str) -> None:
         """Take a piece of a rank's output, cut anywhere."""
         if text:
-            tail = self._ranks.setdefault(rank, _RankTail(rank, self._max_lines))
-            self._keep(rank, tail.assembler.add(text))
-            self.version += 1
+            if rank not in self._assemblers:
+                self._assemblers[rank] = LineAssembler(log_name(rank), max_line=MAX_KEPT_LINE)
+            self._keep((rank,), self._assemblers[rank].add(text))
 
     def say(self, text: str) -> None:
         """Take words of nbddp's own, in one line or several."""
-        self._merged.extend((), text.rstrip("\n").split("\n"))
-        self.version += 1
+        self._keep((), text.rstrip("\n").split("\n"))
 
     def flush(self, rank: int | None = None) -> None:
         """Make a line of what has no end yet, of one rank or of all: no more of it will come."""
-        for each in sorted(self._ranks) if rank is None else [rank]:
-            if each in self._ranks:
-                self._keep(each, self._ranks[each].assembler.flush())
-        self.version += 1
+        for each in self._writers(rank):
+            self._keep((each,), self._assemblers[each].flush())
 
-    def merged(self) -> list[Line]:
-        """The last lines of all ranks as they came, then what each is writing now."""
-        return self._merged.lines() + self.unended()
-
-    def of(self, rank: int) -> list[Line]:
-        """The last lines of one rank, what it is writing now included."""
-        tail = self._ranks.get(rank)
-        return tail.lines() + self._partial(rank) if tail else []
+    def lines(self, rank: int | None = None) -> list[Line]:
+        """Return the last lines of one rank, or of all as they came, then the unended ones."""
+        return self.newest(len(self._kept[rank]), rank) + self.unended(rank)
 
     def earlier(self, rank: int | None = None) -> int:
-        """How many lines of one rank, or of all, were there and are not kept."""
-        tail = self._tail(rank)
-        return tail.earlier if tail else 0
+        """Return how many lines of one rank, or of all, were there and are not kept."""
+        return self._totals[rank] - len(self._kept[rank])
 
     def total(self, rank: int | None = None) -> int:
-        """How many lines of one rank, or of all, have been ended."""
-        tail = self._tail(rank)
-        return tail.total if tail else 0
+        """Return how many lines of one rank, or of all, have been ended."""
+        return self._totals[rank]
 
     def newest(self, count: int, rank: int | None = None) -> list[Line]:
-        """The last ``count`` lines that were ended, of one rank or of all, as far as kept."""
-        tail = self._tail(rank)
-        return tail.lines(count) if tail else []
+        """Return the last ``count`` kept lines that were ended, of one rank or of all."""
+        kept = islice(reversed(self._kept[rank]), count)
+        return [Line(ranks, text, at=at) for ranks, text, at in kept][::-1]
 
     def unended(self, rank: int | None = None) -> list[Line]:
-        """What one rank, or each, is writing now."""
-        ranks = sorted(self._ranks) if rank is None else [rank]
-        return [line for each in ranks if each in self._ranks for line in self._partial(each)]
+        """Return what one rank, or each, is writing now."""
+        partial = ((each, self._assemblers[each].partial) for each in self._writers(rank))
+        return [Line((each,), text) for each, text in partial if text]
 
-    def _tail(self, rank: int | None) -> _Tail | None:
-        return self._merged if rank is None else self._ranks.get(rank)
+    def _writers(self, rank: int | None) -> list[int]:
+        return [each for each in sorted(self._assemblers) if rank in (None, each)]
 
-    def _keep(self, rank: int, lines: Sequence[str]) -> None:
-        self._ranks[rank].extend((rank,), lines)
-        self._merged.extend((rank,), lines)
-
-    def _partial(self, rank: int) -> list[Line]:
-        partial = self._ranks[rank].assembler.partial
-        return [Line((rank,), partial)] if partial else []
-
-
-class _Tail:
-    """The last lines, and how many there were in all."""
-
-    def __init__(self, max_lines: int) -> None:
-        # not yet as Line: of a flood, most are gone before they are ever shown
-        self._kept: deque[tuple[tuple[int, ...], str, float]] = deque(maxlen=max_lines)
-        self.total = 0
-
-    @property
-    def earlier(self) -> int:
-        """How many are not kept."""
-        return self.total - len(self._kept)
-
-    def extend(self, ranks: tuple[int, ...], lines: Sequence[str]) -> None:
-        """Take lines, in order."""
-        if lines:
-            at = time.time()
-            self._kept.extend((ranks, line, at) for line in lines)
-            self.total += len(lines)
-
-    def lines(self, count: int | None = None) -> list[Line]:
-        """Those that are kept, or the last of them."""
-        kept = self._kept if count is None else [*islice(reversed(self._kept), count)][::-1]
-        return [Line(ranks, text, at=at) for ranks, text, at in kept]
-
-
-class _RankTail(_Tail):
-    """The same for one rank, whose output comes in pieces."""
-
-    def __init__(self, rank: int, max_lines: int) -> None:
-        super().__init__(max_lines)
-        self.assembler = LineAssembler(log_name(rank), max_line=MAX_KEPT_LINE)
+    def _keep(self, ranks: tuple[int, ...], lines: Sequence[str]) -> None:
+        at = time.time()
+        for tail in (*ranks, None):
+            self._kept[tail].extend((ranks, line, at) for line in lines)
+            self._totals[tail] += len(lines)
+        self.version += 1
 
 
 def agreeing(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]]:
@@ -270,8 +231,6 @@ def _second(at: int) -> str:
 
 
 def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
-    if not ranks:
-        return ""
     color = rank_color(ranks[0])
     kind = f"nbddp-tag {rank_class(ranks[0])}"
     return f'<span class="{kind}" style="color:{color}">{to_html(say_tag(ranks, mark))}</span>'

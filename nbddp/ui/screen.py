@@ -30,21 +30,6 @@ def no_check(_handle: CellHandle) -> Sequence[Finding]:
     return ()
 
 
-class Screen(Protocol):
-    """Where a view puts things."""
-
-    def write(self, text: str) -> None:
-        """Put text at the end."""
-
-    def flush(self) -> None:
-        """Make it visible now."""
-
-    def display(
-        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
-    ) -> None:
-        """Show a MIME bundle."""
-
-
 class View(Protocol):
     """Shows one cell; ``has_record`` tells whether that includes why it failed."""
 
@@ -61,7 +46,7 @@ class View(Protocol):
 
 
 class StreamScreen:
-    """A screen that is a text stream: rich things are shown as their text."""
+    """Where a view puts things: here a text stream, which shows rich things as their text."""
 
     def write(self, text: str) -> None:
         """Print."""
@@ -103,10 +88,11 @@ def is_text(message: Display) -> bool:
     return not message.display_id and set(message.data) == {"text/plain"}
 
 
-def show_rich(screen: Screen, rank: int, message: Display, *, has_color: bool) -> None:
+def show_rich(screen: StreamScreen, rank: int, message: Display, *, has_color: bool) -> None:
     """Show what a rank displayed, or change what it displayed before."""
     if not message.is_update:
-        _caption(screen, [rank], has_color=has_color)
+        screen.write(f"{tagged([rank], has_color=has_color)}\n")
+        screen.flush()
     screen.display(
         message.data,
         message.metadata,
@@ -116,16 +102,12 @@ def show_rich(screen: Screen, rank: int, message: Display, *, has_color: bool) -
 
 
 def show_rich_value(
-    screen: Screen, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
+    screen: StreamScreen, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
 ) -> None:
     """Show a value that some ranks agree on, which is more than text."""
-    _caption(screen, ranks, has_color=has_color)
-    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
-
-
-def _caption(screen: Screen, ranks: Sequence[int], *, has_color: bool) -> None:
     screen.write(f"{tagged(ranks, has_color=has_color)}\n")
     screen.flush()
+    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
 
 
 def tagged(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:

@@ -17,13 +17,14 @@ from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.record.snapshot import RankSnapshot
+from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import Questions
 from nbddp.ui.log_lines import agreeing
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.screen import (
     TOGETHER,
     Check,
-    Screen,
+    StreamScreen,
     View,
     is_text,
     no_check,
@@ -34,6 +35,8 @@ from nbddp.ui.screen import (
 from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
 from nbddp.wire.messages import Display, JsonDict
 
+logger = logging.getLogger(__name__)
+
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
 SLACK = 0.1  # seconds of pieces not shown that may be made up for at once
 PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
@@ -42,6 +45,11 @@ MAX_HELD = 1 << 20  # characters
 PATIENCE = 1.0  # seconds; news ends the wait
 BURST = 8e6  # characters that may come at once
 PACE_PERIOD = 0.05  # seconds between two looks while the page catches up
+DELAY = 0.15  # seconds after which an unfinished line is shown; most are finished before
+PERIOD = 30.0  # seconds between two lines of progress
+TERMINAL_PERIOD = 1.0  # where a line takes the place of the one before
+SHOWN_METRICS = 4  # in a line
+_ERASE = "\r\x1b[K"
 
 
 class TextView:
@@ -65,7 +73,7 @@ class TextView:
 
     def __init__(
         self,
-        screen: Screen,
+        screen: StreamScreen,
         *,
         is_quiet: bool = False,
         has_color: bool = False,
@@ -124,7 +132,9 @@ class TextView:
     def follow(self, handle: CellHandle) -> None:
         """Show what a cell says until it ends; may be called again after an interrupt."""
         while not handle.is_told:
-            if not handle.is_finished and self._await_screen():
+            behind = self._followed_at - time.monotonic()
+            if behind > 0 and not handle.is_finished:  # the screen cannot follow
+                time.sleep(min(behind, PACE_PERIOD))
                 continue
             left = self._next_flush - time.monotonic() if self._held else PATIENCE
             left = min(left, self._unfinished.next_due - time.monotonic())
@@ -135,18 +145,12 @@ class TextView:
             if notice is not None:
                 self._show_notice(notice)
             while (due := self._unfinished.take_due(time.monotonic())) is not None:
-                self._show_unfinished(*due)
+                rank, text, end = due
+                self._go_on(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
             if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
                 self._show_held()
             if self._progress is not None:
                 self._progress.tell(self._screen, handle, self._leave_line)
-
-    def _await_screen(self) -> bool:
-        """Wait a moment if the screen cannot follow, and say so."""
-        behind = self._followed_at - time.monotonic()
-        if behind > 0:
-            time.sleep(min(behind, PACE_PERIOD))
-        return behind > 0
 
     def _show_held(self) -> None:
         """Show what is held back: at once after a pause, else less and less often.
@@ -188,13 +192,9 @@ class TextView:
             self._held.append(text)
             self._held_size += len(text)
 
-    def _show_unfinished(self, rank: int, text: str, end: str) -> None:
-        self._go_on(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
-
     def _leave_line(self) -> None:
         """Show all held text, and end an unfinished line: the next output goes below it."""
-        if end := self._unfinished.leave():
-            self._go_on(end)
+        self._go_on(self._unfinished.leave())
         self._show_held()
 
     def finish(self, result: CellResult) -> None:
@@ -262,15 +262,6 @@ class TextView:
                 self._hold("".join(f"{tag} {line}\n" for line in lines))
 
 
-logger = logging.getLogger(__name__)
-
-PERIOD = 30.0  # seconds between two lines
-TERMINAL_PERIOD = 1.0  # where a line takes the place of the one before
-SHOWN_METRICS = 4  # in a line
-MAX_CHARTS = 12
-_ERASE = "\r\x1b[K"
-
-
 class Progress:
     """Says how far a cell is, where there is something to say.
 
@@ -290,10 +281,7 @@ class Progress:
         self._is_on_line = False
 
     def tell(
-        self,
-        screen: Screen,
-        handle: CellHandle,
-        leave_line: Callable[[], None] = lambda: None,
+        self, screen: StreamScreen, handle: CellHandle, leave_line: Callable[[], object]
     ) -> None:
         """Print the progress, if an update is due and the progress has changed.
 
@@ -316,13 +304,13 @@ class Progress:
             screen.write(f"{line}\n")
         screen.flush()
 
-    def make_room(self, screen: Screen) -> None:
+    def make_room(self, screen: StreamScreen) -> None:
         """Take away the line that another one would take the place of: something else comes."""
         if self._is_on_line:
             self._is_on_line = False
             screen.write(_ERASE)
 
-    def finish(self, screen: Screen) -> None:
+    def finish(self, screen: StreamScreen) -> None:
         """Show the charts, if there are any and they can be shown."""
         self.make_room(screen)
         if self._has_pictures:
@@ -331,19 +319,16 @@ class Progress:
     def _say(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
         ranks = [each for each in snapshot.ranks if each.bars or each.step]
-        where = _say_where(min(ranks, key=_how_far)) if ranks else []
+        where: list[str] = []
+        if ranks:
+            slowest = min(ranks, key=_how_far)
+            where = [*map(say_bar, slowest.bars)] or [f"step {say_step(slowest)}"]
         late = [say_awaited(snapshot.awaited)] if snapshot.awaited else []
         return " · ".join([*where, *_say_values(self._session), *late])
 
 
 def _how_far(each: RankSnapshot) -> tuple[float, int]:
     return each.step or 0.0, sum(bar.done for bar in each.bars)
-
-
-def _say_where(slowest: RankSnapshot) -> list[str]:
-    if slowest.bars:
-        return [say_bar(bar) for bar in slowest.bars]
-    return [f"step {say_step(slowest)}"]
 
 
 def _say_values(session: Session) -> Iterator[str]:
@@ -354,7 +339,7 @@ def _say_values(session: Session) -> Iterator[str]:
             yield f"{name} {format_number(sum(last) / len(last))}"
 
 
-def show_charts(screen: Screen, session: Session) -> None:
+def show_charts(screen: StreamScreen, session: Session) -> None:
     """Show the charts of the metrics that have more than a point, as one picture."""
     metrics = session.metrics({}, most=MAX_CHARTS)
     curves = {
@@ -383,9 +368,6 @@ def show_charts(screen: Screen, session: Session) -> None:
         screen.write(f"nbddp: {many} {'is' if metrics.left_out == 1 else 'are'} in metrics.jsonl\n")
 
 
-DELAY = 0.15  # seconds after which an unfinished line is shown; most are finished before
-
-
 class UnfinishedLines:
     """Decides which unfinished lines are shown, when, and which text continues them.
 
@@ -396,7 +378,7 @@ class UnfinishedLines:
     """
 
     def __init__(self) -> None:
-        self._open: int | None = None  # the rank whose line is at the end of the screen
+        self.open: int | None = None  # the rank whose line is at the end of the screen
         self._shown = ""  # what is shown of it
         self._texts: dict[int, str] = {}  # unfinished lines that are not shown in full
         self._due: dict[int, float] = {}
@@ -408,11 +390,6 @@ class UnfinishedLines:
         """When an unfinished line is to be shown; infinite without one."""
         return min(self._due.values(), default=math.inf)
 
-    @property
-    def open(self) -> int | None:
-        """The rank whose line is at the end of the screen."""
-        return self._open
-
     def note(self, rank: int, written: str, partial: str, now: float) -> str:
         """Note a rank's output and its unfinished line. Return what to add to the open line."""
         _, has_ended, last = written.rpartition("\n")
@@ -423,7 +400,7 @@ class UnfinishedLines:
         if not partial or rank in self._bars or len(partial) > MAX_KEPT_LINE or "\n" in partial:
             self._due.pop(rank, None)
             return ""
-        if rank == self._open and partial.startswith(self._shown):
+        if rank == self.open and partial.startswith(self._shown):
             rest, self._shown = partial[len(self._shown) :], partial
             return rest
         self._texts[rank] = partial
@@ -443,20 +420,20 @@ class UnfinishedLines:
                 del self._due[rank]
                 self._delays[rank] = 2 * self._delays.get(rank, DELAY)
                 end = self.leave()
-                self._open, self._shown = rank, self._texts.pop(rank)
+                self.open, self._shown = rank, self._texts.pop(rank)
                 return rank, self._shown, end
         return None
 
     def finish(self, rank: int, line: str) -> str | None:
         """Return the rest of a rank's finished line; None if its beginning is not the open line."""
-        if rank != self._open or not line.startswith(self._shown):
+        if rank != self.open or not line.startswith(self._shown):
             return None
-        self._open = None
+        self.open = None
         return line[len(self._shown) :]
 
     def leave(self) -> str:
         """Leave the open line, as other output follows below it. Return the text that ends it."""
-        if self._open is None:
+        if self.open is None:
             return ""
-        self._open = None
+        self.open = None
         return "\x1b[0m\n" if "\x1b" in self._shown else "\n"

@@ -199,7 +199,9 @@ def say_devices(snapshot: Snapshot) -> str:
 
 
 def say_refused(count: int) -> str:
-    """Say how many forged messages were refused."""
+    """Say how many forged messages were refused; return an empty text for none."""
+    if not count:
+        return ""
     what = "message was" if count == 1 else "messages were"
     return f"{count} {what} refused: not signed by this group"
 
@@ -265,6 +267,15 @@ def say_event(event: Happening) -> str:
     if event.kind in _SAID:
         return _SAID[event.kind](facts)
     return _say_any(event.kind, facts)
+
+
+def say_events(snapshot: Snapshot) -> list[tuple[Happening, str, str]]:
+    """Return the events that are shown, each with its time after the start and its text."""
+    return [
+        (event, say_seconds(max(0.0, event.at - snapshot.began)), text)
+        for event in snapshot.events
+        if (text := say_event(event))
+    ]
 
 
 def _say_any(kind: str, facts: dict[str, Any]) -> str:

@@ -171,8 +171,8 @@ def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
     handle.next_notice = overheard  # type: ignore[method-assign]
     view.show(handle)
     tails.flush()
-    record = Record(snapshot=group.snapshot(handle), lines=tails.merged())
-    assert record_text(record) == log_text(tails.merged())
+    record = Record(snapshot=group.snapshot(handle), lines=tails.lines())
+    assert record_text(record) == log_text(tails.lines())
     [text] = screen.shown
     return str(text), record_text(record)
 

@@ -415,30 +415,6 @@ def test_a_page_that_is_loaded_again_gets_the_state_of_all_widgets(page: Page) -
     page.send("comm_close", {"comm_id": control, "data": {}})
 
 
-def test_a_panel_that_stays_never_reports_its_finished_cell_as_busy(
-    page: Page, is_tap: bool
-) -> None:
-    model = page.run("b = make(lambda _: print('pressed')); print(b.model_id)")
-    cell = page.begin("stays = live.serving(b, blocks=False).begin()")
-    page.has(cell, "idle")
-    page.seen.clear()
-    clicks = [page.press(model)]
-    page.has(clicks[0], "idle")
-    other = page.begin(
-        "block(lambda: len(b.times) == 2, limit=20 if live.how.value == 'tap' else 0)"
-    )
-    page.says(other, "blocked")
-    clicks.append(page.press(model))
-    page.has(clicks[1], "idle")
-    page.has(other, "idle")
-    page.run("stays.end()")
-    assert page.statuses(cell) == []
-    for click in clicks:
-        assert page.statuses(click) == [("0", "busy"), ("0", "idle")]
-    if is_tap:
-        assert page.text(cell) == "pressed\npressed\n"
-
-
 def test_a_click_does_not_announce_that_a_cell_begins_or_ends(page: Page) -> None:
     page.run(
         "events, note = [], lambda: events.append(1)\n"

@@ -13,9 +13,8 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Widget
@@ -46,9 +45,8 @@ class Serving:
             loaded again, and has lost what was only printed.
     """
 
-    def __init__(self, live: LiveComms, *, blocks: bool) -> None:
+    def __init__(self, live: LiveComms) -> None:
         self._live = live
-        self._asks_to_block = blocks
         self.comm_ids: set[str] = set()
         self.context = contextvars.Context()
         self.cell: dict[str, Any] | None = None
@@ -62,9 +60,6 @@ class Serving:
     def begin(self) -> Serving:
         """Answer them from now on, in the context of the cell that says so."""
         self.context = contextvars.copy_context()
-        # Another thread may wait as well, but the cell that the page shows as busy is not its own.
-        blocks = self._asks_to_block and threading.current_thread() is threading.main_thread()
-        self.cell = self._live.running_cell() if blocks else None
         try:
             self._live.begin(self)
         except BaseException:
@@ -76,15 +71,9 @@ class Serving:
         """Answer them no longer; the kernel does, when it is free."""
         self._live.end(self)
 
-    def __enter__(self) -> Serving:
-        return self.begin()
+    __enter__ = begin
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
 
@@ -131,15 +120,13 @@ class LiveComms:
         """Whether the kernel was asked to end, or to start anew: no page listens any more."""
         return getattr(self._kernel, "_shutdown_message", None) is not None
 
-    def serving(self, *widgets: Widget, blocks: bool = True) -> Serving:
+    def serving(self, *widgets: Widget) -> Serving:
         """Answer these widgets while the context lasts; nested and overlapping as you like.
 
-        Args:
-            widgets: Their children, layouts and styles are served with them.
-            blocks: The main thread waits as long as this lasts. Say False for a panel that stays
-                when its cell is over.
+        Their children, layouts and styles are served with them. The main thread waits as long as
+        this lasts.
         """
-        serving = Serving(self, blocks=blocks)
+        serving = Serving(self)
         serving.add(*widgets)
         return serving
 
@@ -152,10 +139,8 @@ class LiveComms:
             return
         with interrupt_held_back():
             self._kernel.shell_stream.flush()
-            while not self._calls.empty():
-                call = self._calls.get()
-                if call is not None:
-                    self._answer(*call)
+            for call in self._waiting_calls():
+                self._answer(*call)
 
     def keep(self, close: Callable[[], None], *, most: int) -> None:
         """Leave widgets of a cell that is over on its page; of more than ``most`` close the oldest.
@@ -169,17 +154,13 @@ class LiveComms:
 
     # -- who is served
 
-    def running_cell(self) -> dict[str, Any] | None:
-        """The message whose cell this thread is running."""
-        if self._way is Way.NONE:
-            return None
-        cell: dict[str, Any] = self._kernel.get_parent("shell")
-        return cell
-
     def begin(self, serving: Serving) -> None:
         """Serve this one too."""
         if self._way is Way.NONE:
             return
+        # Another thread may wait as well, but the cell that the page shows as busy is not its own.
+        if threading.current_thread() is threading.main_thread():
+            serving.cell = self._kernel.get_parent("shell")
         self._has_failed = False  # whatever held the kernel up, it has read this cell since
         with interrupt_held_back():
             with self._lock:
@@ -249,10 +230,14 @@ class LiveComms:
     def _remove_filter(self, current: Filter) -> None:
         current.take_out()
         self._filter = None
-        while self._way is Way.PUMP and not self._calls.empty():
-            call = self._calls.get()
-            if call is not None:
-                current.pass_on(call[0])
+        if self._way is Way.PUMP:
+            for message, _ in self._waiting_calls():
+                current.pass_on(message)
+
+    def _waiting_calls(self) -> Iterator[tuple[Incoming, Serving]]:
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                yield call
 
     def _start_thread(self) -> None:
         self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its

@@ -11,7 +11,8 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import MANY_RANKS, rank_chart
 from nbddp.charts.palette import rank_class
 from nbddp.record.metrics import Curve, MetricsSnapshot
-from nbddp.ui.chart_html import MAX_CHARTS, render
+from nbddp.ui.chart_html import render
+from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.panel.pieces import Plain, box, close, html
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def _dropdown(label: str, options: Sequence[tuple[str, object]]) -> widgets.Drop
         description=label,
         options=options,
         value=options[0][1],
-        layout=widgets.Layout(width="auto"),
+        layout={"width": "auto"},
         style={"description_width": "auto"},
     )
 

@@ -6,10 +6,9 @@ import contextvars
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from enum import Enum
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets as widgets
 from IPython.display import publish_display_data
@@ -17,17 +16,14 @@ from IPython.display import publish_display_data
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import escape
-from nbddp.ui.panel.pieces import box, bundle, button, close, show_question
+from nbddp.ui.panel.pieces import box, bundle, close
 from nbddp.ui.screen import EMPTY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ASKING = 5.0  # seconds that a button waits for its second press
 
 
 class Press(Enum):
-    """A button."""
+    """A button of the panel."""
 
     INTERRUPT = "Interrupt"
     RESTART = "Restart"
@@ -35,18 +31,31 @@ class Press(Enum):
     KILL = "Kill"
 
 
-_TIPS = {
-    Press.INTERRUPT: "End the cell and keep every name; once more: kill what does not obey",
-    Press.RESTART: "Restart all ranks; their names are lost. Press twice",
-    Press.STOP: "End the ranks. Press twice",
-    Press.KILL: "Kill this rank with SIGKILL, to see what happens. Press twice",
+HEAL, RESTART = "Heal", "Restart"
+_LOOKS = {  # tooltip and icon
+    "Interrupt": ("End the cell and keep every name; once more: kill what does not obey", "stop"),
+    "Restart": ("Restart all ranks; their names are lost. Press twice", "refresh"),
+    "Stop": ("End the ranks. Press twice", "power-off"),
+    "Kill": ("Kill this rank with SIGKILL, to see what happens. Press twice", "bolt"),
+    "Heal": (
+        "Replace the dead ranks with new ones; the other ranks keep all their names",
+        "medkit",
+    ),
 }
-_ICONS = {
-    Press.INTERRUPT: "stop",
-    Press.RESTART: "refresh",
-    Press.STOP: "power-off",
-    Press.KILL: "bolt",
-}
+_MEANWHILE = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
+Deed = Callable[[], str]
+
+
+def _button(label: str, **layout: str) -> widgets.Button:
+    tooltip, icon = _LOOKS[label]
+    layout = {"width": "auto", **layout}
+    return widgets.Button(description=label, tooltip=tooltip, icon=icon, layout=layout)
+
+
+def _show_question(asked: widgets.Button, label: str, *, asks: bool) -> None:
+    """Have a button ask for a second press, or take the question back."""
+    asked.description = f"{label}?" if asks else label
+    (asked.add_class if asks else asked.remove_class)("nbddp-asks")
 
 
 class Controls:
@@ -55,29 +64,23 @@ class Controls:
     Args:
         ranks: those that may be killed.
         press: told what is to be done, and to which rank.
-        clock: tells the time.
     """
 
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        press: Callable[[Press, int], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], press: Callable[[Press, int], None]) -> None:
         self._press = press
-        self._clock = clock
         self._asked: tuple[Press, float] | None = None
-        self.buttons = {each: self._button(each) for each in Press}
+        self.buttons = {each: _button(each.value) for each in Press}
+        for each, made in self.buttons.items():
+            made.on_click(lambda _, press=each: self._pressed(press))
         self._victim = widgets.Dropdown(
             options=[(str(rank), rank) for rank in ranks],
             description="rank",  # who hears the page hears what is chosen there
             style={"description_width": "initial"},
-            layout=widgets.Layout(width="96px"),
+            layout={"width": "96px"},
         )
         self._victim.observe(lambda _change: self._ask_no_more(), "value")
-        self.row = widgets.HBox([*self._steering(), self._victim, self.buttons[Press.KILL]])
-        self.row.add_class("nbddp-buttons")
+        *steering, kill = self.buttons.values()
+        self.row = box(widgets.HBox, [*steering, self._victim, kill], "nbddp-buttons")
 
     def draw(self, snapshot: Snapshot) -> None:
         """Allow what can be done now; a question that was not answered is taken back."""
@@ -88,16 +91,8 @@ class Controls:
         self.buttons[Press.STOP].disabled = not may
         self.buttons[Press.KILL].disabled = not (may and self._victim.value in snapshot.alive)
         asked = self._asked
-        if asked is not None and self._clock() - asked[1] > ASKING:
+        if asked is not None and time.monotonic() - asked[1] > ASKING:
             self._ask_no_more()
-
-    def _steering(self) -> list[widgets.Button]:
-        return [self.buttons[each] for each in (Press.INTERRUPT, Press.RESTART, Press.STOP)]
-
-    def _button(self, press: Press) -> widgets.Button:
-        made = button(press.value, tooltip=_TIPS[press], icon=_ICONS[press])
-        made.on_click(lambda _: self._pressed(press))
-        return made
 
     def _pressed(self, press: Press) -> None:
         is_answer = self._asked is not None and self._asked[0] is press
@@ -106,26 +101,13 @@ class Controls:
             self.buttons[press].disabled = True  # until it is drawn again: nothing is done twice
             self._press(press, self._victim.value)
         else:
-            self._ask(press)
-
-    def _ask(self, press: Press) -> None:
-        self._asked = press, self._clock()
-        show_question(self.buttons[press], press.value, asks=True)
+            self._asked = press, time.monotonic()
+            _show_question(self.buttons[press], press.value, asks=True)
 
     def _ask_no_more(self) -> None:
         asked, self._asked = self._asked, None
         if asked is not None:
-            show_question(self.buttons[asked[0]], asked[0].value, asks=False)
-
-
-HEAL, RESTART = "Heal", "Restart"
-_DEED_TIPS = {
-    HEAL: "Replace the dead ranks with new ones; the other ranks keep all their names",
-    RESTART: "Restart all ranks; their names are lost. Press twice",
-}
-_DEED_ICONS = {HEAL: "medkit", RESTART: "refresh"}
-_MEANWHILE = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
-Deed = Callable[[], str]
+            _show_question(self.buttons[asked[0]], asked[0].value, asks=False)
 
 
 class Aftermath:
@@ -152,12 +134,12 @@ class Aftermath:
         self._is_there = False
         self._doing = Lock()
         self._asks = False
-        self._buttons = {label: _deed_button(label) for label in offers}
-        self._said = widgets.HTML()
-        row = [*self._buttons.values(), self._said]
-        self._row = box(widgets.HBox, row, "nbddp-aftermath")
+        # not flexible: what is said beside a button may be long, and takes two lines
+        self._buttons = {label: _button(label, flex="none") for label in offers}
         for label, deed in offers.items():
             self._buttons[label].on_click(lambda _, it=(label, deed): self._press(*it))
+        self._said = widgets.HTML()
+        self._row = box(widgets.HBox, [*self._buttons.values(), self._said], "nbddp-aftermath")
 
     def publish(self) -> None:
         """Show it; a page without widgets shows nothing."""
@@ -186,55 +168,35 @@ class Aftermath:
         close(self._row)
 
     def _press(self, label: str, deed: Deed) -> None:
-        if label != RESTART:
+        if label != RESTART or self._asks:
             self._do(label, deed)
-            return
-        if self._asks:
-            self._do(label, deed)
-        self._show_question(not self._asks)
-
-    def _show_question(self, asks: bool) -> None:  # noqa: FBT001 - the one thing it is told
-        self._asks = asks
-        show_question(self._buttons[RESTART], RESTART, asks=asks)
+        if label == RESTART:
+            self._asks = not self._asks
+            _show_question(self._buttons[RESTART], RESTART, asks=self._asks)
 
     def _do(self, label: str, deed: Deed) -> None:
         # Two quick presses may be answered on two threads of the kernel. The second says nothing.
         if not (self._is_there and self._doing.acquire(blocking=False)):
             return
         try:
-            self._set_disabled(value=True)
-            self._say(_MEANWHILE[label])
+            self._show(_MEANWHILE[label], is_busy=True)
             said = self._context.copy().run(self._as_cell, deed)
         finally:
             self._doing.release()
         if self._is_there:
-            self._say(said)
-            self._set_disabled(value=False)
+            self._show(said, is_busy=False)
 
-    def _set_disabled(self, *, value: bool) -> None:
+    def _show(self, text: str, *, is_busy: bool) -> None:
+        lines = escape(text).replace("\n", "<br>")
+        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
         for each in self._buttons.values():
-            each.disabled = value
+            each.disabled = is_busy
 
     def _as_cell(self, deed: Deed) -> str:
-        with self._cell_goes_on():
-            return deed()
-
-    @contextmanager
-    def _cell_goes_on(self) -> Iterator[None]:
-        """What is shown belongs to the cell: in older kernels a context does not say so."""
+        """Carry it out as a part of the cell: in older kernels a context does not say so."""
         pressed = self._kernel.get_parent("shell")
         self._kernel.set_parent([], self._cell, "shell")
         try:
-            yield
+            return deed()
         finally:
             self._kernel.set_parent([], pressed, "shell")
-
-    def _say(self, text: str) -> None:
-        lines = escape(text).replace("\n", "<br>")
-        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
-
-
-def _deed_button(label: str) -> widgets.Button:
-    made = button(label, tooltip=_DEED_TIPS[label], icon=_DEED_ICONS[label])
-    made.layout.flex = "none"  # what is said beside it may be long, and takes two lines
-    return made

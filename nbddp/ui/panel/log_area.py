@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from nbddp.formatting import plural
 from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
-from nbddp.ui.html_pieces import escape
+from nbddp.ui.html_pieces import muted
 from nbddp.ui.log_lines import Line, Tails, aside, block, html_rows
 from nbddp.ui.panel.pieces import Plain, box, close, html
 
@@ -34,11 +34,13 @@ class LogWidgets:
     """
 
     def __init__(self, ranks: Sequence[int], on_new: Callable[[widgets.Widget], None]) -> None:
-        self._choice = _choice(ranks)
+        kind = widgets.ToggleButtons if len(ranks) <= MAX_TABS else widgets.Dropdown
+        options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
+        self._choice = kind(options=options, value=ALL)
         self._search = widgets.Text(
             placeholder="lines with ...",
             continuous_update=True,
-            layout=widgets.Layout(width="150px"),
+            layout={"width": "150px"},
         )
         self._times = widgets.ToggleButton(
             description="Times", tooltip="Show when each line came", icon="clock-o"
@@ -46,11 +48,10 @@ class LogWidgets:
         self._hold = widgets.ToggleButton(
             description="Hold", tooltip="Let no line come or go for now", icon="pause"
         )
-        self._found, self._earlier, self._now = (html() for _ in range(3))
-        self._path = html()
+        self._found, self._earlier, self._now, self._path = (html() for _ in range(4))
         self._pages = LogPages(on_new)
-        self._look: tuple[int, str] | None = None
-        self._seen: tuple[object, ...] = ()
+        self._rank: int | None = None
+        self._word = ""
         self._begin(0)
         self._times.observe(lambda _change: self._show_times(), "value")
         controls = [self._choice, self._search, self._times, self._hold, self._found]
@@ -69,28 +70,16 @@ class LogWidgets:
 
     def draw(self, tails: Tails, folder: str = "") -> None:
         """Show what is new; ``folder`` is where the logs are."""
-        seen = (tails.version, *self.looks_at)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        look = (int(self._choice.value), self._search.value.strip().casefold())
-        if look != self._look:
-            self._look = look
+        chosen, word = int(self._choice.value), self._search.value.strip().casefold()
+        rank = None if chosen == ALL else chosen
+        if (rank, word) != (self._rank, self._word):
+            self._rank, self._word = rank, word
             self._pages.clear()
             self._begin(max(0, tails.total(self._rank) - MAX_ROWS))
         elif self._hold.value:
             return
         self._extend(tails)
         self._say(tails, log_path(folder, self._rank))
-
-    @property
-    def _rank(self) -> int | None:
-        chosen = int(self._choice.value)
-        return None if chosen == ALL else chosen
-
-    @property
-    def _word(self) -> str:
-        return self._look[1] if self._look else ""
 
     def _begin(self, passed: int) -> None:
         self._taken = passed  # lines so far, those included that nobody looked at
@@ -111,20 +100,19 @@ class LogWidgets:
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
 
     def _matching(self, lines: Sequence[Line]) -> list[Line]:
-        if not self._word:
-            return list(lines)
-        return [line for line in lines if self._word in strip(line.text).casefold()]
+        word = self._word
+        return [line for line in lines if not word or word in strip(line.text).casefold()]
 
     def _say(self, tails: Tails, path: str) -> None:
         rows = html_rows(self._matching(tails.unended(self._rank)))
         # what has the focus is scrolled by the keyboard, with all that is around it
         said = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
         self._now.value = f"<div {said}>{block(rows) if rows else ''}</div>"
-        self._found.value = _muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
+        self._found.value = muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
         earlier = self._taken - (self._read if self._word else self._pages.lines)
         said = say_earlier(earlier, path, was_searched=not self._word)
         self._earlier.value = _in_panel(block([aside(said)])) if said else ""
-        self._path.value = _muted(path)
+        self._path.value = muted(path)
 
     def _show_times(self) -> None:
         act = self.root.add_class if self._times.value else self.root.remove_class
@@ -145,7 +133,7 @@ class LogPages:
         self._on_new = on_new
         # A layout of its own: a page that is loaded again makes the newest widgets first. A widget
         # with the layout of an older one cannot be made there, and takes the panel with it.
-        layout = widgets.Layout(margin="0", overflow="visible", flex="0 0 auto")
+        layout = {"margin": "0", "overflow": "visible", "flex": "0 0 auto"}
         self.root = widgets.VBox((), layout=layout)
         self._pages: list[_Page] = []
         self._rows: list[str] = []  # of the newest page
@@ -162,7 +150,9 @@ class LogPages:
             return
         now = time.monotonic()
         if not self._pages or len(self._rows) >= PAGE_ROWS or now > self._full_at:
-            self._append(html(_in_panel(block(rows))))
+            self._pages.append(_Page(html(_in_panel(block(rows)))))
+            self.root.children = (*self.root.children, self._pages[-1].html)
+            self._on_new(self._pages[-1].html)
             self._rows, self._full_at = [*rows], now + PAGE_SECONDS
         else:
             self._rows += rows
@@ -175,11 +165,6 @@ class LogPages:
     def clear(self) -> None:
         """Remove all rows."""
         self._remove(len(self._pages))
-
-    def _append(self, page: Plain) -> None:
-        self._pages.append(_Page(page))
-        self.root.children = (*self.root.children, page)
-        self._on_new(page)
 
     def _remove(self, count: int) -> None:
         """Remove the oldest pages."""
@@ -216,16 +201,6 @@ def say_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
         return ""
     lines = plural(count, "earlier line")
     return f"{lines} in {path}" if was_searched else f"{lines} not searched, in {path}"
-
-
-def _choice(ranks: Sequence[int]) -> widgets.ToggleButtons | widgets.Dropdown:
-    options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
-    kind = widgets.ToggleButtons if len(ranks) <= MAX_TABS else widgets.Dropdown
-    return kind(options=options, value=ALL)
-
-
-def _muted(text: str) -> str:
-    return f'<div class="nbddp nbddp-muted">{escape(text)}</div>' if text else ""
 
 
 def _in_panel(inner: str) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
-ASKS = "nbddp-asks"
-
 
 class Plain(widgets.HTML):
     """HTML that has neither a layout nor a style of its own, which would be two widgets more.
@@ -26,21 +24,7 @@ def html(value: str = "") -> Plain:
 
 def box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:
     """A box that the style sheet knows by its name."""
-    made = kind(children)
-    made.add_class(name)
-    return made
-
-
-def button(label: str, *, tooltip: str, icon: str) -> widgets.Button:
-    """A button as wide as what is written on it."""
-    layout = widgets.Layout(width="auto")
-    return widgets.Button(description=label, tooltip=tooltip, icon=icon, layout=layout)
-
-
-def show_question(asked: widgets.Button, label: str, *, asks: bool) -> None:
-    """Have a button ask for a second press, or take the question back."""
-    asked.description = f"{label}?" if asks else label
-    (asked.add_class if asks else asked.remove_class)(ASKS)
+    return kind(children, _dom_classes=(name,))
 
 
 def bundle(shown: widgets.Widget) -> dict[str, object]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ipywidgets import Widget
 
@@ -16,8 +17,7 @@ from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, W
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
-from nbddp.ui.chart_html import MAX_CHARTS
-from nbddp.ui.html_pieces import note
+from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import Questions
 from nbddp.ui.log_lines import Line, Tails, parted
 from nbddp.ui.panel.controls import Press
@@ -28,7 +28,7 @@ from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.report.blocks import Cell, Dot, Report
 from nbddp.ui.report.finished_cell import Attempt, Record, record_html, record_text
 from nbddp.ui.report.render import render_html
-from nbddp.ui.screen import TOGETHER, Check, Screen, View, is_text, show_rich, show_rich_value
+from nbddp.ui.screen import TOGETHER, Check, StreamScreen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.words import shorten
 from nbddp.wire.messages import Display
 
@@ -42,10 +42,6 @@ PANELS_KEPT = 4  # panels whose widgets stay after their cells: a page may still
 RECORDS_KEPT = 32  # records that stay where their panels were, for pages that follow no outputs
 SHOWN = 200  # lines of the log in the record
 SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
-WAITING_BUTTONS = (
-    "The buttons wait for the end of this cell, as nbddp does not know this kernel; "
-    "the notebook's own interrupt works."
-)
 NO_WIDGETS = (
     "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
     "and `%ddp view text` prints everything as it comes"
@@ -65,7 +61,7 @@ class PanelView:
         self,
         session: Session,
         live: LiveComms,
-        screen: Screen,
+        screen: StreamScreen,
         *,
         has_color: bool,
         questions: Questions,
@@ -74,7 +70,7 @@ class PanelView:
     ) -> None:
         self.tails = Tails(max_merged=MAX_ROWS)
         self.attempt = 0
-        self._session = session
+        self.session = session
         self._live = live
         self._screen = screen
         self._has_color = has_color
@@ -91,14 +87,10 @@ class PanelView:
         self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # not read in haste
         self._next_draw = 0.0
 
-    def is_of(self, session: Session) -> bool:
-        """Whether it shows a cell of this session."""
-        return self._session is session
-
     def take_over(self, before: View) -> None:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
         if isinstance(before, PanelView) and before._shown is not None:
-            is_healed = before._shown.attempt == self._session.life.attempt
+            is_healed = before._shown.attempt == self.session.life.attempt
             self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
             self.tails, self.slot = before.tails, before.slot
 
@@ -112,14 +104,10 @@ class PanelView:
         announced = render_html(Report(Cell(text, dot=Dot.BUSY)))
         self.slot.show_placeholder(announced, f"nbddp: {text}")
 
-    def withdraw(self) -> None:
-        """Nothing comes of what was announced."""
-        self.slot.empty()
-
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
         self.attempt, self._shown = handle.attempt, handle
-        self._folder = shorten(self._session.snapshot(handle).folder)
+        self._folder = shorten(self.session.snapshot(handle).folder)
         self._next_draw = time.monotonic() + DELAY
         self._opens_at = time.monotonic() + OPENING
         try:
@@ -146,8 +134,9 @@ class PanelView:
         self._questions.note_page((self._live.cells, reloads))
         typed = self._questions.pump(handle.has_ended)
         if typed is not None:
-            self.tails.flush(typed.rank)
-            self.tails.write(typed.rank, f"{typed.text}\n")
+            rank, text = typed
+            self.tails.flush(rank)
+            self.tails.write(rank, f"{text}\n")
 
     def _patience(self) -> float:
         """How long to wait for news: less where this very thread answers the buttons."""
@@ -173,7 +162,7 @@ class PanelView:
             case Wrote(rank=rank, text=text):
                 self.tails.write(rank, text)
             case Said(text=text):
-                if self._widgets is None or text != self._session.whereabouts.hangs.alarm:
+                if self._widgets is None or text != self.session.whereabouts.hangs.alarm:
                     self.tails.say(text)
             case Displayed(rank=rank, message=message):
                 self._show_display(handle, rank, message)
@@ -208,7 +197,7 @@ class PanelView:
 
     def _preview(self, handle: CellHandle) -> None:
         """Show it as its record will be, so that nothing jumps if that comes soon."""
-        merged = self.tails.merged()
+        merged = self.tails.lines()
         record = Record(
             snapshot=self._snapshot(handle),
             lines=merged[-SHOWN:],
@@ -222,10 +211,10 @@ class PanelView:
         log_seen = (self.tails.version, widgets.log.looks_at)
         self._log_pacer.draw(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
         self._rest_pacer.draw(
-            self._session.version,
-            lambda: widgets.draw(self._snapshot(handle), note=self._note()),
+            self.session.version,
+            lambda: widgets.draw(self._snapshot(handle), can_press=self._live.how is not Way.NONE),
         )
-        chart_seen = (self._session.version, widgets.charts.choice)
+        chart_seen = (self.session.version, widgets.charts.choice)
         self._chart_pacer.draw(chart_seen, widgets.charts.draw)
         self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
 
@@ -233,22 +222,19 @@ class PanelView:
         self._widgets = widgets = PanelWidgets(
             handle.ranks,
             lambda *it: self._press(handle, *it),
-            metrics=self._session.metrics,
-            on_new=self._serve,
+            self.session.metrics,
+            self._serve,
         )
         self._redraw(handle, widgets)
         if self.slot.root is None:
             self._live.keep(self.slot.close, most=RECORDS_KEPT)
         self._serving = self._live.serving(self.slot.open(widgets.parts)).begin()
-        run = self._session.snapshot(handle).run
+        run = self.session.snapshot(handle).run
         self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
 
     def _serve(self, widget: Widget) -> None:
         if self._serving is not None:
             self._serving.add(widget)
-
-    def _note(self) -> str:
-        return note(WAITING_BUTTONS) if self._live.how is Way.NONE else ""
 
     def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
@@ -256,16 +242,14 @@ class PanelView:
 
     def _press(self, handle: CellHandle, press: Press, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
+        deeds: dict[Press, Callable[[], object]] = {
+            Press.INTERRUPT: self.session.interrupt,
+            Press.RESTART: self.session.begin_restart,
+            Press.STOP: self.session.begin_stop,
+            Press.KILL: partial(self.session.begin_kill, rank),
+        }
         try:
-            match press:
-                case Press.INTERRUPT:
-                    self._session.interrupt()
-                case Press.RESTART:
-                    self._session.begin_restart()
-                case Press.STOP:
-                    self._session.begin_stop()
-                case Press.KILL:
-                    self._session.begin_kill(rank)
+            deeds[press]()
         except RequestError as error:
             handle.feed(Said(str(error)))
 
@@ -283,16 +267,11 @@ class PanelView:
             self._live.keep(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
 
-    def _record(
-        self,
-        handle: CellHandle,
-        result: CellResult,
-        values: Sequence[Line],
-    ) -> Record:
+    def _record(self, handle: CellHandle, result: CellResult, values: Sequence[Line]) -> Record:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
-        merged = self.tails.merged()
+        merged = self.tails.lines()
         snapshot = self._snapshot(handle)
-        notes = [_missed(snapshot), self._questions.stays]
+        missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
         return Record(
             snapshot=snapshot,
             result=result,
@@ -300,39 +279,35 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             log_path=log_path(self._folder, None),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
-            metrics=self._session.metrics(most=MAX_CHARTS, chosen=chosen),
+            metrics=self.session.metrics(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
             attempts=self._before,
-            curves=self._widgets.sparklines.columns(is_static=True) if self._widgets else {},
-            notes=[each for each in notes if each],
+            curves=partial(self._widgets.sparklines.draw, is_static=True)
+            if self._widgets
+            else None,
+            notes=[missed if snapshot.missed else "", self._questions.stays],
             findings=self._check(handle),
         )
 
     def _snapshot(self, handle: CellHandle) -> Snapshot:
         """Of the cell from its first attempt on."""
-        snapshot = self._session.snapshot(handle)
+        snapshot = self.session.snapshot(handle)
         if not self._before:
             return snapshot
         began = self._before[0].handle.began_at
         seconds = snapshot.seconds + handle.began_at - began
-        events = self._session.time_line.since(began)
+        events = self.session.time_line.since(began)
         return replace(snapshot, began=began, seconds=seconds, events=events)
 
     def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[Line], str]]:
-        found: list[tuple[int, Sequence[Line], str]] = []
-        for rank in handle.ranks:
-            lines = self.tails.of(rank)
-            earlier = self._earlier(lines, SHOWN_OF_RANK, rank)
-            if lines:
-                found.append((rank, lines[-SHOWN_OF_RANK:], earlier))
-        return found
+        return [
+            (rank, lines[-SHOWN_OF_RANK:], self._earlier(lines, SHOWN_OF_RANK, rank))
+            for rank in handle.ranks
+            if (lines := self.tails.lines(rank))
+        ]
 
     def _close(self) -> None:
         if self._serving is not None:
             self._serving.end()
         if self._widgets is not None and not self._live.kernel_ends:
             self.slot.close()  # each that an ending kernel closes is an error on the page
-
-
-def _missed(snapshot: Snapshot) -> str:
-    return f"{n:,} more rows of numbers are in metrics.jsonl" if (n := snapshot.missed) else ""

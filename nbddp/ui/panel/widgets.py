@@ -8,14 +8,19 @@ import ipywidgets as widgets
 
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.html_pieces import SHEET, time_line
+from nbddp.ui.html_pieces import SHEET, muted, time_line
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.log_area import LogWidgets
 from nbddp.ui.panel.pieces import box, close, html
-from nbddp.ui.report.rank_table import FEW, RankSparklines, ranks_html
+from nbddp.ui.report.rank_table import FEW, RankSparklines, rank_blocks
 from nbddp.ui.report.render import html_of, title_html
-from nbddp.ui.report.status import alarm_blocks, awaited_blocks, state_title
+from nbddp.ui.report.status import alarm_blocks, awaited_block, state_title
+
+WAITING_BUTTONS = (
+    "The buttons wait for the end of this cell, as nbddp does not know this kernel; "
+    "the notebook's own interrupt works."
+)
 
 
 class PanelWidgets:
@@ -28,22 +33,22 @@ class PanelWidgets:
         self,
         ranks: Sequence[int],
         press: Callable[[Press, int], None],
-        *,
         metrics: Callable[..., MetricsSnapshot],
-        on_new: Callable[[widgets.Widget], None] = lambda _widget: None,
+        on_new: Callable[[widgets.Widget], None],
     ) -> None:
-        self._ranks = list(ranks)
         self._state, self._note, self._table, self._line = (html() for _ in range(4))
-        self._controls = Controls(self._ranks, press)
+        self._controls = Controls(ranks, press)
         self.log = LogWidgets(ranks, on_new)
-        self.charts = ChartArea(metrics, self._ranks, on_new)
+        self.charts = ChartArea(metrics, ranks, on_new)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()
         self._all = widgets.ToggleButton(
-            description="All ranks", tooltip="Show a field for each rank", icon="th"
+            description="All ranks",
+            tooltip="Show a field for each rank",
+            icon="th",
+            layout={"display": "none" if len(ranks) <= FEW else ""},
+            _dom_classes=("nbddp-all",),
         )
-        self._all.layout.display = "none" if len(self._ranks) <= FEW else ""
-        self._all.add_class("nbddp-all")
         self.parts = [
             widgets.HTML(SHEET),
             head,
@@ -55,14 +60,14 @@ class PanelWidgets:
             self._line,
         ]
 
-    def draw(self, snapshot: Snapshot, *, note: str = "") -> None:
+    def draw(self, snapshot: Snapshot, *, can_press: bool) -> None:
         """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{title_html(state_title(snapshot))}</div>'
-        self._note.value = _notes(snapshot) + note
+        self._note.value = _notes(snapshot) + muted("" if can_press else WAITING_BUTTONS)
         if len(snapshot.ranks) <= FEW:
             self.sparklines.note(snapshot.ranks, snapshot.at)
-        curves = self.sparklines.columns()
-        table = ranks_html(snapshot.ranks, is_open=self._all.value, curves=curves)
+        is_open, curves = self._all.value, self.sparklines.draw
+        table = html_of(rank_blocks(snapshot.ranks, is_open=is_open, curves=curves))
         self._table.value = (
             f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
         )
@@ -78,7 +83,7 @@ class PanelWidgets:
 
 def _notes(snapshot: Snapshot) -> str:
     """The hang card, and the rank that the others wait for."""
-    alarm, awaited = html_of(alarm_blocks(snapshot)), html_of(awaited_blocks(snapshot))
+    alarm, awaited = html_of(alarm_blocks(snapshot)), html_of([awaited_block(snapshot)])
     role = ' role="alert"' if snapshot.alarm else ""
     shown = (f"<div{role}>{alarm}</div>" if alarm else "") + awaited
     return f'<div class="nbddp">{shown}</div>' if shown else ""

@@ -1,4 +1,7 @@
-"""The content of a view: a title and blocks, which are rendered as text or as HTML."""
+"""The content of a view: a title and blocks, which are rendered as text or as HTML.
+
+A block without content is not shown: a table without rows, a paragraph or a card without text.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
@@ -14,13 +13,19 @@ from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
-from nbddp.ui.chart_html import metrics_html, metrics_text
+from nbddp.ui.chart_html import metrics_text
 from nbddp.ui.log_lines import Line, log_html, log_text, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
 from nbddp.ui.report.rank_table import FEW, Curves, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
-from nbddp.ui.report.status import alarm_blocks, awaited_blocks, events_block, state_title
+from nbddp.ui.report.status import (
+    alarm_blocks,
+    awaited_block,
+    charts_block,
+    events_block,
+    state_title,
+)
 from nbddp.ui.words import say_facts, say_seconds
 
 
@@ -56,7 +61,7 @@ class Record:
             its earlier lines.
         metrics: what is drawn, on this ``scale``.
         attempts: the failed ones before this one.
-        curves: draw the small curves of a rank, by their column in the table.
+        curves: draws the small curves of a rank in the table.
         notes: what else to tell.
         findings: what checks found in the cell.
         is_brief: fold the ranks, as in the record of a cell that succeeded.
@@ -71,7 +76,7 @@ class Record:
     metrics: MetricsSnapshot | None = None
     scale: AxisScale = AxisScale.AUTO
     attempts: Sequence[Attempt] = ()
-    curves: Curves = field(default_factory=dict)
+    curves: Curves | None = None
     notes: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     is_brief: bool = False
@@ -89,12 +94,12 @@ def record_html(record: Record) -> str:
     is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
     blocks = [
         Details(replace(title, html=title_html(title, role="status")), state, is_open=is_open),
-        *awaited_blocks(snapshot),
+        awaited_block(snapshot),
         *_attempts(record.attempts),
         *findings_below_cell(record.findings),
         *_numbers(record),
         *_log(record.lines, record.earlier),
-        *([note(record.log_path)] if record.lines and record.log_path else []),
+        note(record.log_path if record.lines else ""),
         *_rank_logs(record.rank_lines),
     ]
     return render_html(Report("", blocks))
@@ -116,8 +121,8 @@ def _numbers(record: Record) -> list[Block]:
     notes: list[Block] = [*map(note, record.notes)]
     if record.metrics is None:
         return notes
-    draw = partial(metrics_html, record.metrics, record.scale)
-    return [Markup(draw, "\n".join(metrics_text(record.metrics))), *notes]
+    text = "\n".join(metrics_text(record.metrics))
+    return [charts_block(record.metrics, record.scale, text), *notes]
 
 
 def _title(record: Record) -> Cell:

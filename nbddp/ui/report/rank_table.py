@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
@@ -22,8 +22,7 @@ MAX_ROWS = 32  # of the table
 STILL = 5.0  # seconds without a move, from which on a rank of many has a row
 _TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")  # of a collective
 
-DrawCurve = Callable[[RankSnapshot], str]  # a small curve as HTML
-Curves = Mapping[str, DrawCurve]  # by the title of the column
+Curves = Callable[[RankSnapshot, str], str]  # a rank's curve for the column with this title, or ""
 
 
 def rank_blocks(
@@ -39,30 +38,22 @@ def rank_blocks(
         ranks: of the group, or of the cell.
         is_open: whether many ranks are also shown as a grid.
         has_pid: whether the table has the process ids.
-        curves: draw a small curve before the text of these columns.
+        curves: draws a small curve before the text of a column.
     """
     if len(ranks) <= FEW:
-        is_telling = stragglers(ranks) or seconds_left(ranks)
-        line = [Text(overview(ranks))] if is_telling else []
-        return [*line, *rank_table(ranks, has_pid=has_pid, curves=curves)]
+        is_telling = slowest(ranks) is not None or seconds_left(ranks)
+        line = Text(overview(ranks) if is_telling else "")
+        return [line, *rank_table(ranks, has_pid=has_pid, curves=curves)]
     nodes = _by_node(ranks)
     rows = _node_table(nodes) if len(nodes) > 1 else _few_of_many(ranks, has_pid=has_pid)
-    grids = [Markup(lambda: "".join(_grids(nodes)))] if is_open else []
-    return [Text(overview(ranks)), *rows, *grids]
-
-
-def ranks_html(
-    ranks: Sequence[RankSnapshot], *, is_open: bool, curves: Curves | None = None
-) -> str:
-    """Render the ranks for the panel."""
-    return html_of(rank_blocks(ranks, is_open=is_open, curves=curves))
+    return [Text(overview(ranks)), *rows, Markup(lambda: _grids(nodes) if is_open else "")]
 
 
 def _few_of_many(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
     """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
     causes = [each for each in ranks if each.is_cause][:FEW]
     text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
-    return [Markup(lambda: html_of(rank_table(causes)) if causes else "", text)]
+    return [Markup(lambda: html_of(rank_table(causes)), text)]
 
 
 # ---- a row for each rank
@@ -74,29 +65,25 @@ def rank_table(
     """Return a table with a row for each rank; of more than fit those with trouble are shown."""
     shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda each: each.rank)
     columns = {**COLUMNS, **({"pid": _pid} if has_pid else {})}
-    rows = [_row(each, columns, curves or {}) for each in shown]
+    rows = [_row(each, columns, curves) for each in shown]
     table = Table(list(columns), rows, "ranks").without_empty_columns()
-    more = len(ranks) - len(shown)
-    return [table, *([note(f"and {plural(more, 'more rank')}")] if more else [])]
+    return [table, _more(len(ranks) - len(shown), "rank")]
+
+
+def _more(count: int, what: str) -> Text:
+    return note(f"and {plural(count, f'more {what}')}" if count else "")
 
 
 def _urgency(each: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
     """Sort the failed ranks first, then those that others may wait for."""
-    return (
-        not each.is_cause,
-        each.is_well,
-        each.lag is None,
-        each.state == "waiting",
-        each.rank,
-    )
+    is_on_time, waits = each.lag is None, each.state == "waiting"
+    return not each.is_cause, each.is_well, is_on_time, waits, each.rank
 
 
-def _row(
-    each: RankSnapshot, columns: Mapping[str, Callable[[RankSnapshot], Cell]], curves: Curves
-) -> list[Cell]:
+def _row(each: RankSnapshot, columns: _Columns, curves: Curves | None = None) -> list[Cell]:
     cells = []
     for title, make in columns.items():
-        cell, curve = make(each), curves[title](each) if title in curves else ""
+        cell, curve = make(each), curves(each, title) if curves else ""
         if curve:
             shown = f"{curve} {cell.html or escape(cell.text)}"
             cell = Cell(cell.text, title=cell.title, html=shown)
@@ -149,15 +136,19 @@ def _progress(each: RankSnapshot) -> Cell:
 
 
 def _bar(bar: LoopProgress, each: RankSnapshot) -> str:
-    share = min(1.0, bar.done / bar.total) if bar.total else 0.0
-    filled = f'<span style="width:{share:.1%};background:{rank_color(each.rank)}"></span>'
-    drawn = f'<span class="nbddp-bar {rank_class(each.rank)}" aria-hidden="true">{filled}</span>'
     said = escape(say_bar(bar, is_short=True, goes_on=each.goes_on))
     if each.goes_on and bar.seconds_left:
         said, _, left = said.rpartition(" · ")
         said += f'<span class="nbddp-left"> · {left}</span>'
     title = escape(say_bar(bar, goes_on=each.goes_on))
-    return f'<span title="{title}">{drawn if bar.total else ""}{said}</span>'
+    return f'<span title="{title}">{_filled(bar, each) if bar.total else ""}{said}</span>'
+
+
+def _filled(bar: LoopProgress | None, each: RankSnapshot) -> str:
+    """Draw a bar that is filled as far as a loop is."""
+    share = min(1.0, bar.done / bar.total) if bar else 0.0
+    filled = f'<span style="width:{share:.1%};background:{rank_color(each.rank)}"></span>'
+    return f'<span class="nbddp-bar {rank_class(each.rank)}" aria-hidden="true">{filled}</span>'
 
 
 def _memory(count: int) -> str:
@@ -168,7 +159,8 @@ def _pid(each: RankSnapshot) -> Cell:
     return Cell(str(each.pid) if each.pid and each.is_alive else "")
 
 
-COLUMNS: Mapping[str, Callable[[RankSnapshot], Cell]] = {
+_Columns = Mapping[str, Callable[[RankSnapshot], Cell]]
+COLUMNS: _Columns = {
     "rank": _rank,
     "node": lambda each: Cell(each.node),
     "state": _state,
@@ -206,11 +198,11 @@ def _node_table(nodes: _Nodes) -> list[Block]:
     for number, (name, there) in enumerate(nodes.items()):
         if name in shown:
             rows.append(_node_row(f"node {number} ({name})", there))
-            rows += [_row(each, below_node, {}) for each in there if each in here]
-    notes = [(len(nodes) - len(shown), "more node"), (len(telling) - len(here), "more rank")]
+            rows += [_row(each, below_node) for each in there if each in here]
     return [
         Table(list(COLUMNS), rows, "nodes").without_empty_columns(),
-        *(note(f"and {plural(count, what)}") for count, what in notes if count),
+        _more(len(nodes) - len(shown), "node"),
+        _more(len(telling) - len(here), "rank"),
     ]
 
 
@@ -256,10 +248,10 @@ def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
     return max((left for left in known if left is not None), default=None)
 
 
-def stragglers(ranks: Sequence[RankSnapshot]) -> list[int]:
-    """Return the slow ranks that go on, the slowest first."""
-    slow = [(each.lag.share, each.rank) for each in ranks if each.lag and each.goes_on]
-    return [rank for _, rank in sorted(slow, key=lambda each: (-each[0], each[1]))]
+def slowest(ranks: Sequence[RankSnapshot]) -> int | None:
+    """Return the slowest rank among those that are slow and go on."""
+    slow = [(-each.lag.share, each.rank) for each in ranks if each.lag and each.goes_on]
+    return min(slow)[1] if slow else None
 
 
 def overview(ranks: Sequence[RankSnapshot]) -> str:
@@ -269,9 +261,9 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     '64 running'
     """
     said = _states(ranks)
-    slow, left = stragglers(ranks), seconds_left(ranks)
-    if slow:
-        said.append(f"slowest {slow[0]}")
+    slow, left = slowest(ranks), seconds_left(ranks)
+    if slow is not None:
+        said.append(f"slowest {slow}")
     if left:
         said.append(f"{say_seconds(left)} left")
     return " · ".join(said)
@@ -288,16 +280,15 @@ def _trouble(each: RankSnapshot) -> str:
     return "interrupted" if each.state.startswith("interrupted") else "ended"
 
 
-def _grids(nodes: _Nodes) -> Iterator[str]:
+def _grids(nodes: _Nodes) -> str:
+    if len(nodes) == 1:
+        return "".join(map(grid, nodes.values()))
+    drawn = ""
     for number, (name, there) in enumerate(nodes.items()):
-        if len(nodes) == 1:
-            yield grid(there)
-            return
         title = escape(f"node {number} ({name})")
-        yield (
-            f'<div class="nbddp-grid-of"><span class="nbddp-muted">{title}</span>'
-            f"{grid(there, of=title)}</div>"
-        )
+        head = f'<span class="nbddp-muted">{title}</span>'
+        drawn += f'<div class="nbddp-grid-of">{head}{grid(there, of=title)}</div>'
+    return drawn
 
 
 def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
@@ -310,18 +301,14 @@ def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
 def _field(each: RankSnapshot) -> str:
     is_odd = not each.is_well or each.state == "waiting" or each.lag is not None
     kind = "nbddp-wrong" if each.is_cause else "nbddp-waits" if is_odd else ""
-    known = [bar for bar in each.bars if bar.total]
-    share = min(1.0, known[0].done / known[0].total) if known else 0.0
+    known = next((bar for bar in each.bars if bar.total), None)
     step, where = say_step(each), f" on {each.node}" if each.node else ""
     said = [f"rank {each.rank}{where}: {each.state}", f"step {step}" if step else ""]
     said += [_memory(each.memory), say_lag(each.lag) if each.lag else ""]
     title = escape(" · ".join(filter(None, said)))
-    color = rank_color(each.rank)
     return (
         f'<span class="nbddp-field {kind}" role="listitem" title="{title}">'
-        f'{each.rank}{"↓" if each.lag else ""}<span class="nbddp-bar {rank_class(each.rank)}"'
-        f' aria-hidden="true"><span style="width:{share:.1%};background:{color}"></span></span>'
-        "</span>"
+        f"{each.rank}{'↓' if each.lag else ''}{_filled(known, each)}</span>"
     )
 
 
@@ -334,7 +321,9 @@ class RankSparklines:
     """Keeps the step rates and the memory of a few ranks."""
 
     def __init__(self) -> None:
-        self._values: dict[tuple[int, str], deque[float]] = {}
+        self._values: defaultdict[tuple[int, str], deque[float]] = defaultdict(
+            lambda: deque(maxlen=POINTS)
+        )
         self._next = 0.0
 
     def note(self, ranks: Sequence[RankSnapshot], now: float) -> None:
@@ -344,37 +333,20 @@ class RankSparklines:
         self._next = now + PERIOD
         for each in ranks:
             if each.is_alive and each.step is not None:
-                self._add(each.rank, "step", each.steps_per_second)
+                self._values[each.rank, "step"].append(each.steps_per_second)
             if each.is_alive and each.memory:
-                self._add(each.rank, "memory", each.memory)
+                self._values[each.rank, "memory"].append(each.memory)
 
-    def _add(self, rank: int, title: str, value: float) -> None:
-        self._values.setdefault((rank, title), deque(maxlen=POINTS)).append(value)
-
-    def columns(self, *, is_static: bool = False) -> Curves:
-        """Return the functions that draw the curves, by the column of the rank table.
+    def draw(self, each: RankSnapshot, title: str, *, is_static: bool = False) -> str:
+        """Draw the curve of a rank for a column of the rank table, if there is one.
 
         ``is_static``: for a record, which pages without SVG may show.
         """
-
-        def drawn(each: RankSnapshot, title: str) -> str:
-            values = list(self._values.get((each.rank, title), ()))
-            if len(values) < 2:
-                return ""
-            label = escape(_label(title, values))
-            return sparkline(
-                values, label, color=each.rank, low=0.0, width=WIDTH, is_static=is_static
-            )
-
-        return {
-            "step": lambda each: drawn(each, "step"),
-            "memory": lambda each: drawn(each, "memory"),
-        }
-
-
-def _label(title: str, values: Sequence[float]) -> str:
-    """Describe a curve, with its scale."""
-    name, now, top = "steps per second", f"{values[-1]:.3g}", f"{max(values):.3g}"
-    if title == "memory":
-        name, now, top = "memory", format_bytes(values[-1]), format_bytes(max(values))
-    return f"{name}: now {now}, axis 0 to {top}, last {len(values)} s"
+        values = list(self._values.get((each.rank, title), ()))
+        if len(values) < 2:
+            return ""
+        name, now, top = "steps per second", f"{values[-1]:.3g}", f"{max(values):.3g}"
+        if title == "memory":
+            name, now, top = "memory", format_bytes(values[-1]), format_bytes(max(values))
+        label = escape(f"{name}: now {now}, axis 0 to {top}, last {len(values)} s")
+        return sparkline(values, label, color=each.rank, low=0.0, width=WIDTH, is_static=is_static)

@@ -54,9 +54,9 @@ def text_lines(blocks: Sequence[Block], *, width: int = 0) -> Iterator[str]:
 def _lines(block: Block, width: int) -> list[str]:
     match block:
         case Table(head=head, rows=rows):
-            return aligned([head, *([str(cell) for cell in row] for row in rows)])
-        case Text(text=text):
-            return textwrap.wrap(text, width) if width else [text]
+            return aligned([head, *([str(cell) for cell in row] for row in rows)]) if rows else []
+        case Text(text=text) if width:
+            return textwrap.wrap(text, width)
         case Details(title=title, blocks=blocks):
             body = "\n".join(text_lines(blocks, width=width or WIDTH))
             return [str(title), *textwrap.indent(body, "  ").split("\n")]
@@ -86,13 +86,13 @@ def html_of(blocks: Iterable[Block]) -> str:
 def _html(block: Block) -> str:
     match block:
         case Table():
-            return _table(block)
+            return _table(block) if block.rows else ""
         case Text(text=text, mood=mood):
             return f"<div{_looks(mood)}>{_prose(text)}</div>" if text else ""
         case Code():
             return f'<div class="jp-RenderedText"><pre>{_code(block)}</pre></div>'
         case Card(text=text, is_error=is_error):
-            return card(to_html(text), is_error=is_error)
+            return card(to_html(text), is_error=is_error) if text else ""
         case Picture():
             return block.html() if block.html else _png(block)
         case Markup(html=html):
@@ -118,7 +118,7 @@ def title_html(cell: Cell, *, role: str = "") -> str:
     if cell.html:
         return cell.html
     first, _, rest = cell.text.partition(" · ")
-    mark = dot(f"nbddp-{cell.dot.value}") if cell.dot else ""
+    mark = dot(cell.dot.value) if cell.dot else ""
     if cell.dot is Dot.BUSY:
         mark = f'<span class="nbddp-running">{mark}</span>'
     said = f' role="{role}"' if role else ""
@@ -144,7 +144,7 @@ def _cell(cell: str | Cell) -> str:
         shown = f'<span class="nbddp-chip {rank_class(cell.rank)}" style="{color}">{shown}</span>'
     if cell.mood is not Mood.PLAIN:
         shown = f"<span{_looks(cell.mood)}>{shown}</span>"
-    mark = dot(f"nbddp-{cell.dot.value}") if cell.dot else ""
+    mark = dot(cell.dot.value) if cell.dot else ""
     title = f' title="{escape(cell.title)}"' if cell.title else ""
     return f"<td{title}>{mark}{shown}</td>"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from nbddp.charts.axes import AxisScale
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.metrics import MetricsSnapshot
@@ -15,7 +16,7 @@ from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report,
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.words import (
     say_awaited,
-    say_event,
+    say_events,
     say_facts,
     say_refused,
     say_seconds,
@@ -44,9 +45,10 @@ def status_report(
             *alarm_blocks(snapshot),
             *rank_blocks(snapshot.ranks, has_pid=True),
             events_block(snapshot),
-            *awaited_blocks(snapshot),
-            *_output(metrics, lines),
-            *([note(f"logs in {shorten(snapshot.folder)}")] if snapshot.folder else []),
+            awaited_block(snapshot),
+            *([charts_block(metrics)] if metrics else []),
+            *([Markup(lambda: scrolled(log_html(lines)))] if lines else []),
+            note(f"logs in {shorten(snapshot.folder)}" if snapshot.folder else ""),
         ],
     )
 
@@ -60,32 +62,28 @@ def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
 
 def alarm_blocks(snapshot: Snapshot) -> list[Block]:
     """Show the hang card, and that forged messages were refused."""
-    hang = [Card(snapshot.alarm, is_error=False)] if snapshot.alarm else []
-    return [*hang, *([note(say_refused(snapshot.refused))] if snapshot.refused else [])]
+    return [Card(snapshot.alarm, is_error=False), note(say_refused(snapshot.refused))]
 
 
-def awaited_blocks(snapshot: Snapshot) -> list[Block]:
+def awaited_block(snapshot: Snapshot) -> Text:
     """Name the rank that the others wait for."""
-    return [Text(say_awaited(snapshot.awaited), Mood.WARN)] if snapshot.awaited else []
+    return Text(say_awaited(snapshot.awaited) if snapshot.awaited else "", Mood.WARN)
 
 
 def events_block(snapshot: Snapshot) -> Markup:
     """Show the events on a line; as text only the newest."""
-    said = [(event, say_event(event)) for event in snapshot.events]
-    text = [
-        f"{say_seconds(max(0.0, event.at - snapshot.began))} after the start: {text}"
-        for event, text in said
-        if text
-    ]
+    text = [f"{at} after the start: {text}" for _, at, text in say_events(snapshot)]
     return Markup(partial(time_line, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 
-def _output(metrics: MetricsSnapshot | None, lines: Sequence[Line]) -> list[Block]:
-    log = [Markup(lambda: scrolled(log_html(lines)))] if lines else []
-    return [*([Markup(partial(_charts, metrics))] if metrics else []), *log]
+def charts_block(
+    metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO, text: str = ""
+) -> Markup:
+    """Draw the charts on a page; ``text`` is what is shown elsewhere."""
 
+    def draw() -> str:
+        from nbddp.ui.chart_html import metrics_html  # loads numpy
 
-def _charts(metrics: MetricsSnapshot) -> str:
-    from nbddp.ui.chart_html import metrics_html  # loads numpy
+        return metrics_html(metrics, scale)
 
-    return metrics_html(metrics)
+    return Markup(draw, text)

@@ -10,7 +10,7 @@ from nbddp.errors import say_ranks
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.metrics import MetricStore
-from nbddp.ui.html_pieces import escape
+from nbddp.ui.html_pieces import MAX_CHARTS, escape
 from nbddp.ui.log_lines import Line, log_html
 from nbddp.ui.report.blocks import (
     Block,
@@ -25,7 +25,7 @@ from nbddp.ui.report.blocks import (
     note,
 )
 from nbddp.ui.report.rank_table import rank_blocks
-from nbddp.ui.report.status import events_block
+from nbddp.ui.report.status import charts_block, events_block
 from nbddp.ui.words import say_facts, say_left_out, say_seconds, shorten
 
 SHOWN_CELLS = 20  # the newest
@@ -55,7 +55,8 @@ def run_report(
         scale: how values are spread over the height of a chart.
     """
     curves = run.metrics(cell)
-    numbers = Markup(partial(_charts, curves, metrics, scale), "\n".join(_numbers(curves, metrics)))
+    drawn = curves.snapshot(most=MAX_CHARTS, chosen=metrics)
+    numbers = charts_block(drawn, scale, "\n".join(_numbers(curves, metrics)))
     if cell is None:
         title = Cell(_run_title(run, ending), dot=Dot.OFF if run.was_stopped else Dot.WARN)
         parts: list[Block] = _cells(run)
@@ -140,12 +141,6 @@ def _source(cell: RecordedCell) -> Cell:
 
 
 # ---- metrics and logs
-
-
-def _charts(store: MetricStore, metrics: Collection[str] | None, scale: AxisScale) -> str:
-    from nbddp.ui.chart_html import MAX_CHARTS, metrics_html  # loads numpy
-
-    return metrics_html(store.snapshot(most=MAX_CHARTS, chosen=metrics), scale)
 
 
 def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[str]:
