@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,11 @@ def test_runs_beside_each_other_in_text_and_without_numbers_on_the_page(
     for name in ("a", "b"):
         make_run(folder, name, rows=[], config={"lr": name}, cells=[(f"train({name!r})", "ok")])
     assert "differs" in ddp("compare a b")
+    for name in ("c", "d"):
+        make_run(folder, name, rows=[], config={"path": f"/begin{'/long' * 90}/{name}"})
+    said = ddp("compare c d")
+    assert re.search(r"path +/begin\S+…\S+long/c +/begin\S+…\S+long/d", said)
+    assert max(map(len, said.splitlines())) < 160
     html = page_of(compare([folder / ".nbddp" / "runs" / name for name in ("a", "b")]))
     assert readable(html) == snapshot(name="page without charts")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Set
 from dataclasses import replace
+from pathlib import Path
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
@@ -12,6 +13,7 @@ from nbddp.errors import RequestError
 from nbddp.group.push_pull import pull
 from nbddp.lifecycle.reasons import BUSY
 from nbddp.record.cell import CellResult
+from nbddp.wire.script import Script
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class ScriptRanks:
         self._session = session or self._cells.second()
         return self._session
 
-    def start(self, spec: GroupSpec) -> None:
+    def start(self, spec: GroupSpec, script: Script | None = None) -> None:
         """Start the ranks, and arm the faults in them that are armed in the cells' ranks.
 
         Raises:
@@ -80,7 +82,8 @@ class ScriptRanks:
         session = self.recent
         session.hand_over(self._cells.armed)
         try:
-            session.start(replace(spec, joins_group=False))
+            more = {"started_by": Path(script.name).name} if script else {}
+            session.start(replace(spec, joins_group=False, more=more))
         except BaseException:
             self.close()
             raise

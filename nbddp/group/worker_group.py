@@ -229,7 +229,7 @@ class WorkerGroup:
         self._group.close_at_exit()
         scripts = self._group.scripts
         session = scripts.open()
-        scripts.start(replace(self._group.spec, ranks=request.ranks))
+        scripts.start(replace(self._group.spec, ranks=request.ranks), script)
         result = Recovery(session, TextDisplay(quiet=quiet)).run(request, retries)
         scripts.end(session, result)
         result.raise_for_failure()

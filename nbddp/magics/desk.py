@@ -173,7 +173,8 @@ class Desk:
         number = spec.nproc if args.ranks is None else len(args.ranks)
         text = f"starting {plural(number, 'rank')} ..."
         with self.views.announcing(text, session, quiet=args.quiet):
-            self.group.scripts.start(replace(spec, ranks=args.ranks, name=args.name or ""))
+            spec = replace(spec, ranks=args.ranks, name=args.name or "")
+            self.group.scripts.start(spec, request.script)
             self.run(request, args, session)
 
     def check_ranks(self, args: Namespace) -> None:

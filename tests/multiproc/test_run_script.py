@@ -17,7 +17,8 @@ from notebook import Notebook
 from processes import GLOO_ABORTS, free_port, wait_until
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp import CellFailedError, CellInterruptedError, RequestError
+from nbddp import CellFailedError, CellInterruptedError, RequestError, runs
+from nbddp.archive.summary import summarize
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -169,6 +170,7 @@ def test_exit_code_0_is_done(group: Ranks, write: Write) -> None:
     for ending in ("sys.exit()", "sys.exit(0)", "sys.exit(256)", "raise SystemExit(None)"):
         write(f"import sys\n{ending}")
         assert group.run_script("work/script.py").is_ok, ending
+    assert summarize(runs(Path.cwd())[0].path).started_by == "script.py"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.palette import LETTERS
 from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
+from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
 from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
 from nbddp.ui.words import aligned, say_seconds
 
 DIFF_LINES = 400  # of each run
+LONGEST = 60  # characters of a value in a text
 SAME = "the code of all cells is the same"
 
 
@@ -89,11 +91,20 @@ def _curves(comparison: Comparison, name: str) -> str:
 
 
 def _differences(comparison: Comparison) -> Block:
-    rows = [[name, *values] for name, values in comparison.differences()]
+    differ = comparison.differences()
+    rows: list[list[str | Cell]] = [[name, *map(_value, values)] for name, values in differ]
     if not rows:
         return note("settings, versions and world size are the same")
     letters = list(LETTERS[: len(comparison.runs)])
     return Table(["differs", *letters], rows, "in what the runs differ")
+
+
+def _value(value: str) -> Cell:
+    """Return a value whole on a page, without its middle in a text if it is long."""
+    text = " ".join(value.split())
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]}…{text[1 - LONGEST // 2 :]}"
+    return Cell(text, html=escape(value))
 
 
 def _code(comparison: Comparison) -> Iterator[Details]:
