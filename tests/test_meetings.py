@@ -20,9 +20,9 @@ Step = Callable[[int, int], float]  # how long a rank works at a step
 def arrive(group: GroupMatcher, rank: int, rows: list[list[Any]], now: float) -> list[int]:
     """A rank reports rows of number, time, and whether all wait for the last one."""
     return [
-        match.collective.call.number
+        found.call.number
         for number, at, meets in rows
-        for match in group.add(rank, Collective("all_reduce", number), at, now, meets=meets)
+        for found, _ in group.add(rank, Collective("all_reduce", number), at, now, meets=meets)
     ]
 
 

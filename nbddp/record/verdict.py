@@ -35,14 +35,7 @@ _PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
 # what the kit raises on the ranks that were told of another's failure
 _TOLD = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
 _TELLERS = ("RuntimeError", "CheckpointError")
-_TORCHS = (
-    "RuntimeError",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "DistError",
-)
-
+_TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+) in (.+)$', re.MULTILINE)  # of faulthandler
 _MISFIT = "Received data size doesn't match expected size"
@@ -102,7 +95,8 @@ class Trouble:
         """Whether it can only have come from somewhere else."""
         if self.failure is None or self.missed:
             return False
-        return self.is_interrupted or self.has_waited or self._has_lost_peer or self._was_told
+        is_freed = self.is_interrupted or self.has_waited
+        return is_freed or self._is_torchs(_PEER_LOST) or self._was_told(self.failure)
 
     @property
     def has_timed_out(self) -> bool:
@@ -133,22 +127,14 @@ class Trouble:
         is_member = not key.startswith("[") or self.rank in json.loads(key)
         return is_member and self.begun.get(key, 0) < begun.get(key, 0)
 
-    @property
-    def _has_lost_peer(self) -> bool:
-        return self._is_torchs(_PEER_LOST)
-
     def _is_torchs(self, words: re.Pattern[str]) -> bool:
         failure = self.failure
         return failure is not None and failure.name in _TORCHS and bool(words.search(failure.text))
 
-    @property
-    def _was_told(self) -> bool:
-        if self.failure is None or self.failure.name not in _TELLERS:
-            return False
-        told = _TOLD.match(self.failure.text)
-        return told is not None and not told.group().startswith(
-            (f"rank {self.rank} ", f"rank {self.rank}:")
-        )
+    def _was_told(self, failure: Failure) -> bool:
+        told = _TOLD.match(failure.text) if failure.name in _TELLERS else None
+        own = f"rank {self.rank} ", f"rank {self.rank}:"
+        return told is not None and not told.group().startswith(own)
 
     @property
     def exitcode(self) -> int | None:
@@ -167,19 +153,14 @@ class Trouble:
             return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
         if self.is_quit:
             return f"left the debugger{where}"
-        if self.is_interrupted:
-            what = f" in {self.failure.collective}" if self.failure.collective else ""
-            return f"interrupted{what}{where}"
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
-        if self._has_lost_peer:
+        if self.is_interrupted:
+            return f"interrupted{inside}{where}"
+        if self._is_torchs(_PEER_LOST):
             return f"connection to a peer lost{inside}{where}"
         text = _shortened(_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
         because = f" ({_shortened(self.failure.because)})" if self.failure.because else ""
         return f"{self.failure.name}{': ' if text else ''}{text}{because}{inside}{where}"
-
-    def same_as(self, other: Trouble) -> bool:
-        """Whether both are one piece of news that several ranks have."""
-        return self.headline() == other.headline() and self.exitcode == other.exitcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,20 +204,18 @@ class Verdict:
 
     def report(self, *, advises: bool = True) -> str:
         """What the user reads: the cause, its traceback, what followed, what can be done."""
-        lines = [self._title()]
+        is_chain = self.others and not self.is_interrupt and not self.ended_by
+        lines = [("first cause: " if is_chain else "") + self.summary()]
         if self.first.failure is not None and not self.is_interrupt:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
             lines += self.first.failure.memory.splitlines()
         if self.first.ending is not None and not self.ended_by:
             lines += _of_ending(self.first.ending, say_ranks([self.first.rank]))
-        if not self.ended_by:
-            lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
+        for ranks, other in () if self.ended_by else self.others:
+            is_obvious = other.is_interrupted or not other.is_consequence
+            also = "" if is_obvious else " (a consequence)"
+            lines.append(f"  {say_ranks(ranks)}: {other.headline()}{also}")
         return "\n".join([*lines, self._way_out()] if advises else lines)
-
-    def _title(self) -> str:
-        is_chain = self.others and not self.is_interrupt and not self.ended_by
-        begin = "first cause: " if is_chain else ""
-        return begin + self.summary()
 
     def _way_out(self) -> str:
         if self.is_of_script:
@@ -282,7 +261,7 @@ def judge(
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
     """
     found = (trouble_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
-    troubles = [each for each in found if each is not None]
+    troubles = [*filter(None, found)]
     if not troubles:
         return None
     well = [_of_report(rank, each) for rank, each in reports.items() if each.is_ok]
@@ -341,11 +320,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_HEADLINE else text[: MAX_HEADLINE - 4] + " ..."
 
 
-def _in_passing(trouble: Trouble) -> str:
-    is_obvious = trouble.is_interrupted or not trouble.is_consequence
-    return trouble.headline() + ("" if is_obvious else " (a consequence)")
-
-
 def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Trouble | None:
     """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
     if report is not None and not report.is_ok:
@@ -369,12 +343,8 @@ def _of_report(rank: int, report: CellEnded) -> Trouble:
 
 
 def _grouped(troubles: Sequence[Trouble]) -> list[tuple[tuple[int, ...], Trouble]]:
-    groups: list[tuple[list[int], Trouble]] = []
-    for trouble in troubles:
-        for ranks, known in groups:
-            if known.same_as(trouble):
-                ranks.append(trouble.rank)
-                break
-        else:
-            groups.append(([trouble.rank], trouble))
-    return [(tuple(sorted(ranks)), known) for ranks, known in groups]
+    """Put together the ranks that have the same piece of news, in the order of their first."""
+    groups: dict[tuple[str, int | None], list[Trouble]] = {}
+    for each in troubles:
+        groups.setdefault((each.headline(), each.exitcode), []).append(each)
+    return [(tuple(sorted(each.rank for each in group)), group[0]) for group in groups.values()]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 from nbddp.wire.collective import Collective
@@ -98,18 +99,16 @@ class RankTrack:
 
     def copy(self) -> RankTrack:
         """Return a copy that does not change any more."""
-        return replace(
-            self,
-            samples=deque(self.samples),
-            loads=deque(self.loads),
-            steps=deque(self.steps),
-            starved=deque(self.starved),
-        )
+        lists = ("samples", "loads", "steps", "starved")
+        return replace(self, **{name: copy(getattr(self, name)) for name in lists})
 
     def extend(self, message: Arrivals, base: float, error: float) -> None:
         """Add what the rank reported; ``base`` is the message's, by this machine's clock."""
         self.began, self.error = base, error
-        self._add_starved(base + message.until / 1e6, (message.awake - message.cpu) / 1e6)
+        at, since = base + message.until / 1e6, max(base, self.reported_at)
+        if at > since:
+            self.starved.append((since, at, max(0.0, (message.awake - message.cpu) / 1e6)))
+            self.reported_at = at
         places = [(int(line), str(file)) for line, file in message.places]
         self.samples.extend(
             (base + at / 1e6, places[place]) for at, place in chunks(message.samples, 2)
@@ -117,11 +116,6 @@ class RankTrack:
         self.loads.extend(
             (base + began / 1e6, base + ended / 1e6) for began, ended in chunks(message.loads, 2)
         )
-
-    def _add_starved(self, at: float, seconds: float) -> None:
-        if at > max(self.began, self.reported_at):
-            self.starved.append((max(self.began, self.reported_at), at, max(0.0, seconds)))
-            self.reported_at = at
 
     def starved_share(self, began: float, ended: float) -> float:
         """Return the share of this time in which the rank would have run and had no core."""
@@ -167,7 +161,7 @@ class CollectiveHistory:
     ranks: tuple[int, ...] = ()
     matched: deque[MatchedCollective] = field(default_factory=deque)
     tracks: dict[int, RankTrack] = field(default_factory=dict)
-    waits: Counter[tuple[int, int]] = field(default_factory=Counter)
+    waits: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     gpu_times: dict[str, dict[int, tuple[int, float]]] = field(default_factory=dict)
     count: int = 0
     lost: int = 0
@@ -196,7 +190,7 @@ class CollectiveHistory:
             self,
             matched=deque(self.matched),
             tracks={rank: each.copy() for rank, each in self.tracks.items()},
-            waits=Counter(self.waits),
+            waits=self.waits.copy(),
             gpu_times={title: dict(ranks) for title, ranks in self.gpu_times.items()},
             newest=dict(self.newest),
         )
@@ -207,16 +201,12 @@ class CollectiveHistory:
         A kernel of NCCL's begins when its own rank comes, and waits on the GPU for the others: the
         rank on which it is shortest is the one that came last.
         """
-        whole = {
-            title: max(seconds for _, seconds in ranks.values())
-            for title, ranks in self.gpu_times.items()
-        }
+        dearest_first = sorted(
+            self.gpu_times.items(), key=lambda each: -max(spent for _, spent in each[1].values())
+        )
         return {
-            title: {
-                rank: seconds / count
-                for rank, (count, seconds) in sorted(self.gpu_times[title].items())
-            }
-            for title in sorted(whole, key=lambda title: -whole[title])
+            title: {rank: seconds / count for rank, (count, seconds) in sorted(ranks.items())}
+            for title, ranks in dearest_first
         }
 
     def add_gpu_times(self, rank: int, message: Arrivals) -> None:

@@ -7,10 +7,10 @@ next collective before that: then it has only handed over its part.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import takewhile
 
 from nbddp.record.waiting.collective_history import (
     Arrival,
@@ -42,11 +42,7 @@ class _Open:
     came: dict[int, float] = field(default_factory=dict)
 
 
-class _Match(NamedTuple):
-    """A collective that all ranks came to, and the seconds that each of them waited."""
-
-    collective: _Open
-    waits: dict[int, float]
+_Match = tuple[_Open, dict[int, float]]  # all ranks came; the seconds that each waited
 
 
 class GroupMatcher:
@@ -55,10 +51,10 @@ class GroupMatcher:
     def __init__(self, ranks: Iterable[int]) -> None:
         self.ranks = frozenset(ranks)
         self.window = WaitWindow(self.ranks)
+        self._met_at = self._heard_at = 0.0  # by ``time.monotonic()``
         self._open: dict[int, _Open] = {}
         self._matched = 0
         self._newest = 0.0  # when the newest matched collective was
-        self._met_at = self._heard_at = 0.0
 
     def add(
         self, rank: int, call: Collective, at: float, now: float, *, meets: bool
@@ -88,7 +84,7 @@ class GroupMatcher:
         found, following = self._open.get(number), self._open.get(number + 1)
         if found is None or following is None:
             return
-        if not len(found.came) == len(following.came) == len(self.ranks):
+        if {len(found.came), len(following.came)} != {len(self.ranks)}:
             return
         last = max(found.came.values())
         waits = {
@@ -101,7 +97,7 @@ class GroupMatcher:
         self._newest, self._matched = last, number
         for each in [each for each in self._open if each <= number]:
             del self._open[each]
-        yield _Match(found, waits)
+        yield found, waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +134,9 @@ class CollectiveMatcher:
         """Begin a cell on these ranks; without its number it is the first that ranks report of."""
         with self._lock:
             known = tuple(ranks)
-            matched = max(MIN_MATCHED, MAX_ARRIVALS // max(1, len(known)))
-            self._history = CollectiveHistory(
-                cell=cell,
-                ranks=known,
-                matched=deque(maxlen=matched),
-                tracks={rank: RankTrack() for rank in known},
-            )
+            most = max(MIN_MATCHED, MAX_ARRIVALS // max(1, len(known)))
+            tracks = {rank: RankTrack() for rank in known}
+            self._history = CollectiveHistory(cell, known, deque(maxlen=most), tracks)
             self._groups: dict[tuple[str, int], GroupMatcher] = {}
 
     def add(
@@ -163,9 +155,14 @@ class CollectiveMatcher:
             history.lost += message.lost
             history.thinned += message.thinned
             history.add_gpu_times(rank, message)
-            base = message.base - ahead
-            history.tracks[rank].extend(message, base, error)
-            self._add_arrivals(rank, message, base, now)
+            base, track = message.base - ahead, history.tracks[rank]
+            track.extend(message, base, error)
+            for number, microseconds, kind in chunks(message.rows, 3):
+                name, shape, group, meets, turn = message.kinds[kind]
+                call, at = Collective(name, number, group, shape), base + microseconds / 1e6
+                history.newest[group, turn, rank] = number
+                track.last = Arrival(at, call, turn, bool(meets))
+                self._arrive(rank, track.last, now)
             if message.is_over:
                 self._end(rank, base + message.until / 1e6, now)
 
@@ -174,15 +171,6 @@ class CollectiveMatcher:
         with self._lock:
             if step is not None and rank in self._history.tracks:
                 self._history.tracks[rank].steps.append((at, step))
-
-    def _add_arrivals(self, rank: int, message: Arrivals, base: float, now: float) -> None:
-        for number, microseconds, kind in chunks(message.rows, 3):
-            name, shape, group, meets, turn = message.kinds[kind]
-            call, at = Collective(name, number, group, shape), base + microseconds / 1e6
-            self._history.newest[group, turn, rank] = number
-            self._arrive(rank, Arrival(at, call, turn, bool(meets)), now)
-        if message.rows:
-            self._history.tracks[rank].last = Arrival(at, call, turn, bool(meets))
 
     def _end(self, rank: int, at: float, now: float) -> None:
         """The cell is over on this rank: it did not go on to another collective before."""
@@ -193,32 +181,23 @@ class CollectiveMatcher:
                 self._arrive(rank, Arrival(at, nothing, turn, meets=False), now)
 
     def _arrive(self, rank: int, arrival: Arrival, now: float) -> None:
-        call, group = arrival.call, self._group(arrival.call.group, arrival.turn)
-        if group is None:
-            return
-        for match in group.add(rank, call, arrival.at, now, meets=arrival.meets):
-            self._keep(match)
-
-    def _group(self, group: str, turn: int) -> GroupMatcher | None:
-        """Return a group; None where its ranks are not known."""
-        key = group, turn
+        call, key = arrival.call, (arrival.call.group, arrival.turn)
         if key not in self._groups:
-            ranks = self._history.ranks_in(group)
-            if len(self._groups) >= MAX_GROUPS or not ranks:
-                return None
-            if not set(ranks) <= set(self._history.ranks):
-                return None
+            ranks = self._history.ranks_in(call.group)
+            is_known = bool(ranks) and set(ranks) <= set(self._history.ranks)
+            if len(self._groups) >= MAX_GROUPS or not is_known:
+                return
             self._groups[key] = GroupMatcher(ranks)
-        return self._groups[key]
+        for match in self._groups[key].add(rank, call, arrival.at, now, meets=arrival.meets):
+            self._keep(*match)
 
-    def _keep(self, match: _Match) -> None:
-        history, found, waits = self._history, match.collective, match.waits
-        came = found.came
+    def _keep(self, found: _Open, waits: dict[int, float]) -> None:
+        history, came = self._history, found.came
         history.count += 1
         awaited = max(came, key=lambda rank: came[rank])
         waiting = {rank: seconds for rank, seconds in waits.items() if seconds}
         for rank, seconds in waiting.items():
-            history.waits[rank, awaited] += seconds  # type: ignore[assignment]
+            history.waits[rank, awaited] += seconds
         places: Counter[Place] = Counter()
         loading = 0.0
         if waiting:
@@ -246,12 +225,12 @@ class CollectiveMatcher:
             group = next((self._groups[key] for key in reversed(self._groups) if not key[0]), None)
             if group is None:
                 return None
+            tracks = self._history.tracks
             sure = group.stragglers()
-            steady = group.window.steady_stragglers(self._starved_share)
+            steady = group.window.steady_stragglers(
+                lambda rank, began, ended: tracks[rank].starved_share(began, ended)
+            )
             return {**steady, **sure} if sure is not None else steady or None
-
-    def _starved_share(self, rank: int, began: float, ended: float) -> float:
-        return self._history.tracks[rank].starved_share(began, ended)
 
     def straggler(self) -> Straggler | None:
         """Return the rank that the others wait for most, with what is known of it."""
@@ -263,18 +242,20 @@ class CollectiveMatcher:
 
 
 def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Straggler | None:
-    recent = _recent(history.matched, lag.seconds)
-    if not recent:
+    newest_first = (each for each in reversed(history.matched) if not each.call.group)
+    newest = next(newest_first, None)
+    if newest is None:
         return None
-    end, began = recent[0].at, recent[0].at - lag.seconds
+    end, began = newest.at, newest.at - lag.seconds
+    recent = [newest, *takewhile(lambda each: each.at >= began, newest_first)]
     awaited = [each for each in recent if each.awaited == rank]
-    titles: Counter[str] = Counter()
+    titles = defaultdict[str, float](float)
     places: Counter[Place] = Counter()
     for each in awaited:
-        titles[each.call.kind] += each.waited  # type: ignore[assignment]
+        titles[each.call.kind] += each.waited
         places.update(each.places)
-    waited = sum(each.waited for each in awaited)
-    title = titles.most_common(1)[0][0] if titles else ""
+    waited = sum(titles.values())
+    title = max(titles, key=titles.__getitem__, default="")
     numbers = [each.call.number for each in awaited if each.call.kind == title]
     return Straggler(
         rank=rank,
@@ -286,15 +267,3 @@ def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Stra
         is_loading=waited > 0 and sum(each.loading for each in awaited) > LOADING * waited,
         numbers=(min(numbers), max(numbers)) if numbers else None,
     )
-
-
-def _recent(matched: deque[MatchedCollective], seconds: float) -> list[MatchedCollective]:
-    """Return those of the default group in the last so many seconds, newest first."""
-    found: list[MatchedCollective] = []
-    for each in reversed(matched):
-        if each.call.group:
-            continue
-        if found and each.at < found[0].at - seconds:
-            break
-        found.append(each)
-    return found
