@@ -25,8 +25,8 @@ from statistics import median, quantiles
 from steady import CALIBRATE
 
 from nbddp.group import WorkerGroup
-from nbddp.publish.kinds import KINDS, Target, require
 from nbddp.publish.publication import Publication
+from nbddp.publish.tracker import KINDS, Target, require
 
 SETUP = (
     CALIBRATE

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.comparison import compare as compare_folders
-from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run, runs_below
-from nbddp.archive.summary import DAMAGE
+from nbddp.archive.summary import DAMAGE, say_ending
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun

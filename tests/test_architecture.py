@@ -10,8 +10,8 @@ import pytest
 from drivers.inside import imported
 
 import nbddp
-from nbddp.publish.kinds import KINDS, require
 from nbddp.publish.publication import Publication
+from nbddp.publish.tracker import KINDS, require
 from nbddp.wire import parcels, queues, start
 
 PACKAGE = Path(nbddp.__file__).parent

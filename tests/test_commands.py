@@ -23,7 +23,7 @@ from nbddp.magics import publish
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.desk import Desk
 from nbddp.magics.line_magic import LineMagics
-from nbddp.publish.kinds import Target
+from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.wire.messages import Push
 from nbddp.wire.trace_messages import Steps

@@ -83,14 +83,14 @@ def test_the_end_is_known_once_it_is_there() -> None:
 def test_what_happens_is_in_the_file_when_it_is_written_next_also_of_a_run_that_goes_on(
     tmp_path: Path,
 ) -> None:
-    with closing(RunFolder(tmp_path)) as folder:
+    with closing(RunFolder(tmp_path, say=pytest.fail)) as folder:
         folder.describe(nproc=2, pid=1)
         folder.event("cell ended", number=1, outcome="ok")
         folder.describe(devices=["cpu", "cpu"])
         facts = read_facts(folder.path)
     assert (facts["format"], facts["nproc"], facts["outcome"]) == (FORMAT, 2, "ok")
     assert facts["devices"] == ["cpu", "cpu"]
-    with closing(RunFolder(folder.path, is_there=True)) as again:
+    with closing(RunFolder(folder.path, say=pytest.fail, is_there=True)) as again:
         again.event("cell ended", number=2, outcome="rank 0: no")
         again.describe()
     facts = read_facts(folder.path)
@@ -101,14 +101,16 @@ def test_what_happens_is_in_the_file_when_it_is_written_next_also_of_a_run_that_
 def test_where_it_cannot_be_written_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(RunFolder(tmp_path)) as folder:
+    said: list[str] = []
+    with closing(RunFolder(tmp_path, say=said.append)) as folder:
         folder.describe(nproc=2)
 
         def fail(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "replace", fail)
-        assert folder.describe(nproc=3).endswith("No space left on device")
+        folder.describe(nproc=3)
+        assert said[0].endswith("No space left on device")
         assert read_facts(folder.path)["nproc"] == 2
         assert not (folder.path / "run.json.tmp").exists()
 

@@ -32,13 +32,10 @@ from nbddp.magics import publish as publish_module
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse
 from nbddp.magics.publish import Publishing
-from nbddp.publish.kinds import KINDS, Target, require, target
-from nbddp.publish.noted import name_there, note, read_note
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher
+from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher, name_there, note, read_note
 from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import PublishError, Tracker
-from nbddp.publish.words import plain_name
+from nbddp.publish.tracker import KINDS, PublishError, Target, Tracker, plain_name, require, target
 
 # ---- a whole run, to a tracker that notes what it is told
 

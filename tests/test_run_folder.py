@@ -47,10 +47,16 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture
-def begin() -> Iterator[Begin]:
+def said() -> list[str]:
+    """What the user was told."""
+    return []
+
+
+@pytest.fixture
+def begin(said: list[str]) -> Iterator[Begin]:
     """Begins runs, and closes their records."""
     with ExitStack() as records:
-        yield lambda *where: records.enter_context(closing(RunFolder(*where)))
+        yield lambda *where: records.enter_context(closing(RunFolder(*where, say=said.append)))
 
 
 def mode(path: Path) -> int:
@@ -64,14 +70,14 @@ def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
-    base: Path, begin: Begin
+    base: Path, begin: Begin, said: list[str]
 ) -> None:
     folders = [begin(base, "lr-0.1_A"), begin(base, "lr-0.1_A"), begin(base), begin(base)]
     names = ["20250102-030405-lr-0.1_A", "20250102-030405-lr-0.1_A-1"]
     names += ["20250102-030405", "20250102-030405-1"]
     assert [each.path for each in folders] == [base / ".nbddp" / "runs" / name for name in names]
     assert all(each.path.is_dir() for each in folders)
-    assert {each.remark for each in folders} == {""}
+    assert said == []
     assert folders[0].log(3) == folders[0].path / "rank3.log"
 
 
@@ -120,7 +126,7 @@ def test_folder_and_files_are_for_their_owner_only_whatever_the_umask(
 
 
 def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
-    base: Path, temporary: Path, begin: Begin, snapshot: Any
+    base: Path, temporary: Path, begin: Begin, said: list[str], snapshot: Any
 ) -> None:
     names = ["20250102-030405", *(f"20250102-030405-{count}" for count in range(1, 1000))]
     for name in names:
@@ -129,11 +135,11 @@ def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
     shutil.rmtree(base / ".nbddp")
     (base / ".nbddp").touch()  # a file where a folder should be: refused to root as well
     no_folder = begin(base, "x")
-    for folder in (too_many, no_folder):
+    for folder, remark in zip((too_many, no_folder), said, strict=True):
         assert folder.path.is_relative_to(temporary)
         assert folder.path.is_dir()
-        said = folder.remark.replace(str(folder.path), "TEMPORARY").replace(str(base), "BASE")
-        assert said == snapshot
+        remark = remark.replace(str(folder.path), "TEMPORARY")
+        assert remark.replace(str(base), "BASE") == snapshot
 
 
 def test_git_is_told_to_look_away_unless_the_user_said_otherwise(base: Path, begin: Begin) -> None:
@@ -199,13 +205,14 @@ def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begi
 
 
 def test_an_event_that_a_full_disk_took_in_part_is_told_and_spoils_no_other(
-    base: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(base), os.write
     folder.event("one")
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
-        remark = folder.event("two")
+        folder.event("two")
+    [remark] = said
     assert str(folder.path) in remark
     assert remark.endswith("No space left on device")
     folder.event("three")
@@ -236,12 +243,17 @@ def test_a_deleted_folder_does_not_stop_the_run(base: Path, begin: Begin) -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")
-def test_a_full_disk_does_not_stop_the_run_and_is_told_once(base: Path, begin: Begin) -> None:
+def test_a_full_disk_does_not_stop_the_run_and_is_told_once(
+    base: Path, begin: Begin, said: list[str]
+) -> None:
     folder = begin(base)
-    assert folder.event("start") == ""
+    folder.event("start")
     fill_disk(folder.path / "events.jsonl")
-    assert folder.event("exit", rank=1).endswith("No space left on device")
-    assert folder.event("stopped") == ""
+    assert said == []
+    folder.event("exit", rank=1)
+    folder.event("stopped")
+    [remark] = said
+    assert remark.endswith("No space left on device")
 
 
 def test_of_a_run_that_can_be_recorded_nowhere_nothing_stays(
@@ -252,5 +264,5 @@ def test_of_a_run_that_can_be_recorded_nowhere_nothing_stays(
 
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     with pytest.raises(StartError, match=rf"{base} .*No space left on device"):
-        RunFolder(base)
+        RunFolder(base, say=pytest.fail)
     assert not list(temporary.iterdir())

@@ -22,8 +22,8 @@ from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 
 import nbddp
 from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
-from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.archive.find import find_run, runs_below
+from nbddp.archive.summary import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.errors import RequestError
 from nbddp.magics import views
 from nbddp.record.finished import RecordedRun

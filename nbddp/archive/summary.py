@@ -1,22 +1,28 @@
-"""A run in a line: what a list of runs says of each, from as little of its folder as will do."""
+"""A run in a line, from as little of its folder as will do; and how it ended."""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.ending import KILLED, RUNNING, say_unended
+import psutil
+
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedRun
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import read_facts
 
+STOPPED = "stopped"
+RUNNING = "still running"
+KILLED = "its kernel ended before it could record the end"
+UNKNOWN = "its end is not recorded: its kernel was killed, or still runs"
 MARKS = "marks.json"  # the user's note
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours
 
@@ -94,7 +100,10 @@ def _summarize(path: Path, current: Path | None) -> Summary:
         why=why,
         config=dict(facts.get("config", {})),
         last={name: float(each["mean"]) for name, each in facts.get("last", {}).items()},
-        curves={name: [*map(_pair, pairs)] for name, pairs in facts.get("curves", {}).items()},
+        curves={
+            name: [(float(low), float(high)) for low, high in pairs]
+            for name, pairs in facts.get("curves", {}).items()
+        },
         steps=None if facts.get("steps") is None else int(facts["steps"]),
         steps_per_second=None if pace is None else float(pace),
         samples_per_second=float(pace * batch) if pace and batch else None,
@@ -147,11 +156,6 @@ def _began(facts: Mapping[str, Any]) -> float:
     return 0.0
 
 
-def _pair(pair: Sequence[float]) -> tuple[float, float]:
-    low, high = pair
-    return float(low), float(high)
-
-
 def read_note(path: Path) -> str:
     """Return the user's note of a run; empty if there is none."""
     try:
@@ -194,3 +198,28 @@ COLUMNS = frozenset(
 def is_number(value: object) -> bool:
     """Whether it can be sorted by: no NaN."""
     return isinstance(value, int | float) and not math.isnan(value)
+
+
+# ---- how it ended
+
+
+def say_ending(run: RecordedRun, *, current: Path | None) -> str:
+    """How a run ended; ``current`` is the one of this kernel that goes on, if one does."""
+    if run.was_stopped:
+        return STOPPED
+    if run.path == current:
+        return RUNNING
+    return say_unended(run.facts, began=run.events[0].at if run.events else 0.0)
+
+
+def say_unended(facts: Mapping[str, Any], *, began: float) -> str:
+    """Of a run without an end whether its kernel lives; ``began`` as ``time.time()``."""
+    pid, host = facts.get("pid"), facts.get("host")
+    if not isinstance(pid, int) or host != platform.node():
+        return UNKNOWN
+    with suppress(psutil.Error, ValueError):
+        process = psutil.Process(pid)
+        is_dead = process.status() == psutil.STATUS_ZOMBIE  # whoever started it has not looked yet
+        if not is_dead and process.create_time() <= began:  # there since before the run
+            return RUNNING
+    return KILLED

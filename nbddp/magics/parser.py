@@ -38,7 +38,7 @@ from nbddp.magics.option_values import (
 )
 from nbddp.magics.publish import METAVAR, installed_target
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
-from nbddp.publish.kinds import KINDS as TRACKERS
+from nbddp.publish.tracker import KINDS as TRACKERS
 from nbddp.train.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN as SHOWN_RUNS
 

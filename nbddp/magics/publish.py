@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
-from nbddp.publish.kinds import Target, require, target
-from nbddp.publish.noted import name_there
 from nbddp.publish.publication import Publication
+from nbddp.publish.publisher import name_there
+from nbddp.publish.tracker import Target, require, target
 
 if TYPE_CHECKING:
     from nbddp.controller.session import Session
@@ -101,7 +101,7 @@ class Publishing:
     def _tell(self, session: Session, text: str) -> None:
         """In the cell that runs, or the next one; without ranks, here and now."""
         with suppress(RequestError):
-            session.call(session.time_line.tell, text)
+            session.call(session.time_line.say, text)
             return
         self._say(f"nbddp: {text}")
 

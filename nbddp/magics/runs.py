@@ -6,10 +6,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metric
-from nbddp.archive.ending import say_ending
 from nbddp.archive.find import apart, find_run
 from nbddp.archive.run_list import list_runs, remove, write_note
-from nbddp.archive.summary import read_note
+from nbddp.archive.summary import read_note, say_ending
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError
 from nbddp.formatting import plural

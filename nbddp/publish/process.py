@@ -19,10 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbddp.publish.kinds import KINDS, target
-from nbddp.publish.noted import note
-from nbddp.publish.publisher import Publisher
-from nbddp.publish.tracker import PublishError, Tracker
+from nbddp.publish.publisher import Publisher, note
+from nbddp.publish.tracker import KINDS, PublishError, Tracker, target
 
 PERIOD = 0.5  # seconds between two looks at what is new
 PATIENCE = 300.0  # seconds that a tracker may take for an answer; the last one may be an upload

@@ -14,10 +14,8 @@ import mlflow
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from nbddp.publish.kinds import PLACE
 from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import Identity, Outcome
-from nbddp.publish.words import plain_name, record_text
+from nbddp.publish.tracker import PLACE, Identity, Outcome, plain_name, record_text
 
 MOST_METRICS, MOST_PARAMS = 1000, 100  # in a request
 LONGEST = 500  # characters of a value that every server takes

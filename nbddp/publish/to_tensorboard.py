@@ -13,8 +13,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import Identity, Outcome
-from nbddp.publish.words import record_text, settings_text
+from nbddp.publish.tracker import Identity, Outcome, record_text, settings_text
 
 RUNS = "runs"  # below the folder that the run was started in, as torch's own writer has it
 

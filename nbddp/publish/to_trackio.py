@@ -7,10 +7,8 @@ from typing import Any
 
 import trackio
 
-from nbddp.publish.kinds import PLACE
 from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import Identity, Outcome, PublishError
-from nbddp.publish.words import record_text, settings_text
+from nbddp.publish.tracker import PLACE, Identity, Outcome, PublishError, record_text, settings_text
 
 
 class ToTrackio:

@@ -8,9 +8,8 @@ from typing import Any
 
 import wandb
 
-from nbddp.publish.kinds import PLACE
 from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import Identity, Outcome
+from nbddp.publish.tracker import PLACE, Identity, Outcome
 
 STEP = "step"
 

@@ -1,12 +1,75 @@
-"""What every tracker is told of a run, and in which order."""
+"""What a run can be published to, and what every tracker is told of it, and in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import importlib.util
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.publish.step_aggregator import Point
+
+# by the name of the package, which is an extra's too: the class in nbddp.publish.to_KIND
+KINDS = {
+    "trackio": "ToTrackio",
+    "wandb": "ToWandb",
+    "tensorboard": "ToTensorBoard",
+    "mlflow": "ToMlflow",
+}
+PLACE = "nbddp"  # the project, or experiment, unless another is named
+LONGEST_NAME = 250
+_ODD = re.compile(r"[^\w\-. :/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tracker, and the project, experiment or folder there; empty for the usual one."""
+
+    kind: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.place}" if self.place else self.kind
+
+
+def target(text: str) -> Target:
+    """Where to publish, as it is written.
+
+    Raises:
+        ArgumentError: there is no such tracker.
+
+    >>> str(target("wandb:digits")), target("trackio")
+    ('wandb:digits', Target(kind='trackio', place=''))
+    """
+    kind, colon, place = text.partition(":")
+    if kind not in KINDS or bool(colon) != bool(place.strip()):
+        allowed = ", ".join(KINDS)
+        raise ArgumentError(
+            f"expected one of {allowed}, or with a project or folder as in wandb:digits, "
+            f"got {text!r}"
+        )
+    return Target(kind, place.strip())
+
+
+def require(kind: str) -> None:
+    """See to it that the tracker's package is there, without importing it.
+
+    Raises:
+        RequestError: it is not; what to install.
+    """
+    importlib.invalidate_caches()  # it may have been installed a moment ago
+    try:
+        found = importlib.util.find_spec(kind)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or found.origin is None:  # a folder ./wandb is no package
+        raise RequestError(
+            f"publishing to {kind} needs the package {kind}: `pip install 'nbddp[{kind}]'`"
+        )
 
 
 class PublishError(Exception):
@@ -83,3 +146,48 @@ class Tracker(Protocol):
     def finish(self, outcome: Outcome) -> None:
         """Nothing more comes; returns when all of it was taken."""
         ...
+
+
+# ---- settings and the record as a tracker shows text: Markdown
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """A table.
+
+    >>> print(settings_text({"lr": 0.1}))
+    | setting | value |
+    |---|---|
+    | lr | 0.1 |
+    """
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in settings.items()]
+    return "\n".join(["| setting | value |", "|---|---|", *rows])
+
+
+def record_text(record: Iterable[tuple[float, str]]) -> str:
+    """What happened, line by line, with the time of this machine.
+
+    >>> record_text([]), record_text([(0.0, "stopped")])[:4]
+    ('', '- 19')
+    """
+    return "\n".join(f"- {_clock(at)} {' '.join(text.split())}" for at, text in record)
+
+
+def plain_name(name: str) -> str:
+    """A name in letters that MLflow takes, and no longer than it takes them; it could be a path.
+
+    >>> plain_name("val/acc@5 (%)"), plain_name("/train//loss"), plain_name("../loss")
+    ('val/acc_5 ___', 'train/loss', 'loss')
+    """
+    parts = [part for part in _ODD.sub("_", name).split("/") if part.strip(".")]
+    plain = "/".join(parts).lstrip(".") or "_"
+    if len(plain) <= LONGEST_NAME:
+        return plain
+    return f"{plain[: LONGEST_NAME // 2]}_{plain[-(LONGEST_NAME // 2 - 1) :]}"  # /min is at the end
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())

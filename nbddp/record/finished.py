@@ -79,10 +79,12 @@ class RecordedRun:
         self._unreadable: dict[str, int] = {}  # lines, by file
         self._metrics: dict[float | None, MetricStore] = {}  # by beginning of the cell; None: all
         self._wanted = wanted
+        reader = JsonLinesReader(path / EVENTS, "kind")
         try:
-            self.events = tuple(self._read_events())
+            self.events = tuple(Happening(row.pop("time"), row.pop("kind"), row) for row in reader)
         except OSError as error:
             raise RequestError(f"there is no run in {path}: {error.strerror}") from None
+        self._unreadable[EVENTS] = reader.unreadable
         self.facts = read_facts(path)
 
     @property
@@ -149,20 +151,19 @@ class RecordedRun:
             self._metrics[began] = self._read_metrics(cell)
         return self._metrics[began]
 
-    def numbers(self) -> Iterator[dict[str, Any]]:
+    def numbers(self, cell: RecordedCell | None = None) -> Iterator[dict[str, Any]]:
         """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
 
         What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
         cell: what earlier cells reported when they were done again before it is left out.
         """
-        began, rows = self._own_began, self._all_numbers()
-        return rows if began == -math.inf else (row for row in rows if row["time"] >= began)
-
-    @cached_property
-    def _own_began(self) -> float:
+        rows = self._all_numbers()
+        if cell is not None:
+            return (row for row in rows if _is_in(cell, row["time"]))
         if not {"sweep", "scale"} & self.facts.keys():
-            return -math.inf
-        return next((each.began_at for each in self.cells if not each.is_again), math.inf)
+            return rows
+        began = next((each.began_at for each in self.cells if not each.is_again), math.inf)
+        return (row for row in rows if row["time"] >= began)
 
     def _all_numbers(self) -> Iterator[dict[str, Any]]:
         path = self.path / METRICS
@@ -179,17 +180,13 @@ class RecordedRun:
             raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
         self._unreadable[METRICS] = reader.unreadable
 
-    def _numbers_of(self, cell: RecordedCell) -> Iterator[dict[str, Any]]:
-        return (row for row in self._all_numbers() if _is_in(cell, row["time"]))
-
     def _read_metrics(self, cell: RecordedCell | None) -> MetricStore:
         metrics, attempt = MetricStore(), 0
         by_rank: dict[int, list[dict[str, Any]]] = {}
         recoveries = [each for each in self.events if each.kind == "recovery"]
         taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
         heals = [each.at for each in recoveries if "healed" in each.facts]
-        rows = self.numbers() if cell is None else self._numbers_of(cell)
-        for row in rows:
+        for row in self.numbers(cell):
             is_healed = bool(heals) and row["time"] > heals[0]
             if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
                 heals = [at for at in heals if row["time"] <= at]
@@ -216,9 +213,8 @@ class RecordedRun:
 
     def snapshot(self, cell: RecordedCell | None = None) -> Snapshot:
         """The whole run, or one cell, as a panel draws it."""
-        events = self._events_of(cell)
-        began = events[0].at if events else 0.0
-        ended = events[-1].at if events else 0.0
+        events = tuple(each for each in self.events if cell is None or _is_in(cell, each.at))
+        began, ended = (events[0].at, events[-1].at) if events else (0.0, 0.0)
         metrics = self.metrics(cell)
         attempts = [each.facts["attempt"] for each in events if "attempt" in each.facts]
         return Snapshot(
@@ -236,17 +232,6 @@ class RecordedRun:
             ),
             events=with_news_once(events),
         )
-
-    def _events_of(self, cell: RecordedCell | None) -> tuple[Happening, ...]:
-        if cell is None:
-            return self.events
-        return tuple(each for each in self.events if _is_in(cell, each.at))
-
-    def _read_events(self) -> Iterator[Happening]:
-        reader = JsonLinesReader(self.path / EVENTS, "kind")
-        for row in reader:
-            yield Happening(row.pop("time"), row.pop("kind"), row)
-        self._unreadable[EVENTS] = reader.unreadable
 
 
 def _id(event: Happening) -> int:
@@ -276,14 +261,15 @@ def _is_in(cell: RecordedCell, at: float) -> bool:
 
 
 def _rank(rank: int, events: tuple[Happening, ...], rate: StepRate | None) -> RankSnapshot:
-    of_rank = [each for each in events if each.facts.get("rank") == rank]
-    exits = [each.facts["how"] for each in of_rank if each.kind == "exit"]
-    failures = [each.facts["what"] for each in of_rank if each.kind == "failure"]
-    of_others = {
-        each.facts["what"]
-        for each in events
-        if each.kind == "failure" and each.facts.get("rank") != rank
-    }
+    exits, failures, of_others = list[str](), list[str](), set[str]()
+    for each in events:
+        is_own = each.facts.get("rank") == rank
+        if each.kind == "exit" and is_own:
+            exits.append(each.facts["how"])
+        elif each.kind == "failure" and is_own:
+            failures.append(each.facts["what"])
+        elif each.kind == "failure":
+            of_others.add(each.facts["what"])
     wrong = [*exits, *("failed" if what in of_others else what for what in failures)]
     return RankSnapshot(
         rank=rank,

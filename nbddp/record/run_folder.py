@@ -14,7 +14,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -34,20 +34,20 @@ class RunFolder:
     Args:
         base: where to make the folder.
         name: a part of the folder's name.
+        say: tells the user where the folder is, if not where it belongs, and once that the record
+            is not complete: a record that cannot be written must not end a training.
         is_there: ``base`` is the folder of a run that goes on.
-
-    Attributes:
-        remark: what to tell the user; empty if the folder is where it belongs.
 
     Raises:
         StartError: no folder can be made.
     """
 
-    def __init__(self, base: Path, name: str = "", *, is_there: bool = False) -> None:
-        self.remark = ""
-        self._has_complained = False
+    def __init__(
+        self, base: Path, name: str = "", *, say: Callable[[str], None], is_there: bool = False
+    ) -> None:
+        self._say = say
+        self._has_complained = self._is_torn = False
         self._described_at = 0.0  # in ``time.monotonic()``
-        self._is_torn = False
         if is_there:
             self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
         else:
@@ -65,22 +65,21 @@ class RunFolder:
         except OSError:  # it has written nothing, or the user deleted the file
             return 0
 
-    def describe(self, **facts: Any) -> str:
-        """Add facts and write ``run.json``. Return what to tell the user if that fails."""
+    def describe(self, **facts: Any) -> None:
+        """Add facts and write ``run.json``."""
         self.run_json.facts |= facts
         self._described_at = time.monotonic()
         try:
             write_whole(self.path / "run.json", self.run_json.text())
         except OSError as error:
-            return self._complain(error)
-        return ""
+            self._complain(error)
 
     def seconds_since_described(self) -> float:
         """Return how long ago ``run.json`` was written."""
         return time.monotonic() - self._described_at
 
-    def event(self, kind: str, /, **facts: Any) -> str:
-        """Append a line to ``events.jsonl``. Return what to tell the user if that fails."""
+    def event(self, kind: str, /, **facts: Any) -> None:
+        """Append a line to ``events.jsonl``."""
         self.run_json.update(kind, facts)
         line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
         data = ("\n" * self._is_torn + f"{line}\n").encode()
@@ -89,15 +88,12 @@ class RunFolder:
             if self._is_torn:  # a full disk took a part of it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            return self._complain(error)
-        return ""
+            self._complain(error)
 
-    def _complain(self, error: OSError) -> str:
-        """Return the message once: a record that cannot be written must not end a training."""
-        has_complained, self._has_complained = self._has_complained, True
-        if has_complained:
-            return ""
-        return f"the record in {self.path} is not complete: {error.strerror}"
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            self._say(f"the record in {self.path} is not complete: {error.strerror}")
 
     def close(self) -> None:
         """Close the file of events."""
@@ -106,10 +102,9 @@ class RunFolder:
 
     def last_words(self, rank: int) -> str:
         """Return the end of a rank's log; empty if it cannot be read."""
-        try:
+        with suppress(OSError):
             return end_of(self.log(rank), 4 * LAST_WORDS)[0][-LAST_WORDS:]
-        except OSError:
-            return ""
+        return ""
 
     def _make(self, base: Path, name: str) -> tuple[Path, int]:
         """Make the folder of the run below ``base``, or else in a temporary folder."""
@@ -125,7 +120,7 @@ class RunFolder:
                 f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
                 f"folder ({error.strerror}); make room, or start in another folder"
             ) from None
-        self.remark = f"{base} cannot be written ({refused}); the logs are in {path}"
+        self._say(f"{base} cannot be written ({refused}); the logs are in {path}")
         return path, events
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,18 @@ def with_news_once(
     of these are cut to a few words.
     """
     shown: list[Happening] = []
-    cut = (_cut(event) if alarm and event.facts.get("text") == alarm else event for event in events)
-    for is_failure, run in itertools.groupby(cut, lambda event: event.kind == "failure"):
+    for is_failure, run in itertools.groupby(events, lambda event: event.kind == "failure"):
         if not is_failure:
-            shown += run
+            for event in run:
+                is_alarm = alarm and event.facts.get("text") == alarm
+                short = {"text": alarm.partition(":")[0]}
+                shown.append(replace(event, facts=event.facts | short) if is_alarm else event)
             continue
         by_news: dict[str, list[Happening]] = {}
         for event in run:
             by_news.setdefault(str(event.facts.get("what", "")), []).append(event)
         shown += (_joined(what, of_ranks, cause) for what, of_ranks in by_news.items())
     return tuple(shown)
-
-
-def _cut(event: Happening) -> Happening:
-    text = str(event.facts["text"]).partition(":")[0]
-    return Happening(event.at, event.kind, {**event.facts, "text": text})
 
 
 def _joined(what: str, events: list[Happening], cause: str) -> Happening:
@@ -76,7 +73,7 @@ class TimeLine:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
         self.path: Path | None = None  # of the run, or of the one that ended last
-        self._say = say
+        self.say = say
         self._own: deque[Happening] = deque(maxlen=MAX_OWN)
         self._told: deque[Happening] = deque(maxlen=MAX_TOLD)
         self._started: dict[int, float] = {}  # when, by attempt
@@ -89,17 +86,16 @@ class TimeLine:
         if self.folder is not None and not self.folder.path.exists():
             self.close()
         if self.folder is None:
-            self.folder = RunFolder(base, name)
+            self.folder = RunFolder(base, name, say=self.say)
             self.path = self.folder.path
-            for remark in (self.folder.remark, self.folder.describe(**facts)):
-                self.tell(remark)
+            self.folder.describe(**facts)
         return self.folder
 
     def go_on(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
         """Go on in the folder of another notebook's run; if it is gone, in a new one."""
         if path.is_dir():
             self.close()
-            self.folder, self.path = RunFolder(path, is_there=True), path
+            self.folder, self.path = RunFolder(path, say=self.say, is_there=True), path
         return self.folder or begin()
 
     def close(self) -> None:
@@ -118,7 +114,7 @@ class TimeLine:
         short = {name: _short(fact) for name, fact in facts.items()}
         kept.append(Happening(time.time(), kind, short))
         if self.folder is not None:
-            self.tell(self.folder.event(kind, **facts))
+            self.folder.event(kind, **facts)
 
     def sizes_of_logs(self, ranks: Iterable[int]) -> dict[str, int]:
         """How many bytes each rank has written; a cell's part of its log begins or ends there."""
@@ -128,7 +124,7 @@ class TimeLine:
     def describe(self, facts: Mapping[str, Any]) -> None:
         """More is known of what is run, or what comes of it: write it down."""
         if self.folder is not None:
-            self.tell(self.folder.describe(**facts))
+            self.folder.describe(**facts)
 
     def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Record an event that a rank reports; it cannot pass for an own one."""
@@ -151,11 +147,6 @@ class TimeLine:
         """Return the events since the start of an attempt that are in memory."""
         began = self._started.get(attempt)
         return () if began is None else self.since(began)
-
-    def tell(self, remark: str) -> None:
-        """Tell the user something of the record."""
-        if remark:
-            self._say(remark)
 
 
 def _short(fact: Any) -> Any:

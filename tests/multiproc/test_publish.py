@@ -10,7 +10,7 @@ from notebook import Notebook
 from processes import wait_until
 from published import fake_wandb, run_folder
 
-from nbddp.publish.noted import read_note
+from nbddp.publish.publisher import read_note
 
 # a tracker's process gets what others leave of the machine
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(200)]

@@ -23,10 +23,9 @@ from published import (
 )
 from runs_on_disk import BEGAN, make_run, rows_of
 
-from nbddp.publish.kinds import KINDS, Target
-from nbddp.publish.noted import read_note
 from nbddp.publish.publication import Publication
-from nbddp.publish.words import plain_name
+from nbddp.publish.publisher import read_note
+from nbddp.publish.tracker import KINDS, Target, plain_name
 
 for package in KINDS:
     pytest.importorskip(package)
