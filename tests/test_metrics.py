@@ -218,19 +218,17 @@ def test_names_beyond_the_bound_are_left_out_and_counted_once() -> None:
 def test_each_report_is_news_of_its_metrics_only_and_so_is_what_comes_after_clearing() -> None:
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {"loss": 1.0, "accuracy": 1.0})
-    before, loss, accuracy = (metrics.version, *map(metrics.version_of, ("loss", "accuracy")))
+    first = metrics.snapshot(most=9).versions
     metrics.add(0, 0.0, 1, {"loss": 1.0})
-    newer = metrics.version_of("loss")
-    assert metrics.version != before
-    assert newer != loss
-    assert metrics.version_of("accuracy") == accuracy
-    assert metrics.version_of("nothing") == 0
-    before = metrics.version
+    newer = metrics.snapshot(first, most=9)
+    assert newer.versions["loss"] != first["loss"]
+    assert newer.versions["accuracy"] == first["accuracy"]
+    assert [*newer.curves] == ["loss"]
     metrics.clear()
-    assert metrics.version != before
-    assert (metrics.names(), metrics.version_of("loss"), metrics.step_rate(0)) == ([], 0, None)
+    assert (metrics.names(), metrics.step_rate(0)) == ([], None)
     metrics.add(0, 2.0, 0, {"loss": 1.0})
-    assert metrics.version_of("loss") not in (0, loss, newer)
+    last = metrics.snapshot(most=9).versions["loss"]
+    assert last not in (0, first["loss"], newer.versions["loss"])
 
 
 # ---- step rate
@@ -315,7 +313,10 @@ def test_others_may_read_while_one_thread_adds() -> None:
             assert len(curve.steps) == len(curve.mean) == len(curve.nonfinite)
     adder.join()
     assert len(metrics.names()) == 7
-    assert metrics.version == 10_000
+    assert (
+        sum(series.done for name in metrics.names() for series in metrics.series(name).values())
+        == 10_000
+    )
 
 
 # ---- all of a run at once, as from a file

@@ -25,7 +25,7 @@ def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Point]:
         steps.begin_cell(at, is_again=False)
     for each in rows:
         steps.add(each, 0.0)
-    return steps.take_all()
+    return steps.take(math.inf)
 
 
 # ---- steps of all ranks
@@ -113,7 +113,7 @@ def test_a_step_waits_until_all_ranks_have_reported_a_later_one() -> None:
     assert steps.take(0.0) == []
     steps.add(row(1, 1, loss=5.0), 0.0)
     assert losses(steps.take(0.0)) == [2.0]
-    assert losses(steps.take_all()) == [3.0]
+    assert losses(steps.take(math.inf)) == [3.0]
 
 
 def test_a_step_waits_for_its_own_metrics_only() -> None:
@@ -138,7 +138,7 @@ def test_a_step_waits_no_longer_than_five_seconds_and_later_values_are_counted()
     steps.add(row(0, 1, loss=9.0), PATIENCE + 0.6)
     steps.add(row(1, 1, loss=3.0), PATIENCE + 0.7)
     assert steps.late == 1
-    assert losses(steps.take_all()) == [2.0]
+    assert losses(steps.take(math.inf)) == [2.0]
 
 
 def test_another_cell_completes_the_steps_of_the_one_before() -> None:
@@ -149,7 +149,7 @@ def test_another_cell_completes_the_steps_of_the_one_before() -> None:
     assert steps.take(0.0) == []
     steps.add(row(0, 0, at=11.0, loss=2.0), 0.0)
     assert losses(steps.take(0.0)) == [1.0]
-    [again] = steps.take_all()
+    [again] = steps.take(math.inf)
     assert (again.cell, again.is_again) == (1, True)
     assert steps.late == 0
 
@@ -174,7 +174,7 @@ def test_live_or_later_the_points_are_the_same(seed: int) -> None:
             live += steps.take(number / 5)
     assert live
     assert steps.late == 0
-    assert live + steps.take_all() == points_of(rows)
+    assert live + steps.take(math.inf) == points_of(rows)
 
 
 def test_what_is_remembered_of_a_long_run_is_bounded() -> None:

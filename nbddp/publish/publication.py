@@ -90,7 +90,7 @@ class Publication:
         try:
             for said in self._reports():
                 if "failed" in said:
-                    raise RequestError(self.say_failed(said["failed"]))
+                    raise RequestError(self._say_failed(said["failed"]))
                 if "is_over" in said:
                     return said
             raise RuntimeError("a process that publishes ended without a report")
@@ -112,8 +112,7 @@ class Publication:
         )
         begin(self.follower)
 
-    def say_failed(self, why: str) -> str:
-        """What the user is told."""
+    def _say_failed(self, why: str) -> str:
         return f"publishing to {self.target.kind} failed: {why} (more in {self.log})"
 
     def _follow(self, tell: Callable[[str], None], goes_on: Callable[[], bool]) -> None:
@@ -125,14 +124,9 @@ class Publication:
             if "warned" in said:
                 tell(f"{self.target.kind}: {said['warned']}")
             if "failed" in said:
-                tell(self._say_left(said["failed"]))
+                later = f"`%ddp publish {self.target} {self.folder.name} --again` tries it later"
+                tell(f"{self._say_failed(said['failed'])}; the run goes on without. {later}")
         self._end()
-
-    def _say_left(self, why: str) -> str:
-        return (
-            f"{self.say_failed(why)}; the run goes on without. "
-            f"`%ddp publish {self.target} {self.folder.name} --again` tries it later"
-        )
 
     def _reports(self, goes_on: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
         """Yield what the process reports until it has ended; the last report says how it went.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,11 +88,10 @@ class Publisher:
         """
         is_flush_due = self._is_flush_due or is_over
         rows = _new_rows(self._rows, is_over=is_over)
-        events = _new_rows(
-            self._events, is_over=is_over
-        )  # later: rows know the cell that they are of
+        events = _new_rows(self._events, is_over=is_over)  # after the rows, whose cells are in it
         for event in events:
-            self._take(event)
+            with suppress(*DAMAGE):  # a line of somebody else's
+                self._take(event)
         now = time.monotonic()
         for row in rows:
             if row["time"] >= self._own_began:
@@ -102,7 +101,7 @@ class Publisher:
         self._has_ended_cell = False
         if self._is_live:
             is_rest = is_flush_due and not rows
-            points = self._steps.take_all() if is_rest else self._steps.take(now)
+            points = self._steps.take(math.inf if is_rest else now)
             if points or (self._record and is_flush_due):
                 self._publish(points)
         return bool(rows or events)
@@ -115,7 +114,7 @@ class Publisher:
         """
         while self.turn(is_over=True):
             pass
-        self._publish(self._steps.take_all())
+        self._publish(self._steps.take(math.inf))
         outcome = self._outcome()
         self._ask("finish", partial(self._tracker.finish, outcome))
         return outcome
@@ -123,16 +122,6 @@ class Publisher:
     # ---- reading
 
     def _take(self, event: dict[str, Any]) -> None:
-        try:
-            self._note(event)
-            facts = {name: its for name, its in event.items() if name not in ("time", "kind")}
-            text = _say(Happening(event["time"], event["kind"], facts))
-        except DAMAGE:  # a line of somebody else's
-            return
-        if text:
-            self._record.append((event["time"], text))
-
-    def _note(self, event: Mapping[str, Any]) -> None:
         match event["kind"]:
             case "start":
                 self._worlds[event["attempt"]] = size = int(event["world_size"])
@@ -140,7 +129,9 @@ class Publisher:
             case "cell":
                 at, is_again = float(event.get("began", event["time"])), event.get("again") is True
                 self._steps.begin_cell(at, is_again=is_again)
-                if is_again and self._own_began == -math.inf and self._is_trial():
+                # a run of a sweep, or of a scaling, is its last cell: others are replayed before
+                is_trial = not {"sweep", "scale"}.isdisjoint(read_facts(self._folder))
+                if is_again and self._own_began == -math.inf and is_trial:
                     self._own_began = math.inf
                 elif not is_again and self._own_began == math.inf:
                     self._own_began = at
@@ -149,10 +140,9 @@ class Publisher:
             case "config":
                 known, values = self._config, dict(event["values"])
                 self._config = known | values if event.get("rank") == 0 else values | known
-
-    def _is_trial(self) -> bool:
-        """Return whether the run is its last cell only, and earlier cells are replayed before."""
-        return not {"sweep", "scale"}.isdisjoint(read_facts(self._folder))
+        facts = {name: its for name, its in event.items() if name not in ("time", "kind")}
+        if text := _say(Happening(event["time"], event["kind"], facts)):
+            self._record.append((event["time"], text))
 
     # ---- telling
 
@@ -167,16 +157,13 @@ class Publisher:
         if new:
             self._settled = self._settled | new
             self._ask("settings", partial(self._tracker.settle, new))
-        self._tell()
+        for at, text in self._record[self._told : MOST_TOLD]:
+            self._ask("record", partial(self._tracker.happened, at, text))
+        self._told = min(len(self._record), MOST_TOLD)
         for first in range(0, len(points), STEPS_AT_ONCE):
             marked = [self._marked(point) for point in points[first : first + STEPS_AT_ONCE]]
             self._ask("steps", partial(self._tracker.log, marked))
             self.steps += len(marked)
-
-    def _tell(self) -> None:
-        for at, text in self._record[self._told : MOST_TOLD]:
-            self._ask("record", partial(self._tracker.happened, at, text))
-        self._told = min(len(self._record), MOST_TOLD)
 
     def _marked(self, point: Point) -> Point:
         """The first step of each attempt says which one it is, and how many ranks it has."""
@@ -261,13 +248,13 @@ def note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts:
         OSError: it cannot be written.
     """
     said = {"name": name, "is_whole": is_whole, **facts}
-    write_whole(_path(folder, kind), json.dumps(said) + "\n")
+    write_whole(folder / f"published-{kind}.json", json.dumps(said) + "\n")
 
 
 def read_note(folder: Path, kind: str) -> dict[str, Any]:
     """What was noted; empty if nothing was published there."""
     try:
-        said = json.loads(_path(folder, kind).read_text())
+        said = json.loads((folder / f"published-{kind}.json").read_text())
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
@@ -291,7 +278,3 @@ def name_there(folder: Path, kind: str, *, is_again: bool) -> str:
     begin, dash, number = str(before.get("name", "")).rpartition("-again")
     is_numbered = bool(dash) and begin == folder.name and number.isdecimal()
     return f"{folder.name}-again{int(number) + 1 if is_numbered else 2}"
-
-
-def _path(folder: Path, kind: str) -> Path:
-    return folder / f"published-{kind}.json"

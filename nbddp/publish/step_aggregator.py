@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -110,52 +110,36 @@ class StepAggregator:
         """Take the steps that are complete, in the order of their first reports.
 
         A step is complete if all ranks have reported a later one of the same metrics, after
-        :data:`PATIENCE`, or if another cell runs.
+        :data:`PATIENCE`, or if another cell runs; at an infinite time, all are.
         """
-        return list(self._take(now))
-
-    def take_all(self) -> list[Point]:
-        """Take all steps: their cell is over, or nothing more is reported."""
-        return list(self._take(math.inf))
-
-    def _take(self, now: float) -> Iterator[Point]:
+        taken = []
         for key, step in list(self._open.items()):
-            if not (now - step.seen > PATIENCE or self._is_complete(key, step)):
-                return
+            newest = [self._newest.get((name, rank)) for name in step.values for rank in self.world]
+            is_passed = all(each is not None and each > key for each in newest)
+            if not (now - step.seen > PATIENCE or key[0] < self._cell or is_passed):
+                break
             del self._open[key]
             for name in step.values:
                 self._taken[name] = max(self._taken.get(name, NOWHERE), key)
-            yield self._point(key, step)
-
-    def _is_complete(self, key: Key, step: _Step) -> bool:
-        newest = (self._newest.get((name, rank)) for name in step.values for rank in self.world)
-        return key[0] < self._cell or all(each is not None and each > key for each in newest)
+            taken.append(self._point(key, step))
+        return taken
 
     def _point(self, key: Key, step: _Step) -> Point:
         cell, _, number = key
         found: dict[str, float] = {}
         for name, values in step.values.items():
-            found |= _spread(name, values)
-        means = {name: _mean(list(values.values())) for name, values in step.values.items()}
+            if len(values) > 1:  # how ranks differ
+                known = [its for its in values.values() if not math.isnan(its)] or [math.nan]
+                found |= {f"{name}/rank0": values[0]} if 0 in values else {}
+                found |= {f"{name}/min": min(known), f"{name}/max": max(known)}
+        for name, values in step.values.items():
+            its = [*values.values()]  # the mean is NaN where one of the ranks has it
+            found[name] = fmean(its) if all(map(math.isfinite, its)) else sum(its) / len(its)
         return Point(
             step=number,
             at=step.at,
             attempt=step.attempt,
             cell=cell,
             is_again=cell >= 0 and self._again[cell],
-            values=found | means,
+            values=found,
         )
-
-
-def _spread(name: str, values: Mapping[int, float]) -> dict[str, float]:
-    """Return how ranks differ; empty for one rank."""
-    if len(values) < 2:
-        return {}
-    known = [value for value in values.values() if not math.isnan(value)] or [math.nan]
-    of_first = {f"{name}/rank0": values[0]} if 0 in values else {}
-    return of_first | {f"{name}/min": min(known), f"{name}/max": max(known)}
-
-
-def _mean(values: list[float]) -> float:
-    """Return the mean of all ranks: NaN where one of them has it."""
-    return fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)

@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
 
@@ -62,10 +62,8 @@ def _coarse(pairs: Pairs) -> list[list[float]]:
     merged = []
     for start in range(0, len(pairs), width):
         known = [pair for pair in pairs[start : start + width] if math.isfinite(pair[0] + pair[1])]
-        ends = (
-            [min(low for low, _ in known), max(high for _, high in known)] if known else [nan, nan]
-        )
-        merged.append(ends)
+        lows, highs = zip(*known, strict=True) if known else ([nan], [nan])
+        merged.append([min(lows), max(highs)])
     return merged
 
 
@@ -194,18 +192,14 @@ class MetricSeries:
         if step <= self.step and self._has_fallen:
             self._count_on(step)
         elif step <= self.step:
-            self._cut_from(step)
+            counts, steps = self._counts, self._steps
+            while counts and steps[-1] >= step * (counts[-1] + self._nonfinite[-1]):
+                for column in self._columns:
+                    column.pop()
+            self._width = self._width if counts else 1
             while self._resume_points and self._resume_points[-1] > step:
                 self._resume_points.pop()
         self._resume_points.append(step + self._offset)
-
-    def _cut_from(self, step: float) -> None:
-        """Drop the buckets from this step on."""
-        while self._counts and self._steps[-1] >= step * (self._counts[-1] + self._nonfinite[-1]):
-            for column in self._columns:
-                column.pop()
-        if not self._counts:
-            self._width = 1
 
     def _open_bucket(self) -> None:
         if len(self._counts) >= MAX_BUCKETS:
@@ -259,18 +253,9 @@ class MetricStore:
         self.began, self.ended = inf, -inf
 
     @property
-    def version(self) -> int:
-        """Another number after each change."""
-        return self._version
-
-    @property
     def dropped_names(self) -> int:
         """Number of names without a series."""
         return len(self._dropped)
-
-    def version_of(self, name: str) -> int:
-        """Another number after each change of this metric; 0 if there is none of this name."""
-        return self._versions.get(name, 0)
 
     def add(self, rank: int, at: float, step: float | None, values: Mapping[str, float]) -> None:
         """Add what a rank reported for a step, at its ``time.time()``.
@@ -351,7 +336,7 @@ class MetricStore:
         """Return the chosen metrics, or the first ``most``; curves only of those not ``known``."""
         names, known = self.names(), known or {}
         taken = names[:most] if chosen is None else [each for each in names if each in chosen]
-        shown = {name: self.version_of(name) for name in taken}
+        shown = {name: self._versions.get(name, 0) for name in taken}
         return MetricsSnapshot(
             versions=shown,
             curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
@@ -371,7 +356,11 @@ class MetricStore:
 
     def curves(self, name: str) -> dict[int, Curve]:
         """Return the curve of each rank that reported this metric."""
-        return {rank: self._curve(series) for rank, series in self.series(name).items()}
+        curves = {}
+        for rank, series in self.series(name).items():
+            with self._lock:  # for one rank at a time: the thread that adds need not wait long
+                curves[rank] = series.curve()
+        return curves
 
     def last(self, name: str) -> dict[int, float]:
         """Return the newest value of each rank that reported this metric."""
@@ -393,10 +382,6 @@ class MetricStore:
         recent = [each for each in rates if newest - each.at <= RATE_WINDOW]
         return max(recent, key=lambda each: each.per_second, default=None)
 
-    def _curve(self, series: MetricSeries) -> Curve:
-        with self._lock:  # for one rank at a time, so that the thread that adds need not wait long
-            return series.curve()
-
     def _new_metric(self, name: str) -> dict[int, MetricSeries] | None:
         if len(self._series) < MAX_NAMES:
             return self._series.setdefault(name, {})
@@ -407,31 +392,11 @@ class MetricStore:
 
 @dataclass(frozen=True, slots=True)
 class _MetricTotals:
-    steps: int  # of the rank with the most
-    changes: int  # of all ranks
-    seconds: float
-    last: Mapping[int, float]
-    curve: Pairs
-
-    @classmethod
-    def of(cls, series: Mapping[int, MetricSeries]) -> _MetricTotals:
-        known = series.values()
-        return cls(
-            steps=max(each.done for each in known),
-            changes=sum(each.changes for each in known),
-            seconds=sum(each.seconds for each in known),
-            last={rank: each.last for rank, each in series.items()},
-            curve=series[min(series)].curve().coarse(),
-        )
-
-    def plus(self, later: _MetricTotals) -> _MetricTotals:
-        return _MetricTotals(
-            steps=self.steps + later.steps,
-            changes=self.changes + later.changes,
-            seconds=self.seconds + later.seconds,
-            last={**self.last, **later.last},
-            curve=_coarse([*self.curve, *later.curve]),
-        )
+    steps: int = 0  # of the rank with the most
+    changes: int = 0  # of all ranks
+    seconds: float = 0.0
+    last: Mapping[int, float] = field(default_factory=dict)
+    curve: Pairs = ()
 
 
 class RunTotals:
@@ -467,11 +432,17 @@ class RunTotals:
     def _with(self, cell: MetricStore) -> dict[str, _MetricTotals]:
         totals = dict(self._ended)
         for name in cell.names():
-            new = _MetricTotals.of(cell.series(name))
-            if name in totals:
-                totals[name] = totals[name].plus(new)
-            elif len(totals) < MAX_NAMES:
-                totals[name] = new
+            if name not in totals and len(totals) >= MAX_NAMES:
+                continue
+            before, series = totals.get(name, _MetricTotals()), cell.series(name)
+            known = series.values()
+            totals[name] = _MetricTotals(
+                steps=before.steps + max(each.done for each in known),
+                changes=before.changes + sum(each.changes for each in known),
+                seconds=before.seconds + sum(each.seconds for each in known),
+                last={**before.last, **{rank: each.last for rank, each in series.items()}},
+                curve=_coarse([*before.curve, *series[min(series)].curve().coarse()]),
+            )
         return totals
 
 
