@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.displays import bundle_of
+from nbddp.worker.cell.display import bundle_of
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 

@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
-from nbddp.worker.values import dumps
+from nbddp.worker.requests import dumps
 
 
 def test_a_value_that_can_be_pickled_is_and_nothing_is_said() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbddp.ui.log_lines import agreeing
 from nbddp.wire.messages import Failure
-from nbddp.worker.shorten import (
+from nbddp.worker.cell.display import (
     MAX_MESSAGE,
     MAX_TEXT,
     shorten_display,

@@ -14,7 +14,8 @@ import pytest
 
 from nbddp.wire import sources
 from nbddp.wire.sources import dumps_with_sources, loads_with_sources
-from nbddp.worker import carry, values
+from nbddp.worker import carry
+from nbddp.worker.requests import dumps
 
 Define = Callable[[str, str], dict[str, Any]]
 
@@ -80,7 +81,7 @@ def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
     [
         lambda function: pickle.loads(dumps_with_sources(function, {})),
         lambda function: pickle.loads(sources.dumps(function)),
-        lambda function: pickle.loads(values.dumps(function, name="f")[0]),
+        lambda function: pickle.loads(dumps(function, name="f")[0]),
         partial(_carried, as_of_a_cell=False),
         partial(_carried, as_of_a_cell=True),
     ],

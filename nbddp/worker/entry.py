@@ -40,12 +40,11 @@ from nbddp.wire.messages import (
 )
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
-from nbddp.worker import growth, values
-from nbddp.worker.answers import EXPRESSION, Answers
+from nbddp.worker import growth
 from nbddp.worker.cell.debugger import Debuggers, was_quit
+from nbddp.worker.cell.display import shorten_failure
 from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
-from nbddp.worker.departure import depart, prepare_departure
-from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
+from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
 from nbddp.worker.flight_recorder import RECORDED, count_begun
 from nbddp.worker.healing import Healing
 from nbddp.worker.installs import Installs
@@ -56,12 +55,12 @@ from nbddp.worker.lookahead import may_ask
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meters import Meters
 from nbddp.worker.nccl import let_live
-from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.output.outbox import Outbox, remark
 from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.regroup import Regrouper
+from nbddp.worker.requests import EXPRESSION, Answers, pack
 from nbddp.worker.shell import RankShell, make_shell
-from nbddp.worker.shorten import shorten_failure
+from nbddp.worker.shutdown import depart, prepare_departure, watch_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.streams import RankLog
 from nbddp.worker.survey import survey
@@ -406,9 +405,7 @@ class Rank:
         )
 
     def _pack_value(self, cell: int, value: Any) -> JsonDict:
-        parcel = values.pack(
-            self._clients.parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE
-        )
+        parcel = pack(self._clients.parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
         if note := parcel.get("note"):
             self._outbox.post(remark(note, cell))
         return parcel

@@ -18,14 +18,15 @@ from traitlets.config import Config
 
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
-from nbddp.worker import commands, scripts
+from nbddp.worker import commands
+from nbddp.worker.cell import run_script
 from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.cell.debugger import RankPdb, post_mortem
+from nbddp.worker.cell.display import MailingPublisher, ResultHook
 from nbddp.worker.cell.failure import error_text, format_traceback
-from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.handlers import CellHandlers
+from nbddp.worker.import_hooks import change_when_imported
 from nbddp.worker.plain_values import PlainValues
-from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.warning_places import name_users_lines
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 
@@ -57,7 +58,7 @@ class RankShell(InteractiveShell):
 
     def __init__(self, **options: Any) -> None:
         self._swallowed: list[BaseException] = []
-        self._script_files = scripts.OwnFiles()
+        self._script_files = run_script.OwnFiles()
         super().__init__(**options)
         self.loop_runner = self._await
         self.plain_values = PlainValues(self.user_ns)
@@ -158,9 +159,9 @@ class RankShell(InteractiveShell):
         try:
             with self.handlers_acting():
                 if script.keeps:
-                    scripts.run_in(self.user_ns, script, self._script_files)
+                    run_script.run_in(self.user_ns, script, self._script_files)
                 else:
-                    scripts.run(script, self._script_files)
+                    run_script.run(script, self._script_files)
         except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
             result.error_in_exec = error
         self.events.trigger("post_execute")  # figures are shown
@@ -254,8 +255,22 @@ def make_shell() -> RankShell:
     config.Completer.use_jedi = False  # evaluates nothing, but takes a second to load
     shell: RankShell = RankShell.instance(config=config)
     InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class
-    make_bars_text()
+    change_when_imported("tqdm.notebook", _use_text_bars)
     return shell
+
+
+def _use_text_bars(module: Any) -> None:
+    """Make bars of ``tqdm.notebook`` text: as widgets of a rank they would stand still."""
+    from tqdm.std import tqdm
+
+    class TextBar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
+        """tqdm's bar of text, for code that asks for the notebook's."""
+
+        def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:  # noqa: ARG002
+            super().__init__(*args, **options)
+
+    module.tqdm = module.tqdm_notebook = TextBar
+    module.trange = module.tnrange = lambda *args, **options: TextBar(range(*args), **options)
 
 
 def warm_shell(shell: RankShell) -> None:

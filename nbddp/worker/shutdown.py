@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing import util
+from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
-from nbddp.descendants import adopt_orphans, descendants, end
+from nbddp.descendants import adopt_orphans, descendants, end, kill
 from nbddp.worker.streams import flush_python_streams
 
 
@@ -61,3 +65,34 @@ def depart(close: Callable[[], None]) -> NoReturn:
                 traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def watch_kernel(kernel_pid: int) -> None:
+    """End this process, and what it started, as soon as the kernel is gone, however it went."""
+    sentinels = _sentinels(kernel_pid)
+    threading.Thread(target=_follow, args=(sentinels,), name="nbddp-watch", daemon=True).start()
+
+
+def _sentinels(kernel_pid: int) -> list[int]:
+    """A pipe that the kernel holds and, where there is one, a handle of its process.
+
+    A child that the kernel forked may hold the pipe open for longer than the kernel lives.
+    """
+    sentinels = []
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinels.append(parent.sentinel)
+    if hasattr(os, "pidfd_open"):
+        with suppress(ProcessLookupError):
+            sentinels.append(os.pidfd_open(kernel_pid))
+    return sentinels
+
+
+def _follow(sentinels: list[int]) -> NoReturn:
+    wait(sentinels)
+    try:
+        kill(lambda: descendants(os.getpid()))
+    finally:  # a cell may have left no descriptor to look with
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)
