@@ -194,7 +194,8 @@ def name_of(filename: str) -> str:
 
 
 def summary_of(error: BaseException) -> tuple[str | int, ...]:
-    return tuple(summarize_error(error, is_cell, name_of))
+    said = summarize_error(error, is_cell, name_of)
+    return said.name, said.text, said.line, said.file, said.because
 
 
 @pytest.mark.parametrize(

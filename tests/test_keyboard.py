@@ -72,8 +72,8 @@ def test_a_secret_is_asked_for_as_one(keyboard: Typing) -> None:
 def test_what_a_debugger_asks_is_known_as_such(keyboard: Typing) -> None:
     seen: list[str] = []
     keyboard.later(lambda: seen.append(keyboard.asks), Answered(question=1, text="c"))
-    with keyboard.debugging():
-        assert keyboard.ask("ipdb> ") == "c"
+    keyboard.is_debugging = True
+    assert keyboard.ask("ipdb> ") == "c"
     assert (keyboard.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 

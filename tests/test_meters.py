@@ -323,23 +323,6 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
     assert len(read_all(meters)) == 5
 
 
-def test_settings_that_were_said_before_are_not_mailed_again(meters: Meters) -> None:
-    def said() -> list[dict[str, Any]]:
-        return [each.facts["values"] for each in read_all(meters) if isinstance(each, Happened)]
-
-    nan = float("nan")
-    for _ in range(3):
-        meters.happened("config", {"values": {"lr": 0.1, "seed": 1, "loss": nan}})
-    assert len(said()) == 1
-    for _ in range(3):
-        meters.happened("config", {"values": {"lr": 0.1}})
-        meters.happened("config", {"values": {"seed": 1}})
-    assert said() == []
-    assert meters.reports == 9
-    meters.happened("config", {"values": {"lr": 0.1, "seed": True}})
-    assert said() == [{"lr": 0.1, "seed": True}]
-
-
 def test_settings_that_wait_for_the_mail_are_put_together(meters: Meters) -> None:
     meters.happened("config", {"values": {"step": 0}})
     meters.happened("checkpoint", {})

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 import traceback
+from bdb import BdbQuit
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -21,27 +23,12 @@ import torch.distributed as dist
 
 import nbddp
 from nbddp.train import faults, report
-from nbddp.wire.letters import CONTROLLER, Letter
-from nbddp.wire.messages import (
-    Answered,
-    CellEnded,
-    Drop,
-    Failure,
-    Interrupt,
-    JsonDict,
-    Leave,
-    Noticed,
-    Ready,
-    Regroup,
-    Report,
-    Request,
-    RunCell,
-    StartFailed,
-)
+from nbddp.wire import messages as msg
+from nbddp.wire.letters import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth
-from nbddp.worker.cell.debugger import Debuggers, was_quit
+from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
 from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
 from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
@@ -108,7 +95,7 @@ def live(start: RankStart) -> None:
         rank = Rank(start, clients, outbox, log, meters)
     except Exception as error:  # noqa: BLE001 - the controller must hear of any
         reason = f"{type(error).__name__}: {error}"
-        outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
+        outbox.post(msg.StartFailed(reason=reason, traceback=traceback.format_exc()))
         outbox.close()
         while True:  # the controller ends it: of an exit it might know before it reads why
             signal.pause()
@@ -160,9 +147,8 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
-        Installs(
-            clients.commands, f"a{start.attempt}/installs", self._place, self._shell
-        ).take_over()
+        claims = f"a{start.attempt}/installs"
+        Installs(clients.commands, claims, self._place, self._shell).take_over()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
@@ -181,7 +167,7 @@ class Rank:
             note_wait=self._note_wait,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
-            tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
+            tell_noticed=lambda cell: self._outbox.post(msg.Noticed(cell=cell)),
         )
         self._interrupter.listen()
         self._answers = Answers(
@@ -197,18 +183,12 @@ class Rank:
         self._keyboard.take_over()
         self._debuggers.take_over()
         rank = start.topology.rank
-        self._commands = QueueReader(
-            clients.commands,
-            command_queue(start.attempt, rank, start.incarnation),
-            secret=start.secret,
-            reopen=self._reconnect if start.may_return else None,
-        )
-        self._control = QueueReader(
-            clients.control,
-            control_queue(start.attempt, rank, start.incarnation),
-            secret=start.secret,
-            reopen=self._reconnect_control if start.may_return else None,
-        )
+        commands = command_queue(start.attempt, rank, start.incarnation)
+        reopen = self._reconnect if start.may_return else None
+        self._commands = QueueReader(clients.commands, commands, secret=start.secret, reopen=reopen)
+        control = control_queue(start.attempt, rank, start.incarnation)
+        reopen = self._reconnect_control if start.may_return else None
+        self._control = QueueReader(clients.control, control, secret=start.secret, reopen=reopen)
         if start.joins_group:
             self._group.form(0)
             self._group.settle()
@@ -224,7 +204,9 @@ class Rank:
         self._sampler.forget_told()
         device, backend = str(self._group.device), self._group.backend
         host = socket.gethostname()
-        ready = Ready(pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell)
+        ready = msg.Ready(
+            pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell
+        )
         self._outbox.post(ready)
 
     def _make_shell(self, colors: str) -> RankShell:
@@ -246,40 +228,37 @@ class Rank:
 
     def serve(self) -> None:
         """Do what the commands say, one after the other, until told to leave."""
-        while True:
-            letter = self._commands.collect()
-            if not self._is_from_controller(letter):
-                continue
-            match letter.message:
-                case Leave():
+        for message in self._from_controller(self._commands):
+            match message:
+                case msg.Leave():
                     break
-                case RunCell() as command:
+                case msg.RunCell() as command:
                     self._run_cell(command)
-                case Regroup() as command:
+                case msg.Regroup() as command:
                     self._regrouper.regroup(command)
-                case command if isinstance(command, Request):
+                case command if isinstance(command, msg.Request):
                     self._answers.give(command)
         if self._group.backend == "nccl":
             self._group.leave()  # NCCL warns when its communicators are left to the end
 
-    def _is_from_controller(self, letter: Letter) -> bool:
-        return letter.sender == CONTROLLER and letter.attempt == self._attempt
+    def _from_controller(self, reader: QueueReader) -> Iterator[Any]:
+        while True:
+            letter = reader.collect()
+            if letter.sender == CONTROLLER and letter.attempt == self._attempt:
+                yield letter.message
 
     def _listen(self) -> None:
-        while True:
-            letter = self._control.collect()
-            if not self._is_from_controller(letter):
-                continue
-            match letter.message:
-                case Interrupt() as command:
+        for message in self._from_controller(self._control):
+            match message:
+                case msg.Interrupt() as command:
                     self._interrupt(command)
-                case Answered() as answer:
+                case msg.Answered() as answer:
                     self._keyboard.answered(answer)
-                case Drop(request=request):
+                case msg.Drop(request=request):
                     self._answers.drop(request)
                     self._interrupter.give_up(request)
 
-    def _interrupt(self, command: Interrupt) -> None:
+    def _interrupt(self, command: msg.Interrupt) -> None:
         try:
             self._interrupter.interrupt(command.cell, is_for_death=command.is_for_death)
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
@@ -297,7 +276,7 @@ class Rank:
     def _reconnect_control(self) -> dist.Store:
         """Connect the control thread, and end a cell that runs: no notebook shows it any more."""
         store: dist.Store = self._clients.control.reconnect()
-        self._interrupt(Interrupt(cell=self._cell))
+        self._interrupt(msg.Interrupt(cell=self._cell))
         return store
 
     def _note_wait(self) -> None:
@@ -306,7 +285,7 @@ class Rank:
 
     # ---- cells
 
-    def _run_cell(self, command: RunCell) -> None:
+    def _run_cell(self, command: msg.RunCell) -> None:
         self._was_quit = False
         may_begin = self._prepare(command)
         failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
@@ -315,7 +294,7 @@ class Rank:
         if failure is not None:
             self._interrupter.end_cell()
             self._sampler.end_cell()
-            self._end_cell(command, seconds=0.0, failure=failure)
+            self._end_cell(command, 0.0, failure)
             return
         began = time.monotonic()
         pid = os.getpid()
@@ -335,13 +314,12 @@ class Rank:
         if exit_code(error) == 0:
             error = None  # a script that says sys.exit() at its end has done its work
         self._group.note_failure(error)
-        # a debugger whose cell is interrupted quits too, and nobody has left it
-        self._was_quit = was_quit(error) and not self._interrupter.was_asked
+        # the user left the debugger, or its input ended; of an interrupted cell it quits too
+        self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_asked
         failure = None if error is None else self._describe(error, at)
-        value = result.result if command.wants_value and not failure else None
-        self._end_cell(command, seconds=seconds, failure=failure, value=value)
+        self._end_cell(command, seconds, failure, result.result)
 
-    def _describe(self, error: BaseException, at: float) -> Failure:
+    def _describe(self, error: BaseException, at: float) -> msg.Failure:
         if not self._was_quit:  # what was looked into may be looked into again
             self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
         self._log.keep(self._shell.format_error(error, is_whole=True))
@@ -358,7 +336,7 @@ class Rank:
     def _may_be_interrupted(self, filename: str) -> bool:
         return filename == EXPRESSION or is_ending(filename) or self._shell.is_cell_file(filename)
 
-    def _prepare(self, command: RunCell) -> bool:
+    def _prepare(self, command: msg.RunCell) -> bool:
         """Get ready for a cell; false if it was interrupted before it could begin."""
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
@@ -378,16 +356,19 @@ class Rank:
         return self._interrupter.begin_cell(command.cell)
 
     def _end_cell(
-        self, command: RunCell, *, seconds: float, failure: Failure | None, value: Any = None
+        self, command: msg.RunCell, seconds: float, failure: msg.Failure | None, value: Any = None
     ) -> None:
-        parcel: JsonDict = {}
+        parcel: msg.JsonDict = {}
         if command.wants_value and failure is None:
+            store, key = self._clients.parcels, self._key(f"cell{command.cell}")
             try:
-                parcel = self._pack_value(command.cell, value)
+                parcel = pack(store, key, value, name=LAST_VALUE)
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
+            if note := parcel.get("note"):
+                self._outbox.post(remark(note, command.cell))
         self._outbox.post(
-            CellEnded(
+            msg.CellEnded(
                 cell=command.cell,
                 seconds=seconds,
                 in_group=self._group.is_intact(),
@@ -404,13 +385,7 @@ class Rank:
             )
         )
 
-    def _pack_value(self, cell: int, value: Any) -> JsonDict:
-        parcel = pack(self._clients.parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
-        if note := parcel.get("note"):
-            self._outbox.post(remark(note, cell))
-        return parcel
-
-    def _post_question(self, question: Report) -> None:
+    def _post_question(self, question: msg.Report) -> None:
         self._outbox.post(question)
         self._outbox.post(self._sampler.look(self._cell))  # the panel says so at once
 

@@ -22,7 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 from nbddp.worker.main_thread import (
@@ -93,7 +94,9 @@ class Interrupter:
         before = sys.unraisablehook
 
         def note(unraisable: Any) -> None:
-            if self._is_doing and _is_ours(unraisable.exc_traceback):
+            frames = [frame for frame, _ in walk_tb(unraisable.exc_traceback)]
+            is_ours = bool(frames) and frames[-1].f_code is Interrupter._on_sigint.__code__
+            if self._is_doing and is_ours:
                 self._raised -= 1
             else:
                 before(unraisable)
@@ -164,25 +167,22 @@ class Interrupter:
         With ``meets`` the ranks meet for it in a new process group, whose waits are then ended.
         """
         self.hear()
-        self._answer(request, meets=meets)
+        with self._changed:
+            self._request, self._meets = request, meets
         try:
             yield
         finally:
-            self._answer(0)
-
-    def _answer(self, request: int, *, meets: bool = False) -> None:
-        with self._changed:
-            self._request, self._meets = request, meets
-            self._changed.notify_all()
+            with self._changed:
+                self._request = 0
+                self._changed.notify_all()
 
     def give_up(self, request: int) -> None:
         """Interrupt whoever makes the answer to this request; called on the control thread.
 
         It waits for nothing.
         """
-        insisting = threading.Thread(target=self._insist, args=[request], name="nbddp-drop")
-        insisting.daemon = True
-        insisting.start()
+        name = "nbddp-drop"
+        threading.Thread(target=self._insist, args=[request], name=name, daemon=True).start()
 
     def _insist(self, request: int) -> None:
         patience = MOMENT
@@ -237,8 +237,9 @@ class Interrupter:
             seen = self._seen
             if self._is_due:
                 signal.pthread_kill(main_thread_id(), signal.SIGINT)
-            if self._is_over(patience):
-                return has_told
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._is_inside, patience):
+                    return has_told
             patience = PATIENCE
             place, last = self._place(), place
             used, before = main_cpu_time(), used
@@ -255,17 +256,9 @@ class Interrupter:
             waits_in_torch = "torch/distributed" in main_frame().f_code.co_filename
             if not is_heard or (place == last and waits_in_torch):
                 rounds += 1
-                self._break_open_inside(others_too=rounds >= OTHERS_AFTER and not is_heard)
-
-    def _break_open_inside(self, *, others_too: bool) -> None:
-        """Not when the cell is over: what is opened then is not to be ended."""
-        with self._changed:
-            if self._is_inside:
-                self._break_open(others_too=others_too)
-
-    def _is_over(self, patience: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._is_inside, patience)
+                with self._changed:
+                    if self._is_inside:  # else what is opened now would be ended
+                        self._break_open(others_too=rounds >= OTHERS_AFTER and not is_heard)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._seen += 1
@@ -318,10 +311,3 @@ def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool
             return True
         frame = frame.f_back
     return False
-
-
-def _is_ours(step: TracebackType | None) -> bool:
-    """Whether what was raised is an interrupt of ours."""
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    return step is not None and step.tb_frame.f_code is Interrupter._on_sigint.__code__

@@ -9,8 +9,7 @@ import builtins
 import getpass
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from nbddp.wire.messages import DEBUGGER, GETPASS, INPUT, Answered, Asked, Report, Withdrawn
 from nbddp.worker.streams import flush_python_streams
@@ -37,7 +36,7 @@ class Keyboard:
         self._number = 0
         self._answers: list[Answered] = []  # to the question that is open: one, or none yet
         self._typed_ahead: list[str] = []
-        self._debugging = 0
+        self.is_debugging = False  # what is asked is the debugger's
         self.asks = ""  # what waits for an answer right now: ``input()``, or the debugger
 
     def take_over(self) -> None:
@@ -49,15 +48,6 @@ class Keyboard:
         """A cell begins, whose first questions have their answers."""
         self._typed_ahead = [*typed_ahead]
 
-    @contextmanager
-    def debugging(self) -> Iterator[None]:
-        """What is asked in here is the debugger's."""
-        self._debugging += 1
-        try:
-            yield
-        finally:
-            self._debugging -= 1
-
     def ask(self, prompt: object = "", /) -> str:
         """Ask, as ``input()`` does.
 
@@ -67,9 +57,8 @@ class Keyboard:
         """
         return self._ask(str(prompt), is_secret=False)
 
-    def ask_secret(self, prompt: str = "Password: ", stream: object = None) -> str:
+    def ask_secret(self, prompt: str = "Password: ", stream: object = None) -> str:  # noqa: ARG002
         """Ask for what is not to be seen, as ``getpass()`` does."""
-        del stream
         return self._ask(prompt, is_secret=True)
 
     def check_place(self, what: str) -> None:
@@ -84,7 +73,7 @@ class Keyboard:
             )
 
     def _ask(self, prompt: str, *, is_secret: bool) -> str:
-        what = DEBUGGER if self._debugging else GETPASS if is_secret else INPUT
+        what = DEBUGGER if self.is_debugging else GETPASS if is_secret else INPUT
         self.check_place(what)
         if self.is_called_off():
             raise EOFError("the cell was interrupted")
@@ -93,29 +82,25 @@ class Keyboard:
             print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
             return text
         flush_python_streams()
-        answer = self._await_answer(what, prompt, is_secret=is_secret)
+        with self._lock:
+            self._number += 1
+            number, self.asks = self._number, what
+            self._answers.clear()
+        self._post(Asked(question=number, prompt=prompt, is_secret=is_secret, what=what))
+        try:
+            with self._lock:
+                while not self._answers:  # a signal's handler runs between two looks
+                    self._changed.wait(LOOK)
+                answer = self._answers[0]
+        finally:
+            self.asks = ""
+            if not self._answers:
+                self._post(Withdrawn(question=number))
         if answer.refusal:
             raise RuntimeError(f"{what} is not supported: {answer.refusal}")
         if answer.is_end:
             raise EOFError("nobody answered")
         return answer.text
-
-    def _await_answer(self, what: str, prompt: str, *, is_secret: bool) -> Answered:
-        with self._lock:
-            self._number += 1
-            number, self.asks = self._number, what
-            self._answers.clear()
-        question = Asked(question=number, prompt=prompt, is_secret=is_secret, what=what)
-        self._post(question)
-        try:
-            with self._lock:
-                while not self._answers:  # a signal's handler runs between two looks
-                    self._changed.wait(LOOK)
-                return self._answers[0]
-        finally:
-            self.asks = ""
-            if not self._answers:
-                self._post(Withdrawn(question=number))
 
     def answered(self, answer: Answered) -> None:
         """An answer came; one to a question that was taken back is nobody's."""

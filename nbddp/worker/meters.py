@@ -42,7 +42,6 @@ class Meters(Sink):
         self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
         self._events: deque[Happened] = deque()
-        self._settings: dict[str, str] = {}  # the repr of each, as it was said last
         self._bars: list[Bar] = []
         self._missed = 0
         self._has_moved = False
@@ -60,8 +59,8 @@ class Meters(Sink):
     def log(self, step: int | None, values: dict[str, float]) -> None:
         """Write the numbers down, and keep them for the mail."""
         at = round(time.time(), 6)
-        of_step = {} if step is None else {"step": step}
-        line = json.dumps({"time": at, **self._head, **of_step, **values})
+        head = self._head if step is None else self._head | {"step": step}
+        line = json.dumps({"time": at, **head, **values})
         self._write(f"{line}\n".encode())
         if self._is_elsewhere():
             return
@@ -112,14 +111,10 @@ class Meters(Sink):
             return
         with self._lock:
             self.reports += 1
-            if kind == CONFIG:
-                said = {name: repr(value) for name, value in facts["values"].items()}
-                if said.items() <= self._settings.items():
-                    return  # a loop may say its settings in each step
-                self._settings |= said
             plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
             if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
-                self._events[-1].facts["values"].update(plain["values"])  # it is not mailed yet
+                # it is not mailed yet, and a loop may say its settings in each step
+                self._events[-1].facts["values"].update(plain["values"])
                 return
             self._events.append(Happened(kind=kind, facts=plain))
             is_full = len(self._events) >= MAX_EVENTS
@@ -140,17 +135,14 @@ class Meters(Sink):
             written = os.write(self._fd, b"\n" + line if self._is_torn else line)
             self._is_torn = written < len(line)  # a full disk took a part of it
         except OSError as error:
-            self._lose(error)
+            if not self._has_lost:
+                self._has_lost = True
+                what = f"metrics.jsonl is not complete from here on: {error.strerror}"
+                self._outbox.post(remark(what))
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a child, such as a DataLoader's worker: it has the file, but no mail."""
         return os.getpid() != self._pid
-
-    def _lose(self, error: OSError) -> None:
-        if not self._has_lost:
-            self._has_lost = True
-            why = error.strerror
-            self._outbox.post(remark(f"metrics.jsonl is not complete from here on: {why}"))
 
     # ---- the outbox's side
 
@@ -164,13 +156,10 @@ class Meters(Sink):
             if self._events:
                 return self._events.popleft()
             if self._rows:
-                return self._read_rows()
+                rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
+                missed, self._missed = self._missed, 0
+                return Metrics(rows=rows, missed=missed)
             if self._has_moved:
                 self._has_moved = False
                 return Progress(bars=[each.state() for each in self._bars[:MAX_BARS]])
         return None
-
-    def _read_rows(self) -> Metrics:
-        rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
-        missed, self._missed = self._missed, 0
-        return Metrics(rows=rows, missed=missed)

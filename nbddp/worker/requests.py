@@ -8,7 +8,8 @@ import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch.distributed as dist
@@ -98,29 +99,27 @@ class Answers:
     def _act(self, command: Request) -> Answer:
         match command:
             case Push():
-                return self._push(command)
-            case Pull():
-                return self._pull(command)
+                payload = self._push(command)
             case Complete():
-                return self._complete(command)
+                payload = self._complete(command)
             case Inspect():
-                return self._inspect(command)
+                payload = self._inspect(command)
             case Survey():
                 payload = survey(self._shell.user_ns).json()
-                return Answer(request=command.request, payload=payload)
+            case Pull():
+                return self._pull(command)
             case GiveTrace():
                 return self._give_trace(command)
             case Give() | Meet():
                 return self._healing.act(command)
+        return Answer(request=command.request, payload=payload)
 
-    def _push(self, command: Push) -> Answer:
+    def _push(self, command: Push) -> JsonDict:
         data = parcels.take(self._store, command.parcel)
         names, sources = parcels.opened(data, loads_with_sources)
         self._shell.compile.add_sources(sources)
         self._shell.push(names)
-        return Answer(
-            request=command.request, payload={"values": self._shell.plain_values.changes()}
-        )
+        return {"values": self._shell.plain_values.changes()}
 
     def _pull(self, command: Pull) -> Answer:
         def check() -> None:
@@ -136,40 +135,32 @@ class Answers:
                 raise
             raise RequestError(NO_GROUP) from None
         key, name = self._key(f"request{command.request}"), command.expression
-        return Answer(
-            request=command.request,
-            parcel=pack(self._store, key, value, name=name, check=check),
-        )
+        parcel = pack(self._store, key, value, name=name, check=check)
+        return Answer(request=command.request, parcel=parcel)
 
     def _give_trace(self, command: GiveTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
             return Answer(request=command.request, payload=asdict(Traced(why=GONE)))
         traced, files = profiler.give(command)
-        key, parcel = self._key(f"request{command.request}"), {}
-        if files:
-            parcel = pack(self._store, key, files, name="the trace")
+        key = self._key(f"request{command.request}")
+        parcel = pack(self._store, key, files, name="the trace") if files else {}
         return Answer(request=command.request, payload=asdict(traced), parcel=parcel)
 
-    def _complete(self, command: Complete) -> Answer:
+    def _complete(self, command: Complete) -> JsonDict:
         begin = command.code.rfind("\n", 0, command.cursor) + 1
         line = command.code[begin:].partition("\n")[0]
         text, matches = self._shell.complete(None, line, command.cursor - begin)
-        return Answer(
-            request=command.request, payload={"text": text, "matches": list(matches)[:200]}
-        )
+        return {"text": text, "matches": list(matches)[:200]}
 
-    def _inspect(self, command: Inspect) -> Answer:
+    def _inspect(self, command: Inspect) -> JsonDict:
         name = token_at_cursor(command.code, command.cursor)
         try:
             found = self._shell.object_inspect_mime(name, detail_level=command.detail)
         except KeyError:  # there is no such name
             found = {}
         text = shorten(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
-        return Answer(request=command.request, payload={"text": text})
-
-
-T = TypeVar("T")
+        return {"text": text}
 
 
 class ValuePickler(Pickler):
@@ -184,7 +175,7 @@ class ValuePickler(Pickler):
         """Reduce what cannot be opened in the kernel to what can."""
         if isinstance(obj, DistributedDataParallel):
             self.has_unwrapped = True
-            return _itself, (obj.module,)
+            return itemgetter(0), ((obj.module,),)  # a function that any process has
         if isinstance(obj, type) and obj.__module__ == "__main__":
             _track_by_content(obj)
         return super().reducer_override(obj)
@@ -215,10 +206,6 @@ class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
             make, arguments, *more = reduced  # the arguments end with the id and one more
             return make, (*arguments[:-2], None, None), *more
         return reduced
-
-
-def _itself(value: T) -> T:
-    return value
 
 
 def pack(

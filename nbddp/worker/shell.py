@@ -125,7 +125,7 @@ class RankShell(InteractiveShell):
 
     def is_cell_file(self, filename: str) -> bool:
         """Whether a code object's file is one of the cells run here, or the user's in a script."""
-        return filename in self.compile.files or filename in self._script_files
+        return filename in self.compile.files or bool(self._script_files.name(filename))
 
     def name_of_file(self, filename: str) -> str:
         """What a script's file is called, or another cell than the one that runs: ``cell [3]``."""
@@ -208,10 +208,6 @@ class RankShell(InteractiveShell):
     @default("exiter")
     def _exiter_default(self) -> CellExit:
         return CellExit(self)
-
-    def ask_exit(self) -> NoReturn:
-        """End the cell."""
-        raise SystemExit
 
     def init_prompts(self) -> None:
         """Set no ``sys.ps1``, by which code such as Lightning's tells that somebody types here."""

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nbddp.wire.messages import Output
 from nbddp.worker.output.outbox import Outbox, remark
@@ -53,6 +54,7 @@ class RankLog:
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY)
         self._has_lost = False
+        self._streams: dict[int, Any] = {}  # what is printed there comes to the log
         self.prints = 0
         self._kept: deque[tuple[int, int]] = deque()
         self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
@@ -68,16 +70,12 @@ class RankLog:
         for fd in (1, 2):
             if not self._is_log(fd):
                 os.dup2(self._write_fd, fd)
-        if not self._is_ours(sys.stdout):
+        if sys.stdout not in self._streams.values() or _is_closed(sys.stdout):
             sys.stdout = sys.__stdout__ = self._text_stream(1)  # type: ignore[misc]
-        if not self._is_ours(sys.stderr):
+        if sys.stderr not in self._streams.values() or _is_closed(sys.stderr):
             sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
         flush_python_streams()
         self._has_lost = False  # each cell whose output is lost says so
-
-    def _is_ours(self, stream: object) -> bool:
-        """Whether what is printed there still comes to the log."""
-        return getattr(stream, "nbddp_log", None) is self and not _is_closed(stream)
 
     def _is_log(self, fd: int) -> bool:
         """Return whether the descriptor is open and refers to the log."""
@@ -86,14 +84,15 @@ class RankLog:
         except OSError:
             return False
 
-    def _text_stream(self, fd: int) -> io.TextIOWrapper:
-        stream = _LogStream(
-            io.BufferedWriter(_LogWriter(fd, self._note_write, self._lose)),  # type: ignore[type-var]
+    def _text_stream(self, fd: int) -> Any:
+        stream: Any = io.TextIOWrapper(
+            io.BufferedWriter(_LogWriter(fd, self._note_write, self._lose)),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
         )
-        stream.nbddp_log = self
+        stream.mode = "w"  # as Python's own have it
+        self._streams[fd] = stream
         return stream
 
     def _note_write(self) -> None:
@@ -205,13 +204,6 @@ class _LogWriter(io.RawIOBase):
             return len(data)
         self._on_write()
         return written
-
-
-class _LogStream(io.TextIOWrapper):
-    """A text stream that knows whose it is."""
-
-    mode = "w"  # as Python's own have it
-    nbddp_log: RankLog | None = None
 
 
 def flush_python_streams() -> None:

@@ -136,13 +136,14 @@ class Debuggers:
             debugger.nosigint = True  # else it takes SIGINT, which is the interrupter's
             self._keyboard.check_place(DEBUGGER)
             shows, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
-            with self._keyboard.debugging():
-                try:
-                    return interaction(debugger, *args, **options)
-                finally:
-                    sys.displayhook = shows
-                    if self._keyboard.is_called_off():  # IPython's keeps an interrupt to itself
-                        debugger.set_quit()
+            was_debugging, self._keyboard.is_debugging = self._keyboard.is_debugging, True
+            try:
+                return interaction(debugger, *args, **options)
+            finally:
+                sys.displayhook = shows
+                self._keyboard.is_debugging = was_debugging
+                if self._keyboard.is_called_off():  # IPython's keeps an interrupt to itself
+                    debugger.set_quit()
 
         pythons.Pdb.interaction = interact
 
@@ -223,8 +224,3 @@ def post_mortem() -> None:
     debugger = RankPdb()
     debugger.reset()
     debugger.interaction(None, error if error and _KNOWS_CAUSES else traceback)
-
-
-def was_quit(error: BaseException | None) -> bool:
-    """Return whether the user left the debugger by ``q``, or its input ended."""
-    return isinstance(error, bdb.BdbQuit)

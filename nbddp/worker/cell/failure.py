@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -35,7 +36,6 @@ _HIDDEN_TEXT = re.compile(
     rf'^ *File "{re.escape(str(Path(nbddp.__file__).parent))}/[^"]*", line .*\n(?:    .*\n)*',
     re.MULTILINE,
 )
-_TORCH_DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
 _REMOTE = ("_RemoteTraceback", "RemoteTraceback")  # the traceback of another process, as a cause
 
 
@@ -62,13 +62,10 @@ def describe_failure(
     """
     stack = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     summary = summarize_error(error, is_cell_file, name_of)
-    return Failure(
-        name=summary.name,
-        text=summary.text,
+    return replace(
+        summary,
         because=summary.because or blamed_by(error, names),
         traceback=shown,
-        line=summary.line,
-        file=summary.file,
         collective=_collective(stack, stuck_in),
         at=at,
         memory=gpu_memory.tell(error, names, (_locals(frame, names) for frame in stack)),
@@ -93,35 +90,26 @@ def cell_not_started() -> Failure:
 # ---- the error in a line
 
 
-class ErrorSummary(NamedTuple):
-    """What the headline is made of.
-
-    Attributes:
-        name: the type of the error.
-        text: its text.
-        line: the innermost line of a cell or script that raised it; 0 if there is none.
-        file: the name of the script's file or of the other cell that the line is in.
-        because: the first error of its chain of causes.
-    """
-
-    name: str
-    text: str
-    line: int = 0
-    file: str = ""
-    because: str = ""
-
-
 def summarize_error(
     error: BaseException, is_cell_file: Callable[[str], bool], name_of: Callable[[str], str]
-) -> ErrorSummary:
-    """Name an error with the line of the user's code that raised it, and its first cause."""
+) -> Failure:
+    """Name an error with the line of the user's code that raised it, and its first cause.
+
+    The line is the innermost one of a cell or script; 0 if there is none.
+    """
     places = [(code.co_filename, line) for code, line in _steps(error.__traceback__)]
     filename, line = ([("", 0)] + [place for place in places if is_cell_file(place[0])])[-1]
     text = error_text(error)
     if not text and isinstance(error, AssertionError):
         text = linecache.getline(filename, line).strip()
-    file = name_of(filename) if line else ""
-    return ErrorSummary(type(error).__name__, text, line, file, _first_cause(error, text))
+    return Failure(
+        name=type(error).__name__,
+        text=text,
+        traceback="",
+        line=line,
+        file=name_of(filename) if line else "",
+        because=_first_cause(error, text),
+    )
 
 
 def error_text(error: BaseException) -> str:
@@ -262,13 +250,10 @@ def _locals(frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> str:
     """Name the collective that the rank waited in, with its number where that is known."""
-    called = next(filter(_is_torch_distributed, stack), None)
+    torchs = (frame for frame in stack if "torch/distributed/" in frame.f_code.co_filename)
+    called = next(torchs, None)
     name = function_name(called) if called is not None else ""
     newest = stuck_in or newest_collective({name})
     if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
         return newest.call.title
     return call_of(called) if called is not None else ""  # Gloo records no send and no recv
-
-
-def _is_torch_distributed(frame: FrameType) -> bool:
-    return any(part in frame.f_code.co_filename for part in _TORCH_DISTRIBUTED)

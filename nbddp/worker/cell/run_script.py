@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import faulthandler
-import importlib.util
+import importlib
 import io
 import itertools
 import linecache
@@ -22,6 +22,7 @@ import multiprocessing
 import multiprocessing.process
 import os
 import random
+import runpy
 import signal
 import sys
 import threading
@@ -54,35 +55,21 @@ class OwnFiles:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._known: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
     def begin(self, script: Script) -> None:
-        """A script begins: what it imports from its own folder is the user's."""
+        """Begin a script: what it imports from its own folder is the user's."""
         self._folder = Path(script.folder)
-        self._known.clear()
-        if script.path:
-            path = Path(script.path)
-            self._known[script.path] = _shown(path, self._folder)
+        self._names = {script.path: Path(script.path).name} if script.path else {}
 
     def name(self, filename: str) -> str:
-        """What a file of the user's is called; empty for one of a library's, and for a cell."""
-        if filename not in self._known:
-            self._known[filename] = self._find(filename)
-        return self._known[filename]
-
-    def __contains__(self, filename: str) -> bool:
-        return bool(self.name(filename))
-
-    def _find(self, filename: str) -> str:
-        path = Path(filename)
-        if self._folder is None or not path.is_absolute() or not path.is_relative_to(self._folder):
-            return ""
-        is_installed = library_of_file(filename) or _INSTALLED & set(path.parts)
-        return "" if is_installed else _shown(path, self._folder)
-
-
-def _shown(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+        """Return the name of a file of the user's; empty for one of a library, and for a cell."""
+        if filename not in self._names:
+            path, folder = Path(filename), self._folder
+            is_here = folder is not None and path.is_relative_to(folder)
+            is_own = is_here and not (library_of_file(filename) or _INSTALLED & {*path.parts})
+            self._names[filename] = str(path.relative_to(folder)) if folder and is_own else ""
+        return self._names[filename]
 
 
 def run(script: Script, files: OwnFiles) -> None:
@@ -103,7 +90,7 @@ def run(script: Script, files: OwnFiles) -> None:
         code, names = _load(script)
         vars(main).update(names)
         sys.modules.update(dict.fromkeys(_MAINS, main))
-        _execute(code, vars(main))
+        exec(code, vars(main))
 
 
 def run_in(namespace: dict[str, Any], script: Script, files: OwnFiles) -> None:
@@ -114,7 +101,7 @@ def run_in(namespace: dict[str, Any], script: Script, files: OwnFiles) -> None:
     try:
         code, names = _load(script)
         namespace["__file__"] = names["__file__"]
-        _execute(code, namespace)
+        exec(code, namespace)
     finally:
         namespace.pop("__file__", None)
         with suppress(ValueError):  # the script took it away
@@ -136,10 +123,6 @@ def _become_a_program() -> None:
         seed()  # ranks are forked with the same state
 
 
-def _execute(code: CodeType, namespace: dict[str, Any]) -> None:
-    exec(code, namespace)
-
-
 def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
     """Set ``sys.argv``, and return the code of ``__main__`` and its names, as Python's CLI does."""
     importlib.invalidate_caches()
@@ -152,31 +135,21 @@ def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
         sys.argv[:] = [script.name, *script.arguments]
         with tokenize.open(script.path) as file:
             return compile(file.read(), script.path, "exec", dont_inherit=True), names
-    spec = _find_module(script.name)
+    module: Any = runpy
+    _, spec, code = module._get_module_details(script.name, ModuleNotFoundError)
     names |= {"__spec__": spec, "__loader__": spec.loader, "__package__": spec.parent}
     names["__file__"] = spec.origin
     sys.argv[:] = [str(spec.origin), *script.arguments]
-    code: CodeType | None = spec.loader.get_code(spec.name)
-    if code is None:
-        raise ImportError(f"no code object available for {script.name}")
     return code, names
-
-
-def _find_module(name: str) -> Any:
-    """The module of ``-m``; of a package what it has for this, its ``__main__``."""
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.{_MAIN}")
-    if spec is None:
-        raise ModuleNotFoundError(f"No module named {name}", name=name)
-    return spec
 
 
 @contextmanager
 def ending_as_a_program() -> Iterator[None]:
     """Within it a script runs; at its end do what Python does at the end of a program."""
     with ExitStack() as end:  # the last goes first, and each whatever the others raise
-        end.callback(_disarm_timers)
+        # a process that failed stays for a debugger: the timers of its script must not end it
+        end.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+        end.callback(faulthandler.cancel_dump_traceback_later)
         end.callback(_destroy_groups, os.getpid())
         end.callback(util._exit_function)  # type: ignore[attr-defined]
         end.callback(atexit._run_exitfuncs)
@@ -188,25 +161,13 @@ def ending_as_a_program() -> Iterator[None]:
                 print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                _interrupt_children()
+            if isinstance(error, KeyboardInterrupt):  # as a terminal does: Python joins them
+                for child in multiprocessing.active_children():
+                    with suppress(ProcessLookupError):
+                        os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
             with redirect_stderr(io.StringIO()):  # the failure's report has the traceback
                 sys.excepthook(type(error), error, _without_ours(error))  # W&B's, maybe
             raise
-
-
-def _interrupt_children() -> None:
-    """Interrupt the processes that the script started, as a terminal does: Python joins them."""
-    children: Any = multiprocessing.active_children()
-    for child in children:
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGINT)
-
-
-def _disarm_timers() -> None:
-    """A process that failed stays for a debugger. The timers of its script must not end it."""
-    faulthandler.cancel_dump_traceback_later()
-    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _destroy_groups(pid: int) -> None:
