@@ -153,7 +153,7 @@ class Rank:
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
-        self._debuggers = Debuggers(self._keyboard, self._comes_first)
+        self._debuggers = Debuggers(self._keyboard, self._place.rank, self._comes_first)
         self._sampler = Sampler(
             outbox.post,
             self._shell.is_cell_file,
@@ -343,10 +343,7 @@ class Rank:
         self._cell = command.cell
         self._sampler.begin_cell(command.cell)  # what comes next may free much, slowly
         self._keyboard.begin_cell(command.answers)
-        is_alone = len(command.ranks) == 1
-        self._debuggers.begin_cell(
-            self._place.rank, command.break_ranks, command.source, is_alone=is_alone
-        )
+        self._debuggers.begin_cell(command)
         self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
         self._meters.begin_cell()
         report.begin_cell()

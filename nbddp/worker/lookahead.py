@@ -10,7 +10,7 @@ import ast
 import dis
 import gc
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -44,14 +44,17 @@ def may_ask(source: str, namespace: Mapping[str, Any]) -> bool:
         return True
     words = set(_WORD.findall(source))
     code = _compiled(source) if words & (_CALLED | _ANYWHERE) else None
-    taken = {*namespace, *_stored(code)} if code else namespace.keys()
+    taken = set(namespace)
+    if code:
+        taken |= {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"}
     left: list[Any] = [code, *(namespace[word] for word in words if word in namespace)]
     seen: set[int] = set()
     while left:
         value = left.pop()
         if id(value) not in seen:
             seen.add(id(value))
-            if type(value) is CodeType and _asks(value, taken):
+            may_name = type(value) is CodeType and {*value.co_names} & (_CALLED | _ANYWHERE)
+            if may_name and any(_is_asking(each, taken) for each in dis.get_instructions(value)):
                 return True
             left += _called_by(value, namespace)
     return False
@@ -65,10 +68,6 @@ def _compiled(source: str) -> CodeType | None:
     except _NO_CODE:  # the error is reported when the cell runs
         return None
     return code
-
-
-def _stored(code: CodeType) -> Iterator[str]:
-    return (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME")
 
 
 def _called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
@@ -90,13 +89,8 @@ def _called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
     return [*methods, *parts.values()]
 
 
-def _asks(code: CodeType, taken: Set[str]) -> bool:
-    """Whether a code object calls what asks; ``taken``: names of the user's."""
-    has_name = {*code.co_names} & (_CALLED | _ANYWHERE)
-    return bool(has_name) and any(_is_asking(each, taken) for each in dis.get_instructions(code))
-
-
 def _is_asking(step: dis.Instruction, taken: Set[str]) -> bool:
+    """Whether an instruction names what asks; ``taken``: names of the user's."""
     name = step.argval
     if not isinstance(name, str):
         return False

@@ -68,24 +68,17 @@ def depart(close: Callable[[], None]) -> NoReturn:
 
 
 def watch_kernel(kernel_pid: int) -> None:
-    """End this process, and what it started, as soon as the kernel is gone, however it went."""
-    sentinels = _sentinels(kernel_pid)
-    threading.Thread(target=_follow, args=(sentinels,), name="nbddp-watch", daemon=True).start()
+    """End this process, and what it started, as soon as the kernel is gone, however it went.
 
-
-def _sentinels(kernel_pid: int) -> list[int]:
-    """A pipe that the kernel holds and, where there is one, a handle of its process.
-
-    A child that the kernel forked may hold the pipe open for longer than the kernel lives.
+    The kernel holds a pipe. A child that it forked may hold the pipe for longer than it lives, so
+    its process is watched too, where the system can.
     """
-    sentinels = []
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinels.append(parent.sentinel)
+    sentinels = [] if parent is None else [parent.sentinel]
     if hasattr(os, "pidfd_open"):
         with suppress(ProcessLookupError):
             sentinels.append(os.pidfd_open(kernel_pid))
-    return sentinels
+    threading.Thread(target=_follow, args=(sentinels,), name="nbddp-watch", daemon=True).start()
 
 
 def _follow(sentinels: list[int]) -> NoReturn:

@@ -12,7 +12,6 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ class RankLog:
 
     def _text_stream(self, fd: int) -> Any:
         stream: Any = io.TextIOWrapper(
-            io.BufferedWriter(_LogWriter(fd, self._note_write, self._lose)),
+            io.BufferedWriter(_LogWriter(fd, self)),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
@@ -95,12 +94,14 @@ class RankLog:
         self._streams[fd] = stream
         return stream
 
-    def _note_write(self) -> None:
+    def note_write(self) -> None:
+        """Count what the main thread prints, and have it mailed."""
         if threading.current_thread() is threading.main_thread():
             self.prints += 1
         self._outbox.notify()
 
-    def _lose(self, error: OSError) -> None:
+    def lose(self, error: OSError) -> None:
+        """Say once that output is lost, and why."""
         if not self._has_lost:
             self._has_lost = True
             why = f"its log cannot be written: {error.strerror}"
@@ -118,7 +119,7 @@ class RankLog:
         try:
             os.write(self._write_fd, f"{text}\n".encode(errors="backslashreplace"))
         except OSError as error:
-            self._lose(error)
+            self.lose(error)
         self._kept[-1] = (begin, self.mark())
 
     def read(self, upto: int | None = None) -> Output | None:
@@ -132,7 +133,11 @@ class RankLog:
         if self._kept and end > self._kept[0][0]:
             begin, past = self._kept[0]
             if self._offset >= begin:
-                return self._pass_over(past)
+                if past == sys.maxsize:
+                    return None  # not before all of it is written
+                self._kept.popleft()
+                start, self._offset = self._offset, past
+                return Output(start=start, end=past, text="")
             end = begin
         unread = end - self._offset
         if unread > MAX_UNREAD:
@@ -147,14 +152,6 @@ class RankLog:
             text = _TRACE.sub("", text)
         start, self._offset = self._offset, self._offset + used
         return Output(start=start, end=self._offset, text=text)
-
-    def _pass_over(self, past: int) -> Output | None:
-        """Go on behind what is kept; not before all of it is written."""
-        if past == sys.maxsize:
-            return None
-        start, self._offset = self._offset, past
-        self._kept.popleft()
-        return Output(start=start, end=past, text="")
 
     def _leave(self, unread: int) -> Output:
         """Pass over what is unread, to the end of a line if there is one near, else of a letter."""
@@ -178,12 +175,9 @@ class _LogWriter(io.RawIOBase):
     A full disk loses output, and says so, but does not end a training in the middle of a print.
     """
 
-    def __init__(
-        self, fd: int, on_write: Callable[[], None], on_lost: Callable[[OSError], None]
-    ) -> None:
+    def __init__(self, fd: int, log: RankLog) -> None:
         self._fd = fd
-        self._on_write = on_write
-        self._on_lost = on_lost
+        self._log = log
 
     @property
     def name(self) -> str:
@@ -200,9 +194,9 @@ class _LogWriter(io.RawIOBase):
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            self._on_lost(error)
+            self._log.lose(error)
             return len(data)
-        self._on_write()
+        self._log.note_write()
         return written
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import IPython.core.debugger
 from IPython.core.debugger import Pdb
 
-from nbddp.wire.messages import DEBUGGER
+from nbddp.wire.messages import DEBUGGER, RunCell
 from nbddp.worker.cell.failure import HIDDEN
 from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.main_thread import library_of_file
@@ -109,13 +109,14 @@ class Debuggers:
 
     Args:
         keyboard: where debuggers get their commands.
+        rank: this rank.
         is_first: returns whether this rank is the first of its cell to call it.
     """
 
-    def __init__(self, keyboard: Keyboard, is_first: Callable[[], bool]) -> None:
+    def __init__(self, keyboard: Keyboard, rank: int, is_first: Callable[[], bool]) -> None:
         self._keyboard = keyboard
+        self._rank = rank
         self._is_first = is_first
-        self._rank = -1
         self._ranks: Sequence[int] = FIRST
         self._is_interrupts = False  # whether an interrupt is remembered
         self._set_aside: dict[str, Any] = {}  # hidden from this cell; remembered again at its end
@@ -147,25 +148,19 @@ class Debuggers:
 
         pythons.Pdb.interaction = interact
 
-    def begin_cell(self, rank: int, ranks: Sequence[int], source: str, *, is_alone: bool) -> None:
+    def begin_cell(self, command: RunCell) -> None:
         """Prepare for a cell.
 
         Free the frames of an interrupted cell, unless this cell debugs them. In a cell that runs on
         several ranks, ``%debug`` opens only on ranks with an error of their own: the others were
         interrupted because of it.
-
-        Args:
-            rank: this rank.
-            ranks: the ranks that ``breakpoint()`` stops.
-            source: of the cell.
-            is_alone: whether the cell runs on this rank only.
         """
-        if self._is_interrupts and not _LOOKS_BACK.search(source):
+        if self._is_interrupts and not _LOOKS_BACK.search(command.source):
             self._is_interrupts = False
             forget()
-        elif self._is_interrupts and not is_alone:
+        elif self._is_interrupts and len(command.ranks) != 1:
             self._set_aside = forget()
-        self._rank, self._ranks, self._stops = rank, ranks, None
+        self._ranks, self._stops = command.break_ranks, None
 
     def _break(self, *_args: Any, **_options: Any) -> None:
         if os.environ.get("PYTHONBREAKPOINT") == "0":  # how Python turns breakpoint() off

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from IPython.core.error import UsageError
@@ -97,8 +97,8 @@ def summarize_error(
 
     The line is the innermost one of a cell or script; 0 if there is none.
     """
-    places = [(code.co_filename, line) for code, line in _steps(error.__traceback__)]
-    filename, line = ([("", 0)] + [place for place in places if is_cell_file(place[0])])[-1]
+    users = [place for place in _places(error.__traceback__) if is_cell_file(place.filename)]
+    filename, line = users[-1][:2] if users else ("", 0)
     text = error_text(error)
     if not text and isinstance(error, AssertionError):
         text = linecache.getline(filename, line).strip()
@@ -187,39 +187,33 @@ class _Place(NamedTuple):
     library: str  # empty for the user's own code
 
 
-def _steps(step: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
-    """Yield the code and the line of each frame; the line of the function if Python knows none.
+def _places(step: TracebackType | None) -> Iterator[_Place]:
+    """Yield the place of each frame, with the line of the function if Python knows none.
 
     An interrupt may strike in an instruction that has no line, as at the end of a ``with``.
     """
     for frame, line in traceback.walk_tb(step):
-        yield frame.f_code, line or frame.f_code.co_firstlineno
+        code = frame.f_code
+        name, library = code.co_filename, library_of_file(code.co_filename)
+        yield _Place(name, line or code.co_firstlineno, code.co_name, library)
 
 
 def _format_frames(
     step: TracebackType | None, *, is_whole: bool, has_colors: bool
 ) -> Iterator[str]:
-    places = [
-        _Place(code.co_filename, line, code.co_name, library_of_file(code.co_filename))
-        for code, line in _steps(step)
-    ]
-    places = [place for place in places if place.library not in HIDDEN]
+    places = [place for place in _places(step) if place.library not in HIDDEN]
     first = next((at for at, place in enumerate(places) if not place.library), 0)
     for is_users, group in groupby(places[first:], lambda place: not place.library):
         run = list(group)
         if is_users or is_whole:
-            yield from _format_places(run, has_colors=has_colors)
+            for place, same in groupby(run):
+                count = len(list(same))
+                yield from [_format_place(place, has_colors=has_colors)] * min(count, REPEATS)
+                if count > REPEATS:
+                    yield f"    ... repeated {count - REPEATS} more times\n"
         else:
             libraries = ", ".join(dict.fromkeys(place.library for place in run))
             yield f"    ... {plural(len(run), 'frame')} in {libraries}\n"
-
-
-def _format_places(places: list[_Place], *, has_colors: bool) -> Iterator[str]:
-    for place, group in groupby(places):
-        count = len(list(group))
-        yield from [_format_place(place, has_colors=has_colors)] * min(count, REPEATS)
-        if count > REPEATS:
-            yield f"    ... repeated {count - REPEATS} more times\n"
 
 
 def _format_place(place: _Place, *, has_colors: bool) -> str:
