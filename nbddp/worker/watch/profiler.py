@@ -55,7 +55,9 @@ class CellProfiler:
     def __init__(self, steps: Steps, cell: int, make: Callable[[bool], Any] | None = None) -> None:
         self.cell = cell
         self._steps = steps
-        self._make = make or _torch_profiler
+        self._make = make or (
+            lambda memory: profile(profile_memory=memory, schedule=lambda _: ProfilerAction.RECORD)
+        )
         self._pid = os.getpid()
         self._profile: Any = None
         self._is_on = False
@@ -314,10 +316,6 @@ def _before_another_begins(act: Callable[[], None]) -> Callable[[], None]:
 
     module._prepare_profiler = prepare_after
     return restore
-
-
-def _torch_profiler(with_memory: bool) -> Any:  # noqa: FBT001 - the one thing that is chosen
-    return profile(profile_memory=with_memory, schedule=lambda _step: ProfilerAction.RECORD)
 
 
 @contextmanager

@@ -123,8 +123,13 @@ class Sampler:
         chance = Random()  # the module's own numbers are the user's, and may be seeded
         while True:
             self._sample_until_due(chance)
+            beat = round(time.monotonic() / PERIOD)
             try:
-                self._look_once()
+                if cell := self._cell:
+                    self._has_looked = True
+                    self._report(self.look(cell))
+                elif beat % HEARTBEAT == 0:
+                    self.look_between_cells(is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
             except (OSError, MemoryError):  # a cell has used up what the process may have
                 logger.debug("could not look at this rank", exc_info=True)
 
@@ -148,14 +153,6 @@ class Sampler:
                 has_begun = True
             elif is_sampling:
                 self._arrivals.sample()
-
-    def _look_once(self) -> None:
-        beat = round(time.monotonic() / PERIOD)
-        if cell := self._cell:
-            self._has_looked = True
-            self._report(self.look(cell))
-        elif beat % HEARTBEAT == 0:
-            self.look_between_cells(is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
 
     def _report(self, pulse: Pulse) -> None:
         self._told = pulse
