@@ -25,7 +25,7 @@ from nbddp.worker.cell.failure import (
     format_traceback,
     summarize_error,
 )
-from nbddp.worker.main_thread import library_of_file
+from nbddp.worker.watch.main_thread import library_of_file
 
 CELL = "<ipython-input-3>"
 OURS = Path(nbddp.__file__).parent

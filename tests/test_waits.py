@@ -12,7 +12,7 @@ from types import FrameType
 
 from processes import wait_until
 
-from nbddp.worker.waits import mark_of_call
+from nbddp.worker.watch.main_thread import mark_of_call
 
 
 @contextmanager

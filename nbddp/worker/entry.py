@@ -39,7 +39,6 @@ from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import forget_epochs, let_loaders_begin_anew, note_epochs
 from nbddp.worker.lookahead import may_ask
-from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meters import Meters
 from nbddp.worker.nccl import let_live
 from nbddp.worker.output.outbox import Outbox, remark
@@ -52,7 +51,7 @@ from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.streams import RankLog
 from nbddp.worker.survey import survey
 from nbddp.worker.usage import Usage
-from nbddp.worker.waits import waited_in
+from nbddp.worker.watch.main_thread import main_frame, waited_in
 from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.sampler import Progress, Sampler
 

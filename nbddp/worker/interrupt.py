@@ -26,7 +26,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from nbddp.worker.main_thread import (
+from nbddp.worker.watch.main_thread import (
     comes_from,
     library_of_file,
     main_cpu_time,

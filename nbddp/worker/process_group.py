@@ -19,14 +19,13 @@ from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
 from nbddp.worker.flight_recorder import RecordedCollective, count_begun, newest_collective
 from nbddp.worker.lost_sends import wake_lost_sends
-from nbddp.worker.main_thread import main_frame
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.registry import Registry
 from nbddp.worker.rendezvous import Rendezvous, let_cell_choose_start_method, refuse_launchers
 from nbddp.worker.sockets import check_room
 from nbddp.worker.store_clients import StoreClient
-from nbddp.worker.waits import functions_in
+from nbddp.worker.watch.main_thread import functions_in, main_frame
 
 HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed

@@ -26,9 +26,9 @@ from nbddp.checks import facts
 from nbddp.checks.facts import RankFacts, Thing
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
+from nbddp.worker.cell.failure import ddp_models, said, unused_in
 from nbddp.worker.datasets import loader_facts
 from nbddp.worker.object_state import parameters_of
-from nbddp.worker.unused import ddp_models, said, unused_in
 
 PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
 MANY = 2000  # modules or parameters of a model: the rest is left out

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import nbddp
-from nbddp.worker.main_thread import comes_from, line_of
+from nbddp.worker.watch.main_thread import comes_from, line_of
 
 OURS = f"{Path(nbddp.__file__).parent}/"
 

@@ -1,4 +1,8 @@
-"""What ended a cell on this rank: the error in a line, its traceback, the collective it was in."""
+"""What ended a cell on this rank.
+
+The error in a line, its traceback, the collective it was in, the parameters that an error of DDP is
+about, and what filled a GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,27 @@ import linecache
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
+import torch
 from IPython.core.error import UsageError
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import nbddp
 from nbddp.errors import say_place
-from nbddp.formatting import plural
+from nbddp.formatting import format_bytes, format_few, plural
 from nbddp.wire.messages import Failure
 from nbddp.wire.sources import shown_file
-from nbddp.worker import gpu_memory
 from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
-from nbddp.worker.main_thread import library_of_file
-from nbddp.worker.unused import blamed_by
-from nbddp.worker.waits import call_of, function_name
+from nbddp.worker.watch.main_thread import call_of, function_name, library_of_file
+from nbddp.worker.watch.namespace import Part, walk
 
 CONTEXT = 2  # lines shown above and below a line of the user's
 REPEATS = 3  # equal frames in a row that are shown, of a recursion
@@ -68,7 +74,7 @@ def describe_failure(
         traceback=shown,
         collective=_collective(stack, stuck_in),
         at=at,
-        memory=gpu_memory.tell(error, names, (_locals(frame, names) for frame in stack)),
+        memory=tell_gpu_memory(error, names, (_locals(frame, names) for frame in stack)),
     )
 
 
@@ -251,3 +257,144 @@ def _collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> 
     if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
         return newest.call.title
     return call_of(called) if called is not None else ""  # Gloo records no send and no recv
+
+
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_TWICE = re.compile(r"Parameter at index (\d+) ")
+
+
+# ---- the parameters for which DDP's errors give only indices
+
+
+def blamed_by(error: BaseException, names: Mapping[str, Any]) -> str:
+    """Say which parameters an error of DDP is about; empty for other errors.
+
+    The model is the one whose forward pass failed. An error in backward has no frame of the model:
+    then it is the only DDP model among ``names``, those of the cells.
+    """
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if not (_UNUSED.search(text) or _TWICE.search(text)):
+        return ""
+    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    models = ddp_models(frames) or ddp_models(names.values())
+    return said(models[0], text) if len(models) == 1 else ""
+
+
+def said(model: DistributedDataParallel, text: str) -> str:
+    """Say which parameters of a model the text of an error is about, in a few words."""
+    if found := unused_in(model, text):
+        return f"without a gradient: {format_few(found)}"
+    twice = _TWICE.search(text)
+    return f"parameter: {format_few(_names(model, twice[1]))}" if twice else ""
+
+
+def unused_in(model: DistributedDataParallel, text: str) -> list[str]:
+    """Return the parameters that had no gradient when the next forward pass began."""
+    unused = _UNUSED.search(text)
+    return _names(model, unused[1]) if unused else []
+
+
+def ddp_models(values: Iterable[Any]) -> list[DistributedDataParallel]:
+    """Return the DDP models among some values, each once."""
+    found = {id(each): each for each in values if issubclass(type(each), DistributedDataParallel)}
+    return list(found.values())
+
+
+def _names(model: DistributedDataParallel, indices: str) -> list[str]:
+    # DDP's own counting: parameters that need gradients, each once (torch 2.13.0)
+    counted, _ = model._build_params_for_reducer()
+    known = {id(each): name for name, each in model.module.named_parameters()}
+    places = [int(each) for each in indices.split()]
+    if max(places) >= len(counted):
+        return []
+    return [known.get(id(counted[place]), "?") for place in places]
+
+
+SHOWN = 5  # tensors, the largest
+_GPU = re.compile(r"\bGPU (\d+)")
+LOOSE = 0.2  # of what torch has reserved and no tensor holds: then it is in pieces
+
+Names = Mapping[str, Any]
+Named = tuple[str, torch.Tensor]
+
+
+# ---- what filled a GPU
+
+
+def tell_gpu_memory(error: BaseException, names: Names, frames: Iterable[Names]) -> str:
+    """What is to be known of a failed allocation on this rank's GPU; empty for other errors.
+
+    Args:
+        error: what ended the cell.
+        names: those of the cells.
+        frames: the local names of the functions that it came through.
+    """
+    if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
+        return ""
+    said = _GPU.search(str(error))  # as seen from here
+    device = torch.device("cuda", int(said[1]) if said else torch.cuda.current_device())
+    try:
+        return "\n".join(_card(device, largest_tensors([names, *frames], device)))
+    except Exception as inner:  # noqa: BLE001 - whatever a user's module does when it is asked
+        return f"  what holds its memory cannot be told: {type(inner).__name__}: {inner}"
+
+
+def _card(device: torch.device, largest: list[Named]) -> Iterator[str]:
+    free, total = torch.cuda.mem_get_info(device)
+    held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    others = max(0, total - free - reserved)
+    has = f"has {format_bytes(total)}; {format_bytes(free)} free"
+    yield f"  {device}, {torch.cuda.get_device_name(device)}, {has}"
+    unused = format_bytes(reserved - held)
+    yield f"    this rank: {format_bytes(held)} in tensors, {unused} reserved beside them"
+    yield f"    all else (CUDA itself, other ranks, other processes): {format_bytes(others)}"
+    if largest:
+        yield f"    largest tensors: {', '.join(_say(*each) for each in largest)}"
+    yield f"    {_way_out(held, reserved, others, total)}"
+
+
+def _way_out(held: int, reserved: int, others: int, total: int) -> str:
+    if others > total / 2:
+        return "most of it is not this rank's: `nvidia-smi` names the processes; fewer ranks on it"
+    if reserved and (reserved - held) / reserved > LOOSE:
+        return (
+            "much is free, but in pieces: "
+            "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` puts them together"
+        )
+    return (
+        "a smaller batch needs less, and so do `nbddp.precision(accumulate=4)` with a quarter of "
+        "it, and bf16; `del` gives a name's memory back"
+    )
+
+
+def _say(name: str, tensor: torch.Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{name} {format_bytes(tensor.nbytes)} ({kind} {list(tensor.shape)})"
+
+
+def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None) -> list[Named]:
+    """Return the largest tensors on a device, and their paths; of those that share memory one."""
+    found = [named for scope in scopes for part in walk(scope) for named in _tensors(part)]
+    found.sort(key=lambda each: -each[1].nbytes)
+    largest: dict[int, Named] = {}
+    for path, tensor in found:
+        address = tensor.untyped_storage().data_ptr()
+        if address and (device is None or tensor.device == device):
+            largest.setdefault(address, (path, tensor))
+    return [*largest.values()][:SHOWN]
+
+
+def _tensors(part: Part) -> Iterator[Named]:
+    """Yield the tensors of one object, each with an expression that a user can type."""
+    path, value = part.path, part.value
+    if type(value) in (torch.Tensor, nn.Parameter):
+        yield path, value
+        if value.is_leaf and value.grad is not None:
+            yield f"{path}.grad", value.grad
+    elif isinstance(value, nn.Module) and not isinstance(part.holder, nn.Module):
+        for name, each in (*value.named_parameters(), *value.named_buffers()):
+            yield from _tensors(Part(f"{path}.{name}", value, name, each))
+    elif isinstance(value, torch.optim.Optimizer):
+        for number, state in enumerate(value.state.values()):
+            for key, each in state.items():
+                yield from _tensors(Part(f"{path}.state[{number}][{key!r}]", state, key, each))

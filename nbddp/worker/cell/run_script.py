@@ -41,8 +41,8 @@ import torch
 import torch.distributed as dist
 
 from nbddp.wire.script import Script
-from nbddp.worker.main_thread import library_of_file
 from nbddp.worker.streams import flush_python_streams
+from nbddp.worker.watch.main_thread import library_of_file
 
 _MAIN = "__main__"
 _MAINS = (_MAIN, "__mp_main__")  # what a spawned process sends back may be of the second

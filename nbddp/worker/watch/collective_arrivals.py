@@ -28,7 +28,7 @@ from nbddp.worker.flight_recorder import (
     shape_of,
 )
 from nbddp.worker.loaders import Loads
-from nbddp.worker.main_thread import (
+from nbddp.worker.watch.main_thread import (
     innermost_in_cell,
     line_of,
     main_cpu_time,

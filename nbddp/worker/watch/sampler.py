@@ -20,17 +20,20 @@ from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, Pulse
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.flight_recorder import RecordedCollective, newest_of
-from nbddp.worker.main_thread import (
+from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
+from nbddp.worker.usage import Usage, Use, children_use
+from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
+from nbddp.worker.watch.main_thread import (
+    functions_in,
     innermost_in_cell,
     line_of,
     main_cpu_time,
     main_frame,
     main_status,
+    mark_of_call,
+    waited_in,
+    waiting_thread,
 )
-from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
-from nbddp.worker.usage import Usage, Use, children_use
-from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_thread
-from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 
 logger = logging.getLogger(__name__)
 
