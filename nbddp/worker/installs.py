@@ -17,16 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core import interactiveshell
 from IPython.core.magics import packaging
 
 from nbddp.formatting import format_few
-
-if TYPE_CHECKING:
-    from nbddp.topology import Topology
-    from nbddp.worker.shell import RankShell
+from nbddp.topology import Topology
+from nbddp.worker.shell import RankShell
 
 LOOK = 0.05  # polling interval in seconds
 SHOWN = 60  # characters of a command
@@ -106,22 +104,20 @@ class Installs:
 
     def _way_to_see(self, began: float) -> str:
         """Say what the user must do to use the installed packages on the ranks."""
-        changed = _changed_modules(began)
-        if _has_new_paths(began) or changed & self._preloaded:
+        changed = {
+            name
+            for name, module in [*sys.modules.items()]
+            if "." not in name and _has_changed(getattr(module, "__file__", None), began)
+        }
+        folders = [*site.getsitepackages(), site.getusersitepackages()]
+        paths = [str(file) for folder in folders for file in Path(folder).glob("*.pth")]
+        has_new_paths = any(_has_changed(path, began) for path in paths)  # read at the start
+        if has_new_paths or changed & self._preloaded:
             what = format_few(sorted(changed & self._preloaded)) or "a new import path"
             return f"restart the kernel to use {what}"
         if changed:
             return f"run `%ddp restart` to reload {format_few(sorted(changed))} (already imported)"
         return "no restart is needed"
-
-
-def _changed_modules(began: float) -> set[str]:
-    """Return the imported packages whose files have changed since a time."""
-    return {
-        name
-        for name, module in [*sys.modules.items()]
-        if "." not in name and _has_changed(getattr(module, "__file__", None), began)
-    }
 
 
 def _has_changed(file: Any, began: float) -> bool:
@@ -132,11 +128,3 @@ def _has_changed(file: Any, began: float) -> bool:
         return Path(file).stat().st_ctime >= began
     except OSError:
         return True
-
-
-def _has_new_paths(began: float) -> bool:
-    """Return whether there are new ``.pth`` files, which Python reads when it starts."""
-    folders = [*site.getsitepackages(), site.getusersitepackages()]
-    return any(
-        _has_changed(str(file), began) for folder in folders for file in Path(folder).glob("*.pth")
-    )

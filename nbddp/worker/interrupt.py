@@ -26,13 +26,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from nbddp.worker.watch.main_thread import (
-    comes_from,
-    library_of_file,
-    main_cpu_time,
-    main_frame,
-    main_thread_id,
-)
+from nbddp.worker.watch import main_thread
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
 MOMENT = 0.05  # the same where a rank has died: who waits for it waits in vain
@@ -193,7 +187,7 @@ class Interrupter:
                 self._due = self._raised + 1
             while self._request == request:
                 if self._is_due:
-                    signal.pthread_kill(main_thread_id(), signal.SIGINT)
+                    signal.pthread_kill(main_thread.main_thread_id(), signal.SIGINT)
                 if self._changed.wait_for(lambda: self._request != request, patience):
                     return
                 patience = PATIENCE
@@ -205,12 +199,12 @@ class Interrupter:
     def _await_its_turn(self, cell: int) -> None:
         """The cell is to come: it will not run. A process group that cannot be formed is ended."""
         self._is_flowing()
-        limit, used, has_told = time.monotonic() + FLOWING, main_cpu_time(), False
+        limit, used, has_told = time.monotonic() + FLOWING, main_thread.main_cpu_time(), False
         patience = REGROUPING
         with self._changed:
             while not self._changed.wait_for(lambda: self._cell >= cell, patience):
                 patience = PATIENCE
-                used, before = main_cpu_time(), used
+                used, before = main_thread.main_cpu_time(), used
                 is_flowing = self._is_flowing()
                 if not has_told and (is_flowing or used - before > COMPUTING):
                     has_told = True
@@ -229,20 +223,20 @@ class Interrupter:
             Whether the controller was told that the rank has heard.
         """
         place, rounds, has_told = self._place(), 0, False
-        began, used = time.monotonic(), main_cpu_time()
+        began, used = time.monotonic(), main_thread.main_cpu_time()
         self._note_wait()
         self._is_flowing()
         self._due = self._raised + 1
         while True:
             seen = self._seen
             if self._is_due:
-                signal.pthread_kill(main_thread_id(), signal.SIGINT)
+                signal.pthread_kill(main_thread.main_thread_id(), signal.SIGINT)
             with self._changed:
                 if self._changed.wait_for(lambda: not self._is_inside, patience):
                     return has_told
             patience = PATIENCE
             place, last = self._place(), place
-            used, before = main_cpu_time(), used
+            used, before = main_thread.main_cpu_time(), used
             is_heard = self._seen > seen or not self._is_due
             waits_for_bytes = self._is_flowing() and time.monotonic() < began + FLOWING
             if not has_told and (is_heard or waits_for_bytes or used - before > COMPUTING):
@@ -253,7 +247,7 @@ class Interrupter:
                 return has_told
             if waits_for_bytes:
                 continue
-            waits_in_torch = "torch/distributed" in main_frame().f_code.co_filename
+            waits_in_torch = "torch/distributed" in main_thread.main_frame().f_code.co_filename
             if not is_heard or (place == last and waits_in_torch):
                 rounds += 1
                 with self._changed:
@@ -264,7 +258,7 @@ class Interrupter:
         self._seen += 1
         if not self._is_doing or self._is_forking or not self._is_meant():
             return
-        if comes_from(frame, self._is_cell_file):
+        if main_thread.comes_from(frame, self._is_cell_file):
             if self._waits_for_import(frame):
                 return
             self._raised += 1
@@ -299,7 +293,7 @@ class Interrupter:
         return self._is_inside or self._request > 0
 
     def _place(self) -> tuple[int, int]:
-        frame = main_frame()
+        frame = main_thread.main_frame()
         return id(frame), frame.f_lasti
 
 
@@ -307,7 +301,7 @@ def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool
     """Whether a cell is in the middle of an import, and it is none of the user's own modules."""
     while frame is not None and not is_cell_file(frame.f_code.co_filename):
         is_module = frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__"
-        if is_module and library_of_file(frame.f_code.co_filename):
+        if is_module and main_thread.library_of_file(frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False

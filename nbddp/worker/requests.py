@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import torch.distributed as dist
 from IPython.utils.tokenutil import token_at_cursor
 from torch import nn
+from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
@@ -26,14 +27,10 @@ from nbddp.wire.sources import Pickler, loads_with_sources
 from nbddp.wire.trace_messages import GiveTrace, Traced
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.cell.failure import error_text
+from nbddp.worker.healing import Healing
+from nbddp.worker.shell import RankShell
 from nbddp.worker.survey import survey
 from nbddp.worker.watch.profiler import GONE
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from nbddp.worker.healing import Healing
-    from nbddp.worker.shell import RankShell
 
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
 NO_GROUP = (
@@ -209,12 +206,7 @@ class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
 
 
 def pack(
-    store: Store,
-    key: str,
-    value: Any,
-    *,
-    name: str,
-    check: Callable[[], None] = lambda: None,
+    store: Store, key: str, value: Any, *, name: str, check: Callable[[], None] = lambda: None
 ) -> JsonDict:
     """Put a value into the store and return what a signed message must say about it.
 

@@ -26,7 +26,7 @@ from nbddp.checks import facts
 from nbddp.checks.facts import RankFacts, Thing
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
-from nbddp.worker.cell.failure import ddp_models, said, unused_in
+from nbddp.worker.cell.failure import ddp_models, parameters_in, unused_in
 from nbddp.worker.datasets import loader_facts
 from nbddp.worker.object_state import parameters_of
 
@@ -160,7 +160,7 @@ def _refused(model: nn.Module, known: facts.Model, failure: Failure | None) -> f
         return known
     wrapper: Any = model
     unused = unused_in(wrapper, failure.text)
-    is_it = bool(unused) and failure.because == said(wrapper, failure.text)
+    is_it = bool(unused) and failure.because == parameters_in(wrapper, failure.text)
     if not is_it:
         return known
     return replace(known, unused=unused[:NAMED], without=len(unused), is_refused=True)

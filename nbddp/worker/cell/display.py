@@ -123,15 +123,6 @@ def shorten(text: str, way_out: str, *, limit: int = MAX_TEXT) -> str:
     return f"{text[:limit]}\n… {len(text) - limit:,} more characters; {way_out}"
 
 
-def shorten_middle(text: str, way_out: str, *, limit: int = MAX_TEXT) -> str:
-    """The beginning and the end, for a traceback: both tell more than what is between."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    said = f"\n… {len(text) - 2 * half:,} more characters; {way_out}\n"
-    return f"{text[:half]}{said}{text[-half:]}"
-
-
 def shorten_display(data: JsonDict) -> JsonDict:
     """A MIME bundle whose plain text fits a page."""
     text = data.get("text/plain")
@@ -149,9 +140,10 @@ def shorten_value(bundle: JsonDict) -> JsonDict:
 
 
 def shorten_failure(failure: Failure) -> Failure:
-    """An error whose message and traceback fit a page."""
-    return replace(
-        failure,
-        text=shorten(failure.text, OF_ERROR, limit=MAX_MESSAGE),
-        traceback=shorten_middle(failure.traceback, OF_ERROR),
-    )
+    """An error whose message and traceback fit a page; of a traceback both ends tell most."""
+    traceback, half = failure.traceback, MAX_TEXT // 2
+    if (more := len(traceback) - 2 * half) > 0:
+        said = f"\n… {more:,} more characters; {OF_ERROR}\n"
+        traceback = f"{traceback[:half]}{said}{traceback[-half:]}"
+    text = shorten(failure.text, OF_ERROR, limit=MAX_MESSAGE)
+    return replace(failure, text=text, traceback=traceback)

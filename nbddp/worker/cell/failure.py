@@ -67,6 +67,8 @@ def describe_failure(
         names: the names of the cells, which tell what filled a GPU.
     """
     stack = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    functions = (frame for frame in stack if frame.f_locals is not frame.f_globals)
+    scopes = (frame.f_locals for frame in functions if frame.f_locals is not names)
     summary = summarize_error(error, is_cell_file, name_of)
     return replace(
         summary,
@@ -74,7 +76,7 @@ def describe_failure(
         traceback=shown,
         collective=_collective(stack, stuck_in),
         at=at,
-        memory=tell_gpu_memory(error, names, (_locals(frame, names) for frame in stack)),
+        memory=tell_gpu_memory(error, names, scopes),
     )
 
 
@@ -240,11 +242,6 @@ def _format_place(place: _Place, *, has_colors: bool) -> str:
     return "".join(lines)
 
 
-def _locals(frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the local names of a function; none for the code of a cell or a module."""
-    return {} if frame.f_locals is names or frame.f_locals is frame.f_globals else frame.f_locals
-
-
 # ---- the collective it was in
 
 
@@ -277,10 +274,10 @@ def blamed_by(error: BaseException, names: Mapping[str, Any]) -> str:
         return ""
     frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     models = ddp_models(frames) or ddp_models(names.values())
-    return said(models[0], text) if len(models) == 1 else ""
+    return parameters_in(models[0], text) if len(models) == 1 else ""
 
 
-def said(model: DistributedDataParallel, text: str) -> str:
+def parameters_in(model: DistributedDataParallel, text: str) -> str:
     """Say which parameters of a model the text of an error is about, in a few words."""
     if found := unused_in(model, text):
         return f"without a gradient: {format_few(found)}"

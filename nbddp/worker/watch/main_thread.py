@@ -1,4 +1,9 @@
-"""The thread that cells run in, seen from the others."""
+"""The thread that cells run in, seen from the others, and the call in which it waits.
+
+The call is found from the stack, for calls that no flight recorder records: Gloo's has no send and
+recv, and none has waits on a store, such as a ``new_group`` that some ranks do not call, or a key
+that no rank sets. Library calls that wait for one event are recognised too.
+"""
 
 from __future__ import annotations
 
