@@ -32,9 +32,9 @@ from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
 from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
 from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
+from nbddp.worker.commands import Installs
 from nbddp.worker.flight_recorder import RECORDED, count_begun
 from nbddp.worker.healing import Healing
-from nbddp.worker.installs import Installs
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import forget_epochs, let_loaders_begin_anew, note_epochs

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -97,15 +98,8 @@ class Interrupter:
 
         sys.unraisablehook = note
         # registered last: before the others when a fork begins, and after them when it ends
-        os.register_at_fork(
-            before=self._begin_fork, after_in_parent=self._end_fork, after_in_child=self._end_fork
-        )
-
-    def _begin_fork(self) -> None:
-        self._is_forking = True
-
-    def _end_fork(self) -> None:
-        self._is_forking = False
+        begin, end = (partial(setattr, self, "_is_forking", is_it) for is_it in (True, False))
+        os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
     @property
     def was_asked(self) -> bool:

@@ -22,13 +22,6 @@ _MAGIC = re.compile(r"^\s*%%?(debug|pdb)\b", re.MULTILINE)
 _WORD = re.compile(r"\b[^\W\d]\w*")
 _CALLED = {"breakpoint", "input"}  # Python's own, unless the user has something of that name
 _ANYWHERE = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imported from it
-_WRAPPERS: dict[type, tuple[str, ...]] = {
-    partial: ("func",),
-    MethodType: ("__func__", "__self__"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget",),
-}
 _NO_CODE = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 
 
@@ -79,9 +72,9 @@ def _called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
     if issubclass(kind, FunctionType):
         is_of_cell = value.__module__ == "__main__"
         return [value.__code__, *gc.get_referents(*(value.__closure__ or ()))] if is_of_cell else []
-    for wrapper, names in _WRAPPERS.items():
-        if issubclass(kind, wrapper):
-            return [getattr(value, name) for name in names]
+    if issubclass(kind, partial | MethodType | staticmethod | classmethod | property):
+        names = ("func", "__func__", "__self__", "fget")
+        return [getattr(value, name, None) for name in names]
     owner = value if issubclass(kind, type) else kind
     methods = vars(owner).values() if owner.__module__ == "__main__" else ()
     # a module's own children() fails where its __init__ did not end

@@ -18,7 +18,6 @@ from traitlets.config import Config
 
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
-from nbddp.worker import commands
 from nbddp.worker.cell import run_script
 from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.cell.debugger import RankPdb, post_mortem
@@ -116,7 +115,6 @@ class RankShell(InteractiveShell):
         self.display_pub.mail = mail
         self.handlers_acting = CellHandlers().acting
         name_users_lines(self.is_cell_file)
-        commands.take_over()
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
         """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -177,12 +177,9 @@ class ArrivalRecorder:
         name = entry["profiling_name"].partition(":")[2]
         kind = (name, shape_of(entry), group, meets(entry), turn)
         at = self._microseconds(entry["time_created_ns"])
-        self._rows.append((number, at, self._place_of(kind)))
+        self._rows.append((number, at, self._kinds.setdefault(kind, len(self._kinds))))
         if int(entry["record_id"]) >= NCCLS:
             self._unmeasured[int(entry["record_id"])] = kind
-
-    def _place_of(self, kind: tuple[Any, ...]) -> int:
-        return self._kinds.setdefault(kind, len(self._kinds))
 
     def _measure(self, entries: Sequence[Entry]) -> None:
         """Take the GPU times of NCCL's collectives, which are known after their end, or never."""
@@ -191,7 +188,8 @@ class ArrivalRecorder:
         for each in entries:
             took = gpu_microseconds(each)
             if took is not None and (kind := self._unmeasured.pop(int(each["record_id"]), None)):
-                self._message.durations.extend([took, self._place_of(kind)])
+                number = self._kinds.setdefault(kind, len(self._kinds))
+                self._message.durations.extend([took, number])
         oldest = int(entries[0]["record_id"])
         for record in [each for each in self._unmeasured if each < oldest]:
             del self._unmeasured[record]  # the recorder has forgotten it
@@ -205,9 +203,9 @@ class ArrivalRecorder:
         rows = _thin(self._rows, max(FEWEST, MOST_A_SECOND // place.world_size()))
         return replace(
             self._message,
-            kinds=_lists(self._kinds),
+            kinds=[[*kind] for kind in self._kinds],
             rows=[number for row in rows for number in row],
-            places=_lists(self._places),
+            places=[[*each] for each in self._places],
             loads=loads,
             lost=self._lost,
             thinned=len(self._rows) - len(rows),
@@ -241,10 +239,6 @@ def _sequences() -> dict[tuple[str, int], int]:
     """Return how many collectives each group has begun, by its name and its place in memory."""
     groups = list(dist.distributed_c10d._world.pg_names.items())
     return {(name, id(group)): count_begun(group) for group, name in groups}
-
-
-def _lists(tuples: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(each) for each in tuples]
 
 
 def _thin(rows: list[Row], most: int) -> list[Row]:
