@@ -66,32 +66,28 @@ class Meters(Sink):
             return
         loop = next(iter(values), "")
         with self._lock:
-            self.reports += 1
             self.steps[loop] = self.steps.get(loop, -1) + 1 if step is None else step
             self._rows.append([at, step, values])
             if len(self._rows) > MAX_WAITING:
                 self._rows.popleft()
                 self._missed += 1
-        self._outbox.notify()
+        self._count()
 
     def begin(self, bar: Bar) -> None:
         """A loop begins, inside those that have not ended."""
         if self._is_elsewhere():
             return
         with self._lock:
-            self._bars = [each for each in self._bars if each.is_open]
-            self.reports += 1
-            self._bars.append(bar)
+            self._bars = [*(each for each in self._bars if each.is_open), bar]
             self._has_moved = True
-        self._outbox.notify()
+        self._count()
 
     def show(self, bar: Bar) -> None:  # noqa: ARG002 - all bars are read together
         """A loop has moved."""
         if self._is_elsewhere():
             return
         self._has_moved = True
-        self.reports += 1
-        self._outbox.notify()
+        self._count()
 
     def end(self, bar: Bar) -> None:
         """A loop is over; the outermost stays until another begins, so that its end is seen."""
@@ -99,28 +95,30 @@ class Meters(Sink):
             return
         with self._lock:
             bar.close()
-            self.reports += 1
             if not self._bars or bar is not self._bars[0]:  # begun in an earlier cell: no bar
                 self._bars = [each for each in self._bars if each is not bar]
             self._has_moved = True
-        self._outbox.notify()
+        self._count()
 
     def happened(self, kind: str, facts: dict[str, Any]) -> None:
         """Something for the record."""
         if self._is_elsewhere():
             return
         with self._lock:
-            self.reports += 1
             plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
             if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
                 # it is not mailed yet, and a loop may say its settings in each step
                 self._events[-1].facts["values"].update(plain["values"])
-                return
-            self._events.append(Happened(kind=kind, facts=plain))
+            else:
+                self._events.append(Happened(kind=kind, facts=plain))
             is_full = len(self._events) >= MAX_EVENTS
-        self._outbox.notify()
+        self._count()
         if is_full:
             self.flush()
+
+    def _count(self) -> None:
+        self.reports += 1
+        self._outbox.notify()
 
     def begin_cell(self) -> None:
         """What an earlier cell was in the middle of is over."""

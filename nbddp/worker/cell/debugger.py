@@ -23,7 +23,6 @@ from nbddp.worker.watch.main_thread import library_of_file
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
 _LOOKS_BACK = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
 _KNOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
-FIRST = ()  # ranks that ``breakpoint()`` stops: the first rank that calls it
 
 
 class RankPdb(Pdb):
@@ -117,7 +116,7 @@ class Debuggers:
         self._keyboard = keyboard
         self._rank = rank
         self._is_first = is_first
-        self._ranks: Sequence[int] = FIRST
+        self._ranks: Sequence[int] = ()
         self._is_interrupts = False  # whether an interrupt is remembered
         self._set_aside: dict[str, Any] = {}  # hidden from this cell; remembered again at its end
         self._stops: bool | None = None  # in this cell; None before its first breakpoint()
