@@ -193,10 +193,10 @@ class Ranks(WorkerGroup):
     def before_next_cell(self, act: Callable[[], object]) -> None:
         submit = self.session.submit
 
-        def act_and_submit(request: CellRequest) -> CellHandle:
+        def act_and_submit(request: CellRequest, **options: bool) -> CellHandle:
             self.session.submit = submit  # type: ignore[method-assign]
             act()
-            return submit(request)
+            return submit(request, **options)
 
         self.session.submit = act_and_submit  # type: ignore[method-assign]
 
