@@ -44,7 +44,7 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
-        is_folder = isinstance(path, Path) and _is_folder(path)
+        is_folder = isinstance(path, Path) and os.path.isdir(path)  # noqa: PTH112 - never raises
         self.path = Path(path) if is_folder else find_run(os.fspath(path) or None, Path.cwd())
         self._recorded = _open(self.path)
 
@@ -163,13 +163,6 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
     found = [each if isinstance(each, Run) else Run(each) for each in compared]
     comparison = compare_folders([each.path for each in found], metrics)
     return render_text(comparison_report(comparison))
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # no folder can have such a name
-        return False
 
 
 def _opened(path: Path) -> Iterator[Run]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from nbddp.errors import ArgumentError
 
@@ -63,15 +64,14 @@ class Topology:
                 f"local_world_size must be between 1 and {self.world_size}, "
                 f"got {self.local_world_size}"
             )
-        self._check("rank", self.rank, self.world_size)
-        self._check("local_rank", self.local_rank, self.local_world_size)
-        if not 0 <= self.master_port <= 65535:
-            raise ArgumentError(f"master_port must be between 0 and 65535, got {self.master_port}")
-
-    @staticmethod
-    def _check(name: str, index: int, size: int) -> None:
-        if not 0 <= index < size:
-            raise ArgumentError(f"{name} must be between 0 and {size - 1}, got {index}")
+        for name, most in (
+            ("rank", self.world_size - 1),
+            ("local_rank", self.local_world_size - 1),
+            ("master_port", 65535),
+        ):
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise ArgumentError(f"{name} must be between 0 and {most}, got {value}")
 
     @classmethod
     def local(cls, nproc: int, *, master_port: int = 0) -> list[Topology]:
@@ -84,16 +84,8 @@ class Topology:
         >>> [place.rank for place in Topology.local(2)]
         [0, 1]
         """
-        return [
-            cls(
-                rank=rank,
-                local_rank=rank,
-                world_size=nproc,
-                local_world_size=nproc,
-                master_port=master_port,
-            )
-            for rank in range(nproc)
-        ]
+        place = partial(cls, world_size=nproc, local_world_size=nproc, master_port=master_port)
+        return [place(rank=rank, local_rank=rank) for rank in range(nproc)]
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Topology:
@@ -129,8 +121,8 @@ class Topology:
         '1'
         """
         machines = self.group_world_size or max(1, self.world_size // self.local_world_size)
-        env = {name: str(getattr(self, field)) for field, name in _NUMBERS.items()}
-        env |= {
+        numbers = {name: str(getattr(self, field)) for field, name in _NUMBERS.items()}
+        return numbers | {
             "MASTER_ADDR": self.master_addr,
             "ROLE_NAME": "default",
             "ROLE_RANK": str(self.rank),
@@ -140,7 +132,6 @@ class Topology:
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": run_id,
         }
-        return env
 
 
 def cores_here() -> int:

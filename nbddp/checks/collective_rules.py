@@ -177,8 +177,8 @@ def _of_some_ranks(source: Source) -> Iterator[Hit]:
     for (call, name), of_call in zip(meetings, conditions, strict=True):
         for each in of_call:
             if not partners.has(each) and not _others_meet_below(source, call, each.node):
-                yield Hit(
-                    source.line(call),
+                yield (
+                    call,
                     f"{short(name)} is under {each} (line {source.line(each.node)}): the other "
                     "ranks do not come to it.",
                 )
@@ -254,7 +254,7 @@ def _behind_a_leaver(source: Source) -> Iterator[Hit]:
                 and not may_exclude(source, condition.body[-1], call)
             ):
                 word = type(condition.body[-1]).__name__.lower()
-                yield Hit(
+                yield (
                     line,
                     f"{short(name)} comes after `if {ast.unparse(condition.test)}: {word}` (line "
                     f"{source.line(condition)}): the ranks that have left do not come to it.",
@@ -283,8 +283,8 @@ def _in_except(source: Source) -> Iterator[Hit]:
                 is_met = is_tried or _others_meet_below(source, call, attempt)
                 catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
                 if not is_met and not catches_import:
-                    yield Hit(
-                        source.line(call),
+                    yield (
+                        call,
                         f"{short(name)} is in an `except`: only the ranks that had the error come "
                         "to it.",
                     )
@@ -298,8 +298,8 @@ def _not_waited_for(source: Source) -> Iterator[Hit]:
         is_alone = isinstance(source.parents.get(call), ast.Expr)
         starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
         if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
-            yield Hit(
-                source.line(call),
+            yield (
+                call,
                 f"the handle of this {short(name)} is dropped, so no code can wait for it.",
             )
 
@@ -314,10 +314,7 @@ def _summed_gradients(source: Source) -> Iterator[Hit]:
         is_sum = operation is None or ast.unparse(operation).endswith("SUM")
         is_of_gradients = text.endswith((".grad", ".grad.data"))
         if is_of_gradients and is_sum and not _makes_mean(source, source.function(call)):
-            yield Hit(
-                source.line(call),
-                f"the ranks' gradients in {text} are added up, and divided by nothing.",
-            )
+            yield call, f"the ranks' gradients in {text} are added up, and divided by nothing."
 
 
 @once

@@ -28,8 +28,8 @@ def _in_training_mode(source: Source) -> Iterator[Hit]:
         if name not in trainers or source.method(call) not in (name, "module"):
             continue
         if source.loops(call) and is_without_gradients(source, call):
-            yield Hit(
-                source.line(call),
+            yield (
+                call,
                 f"{name} is evaluated in training mode: its dropout, or batch norm, is at work.",
             )
             return
@@ -77,10 +77,7 @@ def _of_one_rank(source: Source) -> Iterator[Hit]:
             is_after = call.lineno > max(loop.lineno, added.lineno)
             says_whose = "rank" in ast.unparse(call)
             if _reports(source, call) and is_after and name in names_in(call) and not says_whose:
-                yield Hit(
-                    source.line(call),
-                    f"{name} is reported as one rank has counted it, of its own share.",
-                )
+                yield call, f"{name} is reported as one rank has counted it, of its own share."
                 return
 
 
@@ -107,8 +104,8 @@ def _mean_of_means(source: Source) -> Iterator[Hit]:
         name = node.left.id if isinstance(node.left, ast.Name) else ""
         loops = source.loops(added[name]) if name in added else []
         if loops and _is_its_length(node.right, loops[0]) and _is_reduced(source, node):
-            yield Hit(
-                source.line(node),
+            yield (
+                node,
                 f"{name} adds up means of batches; `/ {ast.unparse(node.right)}` gives the last, "
                 "smaller batch the weight of a whole one.",
             )

@@ -32,10 +32,7 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Hit]:
             effect = "its forward and backward need all ranks"
             if is_quiet:
                 effect = "the first forward after a training step broadcasts buffers to all ranks"
-            yield Hit(
-                source.line(call),
-                f"{name}(), {kind}, is called under {condition} (line {line}): {effect}.",
-            )
+            yield call, f"{name}(), {kind}, is called under {condition} (line {line}): {effect}."
             break
 
 

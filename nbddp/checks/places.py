@@ -38,9 +38,7 @@ def _one_file(source: Source) -> Iterator[Hit]:
         if is_arranged and not (source.is_cell and source.function(call) is source.tree):
             continue
         if not is_called_guarded(source, call) and not _is_own(source, path):
-            yield Hit(
-                source.line(call), f"every rank writes {ast.unparse(path)}, all at the same time."
-            )
+            yield call, f"every rank writes {ast.unparse(path)}, all at the same time."
 
 
 def _has_helper(source: Source) -> bool:

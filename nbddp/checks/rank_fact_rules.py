@@ -57,10 +57,7 @@ def _same_samples(facts: Facts) -> Iterator[Hit]:
             all(each.epochs for each in its.values()) and _trains(facts)
         ):
             given = "the same stream of samples" if is_stream else f"all {its[0].samples} samples"
-            yield Hit(
-                facts.line(name),
-                f"{name} gives every rank {given}, so all ranks train on the same data.",
-            )
+            yield name, f"{name} gives every rank {given}, so all ranks train on the same data."
 
 
 def _dealt(facts: Facts) -> Iterator[tuple[str, dict[int, Loader]]]:
@@ -74,10 +71,7 @@ def _other_seeds(facts: Facts) -> Iterator[Hit]:
     for name, its in _dealt(facts):
         seeds = {rank: each.seed for rank, each in its.items()}
         if _differ(seeds) and any(each.shuffles for each in its.values()):
-            yield Hit(
-                facts.line(name),
-                f"the samplers of {name} have other seeds: {_parted(seeds)}.",
-            )
+            yield name, f"the samplers of {name} have other seeds: {_parted(seeds)}."
 
 
 @rule("ND203")
@@ -89,14 +83,14 @@ def _wrong_shares(facts: Facts) -> Iterator[Hit]:
         places = Counter(each.place for each in its.values())
         if set(counts.values()) != {facts.world_size}:
             wrong = next(each for each in counts.values() if each != facts.world_size)
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"the sampler of {name} splits the data among {plural(wrong, 'rank')}, "
                 f"but {facts.world_size} ranks train with it.",
             )
         elif max(places.values()) > 1:
             twice = [rank for rank, each in its.items() if places[each.place] > 1]
-            yield Hit(facts.line(name), f"{say_ranks(twice)} have the same share of {name}.")
+            yield name, f"{say_ranks(twice)} have the same share of {name}."
 
 
 @rule("ND210")
@@ -105,8 +99,8 @@ def _same_epoch(facts: Facts) -> Iterator[Hit]:
         epochs = its[min(its)].epochs
         again = [each for each in epochs if epochs.count(each) > 1]
         if again and all(each.shuffles for each in its.values()):
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"{name} went through epoch {again[0]} {epochs.count(again[0])} times, in the same "
                 "order: set_epoch() was not called.",
             )
@@ -118,19 +112,19 @@ def _other_data(facts: Facts) -> Iterator[Hit]:
         samples = {rank: each.samples for rank, each in its.items()}
         data = {rank: each.data for rank, each in its.items()}
         if _differ(samples):
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"the dataset of {name} differs between ranks: {_parted(samples)} samples.",
             )
         elif "" not in data.values() and _differ(data):
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"the dataset of {name} differs between ranks, for example because of a random "
                 "split without a seed.",
             )
         elif _is_in_other_order([each.order for each in its.values()]):
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"the dataset of {name} has a different order on each rank, for example because of "
                 "random.shuffle without a seed.",
             )
@@ -149,9 +143,7 @@ def _uneven(facts: Facts) -> Iterator[Hit]:
     for name, its in facts.all_have(Loader):
         batches = {rank: each.batches for rank, each in its.items()}
         if _differ(batches) and -1 not in batches.values() and _trains_with(facts, name):
-            yield Hit(
-                facts.line(name), f"the ranks have unequal numbers of batches: {_parted(batches)}."
-            )
+            yield name, f"the ranks have unequal numbers of batches: {_parted(batches)}."
 
 
 @rule("ND207")
@@ -165,8 +157,8 @@ def _drifted(facts: Facts) -> Iterator[Hit]:
         shapes = {each.shapes for each in its.values()}
         others = _unlike_the_first({rank: each.sample for rank, each in its.items()})
         if facts.is_ok and is_trained and len(shapes) == 1 and others:
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"{name} has other parameters on {say_ranks(others)} than on rank {min(its)}.",
             )
 
@@ -193,7 +185,7 @@ def _other_rates(facts: Facts) -> Iterator[Hit]:
         is_one = len({(each.shapes, len(each.rates)) for each in its.values()}) == 1
         if facts.is_ok and facts.has_ddp and is_one and _differ(rates):
             shown = {rank: ", ".join(f"{each:g}" for each in its) for rank, its in rates.items()}
-            yield Hit(facts.line(name), f"{name} has other learning rates: {_parted(shown)}.")
+            yield name, f"{name} has other learning rates: {_parted(shown)}."
 
 
 @rule("ND209")
@@ -205,7 +197,7 @@ def _one_gpu(facts: Facts) -> Iterator[Hit]:
                 where.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
         for (_host, device), ranks in where.items():
             if len(ranks) > 1:
-                yield Hit(facts.line(name), f"{say_ranks(ranks)} have {name} on one GPU: {device}.")
+                yield name, f"{say_ranks(ranks)} have {name} on one GPU: {device}."
 
 
 @rule("ND212")
@@ -217,7 +209,7 @@ def _too_many_threads(facts: Facts) -> Iterator[Hit]:
         first = facts.ranks[ranks[0]]
         total = sum(facts.ranks[rank].threads for rank in ranks)
         if first.threads > 1 and len(ranks) > 1 and 0 < first.cores < total:
-            yield Hit(
+            yield (
                 facts.source.line_of("set_num_threads"),
                 f"{len(ranks)} ranks with {first.threads} threads each want {total} cores, and "
                 f"there are {first.cores}.",
@@ -232,8 +224,8 @@ def _too_many_workers(facts: Facts) -> Iterator[Hit]:
             here = [rank for rank, each in facts.ranks.items() if each.host == host]
             total, cores = sum(its[rank].workers for rank in here), facts.ranks[here[0]].cores
             if 0 < cores < total and len(here) > 1:
-                yield Hit(
-                    facts.line(name),
+                yield (
+                    name,
                     f"{name} has {total} processes ({len(here)} ranks with "
                     f"{its[here[0]].workers} workers each) on {cores} cores.",
                 )
@@ -244,7 +236,7 @@ def _too_many_workers(facts: Facts) -> Iterator[Hit]:
 def _nested(facts: Facts) -> Iterator[Hit]:
     for name, its in facts.all_have(Model):
         if all(each.is_nested for each in its.values()):
-            yield Hit(facts.line(name), f"{name} is a DDP model inside another DDP model.")
+            yield name, f"{name} is a DDP model inside another DDP model."
 
 
 @rule("ND215")
@@ -253,8 +245,8 @@ def _of_another_model(facts: Facts) -> Iterator[Hit]:
         lost = its[min(its)].was_of
         steps = re.search(rf"\b{re.escape(name)}\.step\(", facts.source.text)
         if lost and all(each.was_of for each in its.values()) and (steps or facts.is_asked):
-            yield Hit(
-                facts.line(name),
+            yield (
+                name,
                 f"{name} updates a model that is gone: the parameters of {lost} are others.",
             )
 
@@ -271,8 +263,8 @@ def _unused(facts: Facts) -> Iterator[Hit]:
             continue
         first = (refused or seen)[0]
         count, shown = first.without, format_few(first.unused, first.without)
-        yield Hit(
-            facts.line(name),
+        yield (
+            name,
             f"{plural(count, 'parameter')} of {name} got no gradient from the loss"
             f"{': ' if shown else ''}{shown}.",
         )
@@ -286,6 +278,4 @@ def _effective_batch(facts: Facts) -> Iterator[Hit]:
         size = max(sizes)
         if facts.has_ddp and is_dealt and len(sizes) == 1 and size > 0 and facts.line(name):
             total = facts.world_size * size
-            yield Hit(
-                facts.line(name), f"{name}: effective batch {facts.world_size} x {size} = {total}."
-            )
+            yield name, f"{name}: effective batch {facts.world_size} x {size} = {total}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,17 +18,9 @@ _PROGRAM = re.compile(r"^```python (wrong|right).*\n((?:.*\n)*?)```$", re.MULTIL
 TEXT = Path(__file__).with_name("rules.md").read_text()
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A place where a rule has found something.
-
-    Attributes:
-        line: as the editor shows it, 0 for none in particular.
-        text: what is so there, in one sentence.
-    """
-
-    line: int
-    text: str
+# what a rule yields: a node of the code, a name, or a line (0 for none in particular), and a
+# sentence that says what is so there
+Hit = tuple[ast.AST | str | int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +71,10 @@ class Rule:
 
     def findings(self, subject: Any) -> Iterator[Finding]:
         """What it finds in a :class:`Source` or in :class:`Facts`."""
-        for each in self.find(subject):
-            yield Finding(
-                rule=self.id,
-                line=each.line,
-                text=each.text,
-                why=self.why,
-                fix=self.fix,
-                is_fact=self.is_fact,
-            )
+        texts = {"rule": self.id, "why": self.why, "fix": self.fix}
+        for place, text in self.find(subject):
+            line = place if isinstance(place, int) else subject.line(place)
+            yield Finding(line=line, text=text, is_fact=self.is_fact, **texts)
 
 
 F = TypeVar("F", bound=Callable[[Any], Iterable[Hit]])

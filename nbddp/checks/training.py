@@ -82,8 +82,8 @@ def _undivided(source: Source) -> Iterator[Hit]:
             "accelerate" in it or "deepspeed" in it for it in source.aliases.values()
         )
         if every != "1" and not divides and not is_framework:
-            yield Hit(
-                source.line(call),
+            yield (
+                call,
                 f"backward() adds up {every} micro-steps before the update, and the loss is "
                 "divided by nothing.",
             )
@@ -107,10 +107,7 @@ def _clips_scaled(source: Source) -> Iterator[Hit]:
         for clip in clips:
             function = source.function(clip)
             if function not in unscaled and _is_scaled(source, clip, name):
-                yield Hit(
-                    source.line(clip),
-                    f"the gradients are clipped while {name}'s factor is still in them.",
-                )
+                yield clip, f"the gradients are clipped while {name}'s factor is still in them."
 
 
 def _is_scaled(source: Source, clip: ast.Call, name: str) -> bool:
@@ -132,13 +129,12 @@ def _half_a_scaler(source: Source) -> Iterator[Hit]:
             for given in each.args
         ):
             continue  # somebody else gets it, and may do the rest
-        line = source.line(next(each for each in calls if source.method(each) == "scale"))
-        if not methods & {"step", "unscale_"} and any(
-            _updates(source, each) for each in source.calls
-        ):
-            yield Hit(line, f"{name} scales the loss, but the optimizer's own step() is called.")
+        scaled = next(each for each in calls if source.method(each) == "scale")
+        steps = [each for each in source.calls_of("step") if _updates(source, each)]
+        if not methods & {"step", "unscale_"} and steps:
+            yield scaled, f"{name} scales the loss, but the optimizer's own step() is called."
         elif "step" in methods and "update" not in methods and any(map(source.loops, calls)):
-            yield Hit(line, f"{name}.update() is never called: its factor stays as it began.")
+            yield scaled, f"{name}.update() is never called: its factor stays as it began."
 
 
 @rule("ND125")
@@ -155,8 +151,8 @@ def _around_the_wrapper(source: Source) -> Iterator[Hit]:
         function = source.function(call)
         trained = _reaches_backward(source, call, function)
         if trained or any(id(each) in inputs for each in source.above(call)):
-            yield Hit(
-                source.line(call),
+            yield (
+                call,
                 f"{func.value.id}.module(...) goes around DDP, and backward() follows: these "
                 "gradients stay on their own rank.",
             )
@@ -183,7 +179,7 @@ def _threads_in_a_rank(source: Source) -> Iterator[Hit]:
             continue
         is_chosen = any(isinstance(each, ast.If | ast.IfExp) for each in source.above(call))
         if not is_chosen and (source.is_cell or source.is_distributed):
-            yield Hit(source.line(call), "DataParallel in a rank: threads inside a process.")
+            yield call, "DataParallel in a rank: threads inside a process."
 
 
 @rule("ND127")
@@ -192,7 +188,7 @@ def _converts_too_late(source: Source) -> Iterator[Hit]:
         given = call.args[0] if call.args else None
         made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"
         if made or (isinstance(given, ast.Name) and _was_wrapped(source, given.id, call)):
-            yield Hit(source.line(call), "SyncBatchNorm is put into a model that DDP has already.")
+            yield call, "SyncBatchNorm is put into a model that DDP has already."
 
 
 def _was_wrapped(source: Source, name: str, call: ast.Call) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from nbddp.course.code_exercises import CODE_EXERCISES
 from nbddp.course.grading import RIGHT, as_plain, grade
 from nbddp.errors import ArgumentError
+from nbddp.formatting import plural
 from nbddp.train.collectives import all_gather
 
 VALUES: dict[str, list[dict[str, Any]]] = json.loads(
@@ -73,16 +74,15 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
         )
     wanted = names_of(exercise)
     if len(answer) != len(wanted):
-        values = "value" if len(wanted) == 1 else "values"
         raise ArgumentError(
-            f"exercise {exercise} asks for {len(wanted)} {values} ({', '.join(wanted)}), "
+            f"exercise {exercise} asks for {plural(len(wanted), 'value')} ({', '.join(wanted)}), "
             f"got {len(answer)}"
         )
     hints = all_gather(_hint(exercise, [*map(as_plain, answer)]))
     wrong = {rank: hint for rank, hint in enumerate(hints) if hint != RIGHT}
     if not wrong:
         return Judgement(is_right=True, text="Right.")
-    rank, hint = next(iter(wrong.items()))
+    rank, hint = min(wrong.items())
     where = "" if len(wrong) == len(hints) else f"On rank {rank}: "
     return Judgement(is_right=False, text=f"Not yet. {where}{hint}")
 

@@ -57,11 +57,6 @@ def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
     return Letter(sender, attempt, sequence, decode(body[HEADER.size :]), incarnation)
 
 
-def signed(body: bytes, queue: str, secret: bytes) -> bytes:
-    """A body with its signature before it."""
-    return sign(body, queue, secret) + body
-
-
 def sign(body: bytes, queue: str, secret: bytes) -> bytes:
     """HMAC-SHA256 over the name of the queue and the body."""
     return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256")

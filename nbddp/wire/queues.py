@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import parcels
-from nbddp.wire.letters import HEADER, Letter, signed, unseal
+from nbddp.wire.letters import HEADER, Letter, sign, unseal
 from nbddp.wire.loopback import clone
 from nbddp.wire.messages import Batch, InPieces, JsonDict, Message, Report, decode, encode
 
@@ -82,8 +82,8 @@ class QueueWriter:
             self._forget_read()
             self._large.append(parcel)
             body = encode(InPieces(parcel=parcel))
-        head = HEADER.pack(self._sender, *self._life, sequence)
-        self._store.queue_push(self._queue, signed(head + body, self._queue, self._secret))
+        body = HEADER.pack(self._sender, *self._life, sequence) + body
+        self._store.queue_push(self._queue, sign(body, self._queue, self._secret) + body)
 
     def is_full(self) -> bool:
         """Whether too much of it lies in the store unread, so that more should wait."""
