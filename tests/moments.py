@@ -1,4 +1,4 @@
-"""Moments at which tests act, as facts: a cell runs, words were said, ranks have come to rest."""
+"""Moments at which tests act, as facts: a cell runs, words were said, ranks rest or hang."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import psutil
+import pytest
+from drivers.inside import imported
 from drivers.ranks import Ranks
 from processes import wait_until
 
+from nbddp import CellInterruptedError
+from nbddp.descendants import cpu_time
+from nbddp.worker import process_group
+
 RESTING = 0.2  # seconds in which who has come to rest does not wake
 COMPUTING = 0.1  # seconds of CPU that take whoever computes past what it did before
+# before what may take its time in a group that has a short timeout
+NO_TIMEOUT = (
+    f"from datetime import timedelta\n{imported(process_group)}"
+    "process_group.set_timeout(timedelta(minutes=2))\n"
+)
+SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the user
 
 
 def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
@@ -58,13 +69,8 @@ def come_to_rest(pids: Collection[int]) -> bool:
 
 def are_computing(pids: Collection[int]) -> bool:
     """Wait until each process has computed for a moment from now on; whether it came to that."""
-    began = {pid: _cpu(pid) for pid in pids}
-    return wait_until(lambda: all(_cpu(pid) > began[pid] + COMPUTING for pid in pids))
-
-
-def _cpu(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    began = {pid: cpu_time(pid) for pid in pids}
+    return wait_until(lambda: all(cpu_time(pid) > began[pid] + COMPUTING for pid in pids))
 
 
 def _rest(pids: Collection[int]) -> bool:
@@ -79,3 +85,24 @@ def _seen_of_main_thread(pid: int) -> tuple[str, str, str]:
     lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
     found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return found["State"], found["voluntary_ctxt_switches"], found["nonvoluntary_ctxt_switches"]
+
+
+def act_when_said(group: Ranks, words: str, act: Callable[[], None]) -> None:
+    """Do something as soon as the group's alarm says these words."""
+
+    def wait_and_act() -> None:
+        wait_until(lambda: words in group.snapshot().alarm, timeout=60.0)
+        act()  # said or not: the cell has to end
+
+    threading.Thread(target=wait_and_act).start()
+
+
+def said_of_a_hang(
+    group: Ranks, source: str, capsys: pytest.CaptureFixture[str], after: float = SHORT
+) -> str:
+    """What is printed for a cell in which nothing moves, until it is interrupted."""
+    group.hang_after(after)
+    act_when_said(group, "no progress", group.interrupt)
+    with pytest.raises(CellInterruptedError):
+        group.run(source)
+    return capsys.readouterr().out

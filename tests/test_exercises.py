@@ -8,22 +8,151 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import answers_functions
 import nbformat
 import numpy as np
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
+from torch import nn
 
 import nbddp
 from nbddp.course.code_exercises import CODE_EXERCISES
 from nbddp.course.exercises import EXERCISES, VALUES, Judgement, check_answer, names_of
 from nbddp.errors import ArgumentError
 
+
+def begin(loader, state):
+    batches = iter(loader)
+    torch.set_rng_state(state)
+    return batches
+
+
+def restored_too_soon(loader, state):
+    torch.set_rng_state(state)
+    return iter(loader)
+
+
+def one_batch_taken(loader, state):
+    batches = begin(loader, state)
+    next(batches)
+    return batches
+
+
+class Server:
+    """As notebook 14 has it, without a lock."""
+
+    def __init__(self):
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.version, self.history, self.is_open = 0, [], True
+
+    def push(self, trainer, version, gradients, loss):
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.history.append((trainer, self.version - version, loss))
+        self.version += 1
+        return self.is_open
+
+
+def refusing(*, above: int, says: Any = True, notes: bool = False) -> type[Server]:
+    """A server that refuses, and what it does then."""
+
+    class Strict(Server):
+        def push(self, trainer, version, gradients, loss):
+            if self.version - version <= above:
+                return super().push(trainer, version, gradients, loss)
+            if notes:
+                self.history.append((trainer, self.version - version, loss))
+            return says
+
+    return Strict
+
+
+LINES = """
+if rank == 5:
+    dist.all_reduce(x){}
+    dist.all_reduce(y){}
+"""
+OK = "  # nbddp: ok ND101"
+RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
+    "03.3": [(1.0078125,), (1 + 2**-7,)],
+    "04.1": [(begin,)],
+    "04.2": [({1, 2},), ([1, 2],), ((2, 1, 2),), ({"1", "2"},)],
+    "06.2": [(0.3, 1.2), (1.18, 10.36)],
+    "10.1": [(LINES.format(OK, ""),), (LINES.format("  #nbddp: ok ND101, ND102", ""),)],
+    "12.3": [
+        (lambda rank: range(rank // 8 * 8, rank // 8 * 8 + 8),),
+        (lambda rank: torch.arange(64).view(8, 8)[rank // 8].tolist(),),
+        (lambda rank: torch.arange(64).view(8, 8)[rank // 8],),
+    ],
+    "14.1": [(refusing(above=4),)],
+}
+WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "03.3": {
+        "fp32's": (1 + 2**-23,),
+        "fp16's": (1 + 2**-10,),
+        "half of it": (1 + 2**-8,),
+        "one": (1,),
+        "no number": ("more",),
+    },
+    "04.1": {
+        "restored too soon": (restored_too_soon,),
+        "one batch taken": (one_batch_taken,),
+        "the loader": (lambda *given: given[0],),
+        "nothing": (lambda *_: None,),
+        "no function": (3,),
+    },
+    "04.2": {
+        "the older alone": ({1},),
+        "the newer alone": ({2},),
+        "none": (set(),),
+        "one that is not there": ({0, 1},),
+        "a number": (1,),
+        "text": ("12",),
+    },
+    "06.2": {
+        "cheaper": (1.2, 0.3),
+        "the same": (0.3, 0.3),
+        "nothing": (0, 0.3),
+        "no number": (None, 0.3),
+        "true": (0.3, True),
+        "not a number": (float("nan"), 1.0),
+    },
+    "10.1": {
+        "as before": (LINES.format("", ""),),
+        "another rule": (LINES.format("  # nbddp: ok ND102", ""),),
+        "the other line": (LINES.format("", OK),),
+        "both lines": (LINES.format(OK, OK),),
+        "a line of its own": ("# nbddp: ok ND101\n" + LINES.format("", ""),),
+        "other lines": ("dist.all_reduce(x)",),
+        "no Python": ("if rank == 5",),
+        "a number": (5,),
+    },
+    "12.3": {
+        "a rank of each machine": (lambda rank: range(rank % 8, 64, 8),),
+        "without itself": (lambda rank: [each for each in range(8) if each != rank],),
+        "itself alone": (lambda rank: [rank],),
+        "the machine": (lambda rank: rank // 8,),
+        "text": (lambda rank: [str(rank)],),
+        "no function": (3,),
+    },
+    "14.1": {
+        "never refuses": (Server,),
+        "refuses above 5": (refusing(above=5),),
+        "refuses above 3": (refusing(above=3),),
+        "notes what it refuses": (refusing(above=4, notes=True),),
+        "answers nothing": (refusing(above=4, says=None),),
+        "a server, not the class": (refusing(above=4)(),),
+        "another class": (dict,),
+    },
+}
+
+
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CALL = re.compile(r'nbddp\.check_answer\("(\d\d\.\d)", ([^)]*)\)')
 EXERCISE = re.compile(r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", re.DOTALL)
-ON_RANKS = set(CODE_EXERCISES) - set(answers_functions.RIGHT)
+ON_RANKS = set(CODE_EXERCISES) - set(RIGHT_ANSWERS)
 FAR_OFF = {int: 123456, float: 123456, str: "none"}
 
 
@@ -37,7 +166,7 @@ def with_one(exercise: str, place: int, wrong: Any) -> list[Any]:
 
 
 def test_what_is_right_is_called_right() -> None:
-    answers = answers_functions.RIGHT | {name: [right(name)] for name in VALUES}
+    answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUES}
     answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
     answers["03.1"] += [[torch.float32, "torch.float32"]]
     for exercise, given in answers.items():
@@ -83,17 +212,17 @@ def test_an_odd_number_is_only_wrong(given: Any) -> None:
     assert hint("00.1", given) == f"Not yet. {VALUES['00.1'][0]['otherwise']}"
 
 
-@pytest.mark.parametrize("exercise", answers_functions.WRONG)
+@pytest.mark.parametrize("exercise", WRONG_ANSWERS)
 def test_a_wrong_answer_that_is_tried_out_gets_a_hint_that_fits_it(
     exercise: str, snapshot: SnapshotAssertion
 ) -> None:
-    wrong = answers_functions.WRONG[exercise]
+    wrong = WRONG_ANSWERS[exercise]
     assert {name: hint(exercise, *answer) for name, answer in wrong.items()} == snapshot
 
 
 def test_an_iterator_that_is_tried_out_leaves_the_random_state_as_it_was() -> None:
     before = torch.get_rng_state()
-    assert check_answer("04.1", answers_functions.begin)
+    assert check_answer("04.1", begin)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,8 +107,3 @@ def test_a_variable_that_is_not_set_is_named_with_the_way_out(snapshot: Snapshot
 def test_a_variable_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="'one'"):
         Topology.from_env(PLACE.to_env() | {"RANK": "one"})
-
-
-def test_a_place_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        PLACE.rank = 2  # type: ignore[misc]

@@ -155,17 +155,3 @@ def test_a_message_of_thousands_of_lines_is_scrolled(
     card.focus()
     notebook.page.keyboard.press("End")
     expect(card).not_to_have_js_property("scrollTop", 0)
-
-
-def test_after_a_reload_in_the_middle_the_panel_is_back_and_its_buttons_work(
-    notebook: LabNotebook, picture: Picture
-) -> None:
-    notebook.begin(1)
-    notebook.await_text(1, "step 10$")
-    expect(notebook.code_cell(1).locator(".nbddp-panel")).to_be_visible()
-    notebook.save()  # what was not saved, JupyterLab forgets
-    notebook.reload()
-    notebook.await_text(1, r"running [\s\S]* step [3-9]0$")
-    picture(notebook, "reloaded")
-    notebook.button("Interrupt").click()
-    notebook.await_text(1, "^interrupted · ")

@@ -1,9 +1,24 @@
-"""What a %%ddp cell does, in a real kernel."""
+"""What a %%ddp cell does in a real kernel, and what is shown of it."""
 
 from __future__ import annotations
 
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
 import pytest
-from notebook import Notebook
+from drivers.ranks import Ranks
+from limits import set_limits
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+from notebook import Notebook, Reply
+
+import nbddp
+from nbddp.ui.ansi import strip
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -46,15 +61,6 @@ def test_figures_and_displays_reach_the_notebook(notebook: Notebook) -> None:
     assert sum(data.get("image/png", "").startswith("iVBOR") for data in reply.displays) == 2
 
 
-def test_a_progress_bar_ends_as_one_line(notebook: Notebook) -> None:
-    reply = notebook.run(
-        "%%ddp --nproc 2\nfrom tqdm import tqdm\nfor _ in tqdm(range(20), mininterval=0): pass"
-    )
-    for rank in (0, 1):
-        assert len(reply.lines(rank)) == 1
-        assert "20/20" in reply.lines(rank)[0]
-
-
 def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     notebook: Notebook,
 ) -> None:
@@ -73,12 +79,6 @@ def test_a_module_that_forgot_its_beginning_costs_no_rank(notebook: Notebook) ->
     )
     assert "AttributeError" in notebook.run("%%ddp\nnet(1)").error
     assert notebook.run("%%ddp\ndist.barrier()").status == "ok"
-
-
-def test_a_script_that_says_sys_exit_0_has_succeeded(notebook: Notebook) -> None:
-    assert notebook.run("%%ddp --nproc 1\nimport sys\nsys.exit()").status == "ok"
-    reply = notebook.run("%%ddp\nsys.exit(3)")
-    assert reply.error == "CellFailedError: rank 0: SystemExit: 3, line 2"
 
 
 def test_pasted_code_finds_torchruns_variables_and_may_init_again_and_again(
@@ -150,3 +150,206 @@ def test_twenty_thousand_lines_of_each_rank_come_whole_and_in_order(notebook: No
     assert reply.status == "ok"
     for rank in range(2):
         assert [int(line[:6]) for line in reply.lines(rank)] == list(range(20_000))
+
+
+TRAIN = """%%ddp --nproc 2
+for step in range(20):
+    nbddp.log(step=step, loss=2 / (step + 1) + rank)
+print("trained")
+"""
+
+
+@pytest.mark.timeout(400)
+def test_an_executed_notebook_has_its_curves() -> None:
+    cells = ["%load_ext nbddp", TRAIN, "%ddp stop"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    NotebookClient(notebook, kernel_name="python3", timeout=150).execute()
+    texts = [each.text for each in notebook.cells[1].outputs if each.output_type == "stream"]
+    assert "[rank 1] trained\n" in strip("".join(texts))
+    [chart] = [each for each in notebook.cells[1].outputs if each.output_type == "display_data"]
+    assert chart.data["image/png"].startswith("iVBORw0KGgo")
+    assert chart.data["text/plain"] == "loss 0.6"
+
+
+def test_a_cell_that_reports_nothing_stays_as_it_is(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2\nprint('x')")
+    assert sorted(reply.text.splitlines()) == ["[rank 0] x", "[rank 1] x"]
+    assert reply.displays == []
+
+
+def test_an_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook) -> None:
+    reply = notebook.run_until(
+        "%%ddp --nproc 1\nimport time\nfrom pathlib import Path\n"
+        "print('.', end='', flush=True)\n"
+        "while not Path('go_on').exists(): time.sleep(0.05)\n"
+        "print(' done')\nprint('next')",
+        lambda reply: reply.text.endswith("[rank 0] ."),
+    )
+    assert reply.status == "ok"
+    assert reply.lines(0) == [". done", "next"]
+    logs = (notebook.folder / ".nbddp" / "runs").glob("*/rank0.log")
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    assert newest.read_text().endswith(". done\nnext\n")
+
+
+LOADER = """class Images(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        raise ValueError(f"image {i} is broken")
+for x in torch.utils.data.DataLoader(Images(), num_workers=1):
+    pass"""
+TOLD = {
+    "x = torch.ones(3)\nassert x.sum() == 4": "AssertionError: assert x.sum() == 4, line 2",
+    LOADER: "ValueError: Caught ValueError in DataLoader worker process 0., line 5",
+}
+CPP = """print('before')
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(5, 1))
+model(torch.ones(2, 4))"""
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever raises what another rank has raised has time for it."""
+    set_limits(monkeypatch, peers_patience=30.0)
+
+
+@pytest.mark.parametrize("source", TOLD, ids=["assertion", "loader"])
+def test_the_headline_has_the_users_message_and_line(shared_group: Ranks, source: str) -> None:
+    error = shared_group.failure_of(source)
+    assert str(error) == f"ranks 0-1: {TOLD[source]}"
+    assert f"{Path(nbddp.__file__).parent}/" not in error.report
+
+
+def test_torchs_frames_are_folded_and_the_log_has_the_whole_traceback(
+    group: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = group.failure_of(CPP)
+    assert re.fullmatch("ranks 0-1: RuntimeError: .*shapes.*, line 3", str(error))
+    assert re.search(r"^ +\.\.\. \d+ frames in torch$", error.report, re.MULTILINE)
+    assert "model(torch.ones(2, 4))" in error.report
+    group.run("print('after')")
+    shown = capsys.readouterr().out
+    assert "return F.linear(" not in shown
+    assert shown.count("[rank 0] before\n") == shown.count("[rank 0] after\n") == 1
+    for rank in range(2):
+        log = group.log(rank).read_text()
+        assert log.index("before\n") < log.index("return F.linear(") < log.index("after\n")
+
+
+NEEDLE = "%%ddp --nproc 4\nsay = 'nee' + 'dle'; dist.barrier()\nraise ValueError(say)"
+
+
+def test_the_same_error_of_all_ranks_is_shown_once_as_text(notebook: Notebook) -> None:
+    reply = notebook.run(NEEDLE)
+    assert reply.text == ""
+    headline, *lines = reply.traceback.splitlines()
+    assert headline == "ranks 0-3: ValueError: needle, line 3"
+    assert [line for line in lines if "needle" in line] == ["ValueError: needle"]
+
+
+def test_the_same_error_of_all_ranks_is_shown_once_in_a_record(notebook: Notebook) -> None:
+    notebook.run("%ddp view panel")
+    reply = notebook.run(NEEDLE)
+    notebook.run("%ddp view auto")
+    shown = [each.get("text/html", "") for each in reply.updates + reply.displays]
+    record = [page for page in shown if "needle" in page][-1]
+    text = html.unescape(re.sub(r"<[^>]+>", "", re.sub(r"(?s)<style.*?</style>", "", record)))
+    assert text.count("needle") == 2, "the headline, and the end of its traceback"
+    assert "ranks 0-3: failed" in text
+
+
+FAILS = {
+    "a cell": "%%ddp --nproc 2\n1/0",
+    "the next cell": "%%ddp\ndef f():\n    1/0\nf()",
+    "a magic within": "%%ddp\n%%time\n1/0",
+    "a cell within": "%%ddp\n%%capture\n1/0",
+    "a line magic within": "%%ddp\n%time 1/0",
+    "quiet": "%%ddp --quiet\n1/0",
+    "below other code": "x = 1\nget_ipython().run_cell_magic('ddp', '', '1/0')",
+    "a script": "%run fails.ipy",
+    "a cell of the notebook within": "%%local\nget_ipython().run_cell_magic('ddp', '', '1/0')",
+    "later": "%%ddp --no-wait\nimport time; time.sleep(0.2)\n1/0",
+}
+
+
+def numbers(text: str) -> set[int]:
+    """The numbers of the cells that a text names."""
+    return {int(number) for number in re.findall(r"cell \[(\d+)\]", text)}
+
+
+def shown(reply: Reply) -> str:
+    return reply.text + reply.traceback
+
+
+def test_the_number_is_that_of_the_prompt(notebook: Notebook) -> None:
+    notebook.run("open('fails.ipy', 'w').write('%%ddp\\n1/0')")
+    for name, cell in FAILS.items():
+        reply = notebook.run(cell)
+        said = shown(reply)
+        if "--no-wait" in cell:
+            said += shown(notebook.run("%ddp wait"))
+        assert len(reply.counts) == 1, "the prompt has one number"
+        assert numbers(said) == reply.counts, name
+    notebook.run("%ddp auto on")
+    reply = notebook.run("1/0")
+    assert numbers(shown(reply)) == reply.counts
+
+
+def test_a_function_of_an_earlier_cell_keeps_its_number(notebook: Notebook) -> None:
+    first = notebook.run("%%ddp --nproc 2\ndef f(): 1/0")
+    second = notebook.run("%%ddp\nf()")
+    assert numbers(shown(second)) == first.counts | second.counts
+
+
+SAYS = """%%ddp --nproc 2 --ranks 0
+import faulthandler, sys, threading, warnings
+def call():
+    warnings.warn("warned")
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    faulthandler.dump_traceback(all_threads=False)
+    breakpoint()
+    return 1
+call();"""
+
+
+def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Notebook) -> None:
+    reply = notebook.converse(SAYS, "c")
+    [number] = reply.counts
+    cell = f"<ipython-input-{number}>"
+    for said in (
+        f"{cell}:4: UserWarning: warned",
+        f'File "{cell}", line 5, in <lambda>',
+        f'File "{cell}", line 8 in call',
+        f"> {cell}(9)call()",
+    ):
+        assert said in reply.text, said
+    assert set(re.findall(r"ipython-input-(\d+)", reply.text)) == {str(number)}
+
+
+def test_an_executed_notebook_has_the_numbers_of_its_prompts(folder: Path) -> None:
+    sources = ["%load_ext nbddp", "%%ddp --nproc 2\n1/0", "%%ddp\n1/0", "%ddp stop"]
+    notebook = new_notebook(cells=[new_code_cell(each) for each in sources])
+    path = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, resources=path, allow_errors=True, timeout=150).execute()
+    saved = json.loads(nbformat.writes(notebook))
+    for cell in saved["cells"][1:3]:
+        said = re.sub(r"\x1b\[[0-9;]*m", "", json.dumps(cell["outputs"]).replace("\\u001b", "\x1b"))
+        assert numbers(said) == {cell["execution_count"]}
+
+
+@pytest.mark.full
+def test_it_is_so_in_a_terminal(folder: Path) -> None:
+    fail = "get_ipython().run_cell_magic('ddp', '--nproc 2', '1/0')"
+    said = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
+        input=f"%load_ext nbddp\nx = 1\n{fail}\n%ddp stop\nexit\n",
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=True,
+    ).stdout
+    prompt = said.rpartition("In [3]: ")[2].partition("In [4]: ")[0]
+    assert numbers(prompt) == {3}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from drivers.ranks import MakeRanks, Ranks
-from hangs import act_when_said, said_of_a_hang
+from moments import act_when_said, said_of_a_hang
 
 from nbddp.controller.link import StoreLink
 

@@ -1,4 +1,4 @@
-"""What the page on scripts and tests shows does what it says."""
+"""WorkerGroup in scripts and tests: what its page shows, interrupts, forks and spawned ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks, new_launcher
 
 from nbddp import ArgumentError, CellFailedError, WorkerGroup
 
@@ -16,8 +18,9 @@ pytestmark = pytest.mark.multiproc
 PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 
 
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a session of its own."""
+    return subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         capture_output=True,
         text=True,
@@ -25,16 +28,21 @@ def run(folder: Path, *command: str) -> str:
         cwd=folder,
         start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+
+
+def run_script(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(source)
+    return run(folder, "script.py")
 
 
 def test_the_examples_of_the_page_run(folder: Path) -> None:
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
         (folder / name).write_text(code)
-    said = run(folder, "train.py")
-    assert re.search(r"-train\n\[\d\S+, \d\S+\]\n\{\(", said), said
-    assert "3 passed" in run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0")
+    done = run(folder, "train.py")  # which needs no main guard
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"-train\n\[\d\S+, \d\S+\]\n\{\(", done.stdout), done.stdout
+    done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0")
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
@@ -55,3 +63,65 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
         with pytest.raises(CellFailedError) as error:
             group.run("import os; os._exit(3)", ranks=[1], quiet=True)
         assert "`%ddp heal` replaces rank 1" in error.value.report  # rank 0 lives
+
+
+def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Path) -> None:
+    done = run_script(
+        folder, "import nbddp\nwith nbddp.WorkerGroup(nproc=2) as group:\n    group.run('1 / 0')\n"
+    )
+    assert done.returncode == 1
+    last = "nbddp.errors.CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 1"
+    assert last in done.stderr.splitlines()
+    assert "----> 1 1 / 0" in done.stderr
+
+
+INTERRUPTED = f"""
+import os, signal, threading
+{imported(Ranks, new_launcher)}
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)  # of a notebook: between two cells
+    group = Ranks(nproc=2, launcher=new_launcher("spawn"))
+    started = threading.Event()
+
+    def interrupt():
+        while not started.wait(0.1):
+            os.killpg(0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    try:
+        group.start()
+    finally:
+        started.set()
+    print(group.pull("rank"))
+    group.close()
+"""
+
+
+@pytest.mark.full
+def test_an_interrupt_of_the_kernels_group_ends_no_rank_that_is_being_spawned(folder: Path) -> None:
+    done = run_script(folder, INTERRUPTED)
+    assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
+
+
+@pytest.mark.full
+def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
+    folder: Path,
+) -> None:
+    done = run_script(
+        folder,
+        "import nbddp, os, sys\n"
+        "with nbddp.WorkerGroup(nproc=2) as group:\n"
+        "    group.run('kept = rank')\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        try:\n"
+        "            group.pull('kept')\n"
+        "        except nbddp.RequestError as error:\n"
+        "            print(f'process {os.getppid()}' in str(error))\n"
+        "        with nbddp.WorkerGroup(nproc=1) as own:\n"
+        "            print(own.pull('world_size'), flush=True)\n"
+        "        sys.exit(3)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), group.pull('kept'))\n",
+    )
+    assert done.stdout.splitlines() == ["True", "[1]", "3 [0, 1]"]
+    assert (done.stderr, done.returncode) == ("", 0)

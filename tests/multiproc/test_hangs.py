@@ -1,20 +1,26 @@
-"""A cell in which nothing moves says who waits where, and goes on waiting."""
+"""What stands still is named with who waits for whom; what moves, or is only slow, is no hang."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from drivers.ranks import MakeRanks, Ranks
-from hangs import NO_TIMEOUT, SHORT, act_when_said, said_of_a_hang
 from limits import limit, set_limits
-from moments import run_and_act, when_cell_runs
+from moments import NO_TIMEOUT, SHORT, act_when_said, run_and_act, said_of_a_hang, when_cell_runs
+from multiproc.long_work import waits_for, works
+from processes import wait_until
 
 from nbddp import CellInterruptedError, RequestError
+from nbddp.record.waiting.stragglers import StragglerLag
 
 pytestmark = pytest.mark.multiproc
 
@@ -306,3 +312,132 @@ def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_
     text = capsys.readouterr().out
     assert re.search(rf"^nbddp: rank 1 .*SIGSTOP.*`kill -CONT {pid}`.* 9 s", text, re.MULTILINE)
     assert group.alive == [0, 1]
+
+
+TRAIN = """import time
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+def train(pause):
+    for step in range(10_000):
+        time.sleep(pause)
+        model(torch.ones(4, 8)).sum().backward()
+        nbddp.log(step=step, loss=1.0)
+"""
+COUNT = """import time
+def count(pause):
+    for step in range(10_000):
+        time.sleep(pause)
+        nbddp.log(step=step, loss=1.0)
+"""
+LONG = 20.0  # seconds in which there is time enough for a wrong mark
+
+
+def seen_while(
+    group: Ranks, source: str, is_enough: Callable[[dict[int, StragglerLag]], bool]
+) -> dict[int, StragglerLag]:
+    """The marks when they are enough, or else those after a while; the cell then is over."""
+    seen: dict[int, StragglerLag] = {}
+
+    def look() -> bool:
+        ranks = group.snapshot(handle).ranks
+        seen.update({each.rank: each.lag for each in ranks if each.lag is not None})
+        return is_enough(seen) or time.monotonic() > until
+
+    handle = group.begin(source)
+    until = time.monotonic() + LONG
+    wait_until(look, timeout=2 * LONG)
+    group.interrupt()
+    wait_until(lambda: handle.is_finished, timeout=30.0)
+    return seen
+
+
+def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
+    make_group: MakeRanks,
+) -> None:
+    group = make_group(3)
+    group.run(TRAIN)
+    seen = seen_while(group, "train(0.3 if rank == 1 else 0.1)", bool)
+    assert list(seen) == [1]
+    assert seen[1].is_waited_for
+    assert 0.3 < seen[1].share < 0.9
+
+
+def test_ranks_that_never_meet_are_marked_by_their_steps(
+    make_group: MakeRanks,
+) -> None:
+    group = make_group(3)
+    group.run(COUNT)
+    seen = seen_while(group, "count(0.2 if rank == 2 else 0.1)", bool)
+    assert list(seen) == [2]
+    assert not seen[2].is_waited_for
+    assert 0.3 < seen[2].share < 0.7
+
+
+WORK = 2.3 * SHORT
+WORKS = works(WORK)
+MARKS = {
+    "a disk": [pytest.mark.skipif(sys.platform != "linux", reason="the state of a thread")],
+    "torch.compile": [
+        pytest.mark.timeout(300),  # the compiler alone takes 40 s of a core
+        pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler"),
+    ],
+}
+EACH = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in WORKS]
+LOADS = """class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, i):
+        end = time.monotonic() + 8
+        while time.monotonic() < end: sum(range(1000))
+        return i
+list(torch.utils.data.DataLoader(Slow(), num_workers=1))
+"""
+
+
+@pytest.fixture
+def hasty(make_group: MakeRanks) -> Ranks:
+    """A group of two in which a hang is one after ``SHORT`` seconds."""
+    group = make_group(2)
+    group.hang_after(SHORT)
+    return group
+
+
+def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
+    """Return what nbddp says while rank 0 works and the other waits for it."""
+    group.run(waits_for(work, WORK))
+    return re.findall("nbddp:.*", capsys.readouterr().out)
+
+
+@pytest.mark.gate_runs("one call of C", "a child", "a thread that prints", "lock")
+@pytest.mark.parametrize("name", EACH)
+def test_a_rank_that_works_is_waited_for(
+    hasty: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "Python's lock":  # no sign of life comes then
+        set_limits(monkeypatch, rank_silent_after=SHORT)
+    assert said_while(hasty, WORKS[name], capsys) == []
+
+
+@pytest.mark.full
+def test_a_rank_whose_loader_is_slow_is_waited_for(hasty: Ranks, capsys: Capture) -> None:
+    hasty.hang_after(7.0)  # torch looks for its workers every 5 s
+    assert said_while(hasty, LOADS, capsys) == []
+
+
+IDLE = {
+    "a lock": "lock = threading.Lock()\nlock.acquire()\nlock.acquire()",
+    "a socket": "import socket\na, b = socket.socketpair()\na.recv(1)",
+    "an idle child": "subprocess.run(['sleep', '60'])",
+}
+TALKS = """def talk():
+    while time.monotonic() < end + 60: print('.'); time.sleep(.3)
+threading.Thread(target=talk, daemon=True).start()
+"""
+
+
+@pytest.mark.gate_runs("a lock")
+@pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
+def test_a_rank_that_is_idle_is_named(hasty: Ranks, capsys: Capture, idle: str) -> None:
+    # a thread that prints beside who waits is no progress
+    source = waits_for(idle, WORK).replace("\ndist.barrier()", f"\n{TALKS}dist.barrier()")
+    said = said_of_a_hang(hasty, source, capsys)
+    assert re.search("^nbddp: .* 3 s: rank ", said, re.MULTILINE)
+    assert re.search("^  rank 1 .*barrier #1", said, re.MULTILINE)

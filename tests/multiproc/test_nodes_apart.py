@@ -1,22 +1,60 @@
-"""Nodes with a network of their own: other addresses, and a cable that can be cut.
-
-Each is a network namespace with one cable to the notebook's; made and taken away here, by root.
-"""
+"""Nodes on networks of their own: cut, slow, uneven, and forged messages."""
 
 from __future__ import annotations
 
+import gc
 import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
+import forgers
+import psutil
 import pytest
 from cables import NET, has_namespaces
-from listening import listening
-from moments import when_cell_runs
-from nodes_here import Apart
+from drivers.ranks import Ranks
+from limits import limit, set_limits
+from moments import run_and_act, when_cell_runs
+from nodes_here import Apart, OnNodes
+from processes import wait_until
+from slow_link import Link
 
-from nbddp import CellFailedError
+from nbddp import CellFailedError, CellInterruptedError
+from nbddp.errors import RequestError
 
-pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(400)]
+
+LISTENS = "0A"  # in Linux's tables
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses at which a process takes TCP connections, from ``/proc``."""
+    mine = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if found := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
+                mine.add(found[1])
+    found_at = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENS and rest[5] in mine:
+                found_at.add(address(local.partition(":")[0]))
+    return found_at
+
+
+def address(text: str) -> str:
+    """Words of four bytes, each in this machine's order."""
+    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+    return socket.inet_ntop(family, b"".join(words))
+
 
 if not has_namespaces():
     pytest.skip("needs root, and network namespaces", allow_module_level=True)
@@ -55,3 +93,248 @@ def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: 
     assert {rank: now[rank] for rank in (0, 1)} == survivors
     assert group.evaluate("mine.sum().item()") == [12.0] * 4
     group.run("dist.all_reduce(mine)")
+
+
+SLOW = 0.2  # seconds each way
+LINES = """
+import time
+began, count = time.monotonic(), 0
+flag = torch.zeros(1)
+while not flag.item():
+    print("line", count, "of", rank)
+    nbddp.log(step=count, value=count)
+    count += 1
+    time.sleep(0.05)
+    flag.fill_(time.monotonic() - began > seconds)
+    dist.all_reduce(flag)
+count
+"""
+
+
+@pytest.fixture
+def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
+    made = make_nodes(nproc_per_node=1)
+    made.bring_keeper(1)
+    return made
+
+
+def behind(on_nodes: OnNodes, link: Link) -> Ranks:
+    """Have a second node come in over this cable, and start the ranks."""
+    on_nodes.bring_keeper(1, port=link.port)
+    return on_nodes.start_ranks()
+
+
+def gone(on_nodes: OnNodes) -> list[str]:
+    """What was said of nodes that are gone."""
+    return [said for said in on_nodes.said if " gone" in said]
+
+
+def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float) -> int:
+    """Print lines for so long, and check that the user saw all of them. Return their number."""
+    group.push({"seconds": seconds})
+    [count, _] = group.run(LINES, wants_value=True).values()
+    said = capsys.readouterr().out
+    for rank in (0, 1):
+        found = re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", said, re.MULTILINE)
+        assert [int(each) for each in found] == list(range(count))
+    return int(count)
+
+
+def test_a_slow_cable_makes_cells_slow_and_nothing_else(
+    on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = on_nodes.link(delay=SLOW)
+    group = behind(on_nodes, link)
+    count_lines(group, capsys, limit("node_silent_after") + 3)
+    group.push({"big": bytes(9 << 20)})
+    assert [len(big) for big in group.pull("big")] == [9 << 20] * 2
+    source = "print('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
+    with pytest.raises(CellInterruptedError):
+        run_and_act(group, source, lambda said: said.count("begun") == 2, group.interrupt)
+    group.kill(1)
+    assert group.heal().ranks == (1,)
+    assert group.evaluate("len(big)") == [9 << 20] * 2
+    assert gone(on_nodes) == []
+    assert re.search(r"\+?-?\d+\.\d ± [234]\d\d\.\d ms", on_nodes.nodes.table())
+
+
+def test_a_cable_that_stands_still_for_a_while_costs_that_while(
+    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # beats come each second, and a slow machine is late with them
+    set_limits(monkeypatch, node_silent_after=limit("node_silent_after") + 5.0)
+    link = on_nodes.link()
+    group = behind(on_nodes, link)
+    pids = group.pids
+    stalls = threading.Thread(target=_stall, args=[link, 3, limit("node_silent_after") - 2.0])
+    stalls.start()
+    count = count_lines(group, capsys, 3 * limit("node_silent_after"))
+    stalls.join()
+    assert wait_until(lambda: f"line {count - 1} of 1\n" in group.log(1).read_text())
+    assert gone(on_nodes) == []
+    assert group.pids == pids
+
+
+def _stall(link: Link, times: int, seconds: float) -> None:
+    for _ in range(times):
+        time.sleep(1.5)
+        link.stall()
+        time.sleep(seconds)
+        link.flow()
+
+
+def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
+    on_nodes: OnNodes,
+) -> None:
+    link = on_nodes.link()
+    group = behind(on_nodes, link)
+    group.run("mine = [rank] * 30", quiet=True)
+    survivor = group.pids[0]
+    name = on_nodes.node_of(1).name
+    when_cell_runs(group, link.stall)
+    with pytest.raises(CellFailedError) as caught:
+        group.run("while True: dist.all_reduce(torch.ones(1))", quiet=True)
+    assert f"node {name}: " in caught.value.report
+    [told] = gone(on_nodes)
+    assert all(words in told for words in (f"node {name} (127.0.0.1)", "5 s", "rank 1"))
+    link.flow()
+    on_nodes.await_nodes(2)
+    assert group.heal().ranks == (1,)
+    assert group.pids[0] == survivor
+    assert group.evaluate("dist.barrier()\nmine[0]") == [0, 0]
+
+
+def test_a_cable_that_is_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None:
+    link = on_nodes.link()
+    group = behind(on_nodes, link)
+    survivor = group.pids[0]
+    for after in (1, 1000, 100_000):
+        group.run("kept = torch.ones(200_000)", quiet=True)
+        when_cell_runs(group, lambda after=after: link.cut(after))
+        with pytest.raises(CellFailedError, match=r"node \S+: "):
+            group.run("while True: print('x' * 1000)\n", quiet=True)
+        on_nodes.await_nodes(2)
+        assert group.heal().ranks == (1,)
+        assert group.pids[0] == survivor
+        assert group.evaluate("dist.all_reduce(kept)\nkept.sum().item()") == [400_000.0] * 2
+
+
+PLACES = """
+import os
+names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+[os.environ[name] for name in names], (rank, local_rank, world_size), os.environ["MACHINE"]
+"""
+
+
+@pytest.fixture
+def one_or_two(make_nodes: Callable[..., OnNodes]) -> OnNodes:
+    return make_nodes(least=1, most=2)
+
+
+def test_a_machine_of_two_ranks_and_one_of_one(one_or_two: OnNodes) -> None:
+    for nproc, threads in ((2, "1"), (1, "3")):
+        env = os.environ | {"MACHINE": f"of {nproc}", "OMP_NUM_THREADS": threads}
+        one_or_two.bring_keeper(nproc, env=env, with_agent=True)
+    group = one_or_two.start_ranks()
+    assert group.evaluate(PLACES) == [
+        (["0", "0", "2", "0", "2", "3"], (0, 0, 3), "of 2"),
+        (["1", "1", "2", "0", "2", "3"], (1, 1, 3), "of 2"),
+        (["2", "0", "1", "1", "2", "3"], (2, 0, 3), "of 1"),
+    ]
+    cores = [node.facts["cores"] for node in one_or_two.nodes.door.nodes]
+    expected = [max(1, cores[0] // 2)] * 2 + [cores[1]]
+    assert group.evaluate("torch.get_num_threads()") == expected
+    group.assert_works()
+    first, second = (node.name for node in one_or_two.nodes.door.nodes)
+    assert [each.node for each in group.snapshot().ranks] == [first, first, second]
+
+
+def test_a_spare_that_is_too_small_takes_no_place_and_makes_a_smaller_world(
+    one_or_two: OnNodes,
+) -> None:
+    lost = one_or_two.bring_keeper(2)
+    group = one_or_two.bring_all(1, 1)  # the last is a spare
+    name = one_or_two.node_of(0).name
+    one_or_two.nodes.leave(name)
+    lost.wait(30)
+    assert wait_until(lambda: group.alive == [2])
+    with pytest.raises(RequestError, match=f"node {name} "):
+        group.heal()
+    one_or_two.restart_ranks()
+    assert group.evaluate("dist.barrier()\nrank, local_rank") == [(0, 0), (1, 0)]
+
+
+MANY = 10_000
+MORE = 64 << 20  # bytes; that many connections, none let go of, hold gigabytes
+NUMBERS = """
+import os, time
+step = 0
+flag = torch.zeros(1)
+while not flag.item():
+    step += 1
+    total = torch.tensor(float(rank + step))
+    dist.all_reduce(total)
+    assert total.item() == 1 + 2 * step, (total, step)
+    nbddp.log(step=step, total=total.item())
+    time.sleep(0.005)
+    flag.fill_(os.path.exists(stop))
+    dist.all_reduce(flag)
+step > 10
+"""
+
+
+@pytest.fixture
+def one_node(make_nodes: Callable[..., OnNodes]) -> OnNodes:
+    return make_nodes(least=1, most=1)
+
+
+def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
+    """Have so many come; none is told anything, and all are counted."""
+    door = one_node.nodes.door
+    before = door.refused
+    command = [sys.executable, forgers.__file__, str(door.join.port), str(count), str(recorded)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert wait_until(lambda: door.refused == before + count), door.refused - before
+
+
+def test_ten_thousand_forged_messages_disturb_nobody(
+    one_node: OnNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    door = one_node.nodes.door
+    link = one_node.link()
+    one_node.bring_keeper(2, port=link.port)
+    group = one_node.start_ranks()
+    group.run("dist.barrier()\nprint('hello')\nnbddp.log(step=0, total=0)", quiet=True)
+    # for those that say nothing; a node of ours may take its time, and is here by now
+    set_limits(monkeypatch, door_greeting=2.0)
+    recorded, stop = tmp_path / "recorded", tmp_path / "stop"
+    recorded.write_bytes(link.said[0])  # it came in, and ranks met: now again by strangers
+    group.push({"stop": str(stop)})
+    me, pids = psutil.Process(), group.pids
+    forge(one_node, 500, recorded)  # what is made once is there
+    gc.collect()
+    descriptors, held = me.num_fds(), me.memory_info().rss
+
+    def come() -> None:
+        try:
+            forge(one_node, MANY, recorded)
+            assert listening(os.getpid()) == {"127.0.0.1"}
+        except BaseException as error:  # noqa: BLE001 - for the test to raise
+            failed.append(error)
+        stop.touch()
+
+    failed: list[BaseException] = []
+    coming = threading.Thread(target=come)
+    coming.start()
+    result = group.run(NUMBERS, quiet=True, wants_value=True)
+    coming.join()
+    assert not failed
+    assert result.values() == [True] * 2
+    assert [said for said in one_node.said if "gone" in said] == []
+    assert len(door.nodes) == 1
+    assert group.pids == pids
+    assert f" {MANY + 500} " in one_node.nodes.table()
+    assert wait_until(lambda: me.num_fds() <= descriptors), (me.num_fds(), descriptors)
+    gc.collect()
+    assert me.memory_info().rss < held + MORE

@@ -1,12 +1,16 @@
-"""`%ddp nodes` in a kernel: nodes are waited for, one more is a spare, and a stop ends the wait."""
+"""Nodes from a notebook: two work as one machine, one goes, and another notebook takes over."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
+from nodes_here import all_ended, family, lives
 from notebook import Notebook
 from processes import wait_until
 
@@ -79,3 +83,130 @@ def test_what_needs_a_door_opens_none(notebook: Notebook) -> None:
         assert text.startswith("UsageError: ")
         assert words in text
         assert "no nodes can join" in notebook.run("%ddp nodes").text
+
+
+NAMES = """%%ddp
+import os
+torch.manual_seed(0)
+model = nbddp.prepare(torch.nn.Linear(2, 1))
+kept, place = [rank], os.getpid()
+print("written before")
+"""
+SAME = """%%ddp
+total = torch.tensor(float(rank))
+dist.all_reduce(total)
+model(torch.ones(1, 2)).sum().backward()
+(kept, place == os.getpid(), total.item(), model.module.weight.grad.sum().item())
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def second(home: Path) -> Callable[[], Notebook]:
+    """Start the next notebook."""
+
+    def start() -> Notebook:
+        (home / "second").mkdir()
+        return Notebook(home / "second")
+
+    return start
+
+
+@pytest.fixture
+def first(home: Path) -> Iterator[Notebook]:
+    (home / "first").mkdir()
+    with Notebook(home / "first") as first:
+        yield first
+
+
+@pytest.fixture
+def left(first: Notebook) -> Iterator[list[psutil.Process]]:
+    """A notebook with two nodes of two ranks, and its nodes' processes."""
+    its: list[psutil.Process] = []
+    reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 120 --wait 110")
+    assert reply.status == "ok", reply
+    assert "written before" in first.run(NAMES).text
+    for each in psutil.Process(first.pid).children():
+        if "torch.distributed.run" in each.cmdline():
+            its += family(each)
+    yield [psutil.Process(first.pid), *its]
+    for each in its:
+        if lives(each):
+            each.kill()
+
+
+ALL_BACK = re.compile(r"\b4 ranks\b.* back\b")
+
+
+def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
+    second: Callable[[], Notebook], left: list[psutil.Process]
+) -> None:
+    kernel, *its = left
+    os.kill(kernel.pid, signal.SIGKILL)
+    with second() as notebook:
+        text = notebook.run("%ddp nodes --rejoin").text
+        assert ALL_BACK.search(text), text
+        assert "2 nodes" in text
+        text = notebook.run(SAME).text
+        for rank in range(4):
+            assert f"([{rank}], True, 6.0, 2.0)" in text, text
+        assert "written before" in notebook.run("%ddp logs 3 -n 1000").text
+        reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
+        assert "name 'model' is not defined" in reply.error  # no cell of this notebook made it
+        assert "--fresh" in reply.error
+        assert notebook.run("%%ddp --fresh --sweep lr=1,2\nnbddp.log(lr=lr)").status == "ok"
+        assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
+        assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
+        assert notebook.run("%ddp stop").status == "ok"
+        assert all_ended(its)
+
+
+@pytest.mark.full
+def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them_home(
+    left: list[psutil.Process], first: Notebook
+) -> None:
+    first.restart()
+    assert first.run("%load_ext nbddp").status == "ok"
+    assert ALL_BACK.search(first.run("%ddp nodes --rejoin").text)
+    assert "([1], True, 6.0, 2.0)" in first.run(SAME).text
+    first.run("exit")
+    assert all_ended(left[1:])
+
+
+@pytest.mark.full
+def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kept(
+    second: Callable[[], Notebook], left: list[psutil.Process], first: Notebook
+) -> None:
+    kernel = left[0]
+    source = "steps = 0\nwhile True:\n    dist.barrier()\n    steps += 1"
+    request = first.begin(f"%%ddp\n{source}\n    if steps == 3: print('begun')")
+    first.finish(request, until="begun", times=4)
+    os.kill(kernel.pid, signal.SIGKILL)
+    with second() as notebook:
+        assert ALL_BACK.search(notebook.run("%ddp nodes --rejoin").text)
+        assert "Out [ranks 0-3] True\n" in notebook.run("%%ddp\ndist.barrier()\nsteps > 0").text
+        assert "([1], True, 6.0, 2.0)" in notebook.run(SAME).text
+
+
+@pytest.mark.full
+def test_a_node_that_did_not_last_is_missing_and_its_ranks_are_healed_on_another(
+    second: Callable[[], Notebook], left: list[psutil.Process]
+) -> None:
+    agents = [each for each in left[1:] if "torch.distributed.run" in each.cmdline()]
+    os.kill(left[0].pid, signal.SIGKILL)
+    its = agents[0].children(recursive=True)
+    agents[0].kill()
+    assert not psutil.wait_procs(its, timeout=60)[1]
+    with second() as notebook:
+        text = notebook.run("%ddp nodes --rejoin --wait 12").text
+        assert re.search(r"\b2 of 4 ranks\b.*\b1 node\b.* \(2 ranks\).*`%ddp heal`", text), text
+        assert notebook.run("%ddp nodes --local 1 --wait 110").status == "ok"
+        assert re.search(r"\branks (0-1|2-3)\b", notebook.run("%ddp heal").text)
+        values = notebook.run("%%ddp\nmodel(torch.ones(1, 2)).item()\ndist.get_world_size()").text
+        assert "Out [ranks 0-3] 4\n" in values
+        assert notebook.run("%ddp stop").status == "ok"

@@ -426,18 +426,6 @@ def test_names_are_filled_in_and_ranks_are_chosen(notebook: Notebook, write: Wri
     assert "rank 3" in notebook.run("%ddp run --ranks 3 work/script.py").text
 
 
-def test_one_in_the_background_is_waited_for(notebook: Notebook, write: Write) -> None:
-    write(
-        "import os, time\ntime.sleep(0.5)\nif os.environ['RANK'] == '1': raise ValueError('late')"
-    )
-    notebook.run(f"%cd -q {Path.cwd()}")
-    command = "%ddp run --nproc 2 --no-wait work/script.py"
-    assert notebook.run(command).status == "ok"
-    reply = notebook.run("%ddp wait")
-    assert reply.error == "CellFailedError: rank 1: ValueError: late, script.py line 3"
-    assert command in notebook.run("%ddp show").text
-
-
 # ---- what cannot be run
 
 

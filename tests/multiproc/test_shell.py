@@ -155,12 +155,13 @@ def test_a_rank_says_what_to_use_in_place_of_what_it_does_not_have(notebook: Not
 @pytest.mark.parametrize(
     "statement",
     [
+        "from tqdm import tqdm\nbar = tqdm(range(20), mininterval=0)",
         "from tqdm.auto import trange\nbar = trange(20)",
         "import tqdm.notebook\nbar = tqdm.notebook.tqdm_notebook(range(20), display=True)",
     ],
-    ids=["auto", "notebook"],
+    ids=["plain", "auto", "notebook"],
 )
-def test_a_notebooks_bar_is_one_of_text_and_ends_full(notebook: Notebook, statement: str) -> None:
+def test_a_bar_is_one_line_of_text_and_ends_full(notebook: Notebook, statement: str) -> None:
     reply = notebook.run(f"%%ddp\n{statement}\nfor _ in bar: pass")
     for rank in (0, 1):
         assert len(reply.lines(rank)) == 1

@@ -1,21 +1,231 @@
-"""A real SLURM: the jobs that ``%ddp nodes`` and ``%ddp export`` write run as they are.
-
-``pytest -m soak tests/multiproc/test_slurm.py``, as root, with Debian's slurm-wlm and munge.
-"""
+"""Nodes that SLURM starts, on a cluster on this machine: a network namespace for each host."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from cables import Cables, has_namespaces
 from notebook import Notebook
 from processes import wait_until
-from slurm_here import Cluster, slurm_cluster, why_not
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(600)]
+
+NET = "10.207.84"
+CONTROLLER = "head"
+SETTLING = 90.0  # seconds for daemons to start, and for a job to end
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")
+
+CONF = """
+ClusterName=nbddp
+SlurmctldHost={controller}({net}.2)
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+TaskProlog={folder}/prolog
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=FORCE:4
+"""
+# one host waits, so that the other one arrives first
+PROLOG = """#!/bin/sh
+while [ -n "$SLURM_STEP_ID" ] && [ -e {folder}/hold-$SLURM_NODEID ]; do sleep 0.1; done
+"""
+
+
+def why_not() -> str:
+    """Return why there can be no cluster here; empty if there can be one."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if missing:
+        return (
+            f"not installed: {', '.join(missing)}; `apt-get install -y --no-install-recommends "
+            "slurm-wlm munge iproute2`"
+        )
+    return "" if has_namespaces() else "needs root, and network namespaces"
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+class Cluster:
+    """Two or more hosts; the notebook's machine can submit jobs.
+
+    Attributes:
+        address: of the notebook's machine in the cluster's network.
+        env: what a process needs to submit a job.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder = folder
+        self.address = address
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+
+    def ask(self, *words: str) -> str:
+        """Run one of SLURM's programs; what it prints."""
+        done = subprocess.run(
+            words, env=os.environ | self.env, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def hold(self, node_id: int) -> None:
+        """Have the tasks of one host wait."""
+        (self._folder / f"hold-{node_id}").touch()
+
+    def let_go(self, node_id: int) -> None:
+        """Let them start."""
+        (self._folder / f"hold-{node_id}").unlink(missing_ok=True)
+
+    def jobs(self) -> list[str]:
+        """Return the jobs that wait or run."""
+        return self.ask("squeue", "--noheader", "--format=%i").split()
+
+    def await_jobs(self) -> bool:
+        """Wait until no job waits or runs; whether none does."""
+        return wait_until(lambda: not self.jobs(), timeout=SETTLING)
+
+    def end_jobs(self) -> None:
+        """Cancel all jobs."""
+        for each in self._folder.glob("hold-*"):
+            each.unlink()
+        if jobs := self.jobs():
+            self.ask("scancel", *jobs)
+            self.await_jobs()
+
+    def are_idle(self, count: int) -> bool:
+        """Whether so many hosts wait for work."""
+        with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
+            return self.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == (
+                ["idle"] * count
+            )
+        return False
+
+
+@contextmanager
+def slurm_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[Cluster]:
+    """Start a cluster, and end all of it.
+
+    SLURM knows the hosts as node0, node1 and so on: it would sort their own names.
+    """
+    with ExitStack() as stack:
+        cables = Cables(f"sl{os.getpid() % 100_000}x", NET)
+        stack.callback(cables.close)
+        names = [CONTROLLER, *hosts]
+        spaces = [_host(stack, cables, hosts) for _ in names]
+        _write(folder, hosts)
+        cluster = Cluster(folder, cables.address)
+        _start(stack, ["munged", "--foreground", "--force", *_munge_files(folder)], folder)
+        assert wait_until((folder / "munge.socket").exists, timeout=SETTLING)
+        conf = str(folder / "slurm.conf")
+        for space, name in zip(spaces, names, strict=True):
+            daemon = f"slurmd -D -N node{hosts.index(name)}" if name in hosts else "slurmctld -D -c"
+            command = ["unshare", "--uts", "sh", "-c", f"hostname {name}; exec {daemon} -f {conf}"]
+            _start(stack, [*cables.inside(space), *command], folder)
+        assert wait_until(lambda: cluster.are_idle(len(hosts)), timeout=SETTLING), (
+            f"the hosts are not ready; the logs are in {folder}"
+        )
+        stack.callback(cluster.end_jobs)
+        yield cluster
+
+
+def _host(stack: ExitStack, cables: Cables, hosts: Sequence[str]) -> str:
+    """Make a namespace in which all hosts have their names."""
+    space = cables.add()
+    etc = Path("/etc/netns") / space  # `ip netns exec` mounts what is there over /etc
+    etc.mkdir(parents=True)
+    stack.callback(_remove, etc)
+    stack.callback(_end_all_in, space)
+    lines = [f"{NET}.{number + 3} {name} node{number}\n" for number, name in enumerate(hosts)]
+    (etc / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.2 {CONTROLLER}\n" + "".join(lines))
+    return space
+
+
+def _remove(etc: Path) -> None:
+    shutil.rmtree(etc)
+    with suppress(OSError):  # it holds those of others
+        etc.parent.rmdir()
+
+
+def _end_all_in(space: str) -> None:
+    """Kill what is left in a namespace of this cluster."""
+    found = subprocess.run(
+        ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
+    )
+    for pid in found.stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), 9)
+
+
+def _munge_files(folder: Path) -> list[str]:
+    kinds = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log"}
+    files = [f"--{option}={folder}/munge.{kind}" for option, kind in kinds.items()]
+    return [*files, f"--seed-file={folder}/munge.seed"]
+
+
+def _write(folder: Path, hosts: Sequence[str]) -> None:
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    nodes = [
+        f"NodeName=node{number} NodeHostname={name} NodeAddr={NET}.{number + 3} CPUs=2 "
+        "RealMemory=1000 State=UNKNOWN"
+        for number, name in enumerate(hosts)
+    ]
+    conf = CONF.format(controller=CONTROLLER, net=NET, folder=folder, nodes="\n".join(nodes))
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # else it looks for one
+    (folder / "state").mkdir()
+    for number, _ in enumerate(hosts):
+        (folder / f"spool-node{number}").mkdir()
+    prolog = folder / "prolog"
+    prolog.write_text(PROLOG.format(folder=folder))
+    prolog.chmod(0o755)
+
+
+def _start(stack: ExitStack, command: Sequence[str], folder: Path) -> None:
+    """Start a daemon, which ends with the cluster."""
+    with (folder / "daemons.log").open("ab") as log:
+        daemon = subprocess.Popen(
+            command,
+            env=os.environ | {"PATH": _path()},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    stack.callback(_end, daemon)
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(30)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"killed: {daemon.args}\n")
+        daemon.kill()
+        daemon.wait(30)
+
 
 JOB = Path("nbddp-nodes.sbatch")
 SUMS = "import os\nimport socket\nones = torch.ones(1)\ndist.all_reduce(ones)"

@@ -69,14 +69,6 @@ def test_other_options_do_not_throw_state_away(notebook: Notebook) -> None:
     assert notebook.run("%%ddp --nproc 3 --fresh\nworld_size").text == "Out [ranks 0-2] 3\n"
 
 
-def test_a_second_cell_beside_one_in_the_background_is_refused_at_once(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2 --no-wait\nimport time; time.sleep(60)")
-    text = notebook.run("%%ddp --no-wait\npass").text
-    assert text.startswith("UsageError: ")
-    assert notebook.run("%ddp interrupt").status == "ok"
-    assert notebook.run("%ddp wait").error.startswith("CellInterruptedError: ")
-
-
 def test_status_shows_every_rank(notebook: Notebook) -> None:
     notebook.run("%ddp start --nproc 2")
     first = notebook.run("%ddp status").text.splitlines()[0]

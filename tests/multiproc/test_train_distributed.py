@@ -9,7 +9,7 @@ import pytest
 import torch
 from drivers.inside import imported
 from drivers.ranks import MakeRanks, Ranks
-from hangs import said_of_a_hang
+from moments import said_of_a_hang
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.train.models import prepared

@@ -1,12 +1,15 @@
-"""Whoever waits for another thread may be interrupted anywhere, and costs that thread nothing."""
+"""SIGINT at any moment of a wait, an import or a step that must not be left half done."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -17,12 +20,14 @@ from stops import stopped_everywhere
 from nbddp import promise as promise_module
 from nbddp.controller.actor import Actor
 from nbddp.imports import import_aside
+from nbddp.interrupts import interrupt_held_back
 from nbddp.promise import HEARING, Promise, await_all, kept, promised_by
 
-# A stop that strikes in the callback of a weak reference is lost: CPython reports it as unraisable.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+
+# A stop that strikes in the callback of a weak reference is lost: CPython reports it as unraisable.
 
 
 def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
@@ -121,3 +126,76 @@ def test_an_import_can_be_stopped_anywhere() -> None:
     for place in stopped_everywhere(lambda: import_aside("colorsys")):
         import_aside("colorsys")
         assert place < 500
+
+
+def test_a_stop_ends_the_wait_and_not_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, slow = tmp_path / "go_on", "slow_to_import"
+    (tmp_path / f"{slow}.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nvalue = 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, slow, raising=False)
+    main = threading.main_thread().ident or 0
+
+    def stop() -> None:
+        wait_until(lambda: slow in sys.modules)
+        time.sleep(0.1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(KeyboardInterrupt):
+        import_aside(slow)
+    threading.Timer(0.1, go_on.touch).start()
+    import_aside(slow)  # goes on with the same import, and waits for it
+    assert sys.modules[slow].value == 7
+    assert importlib.import_module(slow).value == 7
+    (tmp_path / "broken_module.py").write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        import_aside("broken_module")
+
+
+@pytest.mark.parametrize(("times", "is_done"), [(1, True), (2, False)])
+def test_held_back_the_first_interrupt_waits_and_the_second_does_not(
+    times: int, is_done: bool
+) -> None:
+    done = []
+
+    def work() -> None:
+        with interrupt_held_back():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert bool(done) == is_done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupt_held_back():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_may_look_whether_an_interrupt_has_come() -> None:
+    seen = []
+
+    def work(error: Exception) -> None:
+        with interrupt_held_back(raises_second=False) as held:
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+                seen.append(held.times)
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):  # whoever takes the error would go on
+        work(ValueError("refused"))
+    assert seen == [1, 2, 3]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
