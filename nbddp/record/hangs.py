@@ -42,7 +42,7 @@ class HangWatch:
         is_stopped: Callable[[int], bool],
         is_working: Callable[[int], bool] = lambda _rank: False,
     ) -> None:
-        self._is_stopped = is_stopped
+        self.is_stopped = is_stopped
         self._is_working = is_working
         self.hang_after = HANG_AFTER
         self.signs: dict[int, Sign] = {}
@@ -86,7 +86,7 @@ class HangWatch:
         return text
 
     def _say_silent(self, silent: list[int]) -> str:
-        stopped = [rank for rank in silent if self._is_stopped(rank)]
+        stopped = [rank for rank in silent if self.is_stopped(rank)]
         who = stopped or silent
         why = "in code that holds Python's lock, or the machine is too busy"
         why = "stopped (SIGSTOP)" if stopped else why

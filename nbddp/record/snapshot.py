@@ -179,6 +179,9 @@ def take(
         place, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
         if place is not None:
             drawn = replace(drawn, pid=place.pid, device=place.device)
+            if shown is None and each.is_alive and whereabouts.hangs.is_stopped(each.rank):
+                words = f"stopped by a signal: `kill -CONT {place.pid}` continues it"
+                drawn = replace(drawn, state=words)
         ranks.append(replace(drawn, node=nodes.get(each.rank, ""), lag=lag))
     return Snapshot(
         state=life.state,

@@ -142,7 +142,9 @@ def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> N
 
 
 def test_a_rank_that_is_stopped_is_named_and_kill_works(group: Ranks, capsys: Capture) -> None:
-    os.kill(group.pids[1], signal.SIGSTOP)
+    pid = group.pids[1]
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: f"`kill -CONT {pid}`" in group.snapshot().ranks[1].state)
     act_when_said(group, "SIGSTOP", lambda: group.kill(1))
     assert re.match("rank 1 .*SIGKILL", str(group.failure_of("dist.barrier()")))
     told = [line for line in capsys.readouterr().out.splitlines() if "SIGSTOP" in line]
