@@ -238,6 +238,22 @@ class FakeLink:
         self.urgent.put(None)
 
 
+class SilentLink(FakeLink):
+    """Brings no letter by itself: the test reads them to the session one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = threading.Event()
+
+    def collect(self) -> Letter | None:
+        self._closed.wait()
+
+    collect_urgent = collect
+
+    def close(self) -> None:
+        self._closed.set()
+
+
 class HandTurnedActor(Actor):
     """Does on the test's own thread what it was told, when the test turns it."""
 

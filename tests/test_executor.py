@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fakes import FakeLauncher, FakeLink, HandTurnedActor, HandTurnedWatcher, hand_turned, ready
+from fakes import FakeLauncher, HandTurnedActor, HandTurnedWatcher, SilentLink, hand_turned, ready
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.executor import Executor
 from nbddp.controller.ranks import Ranks
-from nbddp.controller.requests import Requests
+from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.lifecycle.events import InterruptAsked, RestartAsked
+from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
@@ -36,15 +36,15 @@ GONE = ConnectionError("the store is gone")
 
 
 class Stage:
-    """An executor with fakes around it, and the exact texts that a test expects."""
+    """A session with fakes around it, and the exact texts that a test expects."""
 
     def __init__(self, words: SnapshotAssertion) -> None:
         self.words = words
         self.launcher = FakeLauncher()
-        self.link = FakeLink()
-        self.executor = Executor(self.launcher, colors="")
-        self.asks = Requests(self.executor)
-        self.executor.means = self.means = hand_turned(self.link)
+        self.link = SilentLink()
+        self.means = hand_turned(self.link)
+        self.session = Session(self.launcher, make_means=lambda: self.means)
+        self.executor = self.session._do
 
     @property
     def actor(self) -> HandTurnedActor:
@@ -78,13 +78,10 @@ class Stage:
         return self.watcher.notice()
 
     def ask_start(self) -> Promise[None]:
-        return self.asks.ask_start(TWO, TWO.start_event())
-
-    def ask_restart(self) -> Promise[None]:
-        return self.asks.ask_start(TWO, RestartAsked(start=TWO.start_event()))
+        return self.session._begin(TWO, TWO.start_event())
 
     def ask_rank(self, rank: int) -> Promise[Answer]:
-        return self.asks.send(rank, lambda number: Complete(request=number, code="", cursor=0))
+        return self.session.send(rank, lambda number: Complete(request=number, code="", cursor=0))
 
     def get_ready(self, started: Promise[None]) -> None:
         """Let both ranks start and get ready."""
@@ -94,7 +91,7 @@ class Stage:
         assert started.result() is None
 
     def run(self, request: CellRequest = HELLO) -> CellHandle:
-        handle = self.asks.begin_cell(request)
+        handle = self.session.submit(request)
         self.turn()
         return handle
 
@@ -115,8 +112,10 @@ class Stage:
 
 
 @pytest.fixture
-def empty(folder: Path, snapshot: SnapshotAssertion) -> Stage:  # noqa: ARG001 - of the run
-    return Stage(snapshot)
+def empty(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Stage]:  # noqa: ARG001 - of the run
+    stage = Stage(snapshot)
+    yield stage
+    stage.link.close()
 
 
 @pytest.fixture
@@ -172,7 +171,7 @@ def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_resta
     stage.end(handle := stage.run(), 0, 1)
     assert list(handle.notices()) == [Wrote(0, "a line")]
     stage.say(0, Output(start=6, end=13, text=" and on"))
-    restarted = stage.ask_restart()
+    restarted = stage.session.begin_restart(TWO)
     for rank in (0, 1):
         stage.launcher.handles[1, rank].end(0)
     stage.get_ready(restarted)
@@ -202,7 +201,7 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
         empty.turn()
     assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.words
     assert not empty.launcher.handles
-    stopped = empty.asks.ask_stop()
+    stopped = empty.session.begin_stop()
     empty.turn()
     assert stopped.result() is None
     assert empty.state is GroupState.OFF
@@ -216,7 +215,7 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
     shutil.rmtree(run_folder(stage).path)
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        started = stage.ask_restart()
+        started = stage.session.begin_restart(TWO)
         stage.turn()
         for handle in stage.launcher.living():
             handle.end(0)
@@ -255,7 +254,7 @@ def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
 ) -> None:
     started = empty.ask_start()
     if ends_by == "stop":
-        stopped = empty.asks.ask_stop()
+        stopped = empty.session.begin_stop()
     else:
         empty.actor.ring()
     empty.actor.turn_all()  # the launching thread still waits
@@ -268,10 +267,12 @@ def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
 
 def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) -> None:
     empty.ask_start()
+    stops: list[Promise[None]] = []
+    empty.launcher.on_launch = lambda _start: stops.append(empty.session.begin_stop())
     empty.means.launching.turn()  # rank 0 was being started when the stop came
-    stopped = empty.asks.ask_stop()
+    empty.launcher.on_launch = lambda _start: None
     empty.actor.turn_all()
-    assert stopped.done()
+    assert stops[0].done()
     late = empty.launcher.handles[1, 0]
     empty.get_ready(empty.ask_start())
     assert late.exitcode == -9
@@ -280,6 +281,13 @@ def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) ->
     asked = empty.ask_rank(0)
     empty.turn()
     assert not asked.done()
+
+
+def test_a_start_that_is_overtaken_by_another_says_so(empty: Stage) -> None:
+    first = empty.ask_start()
+    second = empty.session.begin_restart(TWO)
+    assert str(first.exception()) == empty.words
+    empty.get_ready(second)
 
 
 def test_what_a_rank_says_before_its_process_is_known_is_heard_then(empty: Stage) -> None:
@@ -339,7 +347,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage:
 
 def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
     stage.link.is_broken = True
-    stopped = stage.asks.ask_stop()
+    stopped = stage.session.begin_stop()
     stage.turn()
     assert stopped.result() is None
     assert stage.state is GroupState.OFF
@@ -348,7 +356,7 @@ def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
 def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
     handle = stage.run()
-    killed = stage.asks.ask_kill(1)
+    killed = stage.session.begin_kill(1)
     stage.turn()
     assert killed.result() is None
     stage.end(handle, 0)
@@ -357,7 +365,7 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     stage.launcher.handles[1, 1].end(3)
     stage.turn()
     assert stage.executor.life.ranks[1].exitcode is None
-    stage.asks.ask_stop()
+    stage.session.begin_stop()
     stage.launcher.handles[1, 0].end(0)
     stage.turn()
     assert stage.state is GroupState.OFF
@@ -407,7 +415,7 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
             monkeypatch.setattr(Ranks, "last_output", refuse_all)
         case "join":
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
-    asked = stage.asks.ask_kill(1)
+    asked = stage.session.begin_kill(1)
     stage.end(handle, 0)
     with suppress(OSError):  # the actor logs it and goes on
         stage.turn()

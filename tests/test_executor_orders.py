@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fakes import FakeHandle, FakeLauncher, FakeLink, HandTurnedActor, hand_turned, ready
+from fakes import FakeHandle, FakeLauncher, HandTurnedActor, SilentLink, hand_turned, ready
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -45,22 +44,6 @@ class BadLuckError(OSError):
 
 
 NO_LUCK = BadLuckError(5, "no luck")
-
-
-class SilentLink(FakeLink):
-    """Brings no letter by itself: the test reads them to the session one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._closed = threading.Event()
-
-    def collect(self) -> Letter | None:
-        self._closed.wait()
-
-    collect_urgent = collect
-
-    def close(self) -> None:
-        self._closed.set()
 
 
 @dataclass

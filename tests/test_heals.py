@@ -91,7 +91,7 @@ TABLE = {
         (BROKEN, HEAL),
         (
             State.HEALING,
-            Revive(ranks=((1, 1),)),
+            Revive(ranks=(1,)),
             give(1),
             alarm(Alarm.START, START_PATIENCE, cell=0, generation=1),
         ),

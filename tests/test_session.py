@@ -88,7 +88,7 @@ def test_of_what_comes_in_one_letter_everything_is_taken_in(
     assert handle.next_notice(5.0) == Wrote(0, "a\n")
     happened = partial(session.time_line.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])
-    assert session.metrics(most=1).curves["loss"][0].last == 0.5
+    assert session.whereabouts.metrics.snapshot(most=1).curves["loss"][0].last == 0.5
 
 
 def test_a_group_that_was_closed_can_be_started_again(

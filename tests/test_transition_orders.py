@@ -89,7 +89,7 @@ class Ledger:
 
     def _check_action(self, action: ev.Action, before: Life, alive: list[int]) -> None:
         attempt = before.attempt
-        if isinstance(action, ev.RankAction):
+        if isinstance(action, ev.RankAction) and not isinstance(action, ev.Revive):
             assert action.ranks, f"{action} is for nobody"
             assert set(action.ranks) <= set(alive), f"{action} is for the dead"
             assert len(set(action.ranks)) == len(action.ranks)
@@ -153,8 +153,8 @@ class AnyOrder(RuleBasedStateMachine):
             case ev.TakeBack():
                 for rank in self.life.alive:
                     self.processes[rank] = Process(self.life.attempt, rank)
-            case ev.Revive(ranks=born):
-                for rank, _ in born:
+            case ev.Revive(ranks=ranks):
+                for rank in ranks:
                     self.revive(rank)
             case ev.SetAlarm() as alarm:
                 self.alarms.append(alarm)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nbddp.controller.acts import complaint, for_all, not_begun, plain, start_failure, unable
+from nbddp.controller.acts import not_begun, plain, unable
 from nbddp.controller.describing import PAUSE, describe
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.means import Means
 from nbddp.controller.promises import Promises
-from nbddp.controller.ranks import Ranks, Told, revived, try_each
+from nbddp.controller.ranks import Ranks, Told
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from nbddp.record.run_folder import RunFolder
     from nbddp.wire.letters import Letter
     from nbddp.wire.start import RankStart
+
+
+logger = logging.getLogger(__name__)
 
 
 class Executor:
@@ -152,7 +156,7 @@ class Executor:
                 self.whereabouts.values.note(rank, self._newest_cell, answer.payload.get("values"))
                 event = self._heal.event_of(answer) if self._heal else None
                 if event is None:
-                    self.promises.answered(answer)
+                    self.promises.keep("answer", rank, answer.request, value=answer)
                 else:
                     self.step(event)
             case msg.Ready() as ready:
@@ -229,7 +233,12 @@ class Executor:
             self.whereabouts.values.note_exit(rank, self.life.cell, self.cell)
             exited = ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why))
             self.step(exited)  # is_told: the loss of its whole node was reported
-            self.promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
+            self._tell_gone(rank, exitcode)
+
+    def _tell_gone(self, rank: int, exitcode: int | None) -> None:
+        self.promises.keep("kill", rank)
+        why = reasons.unanswered(self.life, rank, exitcode)
+        self.promises.reject(RequestError(why), "answer", rank)
 
     def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
         words, hint = "", why
@@ -271,8 +280,12 @@ class Executor:
         """Do it; if that fails, see to it that nobody waits for what will not happen."""
         try:
             failed = self._act(action)
-        except Exception as error:  # noqa: BLE001 - a caller may wait for the result
-            failed = for_all(action, error)
+        except Exception as error:
+            if not isinstance(error, StartError | OSError):
+                logger.exception("nbddp could not do %s", type(action).__name__)
+            is_start = isinstance(action, ev.Spawn)
+            ranks = self.life.alive if is_start else getattr(action, "ranks", ())
+            failed = dict.fromkeys(ranks, error)
         for rank, why in failed.items():
             self._make_up_for(action, rank, why)
 
@@ -291,7 +304,9 @@ class Executor:
             case ev.Spawn():
                 self._start_error = self._start_error or unable("the ranks", error)
             case _ if self._ranks is not None and self._ranks.has_process(rank):
-                self._audience.say(complaint(action, rank, error))
+                is_kill = isinstance(action, ev.Kill)
+                cannot = "killed: given up" if is_kill else "told anything: killed"
+                self._audience.say(f"rank {rank} cannot be {cannot} ({plain(error)})")
         self._give_up(rank)
 
     def _give_up(self, rank: int) -> None:
@@ -315,26 +330,35 @@ class Executor:
                 self.time_line.record("node", what=text)
             case ev.Started():
                 self.time_line.record("ready", attempt=self.life.attempt)
-                self.promises.started()
+                self.promises.keep("start")
                 self._describe()
             case ev.NotStarted(reason=reason, details=details):
-                failed = start_failure(self.life, reason, details, self.time_line)
-                self._start_error = self._start_error or failed
+                gone = [each.rank for each in self.life.ranks if not each.is_alive]
+                said = details or self.time_line.last_words(gone)
+                self._start_error = self._start_error or StartError(reason, details=said)
                 self.time_line.record("start failed", reason=str(self._start_error))
             case ev.TakeBack() if self.returned is not None:
                 self._take_back(self.returned)
-            case ev.Revive(ranks=born) if self._ranks is not None and self.life.heal is not None:
+            case ev.Revive(ranks=ranks) if self._ranks is not None and self.life.heal is not None:
                 self._heal = HealRequests(self, self.life.heal)
-                self._ranks.revive(revived(self._starts(), born))
+                starts = self._starts()
+                self._ranks.revive(
+                    replace(
+                        starts[rank], incarnation=self.life.incarnation(rank), joins_group=False
+                    )
+                    for rank in ranks
+                )
             case ev.NotHealed(reason=reason):
                 self.time_line.record("not healed", reason=reason)
                 if self._heal is not None:
                     self._heal.close()
                     for rank in self._heal.ranks:  # none of them lives any more
-                        self.promises.gone(rank, reasons.unanswered(self.life, rank, KILLED))
-                self.promises.not_healed(reason)
-            case ev.Revived() | ev.SendGive() | ev.SendMeet() | ev.SendDrop() | ev.Healed():
-                return self._go_on_healing(action)
+                        self._tell_gone(rank, KILLED)
+                self._reject_heal(reason)
+            case ev.Revived() | ev.SendGive() | ev.SendMeet() | ev.SendDrop() | ev.Healed() if (
+                self._heal is not None
+            ):
+                return self._heal.perform(action)
             case ev.Finished(is_outgrown=is_outgrown):
                 self._finish(is_outgrown=is_outgrown)
             case ev.Stopped():
@@ -343,27 +367,8 @@ class Executor:
                 return self._ranks.perform(action, cell=self.cell)
         return {}
 
-    def _go_on_healing(self, action: ev.Action) -> Told:
-        heal = self._heal
-        if heal is None:
-            raise RuntimeError(f"no heal goes on: {action}")
-        match action:
-            case ev.Revived():
-                heal.note_revived()
-            case ev.SendGive(donor=donor):
-                return try_each([donor], lambda _donor: heal.give(action))
-            case ev.SendMeet(ranks=ranks):
-                return try_each(ranks, lambda rank: heal.meet(action, rank))
-            case ev.SendDrop(ranks=ranks):
-                return try_each(ranks, heal.drop)
-            case ev.Healed():
-                healed = heal.report()
-                try:
-                    heal.close()
-                    heal.record(healed)
-                finally:
-                    self.promises.healed(healed)
-        return {}
+    def _reject_heal(self, why: str) -> None:
+        self.promises.reject(RequestError(f"{reasons.NOT_HEALED}: {why}"), "heal")
 
     def _ring(self, rang: ev.Rang) -> None:
         working = self._ranks.working(self.life.alive) if self._ranks else ()
@@ -466,8 +471,9 @@ class Executor:
         self.time_line.record("stopped", attempt=self.life.attempt)
         self._describe()
         if not self.life.state.is_live:  # else it is started again at once
-            self.promises.start_failed(self._start_error or StartError("stopped while it started"))
+            error = self._start_error or StartError("stopped while it started")
+            self.promises.reject(error, "start")
             self.time_line.close()
             self.whereabouts.begin_run()
-        self.promises.not_healed("the group was stopped")
-        self.promises.stopped()
+        self._reject_heal("the group was stopped")
+        self.promises.keep("stop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from nbddp.controller.ranks import Told, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.healed import SHOWN_PLACES, SHOWN_VALUES, Healed
@@ -38,12 +39,27 @@ class HealRequests:
         self._changed: dict[str, list[str]] = {"places": [], "taken": [], "unlike": []}
         self._began = self._forked = self._packed = time.monotonic()
 
-    def note_revived(self) -> None:
-        """Note that the new processes are ready."""
-        self._forked = self._packed = time.monotonic()
+    def perform(self, action: ev.Action) -> Told:
+        """Do the next step of the heal. Return the ranks that could not be told, and why."""
+        match action:
+            case ev.Revived():
+                self._forked = self._packed = time.monotonic()
+            case ev.SendGive(donor=donor):
+                return try_each([donor], lambda _donor: self._give(action))
+            case ev.SendMeet(ranks=ranks):
+                return try_each(ranks, lambda rank: self._meet(action, rank))
+            case ev.SendDrop(ranks=ranks):
+                return try_each(ranks, self._drop)
+            case ev.Healed():
+                healed = self._report()
+                try:
+                    self.close()
+                    self._record(healed)
+                finally:
+                    self._do.promises.keep("heal", value=healed)
+        return {}
 
-    def give(self, action: ev.SendGive) -> None:
-        """Ask the donor to pack its names, except those in ``leave``."""
+    def _give(self, action: ev.SendGive) -> None:
         self._discard()
         number = next(self._do.numbers)
         self._gives[number] = action.generation
@@ -51,8 +67,7 @@ class HealRequests:
         command = Give(request=number, leave=leave, newcomers=newcomers)
         self._do.means_now.link.send(action.donor, command)
 
-    def meet(self, action: ev.SendMeet, rank: int) -> None:
-        """Ask a rank to join the new process group, in which new ranks get the names."""
+    def _meet(self, action: ev.SendMeet, rank: int) -> None:
         if self._given is None:
             raise RuntimeError("ranks were to meet before the names were packed")
         if not self._own:
@@ -70,8 +85,7 @@ class HealRequests:
         )
         self._do.means_now.link.send(rank, command)
 
-    def drop(self, rank: int) -> None:
-        """Tell a rank to leave the meeting: it has failed."""
+    def _drop(self, rank: int) -> None:
         for number, (asked, _) in self._meets.items():
             if asked == rank:
                 self._do.means_now.link.send(rank, Drop(request=number))
@@ -123,8 +137,7 @@ class HealRequests:
         if given is not None:
             self._do.means_now.link.discard(given.parcel)
 
-    def report(self) -> Healed:
-        """Return the report of the heal."""
+    def _report(self) -> Healed:
         if self._given is None:
             raise RuntimeError("a heal has ended without names")
         given, do = self._given, self._do
@@ -154,8 +167,7 @@ class HealRequests:
             meet=time.monotonic() - self._packed,
         )
 
-    def record(self, healed: Healed) -> None:
-        """Write the report into the record of the run."""
+    def _record(self, healed: Healed) -> None:
         self._do.time_line.record(
             "healed",
             ranks=healed.ranks,

@@ -6,10 +6,9 @@ given up: so whoever waits for a rank waits for something that will happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
@@ -20,6 +19,7 @@ from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
+    from nbddp.controller.executor import Executor
     from nbddp.controller.means import Means
     from nbddp.nodes.returning import Returned
     from nbddp.record.run_folder import RunFolder
@@ -31,19 +31,6 @@ SHORTEST_LOOK = 0.5  # seconds; in a shorter interval a computing rank may get n
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 
 
-class Owner(Protocol):
-    """Who learns what becomes of ranks, on the session's thread."""
-
-    def read(self, letter: Letter) -> None:
-        """A letter came before word of the process that sent it."""
-
-    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
-        """A rank could not be started."""
-
-    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
-        """A rank's process has ended."""
-
-
 class Ranks:
     """All ranks of one attempt, each with its process, its queues and its log.
 
@@ -51,10 +38,10 @@ class Ranks:
         attempt: which one.
         means: what they are reached by.
         launcher: starts the processes.
-        owner: told of them.
+        owner: told of them, on the session's thread.
     """
 
-    def __init__(self, attempt: int, means: Means, launcher: Launcher, owner: Owner) -> None:
+    def __init__(self, attempt: int, means: Means, launcher: Launcher, owner: Executor) -> None:
         self.attempt = attempt
         self._means = means
         self._launcher = launcher
@@ -78,9 +65,9 @@ class Ranks:
         for start in starts:
             self._means.launching.tell(self._launch, start)
 
-    def revive(self, starts: Sequence[RankStart]) -> None:
+    def revive(self, starts: Iterable[RankStart]) -> None:
         """Start processes in the places of ranks that are gone."""
-        for start in starts:
+        for start in (starts := [*starts]):
             rank = start.topology.rank
             self._incarnations[rank] = start.incarnation
             self._means.link.open_again(self.attempt, rank, start.incarnation)
@@ -266,14 +253,6 @@ class Ranks:
     def last_output(self, rank: int) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more."""
         return self._logs[rank].rest()
-
-
-def revived(starts: Sequence[RankStart], born: Sequence[tuple[int, int]]) -> list[RankStart]:
-    """What processes must be told that take dead ones' places; ``born``: ranks, incarnations."""
-    return [
-        replace(starts[rank], incarnation=incarnation, joins_group=False)
-        for rank, incarnation in born
-    ]
 
 
 def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:

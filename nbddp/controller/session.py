@@ -7,55 +7,64 @@ asks comes in on the caller's thread and is done on the session's.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from nbddp.controller.actor import ClosedError
-from nbddp.controller.acts import unable
+from nbddp.controller.acts import plain, unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpus import GpuWatch
 from nbddp.controller.means import Means, open_means
-from nbddp.controller.requests import Requests
+from nbddp.controller.origin import begin_to_ask
 from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, StartError
 from nbddp.imports import import_aside
 from nbddp.interrupts import interrupt_held_back
 from nbddp.launch.launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
-from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import Life
+from nbddp.lifecycle.reasons import NO_GROUP, no_such_rank
+from nbddp.lifecycle.states import GroupState, Life
 from nbddp.nodes.returning import Returned
 from nbddp.promise import Promise, kept
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.healed import Healed
-from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
-from nbddp.record.timeline import TimeLine
-from nbddp.record.whereabouts import Whereabouts
 from nbddp.wire.messages import Answer, Answered, Command, Drop
 
 if TYPE_CHECKING:
     from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
 
-logger = logging.getLogger(__name__)
-
 P = ParamSpec("P")
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds that a thread gets to end when all is closed
+
+
+def on_thread(act: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    """Have the session's thread do this, whoever calls it, and wait for it.
+
+    Raises:
+        RequestError: the group cannot do it now, and nothing has changed; or there is no group.
+    """
+
+    @wraps(act)
+    def asked(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return session.call(act, session, *args, **kwargs)
+
+    return asked
 
 
 class Session:
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
+        whereabouts: what ranks say of themselves.
+        time_line: what happened.
         times_ended: how often the user has asked to interrupt, to stop or to restart: whoever
             does one thing after the other on the ranks, as a replay does, does not go on then.
     """
@@ -69,8 +78,7 @@ class Session:
     ) -> None:
         self._make_means = make_means
         self._do = Executor(launcher or LocalLauncher(), colors=colors)
-        self._asks = Requests(self._do)
-        self._collectors: list[threading.Thread] = []
+        self.whereabouts, self.time_line = self._do.whereabouts, self._do.time_line
         self._opening = threading.Lock()
         self.times_ended = 0
         self._push_store = PushStore()
@@ -90,16 +98,6 @@ class Session:
     def spec(self) -> GroupSpec | None:
         """How the group was started last."""
         return self._do.spec
-
-    @property
-    def whereabouts(self) -> Whereabouts:
-        """What ranks say of themselves."""
-        return self._do.whereabouts
-
-    @property
-    def time_line(self) -> TimeLine:
-        """What happened."""
-        return self._do.time_line
 
     def second(self) -> Session:
         """Return a session for other ranks next to these: of a script, or one run of several.
@@ -139,16 +137,6 @@ class Session:
             nodes=self.launcher.nodes(),
         )
 
-    def metrics(
-        self,
-        known: Mapping[str, int] | None = None,
-        *,
-        most: int,
-        chosen: Collection[str] | None = None,
-    ) -> MetricsSnapshot:
-        """Return the metrics of the last cell; see :meth:`MetricStore.snapshot`."""
-        return self.whereabouts.metrics.snapshot(known, most=most, chosen=chosen)
-
     @property
     def version(self) -> tuple[object, ...]:
         """Another value whenever a snapshot would be another, but for times that go on."""
@@ -169,9 +157,10 @@ class Session:
         """What a replay does: what was done, then what an earlier replay has left to do."""
         return (*self.deeds, *self.undone)
 
+    @on_thread
     def leave_undone(self, deeds: Sequence[Deed], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
-        self.call(self._do.deeds.leave, deeds, is_all=is_all)
+        self._do.deeds.leave(deeds, is_all=is_all)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
@@ -184,11 +173,9 @@ class Session:
         """Remember values that were sent, for a replay."""
         self.call(self._do.note_push, pushed)
 
+    @on_thread
     def expect(self, comeback: Comeback) -> None:
         """The next step that is reported is the first one after a failure."""
-        self.call(self._note_expected, comeback)
-
-    def _note_expected(self, comeback: Comeback) -> None:
         self._do.comeback = comeback
         self.time_line.record("recovery", attempt=self.life.attempt, **comeback.facts())
 
@@ -216,13 +203,7 @@ class Session:
 
     def require_link(self) -> StoreLink:
         """The link, which exists as soon as a group was started; else this is refused."""
-        return self._means().link
-
-    def _means(self) -> Means:
-        means = self._do.means
-        if means is None:
-            raise RequestError(NO_GROUP)
-        return means
+        return self._do.means_now.link
 
     def start(self, spec: GroupSpec, returned: Returned | None = None) -> None:
         """Start a group, or take ranks back, and wait until every rank is ready.
@@ -261,7 +242,37 @@ class Session:
     ) -> Promise[None]:
         spec.check_gpus()
         self._open()
-        return self.call(self._asks.ask_start, spec, event, is_recovery=is_recovery)
+        return self._ask_start(spec, event, is_recovery=is_recovery)
+
+    @on_thread
+    def _ask_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Promise[None]:
+        before, self._do.spec = self._do.spec, spec
+        if not is_recovery:
+            self._do.struck.clear()
+        if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
+            self._mark_end("restart")
+        is_new = self.time_line.folder is None
+        try:
+            self._ask(event)
+        except RequestError:
+            self._do.spec = before
+            raise
+        if is_new:
+            tell, describe = self._do.means_now.actor.tell, self.time_line.describe
+            begin_to_ask(spec.cwd(), lambda origin: tell(describe, {"git": origin}))
+        self._do.promises.reject(StartError("restarted before it was ready"), "start")
+        return self._do.promises.new("start")
+
+    def _ask(self, event: ev.Event) -> None:
+        refusal = self._do.step(event)
+        if refusal:
+            raise RequestError(refusal)
+
+    def _mark_end(self, how: str) -> None:
+        """The user ends the running cell with its ranks: that is then no failure of theirs."""
+        if self._do.cell is not None and self.life.state.is_busy:
+            self._do.cell.end_by(how)
+            self.time_line.record(f"{how} asked")
 
     @contextmanager
     def _stopping_if_interrupted(self) -> Iterator[None]:
@@ -278,16 +289,25 @@ class Session:
             RequestError: there is no group, or it is closed meanwhile.
         """
         try:
-            return self._means().actor.call(act, *args, **kwargs)
+            return self._do.means_now.actor.call(act, *args, **kwargs)
         except ClosedError:
             raise RequestError(NO_GROUP) from None
 
     def settle(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        if self._do.means is not None and (begun := self.call(self._asks.begun)):
+        if self._do.means is not None and (begun := self._begun()):
             with self._stopping_if_interrupted():
                 kept(begun)
 
+    @on_thread
+    def _begun(self) -> Promise[None] | None:
+        """The start or stop that is under way, if one is."""
+        if self.life.state is GroupState.STARTING or self.life.next_start:
+            return self._do.promises.new("start")
+        is_stopping = self.life.state is GroupState.STOPPING
+        return self._do.promises.new("stop") if is_stopping else None
+
+    @on_thread
     def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         """Hand a cell to the ranks and return at once.
 
@@ -296,7 +316,34 @@ class Session:
         Raises:
             RequestError: the group cannot run it now; nothing was started, nothing lost.
         """
-        return self.call(self._asks.begin_cell, request, is_elastic=is_elastic)
+        if not self.life.state.is_live:
+            raise RequestError(NO_GROUP)
+        ranks = self.life.everybody if request.ranks is None else request.ranks
+        before, logs = self._do.cell, self.time_line.sizes_of_logs(ranks)  # ranks write at once
+        self._do.cell = handle = CellHandle(
+            self._do.next_cell(),
+            request,
+            ranks,
+            self.require_link().unpack,
+            attempt=self.life.attempt,
+            has_others=not {*self.life.alive} <= {*ranks},
+        )
+        asked = ev.RunAsked(
+            cell=handle.number,
+            ranks=ranks,
+            needs_group=request.needs_group,
+            is_elastic=is_elastic,
+        )
+        try:
+            self._ask(asked)
+        except RequestError:
+            self._do.cell = before
+            raise
+        self.time_line.record("cell", **handle.facts(), logs=logs)
+        self._do.follow(handle)
+        if is_elastic and self.launcher.has_room():  # a node came just now
+            self._do.step(ev.CapacityChanged())
+        return handle
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
@@ -305,15 +352,14 @@ class Session:
             self.times_ended += by_user
             means.actor.tell_first(self._do.step, ev.InterruptAsked())
 
+    @on_thread
     def interrupt_unless_asked(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
-        self.call(self._do.interrupt_unless_asked)
+        self._do.interrupt_unless_asked()
 
+    @on_thread
     def answer(self, rank: int, answer: Answered) -> None:
         """Hand a rank the answer to its question."""
-        self.call(self._answer, rank, answer)
-
-    def _answer(self, rank: int, answer: Answered) -> None:
         if self._do.cell is not None:
             self._do.cell.note_answer(rank, answer)
         self._do.answer(rank, answer)
@@ -326,9 +372,12 @@ class Session:
         """Kill one rank and wait until it is gone."""
         kept(self.begin_kill(rank))
 
+    @on_thread
     def begin_kill(self, rank: int) -> Promise[None]:
         """Kill one rank and do not wait until it is gone."""
-        return self.call(self._asks.ask_kill, rank)
+        self._ask(ev.KillAsked(rank=rank))
+        self.time_line.record("kill asked", rank=rank)
+        return self._do.promises.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
         """Put new processes in the places of dead ranks, while the others live on.
@@ -349,7 +398,7 @@ class Session:
 
         try:
             with handing_on(interrupt, lambda: self.life.state):
-                for gone in self.call(self._asks.ask_exits):
+                for gone in self._exits():
                     kept(gone)
                 begun = self.begin_heal(ranks, donor)
                 if heard:  # it may have come too early to be heard
@@ -360,12 +409,25 @@ class Session:
                 raise KeyboardInterrupt from None
             raise
 
+    @on_thread
+    def _exits(self) -> list[Promise[None]]:
+        """Return a promise for the end of each process that was killed and is not gone yet."""
+        return [self._do.promises.new("kill", rank) for rank in self._do.ending()]
+
+    @on_thread
     def begin_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Promise[Healed]:
         """As :meth:`heal`, and do not wait until it is done."""
         chosen = tuple(sorted({*ranks})) or self.life.gone
         source = min(self.life.alive, default=0) if donor is None else donor
+        for rank, pid in self._do.stopped():
+            raise RequestError(
+                f"rank {rank} is stopped (SIGSTOP) and could not meet the others: "
+                f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
+            )
+        self.launcher.take_over(chosen)
         # the user who chooses a donor knows that its names are the right ones
-        return self.call(self._asks.ask_heal, chosen, source, checks=donor is None)
+        self._ask(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
+        return self._do.promises.new("heal")
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
@@ -375,11 +437,30 @@ class Session:
     def begin_stop(self) -> Promise[None]:
         """End all ranks and do not wait until they are gone."""
         self.times_ended += 1
-        return self.call(self._asks.ask_stop)
+        return self._ask_stop()
 
+    @on_thread
+    def _ask_stop(self) -> Promise[None]:
+        stopped = self._do.promises.new("stop")
+        self._mark_end("stop")
+        self._do.step(ev.StopAsked())
+        if not self.life.state.is_live:
+            self._do.promises.keep("stop")
+        return stopped
+
+    @on_thread
     def send(self, rank: int, make: Callable[[int], Command]) -> Promise[Answer]:
-        """Send ``make(number)`` to an idle rank; the future will hold what it answers."""
-        return self.call(self._asks.send, rank, make)
+        """Send ``make(number)`` to an idle rank; the promise is of its answer."""
+        if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
+            raise RequestError(f"the worker group is {self.life.state.value}")
+        if not self.life.lives(rank):
+            raise RequestError(no_such_rank(self.life, rank))
+        number = next(self._do.numbers)
+        try:
+            self.require_link().send(rank, make(number))
+        except Exception as error:  # whatever the link's own end says
+            raise RequestError(f"rank {rank} cannot be asked: {plain(error)}") from error
+        return self._do.promises.new("answer", rank, number)
 
     def drop(self, rank: int, number: int) -> None:
         """Tell a rank that nobody waits any more for the answer to this request."""
@@ -397,59 +478,23 @@ class Session:
                 self.launcher.close()  # frees whoever waits for a helper that still imports
             finally:
                 if means is not None:
-                    self._close(means)
-
-    def _close(self, means: Means) -> None:
-        """End the threads, those first who bring something to the others."""
-        means.launching.close(patience=PATIENCE)
-        try:
-            means.link.close()
-        except Exception:
-            logger.exception("nbddp could not close its end of the store")
-        for collector in self._collectors:
-            collector.join(PATIENCE)
-        means.actor.call(lambda: None)  # what was launched late is watched by now
-        means.watcher.close()
-        means.actor.close()
-        self._do.forget()
+                    means.close()
+                    self._do.forget()
 
     def _open(self) -> None:
         """See to it that there is a link, and threads that can do something."""
         with self._opening:
             means = self._do.means
-            if means is not None and not all(each.is_alive() for each in self._collectors):
+            if means is not None and not all(each.is_alive() for each in means.collectors):
                 self.stop()  # the link was lost, and the ranks with it
-                self._close(means)
+                means.close()
+                self._do.forget()
             if self._do.means is None:
                 import_aside("nbddp.controller.link")  # imports torch: not before it is needed
                 with interrupt_held_back():
-                    self._make()
-
-    def _make(self) -> None:
-        try:
-            means = self._make_means()
-        except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
-            raise unable("the link to the ranks", error) from error
-        self._collectors = []
-        for name, collect in (("mail", self._collect), ("news", self._collect_urgent)):
-            reading = partial(self._read_on, means, collect)
-            collector = threading.Thread(target=reading, name=f"nbddp-{name}", daemon=True)
-            collector.start()
-            self._collectors.append(collector)
-        self._do.means = means
-
-    def _read_on(self, means: Means, collect: Callable[[Means], None]) -> None:
-        try:
-            collect(means)
-        except Exception as error:
-            logger.exception("nbddp cannot read what the ranks say")
-            means.actor.tell_first(self._do.lose_link, error)
-
-    def _collect(self, means: Means) -> None:
-        while (letter := means.link.collect()) is not None:
-            for part in letter.parts:
-                means.actor.tell(self._do.read, part)
-
-    def _collect_urgent(self, means: Means) -> None:
-        while (letter := means.link.collect_urgent()) is not None:
-            means.actor.tell_first(self._do.read, letter)
+                    try:
+                        means = self._make_means()
+                    except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
+                        raise unable("the link to the ranks", error) from error
+                    means.listen(self._do.read, self._do.lose_link)
+                    self._do.means = means

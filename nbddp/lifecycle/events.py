@@ -271,10 +271,8 @@ class TakeBack(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revive(Action):
-    """Start new processes for some ranks: which, and as which incarnation."""
-
-    ranks: tuple[tuple[int, int], ...]
+class Revive(RankAction):
+    """Start new processes in the places of dead ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

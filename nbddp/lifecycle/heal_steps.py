@@ -33,8 +33,11 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     )
     heal = HealLife(newcomers=event.ranks, donor=event.donor, checks=event.checks)
     healing, give = _ask_donor(replace(life, state=GroupState.HEALING, ranks=ranks), heal)
-    born = tuple((each.rank, each.incarnation) for each in ranks if each.rank in event.ranks)
-    return healing, [ev.Revive(ranks=born), *give, healing.ring_in(ev.Alarm.START, START_PATIENCE)]
+    return healing, [
+        ev.Revive(ranks=event.ranks),
+        *give,
+        healing.ring_in(ev.Alarm.START, START_PATIENCE),
+    ]
 
 
 def _ask_donor(life: Life, heal: HealLife) -> Step:

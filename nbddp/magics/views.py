@@ -217,7 +217,7 @@ class Views:
 
             last = self._last if isinstance(self._last, PanelView) else None
             if last and last.session is session and last.attempt == snapshot.attempt:
-                metrics = session.metrics(most=MAX_CHARTS)
+                metrics = session.whereabouts.metrics.snapshot(most=MAX_CHARTS)
                 lines = last.tails.lines()[-SHOWN:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 

@@ -341,7 +341,7 @@ def _say_values(session: Session) -> Iterator[str]:
 
 def show_charts(screen: StreamScreen, session: Session) -> None:
     """Show the charts of the metrics that have more than a point, as one picture."""
-    metrics = session.metrics({}, most=MAX_CHARTS)
+    metrics = session.whereabouts.metrics.snapshot({}, most=MAX_CHARTS)
     curves = {
         name: each
         for name, each in metrics.curves.items()

@@ -266,7 +266,7 @@ class Ranks(WorkerGroup):
 
     def metrics(self, *, most: int) -> Any:
         """Return the curves that the panel draws, at most so many."""
-        return self.session.metrics(most=most)
+        return self.session.whereabouts.metrics.snapshot(most=most)
 
     def events(self) -> tuple[Happening, ...]:
         return self.session.time_line.since(0.0)

@@ -222,7 +222,7 @@ class PanelView:
         self._widgets = widgets = PanelWidgets(
             handle.ranks,
             lambda *it: self._press(handle, *it),
-            self.session.metrics,
+            self.session.whereabouts.metrics.snapshot,
             self._serve,
         )
         self._redraw(handle, widgets)
@@ -279,7 +279,7 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             log_path=log_path(self._folder, None),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
-            metrics=self.session.metrics(most=MAX_CHARTS, chosen=chosen),
+            metrics=self.session.whereabouts.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
             attempts=self._before,
             curves=partial(self._widgets.sparklines.draw, is_static=True)
