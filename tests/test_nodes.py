@@ -27,7 +27,7 @@ from nbddp.nodes import door as door_module
 from nbddp.nodes import handshake, mirror
 from nbddp.nodes.agent import main
 from nbddp.nodes.clocks import Clock
-from nbddp.nodes.door import Change, Door, RemoteHandle
+from nbddp.nodes.door import Door, Node, RemoteHandle
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.mirror import Inlet, Outlet
@@ -98,7 +98,7 @@ class AtTheDoor(Guests):
     """A door, who comes there, and what it tells of them."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[Node] = []
         self.lost: list[Path] = []  # folders
         door = Door(
             "127.0.0.1",
@@ -185,8 +185,7 @@ def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
         guest.tell(kind, number=99)
     assert wait_until(lambda: len(at_the_door.changes) == 2)
     gone = at_the_door.changes[1]
-    assert not gone.has_come
-    assert "connection" in gone.node.why_gone
+    assert "connection" in gone.why_gone
     assert not at_the_door.door.nodes
 
 
@@ -194,7 +193,7 @@ def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtT
     monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
     at_the_door.come().tell(FrameType.HELLO, **about_this_node(1))  # and no sign of life after that
     assert wait_until(lambda: len(at_the_door.changes) == 2)
-    assert at_the_door.changes[1].node.why_gone.endswith(" 1 s")
+    assert at_the_door.changes[1].why_gone.endswith(" 1 s")
 
 
 def test_of_many_that_say_nothing_one_too_many_is_sent_away_at_once(
@@ -400,7 +399,7 @@ def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: At
         guest.send(FrameType.LOG, 1, name + b"\0a line\n")
     guest.tell(FrameType.STARTED, 1, pid=7)
     assert wait_until(lambda: handle.pid == 7)
-    assert [each.has_come for each in at_the_door.changes] == [True]
+    assert at_the_door.changes == [node]
     assert at_the_door.lost == [tmp_path / "gone"]
     guest.leave()
     handle.join()

@@ -10,6 +10,7 @@ from nbddp.lifecycle.reasons import NO_GROUP, unknown_rank
 from nbddp.promise import Promise, await_all
 from nbddp.wire.messages import Answer, Command
 
+Make = Callable[[int], Command]  # makes the question of its number
 ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
 
 
@@ -90,7 +91,16 @@ class Asking:
         numbers: dict[int, int] = {}
         try:
             for rank, make in makes.items():
-                futures[rank] = self._send(rank, noting(numbers, rank, make))
+
+                def make_noted(number: int, rank: int = rank, make: Make = make) -> Command:
+                    numbers[rank] = number
+                    return make(number)
+
+                try:
+                    futures[rank] = self._session.send(rank, make_noted)
+                except RequestError as error:
+                    futures[rank] = Promise()
+                    futures[rank].set_exception(error)
             await_all(futures.values())
         except BaseException:
             self._forget(futures, numbers)
@@ -105,29 +115,9 @@ class Asking:
         for future in futures.values():  # also of one that is still to come
             future.add_done_callback(self._discard_answer)
 
-    def _send(self, rank: int, make: Callable[[int], Command]) -> Promise[Answer]:
-        try:
-            return self._session.send(rank, make)
-        except RequestError as error:
-            refused: Promise[Answer] = Promise()
-            refused.set_exception(error)
-            return refused
-
     def _discard_answer(self, future: Promise[Answer]) -> None:
         if future.exception() is None:
             self._session.require_link().discard(future.result().parcel)
-
-
-def noting(
-    numbers: dict[int, int], rank: int, make: Callable[[int], Command]
-) -> Callable[[int], Command]:
-    """Makes the same question, and notes its number, by which it can be dropped."""
-
-    def make_noted(number: int) -> Command:
-        numbers[rank] = number
-        return make(number)
-
-    return make_noted
 
 
 def _outcome(rank: int, future: Promise[Answer]) -> Answer | RequestError:

@@ -6,15 +6,14 @@ import itertools
 import logging
 import time
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from nbddp.controller.acts import not_begun, plain, unable
 from nbddp.controller.describing import PAUSE, describe
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.means import Means
 from nbddp.controller.promises import Promises
-from nbddp.controller.ranks import Ranks, Told
+from nbddp.controller.ranks import Ranks, Told, plain, unable
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -201,7 +200,16 @@ class Executor:
                 if report.is_quit:
                     self.interrupt_unless_asked()
         finally:
-            self.step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
+            ended = ev.RankEnded(
+                attempt=attempt,
+                rank=rank,
+                cell=report.cell,
+                is_ok=report.is_ok,
+                # interrupted ranks may have stopped on either side of a step: they meet anew
+                in_group=report.in_group and not report.is_interrupted,
+                sequence=report.sequence,
+            )
+            self.step(ended)
 
     def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
         """A rank could not be started."""
@@ -293,12 +301,15 @@ class Executor:
         """A rank was not told: its cell has failed then, or else it is killed, or given up."""
         match action:
             case ev.SendCell(cell=cell):
-                report = not_begun(cell, error)
+                text = f"the cell could not be sent: {plain(error)}"
+                why = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
+                failure = asdict(why)
+                report = msg.CellEnded(cell=cell, seconds=0.0, in_group=True, failure=failure)
                 self.means_now.actor.tell(self._read_report, rank, self.life.attempt, report)
                 return
             case ev.SendGive(generation=generation):
-                why = f"rank {rank} cannot be asked: {plain(error)}"
-                event = ev.NamesGiven(attempt=self.life.attempt, generation=generation, reason=why)
+                said = f"rank {rank} cannot be asked: {plain(error)}"
+                event = ev.NamesGiven(attempt=self.life.attempt, generation=generation, reason=said)
                 self.means_now.actor.tell(self.step, event)
                 return
             case ev.Spawn():

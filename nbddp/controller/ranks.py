@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbddp.errors import StartError
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
@@ -264,3 +265,21 @@ def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:
         except Exception as error:  # noqa: BLE001 - the executor makes up for it
             failed[rank] = error
     return failed
+
+
+def plain(error: Exception) -> str:
+    """An error in a few words.
+
+    >>> plain(OSError(28, "No space left on device", "/runs")), plain(EOFError())
+    ('No space left on device: /runs', 'EOFError')
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def unable(who: str, error: Exception) -> StartError:
+    """Why there is no group."""
+    if isinstance(error, StartError):
+        return error
+    return StartError(f"{who} could not be started: {plain(error)}")

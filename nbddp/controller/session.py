@@ -15,11 +15,11 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from nbddp.controller.actor import ClosedError
-from nbddp.controller.acts import plain, unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpus import GpuWatch
 from nbddp.controller.means import Means, open_means
 from nbddp.controller.origin import begin_to_ask
+from nbddp.controller.ranks import plain, unable
 from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError

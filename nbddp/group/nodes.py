@@ -18,7 +18,7 @@ from nbddp.group.agents import ALONE, LocalAgents
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
-from nbddp.nodes.door import Change, Door, Node
+from nbddp.nodes.door import Door, Node
 from nbddp.nodes.joining import Join
 from nbddp.nodes.launching import NodesLauncher
 from nbddp.nodes.leftovers import Held, tidy
@@ -82,7 +82,7 @@ class Nodes:
         self._session = session
         self._active = active or (lambda: session)
         self._is_open = False  # nodes of a door that was there before may come in at once
-        self._changes: SimpleQueue[Change] = SimpleQueue()  # no lock that a stop could leave taken
+        self._changes: SimpleQueue[Node] = SimpleQueue()  # no lock that a stop could leave taken
         self.door = Door(
             spec.host, spec.port, join=join, on_change=self._note, on_lost=self._note_lost
         )
@@ -112,13 +112,12 @@ class Nodes:
             self.join_file.parent.parent / "agents" / self.door.join.run,
         )
 
-    def _note(self, change: Change) -> None:
+    def _note(self, node: Node) -> None:
         """On the door's thread: nobody may be kept waiting here."""
-        node = change.node
-        self._changes.put(change)
+        self._changes.put(node)
         if not self._is_open:
             return
-        if change.has_come:
+        if not node.why_gone:
             self._agents.note(node)
             self._active().note_node(NodeJoined(name=node.name, nproc=node.nproc))
             return

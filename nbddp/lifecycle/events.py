@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nbddp.wire.messages import CellEnded
-
 GRACE = 5.0  # seconds between asking a process to end and killing it
 
 
@@ -159,19 +157,6 @@ class RankEnded(News):
     is_ok: bool
     in_group: bool
     sequence: int
-
-    @classmethod
-    def of(cls, report: CellEnded, *, attempt: int, rank: int) -> RankEnded:
-        """What the lifecycle needs of a rank's report."""
-        return cls(
-            attempt=attempt,
-            rank=rank,
-            cell=report.cell,
-            is_ok=report.is_ok,
-            # interrupted ranks may have stopped on either side of a step: they meet anew
-            in_group=report.in_group and not report.is_interrupted,
-            sequence=report.sequence,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,11 +123,16 @@ def _go_on(life: Life, heal: HealLife) -> Step:
     return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.Healed()]
 
 
-def on_late(life: Life, heal: HealLife) -> Step:
-    """Ranks that gave up a meeting are not back in time."""
-    if not heal.meeting or not heal.is_dropped:
+def on_rang(life: Life, heal: HealLife, event: ev.Rang) -> Step:
+    """New processes are not ready in time, or ranks not back that gave up a meeting."""
+    if event.generation != life.generation:
+        return life, []  # of the start, or of a meeting before
+    starting, late = life.in_state(RankState.STARTING), sorted(heal.meeting)
+    if event.alarm is ev.Alarm.START and starting:
+        why = f"{say_ranks(starting)} did not get ready in {START_PATIENCE:.0f} s"
+        return fail(life, heal, why)
+    if event.alarm is not ev.Alarm.BACK or not late or not heal.is_dropped:
         return life, []
-    late = sorted(heal.meeting)
     return give_up(
         life,
         heal,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from nbddp.errors import describe_exit, say_ranks
 from nbddp.formatting import plural
@@ -36,21 +36,16 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
         return (
             "no rank lives that could give its names: `%ddp restart --replay` runs the cells again"
         )
-    return _not_to_replace(life, ranks) or ("" if life.lives(donor) else no_such_rank(life, donor))
-
-
-def _not_to_replace(life: Life, ranks: Sequence[int]) -> str:
-    """Return why these ranks cannot be replaced, or an empty string."""
     for rank in ranks:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))
         if life.lives(rank):
             return f"rank {rank} lives"
     missing = [rank for rank in life.gone if rank not in ranks]
-    if not missing:
-        return ""
-    is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
-    return f"{say_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
+    if missing:
+        is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
+        return f"{say_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
+    return "" if life.lives(donor) else no_such_rank(life, donor)
 
 
 def no_such_rank(life: Life, rank: int) -> str:
@@ -77,7 +72,8 @@ def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
 
 def way_on(life: Life) -> str:
     """What can be done where ranks are gone."""
-    others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
+    alive = ",".join(map(str, life.alive))
+    others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
     those = "it" if len(life.gone) == 1 else "those that are gone"
     heal = f"`%ddp heal` replaces {those}, " if life.alive else ""
     return f"{heal}`%ddp restart` restarts all ranks{others}"
@@ -87,10 +83,6 @@ def with_way_on(said: str, life: Life) -> str:
     """What is said of a heal: where it was tried in vain, with what can be done now."""
     is_in_vain = said.startswith(NOT_HEALED) and life.gone
     return f"{said}; {way_on(life)}" if is_in_vain else said
-
-
-def _option(ranks: Iterable[int]) -> str:
-    return ",".join(str(rank) for rank in ranks)
 
 
 def say_node(life: Life, event: ev.NodeNews) -> str:

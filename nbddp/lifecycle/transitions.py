@@ -14,7 +14,7 @@ from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, reasons
 from nbddp.lifecycle.heal_steps import START_PATIENCE, Step
-from nbddp.lifecycle.states import CellLife, GroupState, HealLife, Life, RankLife, RankState
+from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankState
 
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
 DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
@@ -141,11 +141,10 @@ def _on_rank_unable(life: Life, event: ev.RankUnable) -> Step:
 def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
     stopping = replace(life, state=GroupState.STOPPING)
     told = ev.NotStarted(reason=reason, details=details)
-    kill: list[ev.Action] = [ev.Kill(ranks=tuple(life.alive))] if life.alive else []
     if not life.alive:
         gone, actions = _all_gone(stopping)
         return gone, [told, *actions]
-    return stopping, [told, *kill]
+    return stopping, [told, ev.Kill(ranks=tuple(life.alive))]
 
 
 # ---- processes that end
@@ -345,7 +344,7 @@ def _on_rang(life: Life, event: ev.Rang) -> Step:
             return life, [ev.Remark(text=f"{text}: killed"), ev.Kill(ranks=late)]
         return _give_up_start(life, text)
     if life.heal is not None:
-        return _on_heal_alarm(life, life.heal, event)
+        return heal_steps.on_rang(life, life.heal, event)
     if event.alarm is ev.Alarm.STOP and life.state is GroupState.STOPPING:
         text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
         return life, [ev.Remark(text=text), ev.Kill(ranks=tuple(life.alive))]
@@ -353,18 +352,6 @@ def _on_rang(life: Life, event: ev.Rang) -> Step:
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
     return _on_cell_alarm(life, cell, event)
-
-
-def _on_heal_alarm(life: Life, heal: HealLife, event: ev.Rang) -> Step:
-    if event.generation != life.generation:
-        return life, []  # of the start, or of a meeting before
-    if event.alarm is ev.Alarm.BACK:
-        return heal_steps.on_late(life, heal)
-    waited = life.in_state(RankState.STARTING)
-    if event.alarm is not ev.Alarm.START or not waited:
-        return life, []
-    why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
-    return heal_steps.fail(life, heal, why)
 
 
 def _on_cell_alarm(life: Life, cell: CellLife, event: ev.Rang) -> Step:

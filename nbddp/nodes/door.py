@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbddp.errors import WireError
 from nbddp.interrupts import begin
@@ -151,13 +151,6 @@ class RemoteHandle:
             os.close(self._writer)
 
 
-class Change(NamedTuple):
-    """A node has come, or is gone."""
-
-    node: Node
-    has_come: bool
-
-
 class Door:
     """Where nodes come in.
 
@@ -179,7 +172,7 @@ class Door:
         port: int = 0,
         *,
         join: Join | None = None,
-        on_change: Callable[[Change], None] = lambda _: None,
+        on_change: Callable[[Node], None] = lambda _: None,
         on_lost: Callable[[Path, OSError], None] = lambda *_: None,
     ) -> None:
         self._on_change = on_change
@@ -257,7 +250,7 @@ class Door:
         connection.tell(FrameType.WELCOME, node.number, keep=keep)
         self._connections = {**self._connections, node: connection}
         self._start(self._serving, self._serve(node, connection))
-        self._on_change(Change(node, has_come=True))
+        self._on_change(node)
 
     def _admit_store(self, connection: FrameConnection, number: int) -> None:
         node = next((each for each in self.nodes if each.number == number), None)
@@ -339,7 +332,7 @@ class Door:
             task.cancel()
         for handle in node.handles.values():
             handle.note_end(None, f"node {node.name}: {why}")
-        self._on_change(Change(node, has_come=False))
+        self._on_change(node)
 
     # ---- what nodes say
 
