@@ -86,12 +86,12 @@ class LocalAgents:
 
     def take_failed(self) -> str:
         """What became of those that ended before they came in, once; empty if none did."""
-        ended = [
-            each for each in self._agents if not each.has_come and each.process.poll() is not None
-        ]
-        for each in ended:
-            each.has_come = True  # nobody waits for it, and nobody is told again
-        return "; ".join(map(_say_ended, ended))
+        said = []
+        for each in self._agents:
+            if not each.has_come and each.process.poll() is not None:
+                each.has_come = True  # nobody waits for it, and nobody is told again
+                said.append(_say_ended(each))
+        return "; ".join(said)
 
     def close(self) -> None:
         """Wait until they have ended, as all nodes were sent home; end those that do not.

@@ -78,7 +78,7 @@ class Recovery:
             return self._recover(self._show(begun), request, retries)
         self._times_ended = self._session.times_ended
         if retries.is_elastic and self._session.launcher.has_room():
-            failed = self._grow()
+            failed = self._restart_and_replay()
             if failed is not None:
                 return failed
         return self._recover(self._run_shown(request, retries), request, retries)
@@ -109,21 +109,14 @@ class Recovery:
         self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None:
             if verdict.is_interrupt:
-                failed = self._grow() if result.is_outgrown and not self._is_ended else result
-                if failed is not None:
-                    return failed
-                result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
-                continue
-            setbacks.append(self._setback(verdict))
-            heals = not request.has_own_ranks  # else there are no names to keep
-            way, reason = self._way_on(setbacks, retries, heals=heals)
-            if way is None:
-                if retries != NO_RETRIES:
-                    self._display.say(f"not started again: {reason}")
-                return result
-            setbacks[-1] = replace(setbacks[-1], way=way)
-            restarts = way is Way.RESTART or not heals
-            failed = self._come_back(setbacks[-1]) if restarts else None
+                failed = (
+                    self._restart_and_replay()
+                    if result.is_outgrown and not self._is_ended
+                    else result
+                )
+            else:
+                setbacks.append(self._setback(verdict))
+                failed = self._come_back(result, request, setbacks, retries)
             if failed is not None:
                 return failed
             result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
@@ -131,20 +124,6 @@ class Recovery:
             ways = [each.way for each in setbacks]
             self._display.say(f"done {say_comebacks(ways, self._seconds_lost)}")
         return result
-
-    def _grow(self) -> CellResult | None:
-        """Restart with all nodes that are here, and replay; what came of a cell that failed."""
-        before, deeds = len(self._session.life.ranks), self._session.deeds
-        with self._accounting_for(deeds):
-            self._restart(before)
-            return self._replay(deeds)
-
-    def _restart(self, before: int) -> None:
-        """Restart with whatever nodes are here, and say so if their ranks are not as many."""
-        self._session.restart(is_recovery=True)
-        ranks = len(self._session.life.ranks)
-        if ranks != before:
-            self._display.note(f"{ranks} ranks now, {before} before")
 
     def _setback(self, verdict: Verdict) -> Setback:
         life = self._session.life
@@ -156,29 +135,43 @@ class Recovery:
             is_death=bool(life.gone),
         )
 
-    def _way_on(
-        self, setbacks: Sequence[Setback], retries: Retries, *, heals: bool = True
-    ) -> tuple[Way | None, str]:
-        """How to go on, with the group healed if that is the way; or why not.
+    def _come_back(
+        self,
+        result: CellResult,
+        request: CellRequest,
+        setbacks: list[Setback],
+        retries: Retries,
+    ) -> CellResult | None:
+        """Heal or restart the group for another attempt; return the last result if there is none.
 
-        Without ``heals`` it is left as it is, to be started anew.
+        Args:
+            result: of the cell that failed.
+            request: the cell.
+            setbacks: all failures of the cell; the last one gets the way that is taken.
+            retries: how often.
         """
         reason = ENDED if self._is_ended else why_stop(setbacks, retries)
         way = None if reason else next_way(setbacks, retries)
-        if way is None:
-            return None, reason
-        count = sum(each.way is way for each in setbacks[:-1]) + 1
-        self._display.note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
-        if way is Way.RESTART or not heals:
-            return way, ""
-        try:
-            self._heal(setbacks[-1])
-        except RequestError as error:
-            if not retries.restarts:
-                return None, f"it cannot be healed: {error}"
-            self._display.note(f"not healed: {error}")
-            return self._way_on(setbacks, replace(retries, heals=0))
-        return way, ""
+        if way is not None:
+            count = sum(each.way is way for each in setbacks[:-1]) + 1
+            self._display.note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
+            setback = replace(setbacks[-1], way=way)
+            if way is Way.RESTART or request.has_own_ranks:  # then no names are to be kept
+                setbacks[-1] = setback
+                return self._restart_and_replay(setback)
+            try:
+                self._heal(setback)
+            except RequestError as error:
+                if retries.restarts:
+                    self._display.note(f"not healed: {error}")
+                    return self._come_back(result, request, setbacks, replace(retries, heals=0))
+                reason = f"it cannot be healed: {error}"
+            else:
+                setbacks[-1] = setback
+                return None
+        if retries != NO_RETRIES:
+            self._display.say(f"not started again: {reason}")
+        return result
 
     def _heal(self, setback: Setback) -> None:
         """Put new ranks in the places of dead ones; the cell takes up what it had reported.
@@ -190,28 +183,28 @@ class Recovery:
         healed = self._session.heal()
         for line in healed.lines()[1:]:
             self._display.say(line)
-        setback = replace(setback, way=Way.HEAL)
         self._take_up(Comeback(setback=setback, detected=detected, healed=healed.seconds))
 
-    def _come_back(self, setback: Setback) -> CellResult | None:
-        """Restart and replay; what came of a cell that failed this time, else None."""
-        detected = time.time() - setback.at
-        deeds, began = self._session.deeds, time.monotonic()
+    def _restart_and_replay(self, setback: Setback | None = None) -> CellResult | None:
+        """Restart with all nodes that are here, and replay; return the result of a failed cell."""
+        found = time.time()
+        before, deeds, began = len(self._session.life.ranks), self._session.deeds, time.monotonic()
         with self._accounting_for(deeds):
-            self._restart(len(self._session.life.ranks))
-            ready = time.monotonic()
+            self._session.restart(is_recovery=True)
+            ready, ranks = time.monotonic(), len(self._session.life.ranks)
+            if ranks != before:
+                self._display.note(f"{ranks} ranks now, {before} before")
             failed = self._replay(deeds)
-        if failed is not None:
-            return failed
-        comeback = Comeback(
-            setback=replace(setback, way=Way.RESTART),
-            detected=detected,
-            restarted=ready - began,
-            replayed=time.monotonic() - ready,
-            cells=sum(isinstance(deed, CellRequest) for deed in deeds),
-        )
-        self._take_up(comeback)
-        return None
+        if failed is None and setback is not None:
+            comeback = Comeback(
+                setback=replace(setback, way=Way.RESTART),
+                detected=found - setback.at,
+                restarted=ready - began,
+                replayed=time.monotonic() - ready,
+                cells=sum(isinstance(deed, CellRequest) for deed in deeds),
+            )
+            self._take_up(comeback)
+        return failed
 
     def _take_up(self, comeback: Comeback) -> None:
         self._session.expect(comeback)

@@ -21,11 +21,14 @@ _NAMES_OF_RANKS = ("nbddp", "rank", "local_rank", "world_size", "device", "dist"
 
 
 class _Extension:
-    """All that was put into one shell."""
+    """All that was put into one shell; it begins to warm up when ``%load_ext`` has returned.
+
+    Loading torch's libraries holds Python's lock for long stretches: begun at once, in the
+    background, it would still hold up the reply to the cell that says ``%load_ext``.
+    """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.desk = Desk(shell)
-        self._events = shell.events
         shell.register_magics(CellMagics(self.desk), LineMagics(self.desk))
         for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
             shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
@@ -35,8 +38,11 @@ class _Extension:
         self._debugger: Any = shell.debugger
         shell.debugger = self._debug  # type: ignore[method-assign]
         self.desk.auto.install(shell)
-        self.completion = Completion(self.desk.group, self.desk.auto)
-        self.completion.install(shell)
+        self._completion = Completion(self.desk.group, self.desk.auto)
+        self._completion.install(shell)
+        setattr(shell, ATTRIBUTE, self)
+        self.desk.group.start_helper()
+        shell.events.register("post_run_cell", self._warm_up)
 
     def _load_ext_again(self, name: str) -> None:
         """Run ``%load_ext``; do nothing for nbddp, which is loaded: *Run All* repeats the line."""
@@ -50,23 +56,21 @@ class _Extension:
         else:
             self._debugger(force=force)
 
-    def restore(self, shell: InteractiveShell) -> None:
-        """Restore the shell's own magics, and remove the hint about names of ranks."""
+    def remove(self) -> None:
+        """Take everything away, restore the shell's own magics, and end the group."""
+        shell = self.desk.shell
+        self.desk.auto.remove(shell)
+        self._completion.remove(shell)
         shell.debugger = self._debugger  # type: ignore[method-assign]
         shell.events.unregister("post_run_cell", _explain_names_of_ranks)
+        for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
+            for name in names:
+                shell.magics_manager.magics[kind].pop(name, None)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
-
-    def warm_up_after_this_cell(self) -> None:
-        """Begin to import torch when ``%load_ext`` has returned.
-
-        Loading torch's libraries holds Python's lock for long stretches: begun at once, in the
-        background, it would still hold up the reply to the cell that says ``%load_ext``.
-        """
-        self.desk.group.start_helper()
-        self._events.register("post_run_cell", self._warm_up)
+        self.desk.group.close()
 
     def _warm_up(self, *_result: object) -> None:
-        self._events.unregister("post_run_cell", self._warm_up)
+        self.desk.shell.events.unregister("post_run_cell", self._warm_up)
         self.desk.group.warm_up()
 
 
@@ -93,21 +97,12 @@ def load(shell: InteractiveShell) -> None:
         print("nbddp: it is loaded in the notebook; this is one of its ranks")  # noqa: T201
         return
     if getattr(shell, ATTRIBUTE, None) is None:
-        extension = _Extension(shell)
-        setattr(shell, ATTRIBUTE, extension)
-        extension.warm_up_after_this_cell()
+        _Extension(shell)
 
 
 def unload(shell: InteractiveShell) -> None:
     """Stop the group and take everything away that ``load`` put in."""
     extension: _Extension | None = getattr(shell, ATTRIBUTE, None)
-    if extension is None:
-        return
-    setattr(shell, ATTRIBUTE, None)
-    extension.desk.auto.remove(shell)
-    extension.completion.remove(shell)
-    extension.restore(shell)
-    for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
-        for name in names:
-            shell.magics_manager.magics[kind].pop(name, None)
-    extension.desk.group.close()
+    if extension is not None:
+        setattr(shell, ATTRIBUTE, None)
+        extension.remove()

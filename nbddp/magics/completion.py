@@ -75,7 +75,7 @@ class Completion:
             return self._in_magic(line)
         if not self._is_for_ranks(text, row) or line.lstrip().startswith("%"):
             return [], ""
-        return self._names("\n".join(lines[:row]), line)
+        return self._names("\n".join([*lines[:row], line]), line)
 
     def explain(self, code: str, cursor: int, detail: int = 0) -> str:
         """Return what to say of a place in a cell; empty where only the kernel knows."""
@@ -105,10 +105,9 @@ class Completion:
             self._auto.is_on and not first.startswith("%%")
         )
 
-    def _names(self, before: str, line: str) -> Matches:
+    def _names(self, code: str, line: str) -> Matches:
         if not line.strip():
             return [], ""
-        code = f"{before}\n{line}" if before else line
         said = self._ask_rank(
             lambda number: Complete(request=number, code=code, cursor=len(code)), TAB_TIMEOUT
         )
@@ -138,12 +137,8 @@ class Completion:
         return [each for each in found if each.text.startswith(word)], word
 
     def _in_command(self, parser: MagicParser, words: list[str], word: str) -> list[Match]:
-        takes_value = {
-            name: each
-            for each in parser._actions
-            for name in each.option_strings
-            if each.nargs != 0
-        }
+        options = parser._option_string_actions.items()
+        takes_value = {name: each for name, each in options if each.nargs != 0}
         if words and words[-1] in takes_value:
             return self._values(takes_value[words[-1]], word)
         free = [
@@ -157,10 +152,10 @@ class Completion:
         following = arguments[len(free)] if len(free) < len(arguments) else None
         if following is not None and following.nargs == REMAINDER:
             return []  # only the script knows its arguments
-        options = [Match(each, "option") for each in parser.options() if each not in words]
-        if following is None or word.startswith("-"):
-            return options
-        return self._values(following, word) or options
+        values = []
+        if following is not None and not word.startswith("-"):
+            values = self._values(following, word)
+        return values or [Match(each, "option") for each in parser.options() if each not in words]
 
     def _values(self, action: Action, word: str) -> list[Match]:
         """Return the possible values of an option or argument, as far as they can be listed."""
@@ -180,7 +175,7 @@ class Completion:
             case "command":
                 return [Match(each, "command") for each in COMMANDS]
             case "expression":
-                return self._names("", word)[0]
+                return self._names(word, word)[0]
         return []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbddp.errors import RequestError
 from nbddp.export.slurm import nodes_job
-from nbddp.group.nodes import LOOPBACK, Nodes, NodesSpec
+from nbddp.group.nodes import LOOPBACK, NodesSpec
 from nbddp.magics.desk import Desk
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.leftovers import left_open
@@ -39,14 +39,18 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
         return _rejoin(desk, args)
     said = _open(desk, args)
     nodes = desk.group.nodes
-    if nodes is None and (args.leave or args.wait):
-        raise RequestError(CLOSED)
     if nodes is None:
+        if args.leave or args.wait:
+            raise RequestError(CLOSED)
         return CLOSED
     if args.leave:
         return nodes.leave(args.leave)
     if args.slurm:
-        said = _write_job(nodes)
+        if nodes.door.join.address == LOOPBACK:
+            raise RequestError(UNREACHED)
+        spec = nodes.spec
+        JOB.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
+        said = f"wrote {JOB}: `!sbatch {JOB}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)
         are = "1 node is" if args.local == 1 else f"{args.local} nodes are"
@@ -66,14 +70,6 @@ def _open(desk: Desk, args: Namespace) -> str:
     if args.slurm and spec.host == LOOPBACK:
         raise RequestError(UNREACHED)
     return desk.group.open_nodes(spec).opened()
-
-
-def _write_job(nodes: Nodes) -> str:
-    if nodes.door.join.address == LOOPBACK:
-        raise RequestError(UNREACHED)
-    spec = nodes.spec
-    JOB.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
-    return f"wrote {JOB}: `!sbatch {JOB}`; the ranks appear when the job starts"
 
 
 def _spec(args: Namespace) -> NodesSpec:

@@ -72,12 +72,11 @@ class Publishing:
         """
         for each in targets:
             folder = _folder(session)
-            if folder is None or (folder, each.kind) in self._begun:
-                continue
-            try:
-                self.begin(session, each, is_again=False)
-            except RequestError as error:
-                self._say(f"nbddp: {error}")
+            if folder is not None and (folder, each.kind) not in self._begun:
+                try:
+                    self.begin(session, each, is_again=False)
+                except RequestError as error:
+                    self._say(f"nbddp: {error}")
 
     def begin(self, session: Session, to: Target, *, is_again: bool) -> None:
         """Begin to publish the run that goes on.

@@ -33,5 +33,5 @@ def timeline(last: int | None = None) -> Timeline:
             "timeline() is for the notebook in which nbddp is loaded (`%load_ext nbddp`), outside "
             "of the ranks; a script asks its worker group: group.timeline()"
         )
-    timeline: Timeline = extension.desk.group.timeline(last)
-    return timeline
+    found: Timeline = extension.desk.group.timeline(last)
+    return found
