@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -14,7 +13,7 @@ from nbddp.checks.registry import Finding
 from nbddp.checks.source import Source
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.scripts import INSTEAD, refuse_devices, saying_why_not
+from nbddp.group.scripts import INSTEAD, script_text
 from nbddp.record.cell import CellHandle, CellRequest
 
 logger = logging.getLogger(__name__)
@@ -34,9 +33,8 @@ def check_script(name: str) -> list[Finding]:
     if instead := INSTEAD.get(Path(name).suffix):
         raise RequestError(f"{name} is not checked as a script: {instead}")
     file = Path(name).expanduser()
-    refuse_devices(file, name)
-    with saying_why_not(name), tokenize.open(file) as opened:
-        return look_at(Source(opened.read(), is_cell=False))
+    with script_text(file, name) as text:
+        return look_at(Source(text, is_cell=False))
 
 
 def check_cell(

@@ -91,12 +91,8 @@ class Nodes:
         self._held = Held(self.join_file)
         self._agents = self._new_agents()
         self._before: Launcher = session.launcher
-        self.launcher = NodesLauncher(
-            self.door,
-            least=spec.least,
-            most=spec.most,
-            way=self._way_in,
-        )
+        limits = {"least": spec.least, "most": spec.most}
+        self.launcher = NodesLauncher(self.door, **limits, way=self._way_in)
         session.use(self.launcher)
         self._is_open = True
 

@@ -34,50 +34,31 @@ def find_script(
     path, folder = "", cwd
     if not is_module:
         file = cwd / Path(name).expanduser()
-        _check(file, name)
+        if file.is_dir():
+            raise RequestError(f"{name} is a folder: `%ddp run -m PACKAGE` runs a package")
+        if file.suffix in INSTEAD:
+            raise RequestError(f"{name} is no Python script: {INSTEAD[file.suffix]}")
+        if not file.exists():
+            raise RequestError(f"there is no {name} in {cwd}")
+        with script_text(file, name) as text:
+            compile(text, str(file), "exec", dont_inherit=True)
         path, folder = str(file), file.resolve().parent
-    return Script(
-        name=name,
-        path=path,
-        arguments=list(arguments),
-        folder=str(folder),
-        keeps=keeps,
-    )
-
-
-def _check(file: Path, name: str) -> None:
-    if file.is_dir():
-        raise RequestError(f"{name} is a folder: `%ddp run -m PACKAGE` runs a package")
-    if file.suffix in INSTEAD:
-        raise RequestError(f"{name} is no Python script: {INSTEAD[file.suffix]}")
-    refuse_devices(file, name)
-    with saying_why_not(name):
-        try:
-            with tokenize.open(file) as opened:
-                compile(opened.read(), str(file), "exec", dont_inherit=True)
-        except FileNotFoundError:
-            raise RequestError(f"there is no {name} in {Path.cwd()}") from None
-
-
-def refuse_devices(file: Path, name: str) -> None:
-    """What is no file may have no end, and nothing to read.
-
-    Raises:
-        RequestError: it is a device, a pipe or a socket.
-    """
-    if file.exists() and not file.is_file() and not file.is_dir():
-        raise RequestError(f"{name} is no Python script: it is no file")
+    words = list(arguments)
+    return Script(name=name, path=path, arguments=words, folder=str(folder), keeps=keeps)
 
 
 @contextmanager
-def saying_why_not(name: str) -> Iterator[None]:
-    """What is done with a script's code in here may fail, and then it is said in one line.
+def script_text(file: Path, name: str) -> Iterator[str]:
+    """Yield the text of a script; if it cannot be read or compiled, say why in one line.
 
     Raises:
         RequestError: it cannot be read, or is no Python.
     """
+    if file.exists() and not file.is_file() and not file.is_dir():  # it may have no end
+        raise RequestError(f"{name} is no Python script: it is no file")
     try:
-        yield
+        with tokenize.open(file) as opened:
+            yield opened.read()
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error.strerror}") from None
     except SyntaxError as error:  # a wrong encoding is one, too

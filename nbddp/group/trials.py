@@ -14,8 +14,8 @@ from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
 from nbddp.formatting import plural
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push
+from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.script_ranks import ScriptRanks
 from nbddp.interrupts import interrupt_held_back
 from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
@@ -40,27 +40,32 @@ class TrialRunner:
     trial touches the ranks of the group.
 
     Attributes:
-        ranks: opens the session of each trial.
+        group: that the trials do not touch.
         display: shows the trials.
         run_cell: runs a cell on the ranks of a session, shows it, and returns its result.
         request: the cell.
         spec: of the ranks.
         values: pushed to the ranks before the cell.
-        deeds: replayed before that.
+        fresh: replay nothing.
+        deeds: replayed before the values are pushed.
     """
 
-    ranks: ScriptRanks
+    group: RankGroup
     display: TextDisplay
     run_cell: Callable[[Session, CellRequest], CellResult]
     request: CellRequest
     spec: GroupSpec
     values: Mapping[str, Any] = field(default_factory=dict)
-    deeds: Sequence[Deed]
+    fresh: bool
+    deeds: Sequence[Deed] = field(init=False)
     _rows: Sequence[SweepEntry] = ()
     _what: str = ""
     _error: NbddpError | None = None  # of the first trial that failed
     _is_ended: bool = False
     _times_ended: int = 0  # as the trials began
+
+    def __post_init__(self) -> None:
+        self.deeds = () if self.fresh else self.group.session.replay_log
 
     def run_all(
         self,
@@ -81,8 +86,9 @@ class TrialRunner:
         Raises:
             RequestError: a cell or a script runs.
         """
-        self._times_ended = self.ranks.times_ended
-        self.ranks.make_way()
+        self._times_ended = self.group.scripts.times_ended
+        self.group.close_at_exit()
+        self.group.scripts.make_way()
         self._rows, self._what = rows, what
         left = [row for row in rows if row.state is State.WAITING]
         again = f", {say_deeds(self.deeds)} again" if self.deeds else ""
@@ -94,7 +100,7 @@ class TrialRunner:
                 run_one(row)
                 if row.state is not State.RUNNING and not self.display.has_table:
                     self.display.mention(f"{row.trial}: {describe(row)}")
-                if self._is_ended or self.ranks.times_ended > self._times_ended:
+                if self._is_ended or self.group.scripts.times_ended > self._times_ended:
                     self._is_ended = True
                     break
         except KeyboardInterrupt:
@@ -128,7 +134,7 @@ class TrialRunner:
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
         again = f" and running {say_deeds(self.deeds)} again" if self.deeds else ""
         text += f"{plural(spec.nproc, 'rank')}{again} ..."
-        session, began, result = self.ranks.open(), time.monotonic(), None
+        session, began, result = self.group.scripts.open(), time.monotonic(), None
         try:
             with self.display.starting(text, session):
                 session.start(spec)
@@ -146,7 +152,7 @@ class TrialRunner:
             with interrupt_held_back():
                 row.path, row.seconds = session.time_line.path, time.monotonic() - began
                 asked = session.times_ended
-                self.ranks.close()  # counts as one, too
+                self.group.scripts.close()  # counts as one, too
                 self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
 
     def _note_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
@@ -187,7 +193,7 @@ class TrialRunner:
             raise KeyboardInterrupt
 
     def _was_interrupted(self, session: Session) -> bool:
-        return session.times_ended > 0 or self.ranks.times_ended > self._times_ended
+        return session.times_ended > 0 or self.group.scripts.times_ended > self._times_ended
 
     def conclude(self, *, way_on: str) -> None:
         """Name the failures; raise an error if the user ended the trials, or if none succeeded.

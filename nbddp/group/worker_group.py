@@ -318,15 +318,14 @@ class WorkerGroup:
         return ScalingStudy(runner, sizes, rounds=rounds, is_weak=weak).run().rows()
 
     def _trials(self, source: str, retries: Retries, *, fresh: bool, quiet: bool) -> TrialRunner:
-        group, display = self._group, TextDisplay(quiet=quiet)
-        group.close_at_exit()
+        display = TextDisplay(quiet=quiet)
         return TrialRunner(
-            ranks=group.scripts,
+            group=self._group,
             display=display,
             run_cell=lambda session, request: Recovery(session, display).run(request, retries),
             request=self._request(source),
-            spec=group.spec,
-            deeds=() if fresh else group.session.replay_log,
+            spec=self._group.spec,
+            fresh=fresh,
         )
 
     def _request(self, source: str, **more: Any) -> CellRequest:

@@ -99,13 +99,13 @@ class CellMagics(Magics):
             )
         display = NotebookDisplay(desk.views, quiet=args.quiet, has_pictures=False)
         runner = TrialRunner(
-            ranks=group.scripts,
+            group=group,
             display=display,
             run_cell=partial(desk.run_trial, args=args, display=display),
             request=request,
             spec=spec,
             values=values,
-            deeds=() if args.fresh else group.session.replay_log,
+            fresh=args.fresh,
         )
         several: Sweep | ScalingStudy
         if args.scale:

@@ -55,6 +55,7 @@ class Views:
         self._shell = shell
         self._checks = checks
         self._last: View | None = None
+        self._panel: PanelView | None = None  # the last view, if it is one
         self._last_cell = 0  # the number of the cell in which it was made
         self._next_slot: OutputSlot | None = None
         self._announced: PanelView | None = None
@@ -74,15 +75,18 @@ class Views:
             has_pictures: whether a text view shows the charts of the cell below it.
         """
         self._take_back_offer()
-        announced, self._announced = self._announced, None
-        self._last = announced or self._new(session, quiet=quiet, has_pictures=has_pictures)
+        panel, self._announced = self._announced, None
+        if panel is None and not quiet and self.shows_panels:
+            panel = self._new_panel(session)
+        self._panel = panel
+        self._last = panel or self._new_text(session, is_quiet=quiet, has_pictures=has_pictures)
         self._last_cell = self._shell.execution_count
         return self._last
 
     @property
-    def _last_in_cell(self) -> View | None:
-        """The last view, if it was made in the cell that runs now."""
-        return self._last if self._last_cell == self._shell.execution_count else None
+    def _panel_in_cell(self) -> PanelView | None:
+        """The last view, if it is a panel in the cell that runs now."""
+        return self._panel if self._last_cell == self._shell.execution_count else None
 
     @contextmanager
     def announcing(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
@@ -105,11 +109,10 @@ class Views:
         if not (self.has_record and hasattr(self._shell, "kernel")):
             return
         from nbddp.ui.panel.controls import HEAL, RESTART, Aftermath
-        from nbddp.ui.panel.view import PanelView
 
         self._take_back_offer()
         offers = {HEAL: heal} if heal else {}
-        root = self._last.slot.root if isinstance(self._last, PanelView) else None
+        root = self._panel.slot.root if self._panel else None
         self._aftermath = Aftermath(self._shell.kernel, offers | {RESTART: restart}, root)
         self._aftermath.publish()
 
@@ -122,20 +125,18 @@ class Views:
             aftermath.withdraw()
             LiveComms.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
 
-    def _new(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
-        if not quiet and self.shows_panels:
-            return self._new_panel(session)
+    def _new_text(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
         is_kernel = hasattr(self._shell, "kernel")
         is_terminal = not is_kernel and sys.stdout.isatty()
         shown = has_pictures and is_kernel
         progress = Progress(session, is_terminal=is_terminal, has_pictures=shown)
         return TextView(
             IPythonScreen(),
-            is_quiet=quiet,
+            is_quiet=is_quiet,
             has_color=shows_color(self._shell),
             pace=PAGE_PACE,
-            progress=None if quiet else progress,
-            check=no_check if quiet else partial(self._checks.look, session),
+            progress=None if is_quiet else progress,
+            check=no_check if is_quiet else partial(self._checks.look, session),
             questions=self._questions(session),
         )
 
@@ -143,7 +144,7 @@ class Views:
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
         from nbddp.ui.panel.view import PanelView
 
-        slot = self._next_slot if self._last_in_cell is not None else None
+        slot = self._next_slot if self._panel_in_cell is not None else None
         self._next_slot = None
         return PanelView(
             session,
@@ -197,15 +198,13 @@ class Views:
         if not self.shows_panels:
             self.say(f"nbddp: {report.title}")
             return
-        from nbddp.ui.panel.view import PanelView
-
         clear_output(wait=True)
         html = render_html(report)
         publish_display_data({"text/html": html, "text/plain": str(report.title)})
-        last = self._last_in_cell
-        if isinstance(last, PanelView):  # a page that was loaded again sees the next run, too
-            last.slot.clear(html)
-            self._next_slot = last.slot
+        panel = self._panel_in_cell
+        if panel is not None:  # a page that was loaded again sees the next run, too
+            panel.slot.clear(html)
+            self._next_slot = panel.slot
 
     def show_status(self, session: Session) -> None:
         """Show the group as it is now; a page also has the output of its last cell."""
@@ -213,9 +212,9 @@ class Views:
         metrics: MetricsSnapshot | None = None
         lines: Sequence[Line] = ()
         if self.shows_panels:
-            from nbddp.ui.panel.view import SHOWN, PanelView  # loads widgets
+            from nbddp.ui.panel.view import SHOWN  # loads widgets
 
-            last = self._last if isinstance(self._last, PanelView) else None
+            last = self._panel
             if last and last.session is session and last.attempt == snapshot.attempt:
                 metrics = session.whereabouts.metrics.snapshot(most=MAX_CHARTS)
                 lines = last.tails.lines()[-SHOWN:]
