@@ -78,6 +78,10 @@ class Ranks(WorkerGroup):
     def spec(self, spec: GroupSpec) -> None:
         self._group.spec = spec
 
+    @property
+    def nodes(self) -> Nodes | None:
+        return self._group.nodes
+
     def open_nodes(self, spec: NodesSpec) -> Nodes:
         return self._group.open_nodes(spec)
 
