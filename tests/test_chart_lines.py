@@ -56,17 +56,15 @@ def test_several_ranks_have_a_line_each_and_a_strong_one_for_their_mean() -> Non
     assert labels(chart) == ["rank 0", "rank 1", "rank 2", ""]
     assert [line.is_strong for line in chart.drawn] == [False, False, False, True]
     assert chart.legend == "mean of 3 ranks"
-    assert chart.mean is not None
-    assert set(chart.mean.values.tolist()) == {1.0}
-    assert not chart.mean.has_band
+    assert set(chart.drawn[-1].values.tolist()) == {1.0}
+    assert not chart.drawn[-1].has_band
 
 
 def test_of_more_than_8_ranks_there_is_a_band_and_the_lowest_and_the_highest() -> None:
     chart = chart_of(lambda rank, step: (rank * 5 % 12) + step / 100, ranks=12)
     assert labels(chart) == ["rank 0", "rank 7", ""]
-    assert chart.mean is not None
-    assert chart.mean.low.min() == 0.0
-    assert chart.mean.high.max() == pytest.approx(11.99)
+    assert chart.drawn[-1].low.min() == 0.0
+    assert chart.drawn[-1].high.max() == pytest.approx(11.99)
     lost = chart_of(lambda rank, _step: math.nan if rank < 11 else 1.0, ranks=12)
     assert labels(lost) == ["rank 11", ""]
     assert labels(chart_of(lambda *_: math.nan, ranks=12)) == [""]
@@ -82,7 +80,7 @@ def test_the_chart_of_128_ranks_is_smaller_than_one_of_8() -> None:
 
 def test_the_mean_of_ranks_that_are_not_at_the_same_step() -> None:
     def mean(curves: dict[int, Curve]) -> list[float]:
-        strong = rank_chart("loss", curves).mean
+        strong = rank_chart("loss", curves).drawn[-1]
         assert strong is not None
         return strong.values.tolist()
 

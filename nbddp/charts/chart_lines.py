@@ -152,11 +152,6 @@ class Chart:
     unit: str = "step"
 
     @property
-    def mean(self) -> ChartLine | None:
-        """The mean line, if there are several ranks."""
-        return next((line for line in self.drawn if line.color is None), None)
-
-    @property
     def steps(self) -> tuple[float, float]:
         """The first and the last step."""
         ends = [float(step) for line in self.lines for step in (line.steps[0], line.steps[-1])]

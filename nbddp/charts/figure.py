@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ MAX_STEPS = 24  # numbered steps of a timeline
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
 WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
 DATA: dict[str, Any] = {"facecolor": "#2f86dd", "alpha": 0.9, "linewidth": 0}
+# a context with this file has matplotlib's defaults instead of the user's settings
 _STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
@@ -48,11 +48,6 @@ class ShownFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         return png_of(self)[0]
-
-
-def _plain_style() -> AbstractContextManager[None]:
-    """Use the style file and matplotlib's defaults instead of the user's settings."""
-    return mpl.rc_context(fname=_STYLE)
 
 
 def _blank(width: float, height: float) -> ShownFigure:
@@ -64,7 +59,7 @@ def _blank(width: float, height: float) -> ShownFigure:
 def png_of(figure: Figure) -> tuple[bytes, int]:
     """Return a figure as a PNG file, and its width in CSS pixels."""
     drawn = io.BytesIO()
-    with _plain_style():
+    with mpl.rc_context(fname=_STYLE):
         figure.savefig(drawn, format="png")
     return drawn.getvalue(), round(figure.get_figwidth() * 100)
 
@@ -84,7 +79,7 @@ def draw_charts(
     """
     columns = min(COLUMNS, len(charts))
     rows = -(-len(charts) // columns)
-    with _plain_style():
+    with mpl.rc_context(fname=_STYLE):
         figure = _blank(columns * WIDE, rows * HIGH + 0.15 * len(names))
         for number, chart in enumerate(charts, start=1):
             _draw_chart(figure.add_subplot(rows, columns, number), chart, is_smooth=is_smooth)
@@ -169,7 +164,7 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
     """Draw when each rank computed and when it waited."""
     began, end = line.span
     unit, scale = ("ms", 1000.0) if line.seconds < 1 else ("s", 1.0)
-    with _plain_style():
+    with mpl.rc_context(fname=_STYLE):
         figure = _blank(8.6, 0.75 + 0.26 * len(ranks))
         ax = figure.add_subplot()
         for row, rank in enumerate(ranks):
@@ -227,12 +222,11 @@ def _draw_freed(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) ->
 
 def draw_scaling(scaling: Scaling) -> Figure:
     """Draw the speed-up next to a linear one, and how the ranks spent their time."""
-    has_shares = any(size.share("waiting") is not None for size in scaling.sizes)
-    with _plain_style():
+    with mpl.rc_context(fname=_STYLE):
         figure = _blank(7.2, 2.3)
         speed_up, shares = figure.subplots(1, 2, width_ratios=(6, 5))
         _draw_speed_up(speed_up, scaling)
-        if has_shares:
+        if any(size.share("waiting") is not None for size in scaling.sizes):
             _draw_shares(shares, scaling.sizes)
         else:
             shares.remove()

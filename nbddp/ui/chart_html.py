@@ -80,16 +80,15 @@ def render(chart: Chart, *, is_live: bool = False) -> str:
         return f'<div class="nbddp-chart" style="{BARE}">{_head(chart, format_last(values))}</div>'
     frame = Frame(chart)
     canvas, text = draw(chart, frame), escape(chart.text)
-    image = (
-        f'<img class="nbddp-image" alt="{escape(chart.name)}" title="{text}" width="{WIDTH}"'
-        f' height="{HEIGHT}" src="{svg_source(canvas.picture())}">'
-    )
+    size = f'width="{WIDTH}" height="{HEIGHT}"'
+    image = f'<img class="nbddp-image" alt="{escape(chart.name)}" title="{text}" {size}'
+    image = "" if is_live else f'{image} src="{svg_source(canvas.picture())}">'
     ticks = "".join(map(_tick, canvas.labels))
     tooltips = "".join(map(_tooltip, tooltips_of(chart, frame)))
     value = "" if chart.value is None else format_number(chart.value)
     return (
         f'<div class="nbddp-chart" style="{BARE}">{_head(chart, value)}{_keys(chart)}'
-        f'<div class="nbddp-plot">{"" if is_live else image}{canvas.inline(text)}{ticks}'
+        f'<div class="nbddp-plot">{image}{canvas.inline(text)}{ticks}'
         f"{tooltips}</div></div>"
     )
 
@@ -98,15 +97,13 @@ def _head(chart: Chart, value: str) -> str:
     is_bad = chart.value is not None and not isfinite(chart.value)
     color = f' class="nbddp-wrong" style="{ink("bad")}"' if is_bad else ""
     shown = f" <strong{color}>{value}</strong>" if value else ""
-    facts = "".join(map(_fact, chart.facts))
+    for fact in chart.facts:
+        look = 'nbddp-fact"'
+        if not fact.startswith("log scale"):
+            look = f'nbddp-fact nbddp-wrong" style="{ink("bad")}"'
+        shown += f' <span class="{look}>{escape(fact)}</span>'
     name = escape(chart.name)
-    return f'<div class="nbddp-name" title="{name}"><span>{name}</span>{shown}{facts}</div>'
-
-
-def _fact(fact: str) -> str:
-    if fact.startswith("log scale"):
-        return f' <span class="nbddp-fact">{fact}</span>'
-    return f' <span class="nbddp-fact nbddp-wrong" style="{ink("bad")}">{escape(fact)}</span>'
+    return f'<div class="nbddp-name" title="{name}"><span>{name}</span>{shown}</div>'
 
 
 def _keys(chart: Chart) -> str:
@@ -121,14 +118,12 @@ def _keys(chart: Chart) -> str:
         band = "the band goes from the lowest to the highest; two ranks have a line of their own"
         first += f'<span style="font-size:11px" title="{band}">▒ all</span> '
     lines = chart.drawn if not chart.legend or len(chart.lines) > 1 else ()
-    return first + "".join(_key(line) for line in lines if line.color is not None)
-
-
-def _key(line: ChartLine) -> str:
-    return (
-        f'<span class="nbddp-key {rank_class(line.color or 0)}" tabindex="0"'
-        f' title="{line.label}" style="font-size:11px;color:{line.css_color}">━ {line.key}</span> '
-    )
+    for line in lines:
+        if line.color is not None:
+            look = f'style="font-size:11px;color:{line.css_color}"'
+            known = f'class="nbddp-key {rank_class(line.color)}" tabindex="0" title="{line.label}"'
+            first += f"<span {known} {look}>━ {line.key}</span> "
+    return first
 
 
 def _tick(label: Label) -> str:
@@ -168,8 +163,8 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
     places = frame.x_pixels(steps)
     edges = np.concatenate([[frame.left], (places[1:] + places[:-1]) / 2, [frame.right]])
     near = NEAR * chart.span
-    lines = [*([chart.mean] if chart.mean is not None else []), *chart.lines]
-    known = [(line, _values(line, steps, near)) for line in lines]
+    mean = [line for line in chart.drawn if line.color is None]
+    known = [(line, _values(line, steps, near)) for line in (*mean, *chart.lines)]
     found = []
     for at, step in enumerate(steps.tolist()):
         here = [(line, values[at]) for line, values in known]

@@ -284,18 +284,13 @@ def _say_any(kind: str, facts: dict[str, Any]) -> str:
     if kind == "fault" and "fault" in facts:
         return f"fault: {facts['fault']}"
     if kind == "checkpoint" and {"step", "seconds"} <= facts.keys():
-        return f"{who}checkpoint of step {facts['step']}, {_number(facts['seconds'])}"
+        took = facts["seconds"]
+        took = say_seconds(took) if isinstance(took, (int, float)) else took
+        return f"{who}checkpoint of step {facts['step']}, {took}"
     if kind == "resume" and "step" in facts:
         return f"{who}resumes from the checkpoint of step {facts['step']}"
     rest = [f"{name} {value}" for name, value in facts.items() if name not in ("rank", "ranks")]
     return f"{who}{kind}" + (f" ({', '.join(rest)})" if rest else "")
-
-
-def _number(seconds: object) -> str:
-    return say_seconds(seconds) if isinstance(seconds, (int, float)) else str(seconds)
-
-
-_MAKERS = ("NVIDIA ", "Tesla ", "GeForce ")  # left out in a table
 
 
 def say_gpu(each: RankSnapshot) -> Iterator[str]:
@@ -311,7 +306,7 @@ def say_gpu(each: RankSnapshot) -> Iterator[str]:
         yield f"shared with {say_ranks(each.gpu_ranks)}"
     if use.others > 0:
         yield f"others {format_bytes(use.others)}"
-    yield short_gpu(each.gpu)
+    yield each.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ").removeprefix("GeForce ")
 
 
 def say_whole_gpu(each: RankSnapshot) -> str:
@@ -328,14 +323,3 @@ def say_whole_gpu(each: RankSnapshot) -> str:
     if each.gpu_ranks:
         lines.append(f"shared with {say_ranks(each.gpu_ranks)}")
     return "\n".join(lines)
-
-
-def short_gpu(name: str) -> str:
-    """Return the name of a GPU without its maker.
-
-    >>> short_gpu("NVIDIA H100 80GB HBM3")
-    'H100 80GB HBM3'
-    """
-    for maker in _MAKERS:
-        name = name.removeprefix(maker)
-    return name

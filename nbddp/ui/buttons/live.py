@@ -134,7 +134,11 @@ class LiveComms:
         """Answer what has come: for the main thread, every 50 to 100 ms while it waits."""
         if threading.current_thread() is not threading.main_thread():
             return
-        self._repeat_busy()
+        # A page that learns of its first widget asks for a second shell on the control channel, and
+        # at the answer's end it shows the kernel as idle. So say now and then that the cell runs.
+        if self._servings and time.monotonic() >= self._next_busy:
+            self._next_busy = time.monotonic() + BUSY_PERIOD
+            self._publish_still_busy()
         if self.how is not Way.PUMP or self._filter is None:
             return
         with interrupt_held_back():
@@ -179,11 +183,6 @@ class LiveComms:
             if thread is not None and thread is not self._thread:
                 _join(thread)
 
-    def _is_wanted(self) -> bool:
-        if self.how is Way.PUMP:  # while nothing blocks the main thread, the kernel answers
-            return any(serving.cell is not None for serving in self._servings)
-        return self.how is Way.TAP and bool(self._servings)
-
     # -- the filter and the thread
 
     def _settle(self) -> None:
@@ -214,9 +213,15 @@ class LiveComms:
         settled.result()
 
     def _settle_here(self) -> None:
-        is_wanted = self._is_wanted()
+        is_wanted = self.how is not Way.NONE and bool(self._servings)
+        if self._way is Way.PUMP:  # while nothing blocks the main thread, the kernel answers
+            is_wanted = is_wanted and any(each.cell is not None for each in self._servings)
         if is_wanted and self._thread is None and self._way is Way.TAP:
-            self._start_thread()
+            self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its
+            self._thread = threading.Thread(
+                target=self._serve, args=(self._calls,), name="nbddp-widgets", daemon=True
+            )
+            self._thread.start()
         if self._filter is not None and not (is_wanted and self._filter.is_on_top):
             self._remove_filter(self._filter)
         if is_wanted and self._filter is None:
@@ -238,13 +243,6 @@ class LiveComms:
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 yield call
-
-    def _start_thread(self) -> None:
-        self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its
-        self._thread = threading.Thread(
-            target=self._serve, args=(self._calls,), name="nbddp-widgets", daemon=True
-        )
-        self._thread.start()
 
     # -- what is taken
 
@@ -319,16 +317,6 @@ class LiveComms:
         if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
             for serving in self._servings:
                 serving.reloads += 1
-
-    def _repeat_busy(self) -> None:
-        """Say now and then that the cell still runs.
-
-        A page that learns of its first widget asks for a second shell on the control channel,
-        and at the answer's end it shows the kernel as idle.
-        """
-        if self._servings and time.monotonic() >= self._next_busy:
-            self._next_busy = time.monotonic() + BUSY_PERIOD
-            self._publish_still_busy()
 
     def _publish_still_busy(self) -> None:
         """After any "idle" the page shows the kernel as idle, though a cell still blocks it."""

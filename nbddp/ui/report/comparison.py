@@ -42,14 +42,15 @@ def comparison_report(
 def _finals(comparison: Comparison) -> Table:
     head = ["line", "run", *comparison.metrics, "steps", "pace", "time", "outcome"]
     rows: list[list[str | Cell]] = [
-        [_letter(index), Cell(name, title=run.name), *comparison.final_values(run), *_sums(run)]
+        [
+            Cell(LETTERS[index], rank=index, html=f"━ {LETTERS[index]}"),
+            Cell(name, title=run.name),
+            *comparison.final_values(run),
+            *_sums(run),
+        ]
         for index, (name, run) in enumerate(zip(comparison.names, comparison.runs, strict=True))
     ]
     return Table(head, rows, "what the runs came to")
-
-
-def _letter(index: int) -> Cell:
-    return Cell(LETTERS[index], rank=index, html=f"━ {LETTERS[index]}")
 
 
 def _sums(run: ComparedRun) -> list[str]:
@@ -116,9 +117,9 @@ def _code(comparison: Comparison) -> Iterator[Details]:
         removed = sum(line.startswith("-") for line in diff[2:])
         title = f"code from A to {LETTERS[index]}: {plural(added, 'line')} added, {removed} removed"
         shown = diff[: DIFF_LINES + 2]
-        more = len(diff) - len(shown)
-        rest = [f"... {more} lines more"] if more else []
-        yield Details(title, [Code("\n".join([*shown, *rest]), is_diff=True)], is_open=True)
+        if more := len(diff) - len(shown):
+            shown = [*shown, f"... {more} lines more"]
+        yield Details(title, [Code("\n".join(shown), is_diff=True)], is_open=True)
 
 
 def _notes(comparison: Comparison) -> list[str]:

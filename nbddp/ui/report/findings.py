@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nbddp.checks.registry import Finding
 from nbddp.formatting import plural
-from nbddp.ui.report.blocks import Block, Cell, Details, Dot, Report, Text, note
+from nbddp.ui.report.blocks import Block, Cell, Details, Dot, Report, note
 from nbddp.ui.report.render import text_lines
 
 MAX_SHOWN = 3  # below a cell
@@ -29,10 +29,14 @@ def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None
     rules = dict.fromkeys(each.rule for each in listed)
     is_well = all(each.is_fact for each in findings)
     title = " · ".join([f"{findings_title(findings)}{place}", *rules])
-    return Report(
-        Cell(title, dot=Dot.OK if is_well else Dot.WARN),
-        [*map(_finding, listed), *_more(findings, len(listed))],
-    )
+    advice = f"`%ddp check --explain {findings[0].rule}` tells more" if findings else ""
+    if more := len(findings) - len(listed):
+        advice = f"and {more} more: `%ddp check` shows them all"
+    details = [
+        Details(each.headline, [note(" ".join(filter(None, [each.why, each.fix])))], is_open=True)
+        for each in listed
+    ]
+    return Report(Cell(title, dot=Dot.OK if is_well else Dot.WARN), [*details, note(advice)])
 
 
 def findings_below_cell(findings: Sequence[Finding]) -> list[Block]:
@@ -45,19 +49,5 @@ def findings_below_cell(findings: Sequence[Finding]) -> list[Block]:
 
 def findings_text(findings: Sequence[Finding]) -> str:
     """Return what a cell as text shows of its findings."""
-    lines = [*text_lines(findings_below_cell(findings))]
-    return f"nbddp: {chr(10).join(lines)}" if lines else ""
-
-
-def _finding(each: Finding) -> Details:
-    why = " ".join(filter(None, [each.why, each.fix]))
-    return Details(each.headline, [note(why)], is_open=True)
-
-
-def _more(findings: Sequence[Finding], listed: int) -> list[Text]:
-    if not findings:
-        return []
-    more = len(findings) - listed
-    if more:
-        return [note(f"and {more} more: `%ddp check` shows them all")]
-    return [note(f"`%ddp check --explain {findings[0].rule}` tells more")]
+    lines = "\n".join(text_lines(findings_below_cell(findings)))
+    return f"nbddp: {lines}" if lines else ""

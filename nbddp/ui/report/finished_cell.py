@@ -38,11 +38,6 @@ class Attempt:
     is_healed: bool
 
     @property
-    def way(self) -> Way:
-        """How the cell went on."""
-        return Way.HEAL if self.is_healed else Way.RESTART
-
-    @property
     def seconds_lost(self) -> float:
         """The seconds from the failure until the next attempt."""
         verdict = self.handle.result.verdict if self.handle.result else None
@@ -133,7 +128,8 @@ def _title(record: Record) -> Cell:
     seconds = result.seconds
     if record.attempts:
         lost = sum(each.seconds_lost for each in record.attempts)
-        outcome += f" {say_comebacks([each.way for each in record.attempts], lost)}"
+        ways = [Way.HEAL if each.is_healed else Way.RESTART for each in record.attempts]
+        outcome += f" {say_comebacks(ways, lost)}"
         seconds = snapshot.seconds
     facts = [outcome, say_seconds(seconds), *say_facts(snapshot)[1:], snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=dot)

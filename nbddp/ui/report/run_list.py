@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from nbddp.archive.find import short_names
@@ -32,8 +31,10 @@ def run_list_report(listing: Listing, *, most: int = SHOWN) -> Report:
     rows = [_row(listing, run, name) for run, name in zip(shown, names, strict=True)]
     head = ["run", "when", "started by", "ranks", *listing.titles, "steps", "pace", "outcome"]
     head += [f"curve of {listing.curve_name}"]
-    table = [Table(head, rows, "runs").without_empty_columns()] if rows else []
-    return Report(title, [*table, *map(note, _notes(listing, most))])
+    table = Table(head, rows, "runs").without_empty_columns()
+    more = len(listing.runs) - most
+    rest = f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them" if more > 0 else ""
+    return Report(title, [table, note(rest), note(say_left_out(listing.left_out))])
 
 
 def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
@@ -102,11 +103,3 @@ def describe_outcome(run: Summary) -> str:
     is_idle = run.is_live and run.outcome != "running"
     said = [how[:90], lost, "not stopped" if is_idle else "", run.note]
     return " · ".join(filter(None, said))
-
-
-def _notes(listing: Listing, most: int) -> Iterator[str]:
-    more = len(listing.runs) - most
-    if more > 0:
-        yield f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them"
-    if left_out := say_left_out(listing.left_out):
-        yield left_out

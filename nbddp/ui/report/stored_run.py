@@ -35,6 +35,7 @@ NAMED_METRICS = 20  # of the others
 TAIL, TEXT_TAIL = 50, 10  # lines of each rank
 OPEN_TAILS = 4  # with more ranks the lines are folded
 MAX_TAILS = 64  # ranks whose lines are shown
+TORN = "of the record could not be read: a full disk or a killed process tore them"
 
 
 def run_report(
@@ -73,7 +74,7 @@ def run_report(
             numbers,
             *_tails(run, cell),
             *([Details("its source", [Code(cell.source)])] if cell else []),
-            *_unreadable(run),
+            note(f"{plural(run.unreadable, 'line')} {TORN}" if run.unreadable else ""),
             note(f"all of it is in {shorten(str(run.path))}"),
         ],
     )
@@ -92,16 +93,12 @@ def _run_title(run: RecordedRun, ending: str) -> str:
 def _cells(run: RecordedRun) -> list[Block]:
     shown = run.cells[-SHOWN_CELLS:]
     rows: list[list[str | Cell]] = [
-        [
-            str(each.number),
-            Cell(" · ".join(_cell_facts(each)), dot=_dot(each)),
-            _source(each),
-        ]
+        [str(each.number), Cell(" · ".join(_cell_facts(each)), dot=_dot(each)), _source(each)]
         for each in shown
     ]
     earlier = len(run.cells) - len(shown)
-    more = [note(f"{earlier} earlier cells")] if earlier else []
-    return [*more, *([Table(["cell", "outcome", ""], rows, "cells")] if rows else [])]
+    more = note(f"{earlier} earlier cells" if earlier else "")
+    return [more, Table(["cell", "outcome", ""], rows, "cells")]
 
 
 def _cell_facts(cell: RecordedCell) -> list[str]:
@@ -163,10 +160,3 @@ def _tails(run: RecordedRun, cell: RecordedCell | None) -> Iterator[Details]:
             last = "\n".join(text.splitlines()[-TEXT_TAIL:])
             log = Markup(partial(log_html, [Line((rank,), text)]), last)
             yield Details(f"rank {rank}", [log], is_open=len(ranks) <= OPEN_TAILS)
-
-
-def _unreadable(run: RecordedRun) -> Iterator[Block]:
-    if run.unreadable:
-        lines = plural(run.unreadable, "line")
-        torn = "a full disk or a killed process tore them"
-        yield note(f"{lines} of the record could not be read: {torn}")

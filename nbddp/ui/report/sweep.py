@@ -101,7 +101,7 @@ def _table(rows: Sequence[SweepEntry], at: int) -> list[Block]:
     head = ["", *rows[0].trial.settings, "state", "run"]
     table = Table(head, [_cells(row) for row in shown], "combinations of the sweep")
     more = len(rows) - len(shown)
-    return [table, *([note(f"{more} more")] if more else [])]
+    return [table, note(f"{more} more" if more else "")]
 
 
 def _cells(row: SweepEntry) -> list[str | Cell]:

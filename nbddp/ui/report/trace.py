@@ -39,14 +39,9 @@ def trace_report(trace: Trace) -> Report:
 def _title(trace: Trace) -> str:
     first, last = trace.steps
     is_whole = (first, last) == (trace.asked.first, trace.asked.last)
-    facts = [
-        f"trace of cell {trace.cell}",
-        say_steps(first, last) + ("" if is_whole else f" ({trace.asked} were asked for)"),
-        plural(len(trace.ranks), "rank"),
-        plural(trace.events, "event"),
-        format_bytes(trace.size),
-    ]
-    return " · ".join(facts)
+    steps = say_steps(first, last) + ("" if is_whole else f" ({trace.asked} were asked for)")
+    counts = [plural(len(trace.ranks), "rank"), plural(trace.events, "event")]
+    return " · ".join([f"trace of cell {trace.cell}", steps, *counts, format_bytes(trace.size)])
 
 
 def _limits(trace: Trace) -> Iterator[str]:
