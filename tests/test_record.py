@@ -169,30 +169,6 @@ def test_a_record_as_a_page_and_as_text(snapshot: Any) -> None:
         assert record_text(record) == snapshot(name=f"{name}: text")
 
 
-def test_the_first_cause_is_on_top_of_a_record_that_is_unfolded() -> None:
-    record = failed()
-    page = Page(record_html(record))
-    assert is_open(page)
-    assert record.result is not None
-    assert record.result.verdict is not None
-    report = strip(record.result.verdict.report())
-    assert "rank 1: ValueError: no, line 9" in report
-    after = page.text.index(report) + len(report)
-    for text in (record.snapshot.alarm, "the state", "the event", NOTE, "the output"):
-        after = page.text.index(text, after)
-
-
-def test_charts_and_output_are_seen_without_unfolding_in_the_order_that_they_have() -> None:
-    page = Page(record_html(went_well()))
-    assert not is_open(page)
-    assert "[rank 0] a" not in page.by_tag["details"][0]
-    assert f"{EARLIER}\n[rank 0] a\n[rank 1] b" in page.text
-    tags = [tag for tag, _ in page.tags]
-    assert tags.index("img") > tags.index("details")
-    assert page.values("alt") == ["loss", "accuracy"]
-    assert [("open" in known) for tag, known in page.tags if tag == "details"] == [False, False]
-
-
 def test_the_lines_of_many_ranks_are_in_one_fold() -> None:
     assert folds_of(8) == [f"only rank {rank}" for rank in range(8)]
     assert len(folds_of(9)) == 1

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -292,18 +291,6 @@ class LabNotebook:
         if not wait_until(is_shown, timeout=timeout):
             raise TimeoutError(f"{pattern!r} is not in:\n{self.text(cell)}")
         return found[0]
-
-    def await_held(self, part: Locator, timeout: float = 30) -> str:
-        """Wait until a part stays as it is while the panel's clock goes on; what it then shows."""
-        clock = self.page.locator(".nbddp-panel .nbddp-head").last
-        deadline = time.monotonic() + timeout
-        while True:
-            held, at = part.inner_text(), clock.inner_text()
-            self.page.wait_for_timeout(1000)
-            if clock.inner_text() != at and part.inner_text() == held:
-                return held
-            if time.monotonic() > deadline:
-                raise TimeoutError("it does not stay as it is, or its clock stands still")
 
     def button(self, label: str) -> Locator:
         """A button of a panel, by what is written on it."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, Picture, write_notebook
 from browser.desk import Desk
@@ -155,29 +154,6 @@ def test_at_its_end_the_log_follows_and_scrolled_up_it_stays(printing: LabNotebo
     assert below_view(scroll) <= 1
 
 
-def test_lines_are_found_by_what_they_say_while_the_cell_runs(
-    printing: LabNotebook, picture: Picture
-) -> None:
-    field = printing.code_cell(1).locator("input[type=text]")
-    field.fill("oDD")
-    printing.await_text(1, r"\d+ of [\d,]+ lines$")
-    log(printing).locator("text=even").first.wait_for(state="detached")
-    assert "Odd" in log(printing).inner_text()
-    printing.button("rank 2").click()
-    log(printing).locator("text=rank 1").first.wait_for(state="detached")
-    printing.await_text(1, "^.rank 2. step")
-    await_more(printing)
-    lines = [line for line in log(printing).inner_text().splitlines() if line]
-    assert all(re.fullmatch(r"\[rank 2\] step \d+ of rank 2 Odd", line) for line in lines)
-    picture(printing, "log-filtered")
-    field.fill("nowhere")
-    printing.await_text(1, r"^0 of [\d,]+ lines$")
-    field.fill("")
-    printing.await_text(1, "rank 2 even")
-    counts = re.compile(r"of [\d,]+ lines")  # lines and their number come one after the other
-    expect(printing.code_cell(1).locator(".jp-Cell-outputArea")).not_to_contain_text(counts)
-
-
 def test_times_are_shown_on_demand_and_the_selection_stays(
     printing: LabNotebook, picture: Picture
 ) -> None:
@@ -189,21 +165,6 @@ def test_times_are_shown_on_demand_and_the_selection_stays(
     picture(printing, "log-times")
     printing.button("Times").click()
     log(printing).locator(".nbddp-time").first.wait_for(state="hidden")
-
-
-def test_the_path_of_the_logs_is_told(printing: LabNotebook, picture: Picture) -> None:
-    printing.await_text(1, r"^\.nbddp/runs/\S+/rank\*\.log$")
-    picture(printing, "log")
-    printing.button("rank 2").click()
-    printing.await_text(1, r"^\.nbddp/runs/\S+/rank2\.log$")
-
-
-def test_a_held_log_stays_as_it_is(printing: LabNotebook) -> None:
-    printing.button("Hold").click()
-    held = printing.await_held(log(printing))
-    assert printing.await_held(log(printing)) == held
-    printing.button("Hold").click()
-    await_more(printing)
 
 
 def test_the_record_has_a_log_as_high_as_the_panel_and_the_cell_below_does_not_jump(

@@ -1,7 +1,8 @@
-"""The panel's pieces of HTML: safe whatever ranks and users wrote, and they say what matters."""
+"""The panel's pieces of HTML: safe, said in words, and with their colours on a bare page."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,11 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import (
+    COLORS,
     MAX_EVENTS,
+    SHEET,
     card,
+    dot,
     muted,
     time_line,
 )
@@ -137,3 +141,18 @@ def test_a_kind_of_event_that_stands_out_has_a_mood() -> None:
         for kind in kinds.split(", "):
             classes = {*line_of(Happening(101.0, kind, facts)).values("class")}
             assert classes & {"nbddp-bad", "nbddp-warn"} == {*filter(None, [mood])}, kind
+
+
+def test_cards_and_dots_have_their_colours_in_themselves() -> None:
+    assert COLORS["bad"] in card("boom", is_error=True)
+    assert COLORS["warn"] in card("it hangs")
+    for kind in ("ok", "bad", "warn", "off"):
+        assert f"background-color:{COLORS[kind]}" in dot(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [r"dot\.nbddp-ok", r"dot\.nbddp-warn", r"dot\.nbddp-bad", "wrong", "waits"]
+)
+def test_where_the_sheet_is_there_its_colours_come_first(kind: str) -> None:
+    [rule] = re.findall(rf"\.nbddp-{kind} {{([^}}]*)}}", SHEET)
+    assert "!important" in rule
