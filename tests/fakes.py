@@ -15,9 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from nbddp.controller.actor import Actor
-from nbddp.controller.exits import ExitWatcher
-from nbddp.controller.means import Means
+from nbddp.controller.threads import Actor, ExitWatcher, Means
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.promise import Promise
 from nbddp.wire.letters import Letter

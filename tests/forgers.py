@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nbddp.nodes.keys import at_a_node
+from nbddp.nodes.handshake import at_a_node
 from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
 
 AT_ONCE = 200

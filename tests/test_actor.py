@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbddp.controller import actor as actor_module
-from nbddp.controller.actor import Actor, ClosedError
+from nbddp.controller import threads as actor_module
+from nbddp.controller.threads import Actor, ClosedError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nbddp.checks.facts import RankFacts
-from nbddp.controller.describing import samples_per_step
+from nbddp.controller.run_recorder import samples_per_step
 from nbddp.record.run_folder import FORMAT, RunFolder, RunJson, read_facts
 from nbddp.record.timeline import TimeLine
 from nbddp.wire.messages import CellEnded

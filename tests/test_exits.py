@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from fakes import FakeHandle
 
-from nbddp.controller import exits as watcher_module
-from nbddp.controller.exits import ExitWatcher
+from nbddp.controller import threads as watcher_module
+from nbddp.controller.threads import ExitWatcher
 from nbddp.launch.launcher import RankHandle
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.controller import origin as origins
-from nbddp.controller.origin import MAX_DIFF, begin_to_ask, has_repository, origin
+from nbddp.controller import run_recorder as origins
+from nbddp.controller.run_recorder import MAX_DIFF, begin_to_ask, has_repository, origin
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.actor import Actor
-from nbddp.controller.means import Means
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
+from nbddp.controller.threads import Actor, Means
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellRequest

@@ -18,7 +18,7 @@ from processes import wait_until
 from stops import stopped_everywhere
 
 from nbddp import promise as promise_module
-from nbddp.controller.actor import Actor
+from nbddp.controller.threads import Actor
 from nbddp.imports import import_aside
 from nbddp.interrupts import interrupt_held_back
 from nbddp.promise import HEARING, Promise, await_all, kept, promised_by

@@ -9,11 +9,11 @@ from collections.abc import Set
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from nbddp.controller.describing import PAUSE, describe
 from nbddp.controller.heal_requests import HealRequests
-from nbddp.controller.means import Means
 from nbddp.controller.promises import Promises
 from nbddp.controller.ranks import Ranks, Told, plain, unable
+from nbddp.controller.run_recorder import PAUSE, describe
+from nbddp.controller.threads import Means
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.launch.memory import MemoryWatch

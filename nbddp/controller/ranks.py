@@ -21,7 +21,7 @@ from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.executor import Executor
-    from nbddp.controller.means import Means
+    from nbddp.controller.threads import Means
     from nbddp.nodes.returning import Returned
     from nbddp.record.run_folder import RunFolder
     from nbddp.wire.letters import Letter

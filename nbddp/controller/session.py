@@ -14,14 +14,13 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from nbddp.controller.actor import ClosedError
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpus import GpuWatch
-from nbddp.controller.means import Means, open_means
-from nbddp.controller.origin import begin_to_ask
 from nbddp.controller.ranks import plain, unable
+from nbddp.controller.run_recorder import begin_to_ask
 from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
+from nbddp.controller.threads import ClosedError, Means, open_means
 from nbddp.errors import RequestError, StartError
 from nbddp.imports import import_aside
 from nbddp.interrupts import interrupt_held_back

@@ -23,9 +23,8 @@ from typing import Any
 from nbddp.errors import WireError
 from nbddp.interrupts import begin
 from nbddp.nodes.clocks import Clock
-from nbddp.nodes.handshake import Handshake
+from nbddp.nodes.handshake import Handshake, at_the_door
 from nbddp.nodes.joining import Join
-from nbddp.nodes.keys import at_the_door
 from nbddp.nodes.mirror import Inlet
 from nbddp.nodes.node_connection import (
     BROKEN,

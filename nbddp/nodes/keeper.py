@@ -24,8 +24,8 @@ import psutil
 
 from nbddp.descendants import cpu_time
 from nbddp.launch.launcher import LocalLauncher, RankHandle
+from nbddp.nodes.handshake import at_a_node
 from nbddp.nodes.joining import Join
-from nbddp.nodes.keys import at_a_node
 from nbddp.nodes.leftovers import Held, tidy_folder
 from nbddp.nodes.mirror import Outlet
 from nbddp.nodes.node_connection import (

@@ -1,23 +1,32 @@
-"""One thread that does one thing after the other: what is due, what others ask, what they tell."""
+"""What an executor works with: the link to the ranks, and the threads that act and bring news."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import logging
+import multiprocessing
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from nbddp.launch.launcher import RankHandle
 from nbddp.promise import Promise, kept
+
+if TYPE_CHECKING:
+    from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
+    from nbddp.wire.letters import Letter
 
 logger = logging.getLogger(__name__)
 
 STILL = 1.0  # seconds that something is late when this process, or the machine, stood still
 RESPITE = 2.0  # seconds in which those come to word then who could not
+PATIENCE = 5.0  # seconds that a thread, or a rank that was killed last, gets to end at a close
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,3 +151,103 @@ class Actor:
         if not self._due:
             return self._inbox.get()
         return self._inbox.get(timeout=max(0.0, self._due[0][0] - time.monotonic()))
+
+
+class ExitWatcher:
+    """Calls back, once, for every process that ends."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = multiprocessing.Pipe(duplex=False)
+        self._watched: dict[int, tuple[RankHandle, Callable[[RankHandle], Any]]] = {}
+        self._thread = threading.Thread(target=self._watch_all, name="nbddp-exits", daemon=True)
+        self._thread.start()
+
+    def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
+        """Call ``on_exit(handle)`` on the watcher's thread when the process ends."""
+        self._watched[handle.sentinel] = (handle, on_exit)
+        self._writer.send("watch")  # wakes the thread, which then sees the new entry
+
+    def close(self) -> None:
+        """End the thread, once those that were killed are gone."""
+        self._writer.send("close")
+        self._thread.join()
+        self._reader.close()
+        self._writer.close()
+
+    def _watch_all(self) -> None:
+        closes_at: float | None = None
+        while closes_at is None or (self._watched and time.monotonic() < closes_at):
+            left = None if closes_at is None else max(0.0, closes_at - time.monotonic())
+            for ready in wait([self._reader, *list(self._watched)], left):
+                if isinstance(ready, int):
+                    self._tell(*self._watched.pop(ready))
+                elif self._reader.recv() == "close":
+                    closes_at = time.monotonic() + PATIENCE
+
+    def _tell(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
+        try:
+            on_exit(handle)
+        except Exception:  # the others' ends must still be seen
+            logger.exception("nbddp could not tell of the end of process %s", handle.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What there is while there are, or may be, processes.
+
+    Attributes:
+        link: to and from the ranks.
+        actor: the session's thread, which does everything else.
+        launching: starts processes, and may have to wait for a helper that still imports.
+        watcher: tells when a process has ended.
+        collectors: bring what cells say, and what does not wait for that.
+    """
+
+    link: StoreLink
+    actor: Actor
+    launching: Actor
+    watcher: ExitWatcher
+    collectors: list[threading.Thread] = field(default_factory=list)
+
+    def listen(self, read: Callable[[Letter], Any], lose: Callable[[Exception], Any]) -> None:
+        """Have the actor read what comes from the ranks, or be told that nothing can be read."""
+        for name, collect, tell in (
+            ("mail", self.link.collect, self.actor.tell),
+            ("news", self.link.collect_urgent, self.actor.tell_first),
+        ):
+
+            def read_on(collect: Any = collect, tell: Any = tell) -> None:
+                try:
+                    while (letter := collect()) is not None:
+                        for part in letter.parts:
+                            tell(read, part)
+                except Exception as error:
+                    logger.exception("nbddp cannot read what the ranks say")
+                    self.actor.tell_first(lose, error)
+
+            self.collectors.append(
+                threading.Thread(target=read_on, name=f"nbddp-{name}", daemon=True)
+            )
+            self.collectors[-1].start()
+
+    def close(self) -> None:
+        """End the threads, those first that bring something to the others."""
+        self.launching.close(patience=PATIENCE)
+        try:
+            self.link.close()
+        except Exception:
+            logger.exception("nbddp could not close its end of the store")
+        for collector in self.collectors:
+            collector.join(PATIENCE)
+        self.actor.call(lambda: None)  # what was launched late is watched by now
+        self.watcher.close()
+        self.actor.close()
+
+
+def open_means(make_link: Callable[[], StoreLink] | None = None) -> Means:
+    """Return a link, by default one that serves a store on this machine, and the threads."""
+    if make_link is None:
+        from nbddp.controller.link import StoreLink
+
+        make_link = StoreLink
+    return Means(make_link(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())
