@@ -30,19 +30,13 @@ def compared_chart(
         for index, run in enumerate(comparison.runs)
         if (line := _line(index, run, name, over)) is not None
     )
-    marks = [
+    marks = tuple(
         ChartMark(at, is_heal, line.color)
         for line in lines
         for at, is_heal in comparison.runs[line.color or 0].marks(over)
-    ]
-    return Chart(
-        name=name,
-        lines=lines,
-        drawn=lines,
-        marks=tuple(marks),
-        is_log=is_log(lines, scale),
-        unit=UNITS[over],
     )
+    log, unit = is_log(lines, scale), UNITS[over]
+    return Chart(name=name, lines=lines, drawn=lines, marks=marks, is_log=log, unit=unit)
 
 
 def _line(index: int, run: ComparedRun, name: str, over: XAxis) -> ChartLine | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import unified_diff
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -104,14 +104,13 @@ class ComparedRun:
             return curves
         if over is XAxis.SAMPLES and self.samples_per_step is None:
             return {}
-        return {rank: self._over(curve, over) for rank, curve in curves.items()}
-
-    def _over(self, curve: Curve, over: XAxis) -> Curve:
-        if over is XAxis.TIME:
-            places = [at - self.metrics.began for at in curve.times]
-        else:
-            places = [self._x(step, over) for step in curve.steps]
-        return replace(curve, steps=tuple(places), resume_points=())
+        found = {}
+        for rank, curve in curves.items():
+            places = tuple(self._x(step, over) for step in curve.steps)
+            if over is XAxis.TIME:
+                places = tuple(at - self.metrics.began for at in curve.times)
+            found[rank] = replace(curve, steps=places, resume_points=())
+        return found
 
     def _x(self, step: float, over: XAxis) -> float:
         """Return the samples after a step, or the step."""
@@ -140,8 +139,7 @@ class Comparison:
     @cached_property
     def drawn(self) -> tuple[str, ...]:
         """The metrics that are lines; a number that was reported once is in the table only."""
-        lines = tuple(filter(self._is_line, self.metrics))
-        return lines or self.metrics
+        return tuple(filter(self._is_line, self.metrics)) or self.metrics
 
     def _is_line(self, metric: str) -> bool:
         curves = (run.curves(metric, XAxis.STEP) for run in self.runs)
@@ -171,19 +169,20 @@ class Comparison:
 
         It is empty for a run without cells: its cells may not have been recorded.
         """
-        return [_diff(self.runs[0], other) for other in self.runs]
+        first = self.runs[0]
+        return [
+            [*unified_diff(first.source, each.source, first.name, each.name, lineterm="", n=2)]
+            if first.cells and each.cells
+            else []
+            for each in self.runs
+        ]
 
     def final_values(self, run: ComparedRun) -> list[str]:
         """Return the last value of each metric in a run: the mean and spread over ranks."""
         return [format_last(run.metrics.last(name)) for name in self.metrics]
 
 
-def compare(
-    paths: Sequence[Path],
-    metrics: str = "",
-    *,
-    current: Path | None = None,
-) -> Comparison:
+def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = None) -> Comparison:
     """Compare runs.
 
     Args:
@@ -233,13 +232,6 @@ def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 
     there = [*known[:MAX_NAMED], *([f"{others:,} more"] if others else [])]
     names = ", ".join(there) or "none"
     return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
-
-
-def _diff(first: ComparedRun, other: ComparedRun) -> list[str]:
-    if not (first.cells and other.cells):
-        return []
-    names = first.name, other.name
-    return [*difflib.unified_diff(first.source, other.source, *names, lineterm="", n=2)]
 
 
 def _facts(run: ComparedRun) -> Iterator[tuple[str, str]]:

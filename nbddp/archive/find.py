@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nbddp.errors import RequestError
@@ -18,7 +19,10 @@ _STAMP = re.compile(r"\d{8}-\d{6}-")
 def runs_below(base: Path) -> list[Path]:
     """Return the folders of the runs that were started in a folder, the newest first."""
     found = [path.parent for path in (base / ".nbddp" / "runs").glob("*/events.jsonl")]
-    return sorted(found, key=_age, reverse=True)
+    # by the second in the name; in the same second, by the last change
+    seconds = len("20260101-000000")
+    found.sort(key=lambda run: (run.name[:seconds], (run / "events.jsonl").stat().st_mtime_ns))
+    return found[::-1]
 
 
 def find_run(
@@ -39,8 +43,9 @@ def find_run(
     """
     if asked is not None and not asked.strip():
         raise RequestError("an empty name names no run; `%ddp runs` lists them")
-    if asked is not None and _is_run(Path(asked)):
-        return Path(asked)
+    with suppress(OSError):  # no folder can have such a name, or it cannot be read
+        if asked is not None and (Path(asked) / "events.jsonl").is_file():
+            return Path(asked)
     runs = [each for each in runs_below(base) if each != current]
     if current is not None:
         runs.insert(0, current)
@@ -75,13 +80,6 @@ def apart(paths: Iterable[Path]) -> list[Path]:
     return list({path.resolve(): path for path in paths}.values())
 
 
-def _is_run(path: Path) -> bool:
-    try:
-        return (path / "events.jsonl").is_file()
-    except OSError:  # no folder can have such a name, or it cannot be read
-        return False
-
-
 def _called(asked: str, runs: list[Path]) -> list[Path]:
     """Return the runs of exactly this name, with its time or without."""
     names = {each.name for each in runs if asked in (each.name, _without_stamp(each.name))}
@@ -96,8 +94,3 @@ def _without_stamp(name: str) -> str:
 
 def _names(runs: list[Path]) -> str:
     return ", ".join(each.name for each in runs[:SHOWN]) + (", ..." if len(runs) > SHOWN else "")
-
-
-def _age(run: Path) -> tuple[str, int]:
-    """By the second in the name; in the same second, by the last change."""
-    return run.name[: len("20260101-000000")], (run / "events.jsonl").stat().st_mtime_ns

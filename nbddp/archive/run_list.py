@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.find import SHOWN
-from nbddp.archive.summary import COLUMNS, MARKS, Summary, is_number, number_of, summarize
+from nbddp.archive.summary import (
+    COLUMNS,
+    MARKS,
+    SHORT_COLUMNS,
+    Summary,
+    is_number,
+    number_of,
+    summarize,
+)
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import write_whole
@@ -129,7 +137,9 @@ class Condition:
         """Whether a run meets the condition."""
         if not self.sign:
             return self.name in run.name or self.name in run.note
-        there, sign, number = number_of(run, self.name), SIGNS[self.sign], _number(self.value)
+        there, sign, number = number_of(run, self.name), SIGNS[self.sign], None
+        with suppress(ValueError):
+            number = float(self.value)
         if is_number(there) and number is not None and not isinstance(there, bool):
             return sign(there, number)
         if sign is operator.eq:
@@ -162,8 +172,12 @@ def list_runs(
     """
     conditions = [*map(Condition.parse, asked)]
     known, left_out = _all(base, current)
+    names = dict.fromkeys(name for run in known for name in (*run.config, *run.last))
     for name in filter(None, [*(each.name for each in conditions if each.sign), sort]):
-        _check(name, known)
+        if known and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
+            shown = [*[*names][:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])]
+            there = ", ".join([*shown, *sorted(COLUMNS)])
+            raise ArgumentError(f"no run has {name!r}; there is: {there}")
     runs = [run for run in known if all(each.fits(run) for each in conditions)]
     if sort:
         runs = _sorted(runs, sort, is_down=is_down)
@@ -223,31 +237,14 @@ def _differ(values: Iterable[Any]) -> bool:
 
 def _sorted(runs: Sequence[Summary], name: str, *, is_down: bool) -> list[Summary]:
     """Sort numbers before text; runs with neither come last in both directions."""
-    known, rest = list[tuple[bool, Any, Summary]](), list[Summary]()
-    for run in runs:
-        value = number_of(run, name)
-        is_text = isinstance(value, str)
-        if is_text or is_number(value):
-            known.append((is_text, value, run))
-        else:
-            rest.append(run)
+    values = [(number_of(run, name), run) for run in runs]
+    known = [(isinstance(value, str), value, run) for value, run in values if _has_order(value)]
     known.sort(key=lambda each: each[:2], reverse=is_down)
-    return [*(run for _, _, run in known), *rest]
+    return [*(run for *_, run in known), *(run for value, run in values if not _has_order(value))]
 
 
-def _check(name: str, runs: Sequence[Summary]) -> None:
-    known = dict.fromkeys(name for run in runs for name in (*run.config, *run.last))
-    if runs and name not in known and name not in (*COLUMNS, "when", "steps/s", "disk"):
-        shown = [*[*known][:MAX_NAMED], *(["..."] if len(known) > MAX_NAMED else [])]
-        there = ", ".join([*shown, *sorted(COLUMNS)])
-        raise ArgumentError(f"no run has {name!r}; there is: {there}")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _has_order(value: object) -> bool:
+    return isinstance(value, str) or is_number(value)
 
 
 def say_left_out(left_out: Mapping[str, str]) -> str:

@@ -173,16 +173,11 @@ def steady_pace(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
         loop = max(by_name.values(), key=len)
         warm = loop[max(1, len(loop) // WARM_UP) :]
         if len(warm) > 1 and (seconds := warm[-1]["time"] - warm[0]["time"]) > 0:
-            paces.append(_steps(warm) / seconds)
+            numbers = [row.get("step", math.nan) for row in warm]
+            ascends = all(one < other for one, other in itertools.pairwise(numbers))
+            paces.append((numbers[-1] - numbers[0] if ascends else len(warm) - 1) / seconds)
             counts.append(len(warm) - 1)
     return (fmean(paces), min(counts)) if paces else None
-
-
-def _steps(rows: Sequence[Mapping[str, Any]]) -> float:
-    """From the first to the last: by their numbers, if these go up."""
-    numbers = [row.get("step", math.nan) for row in rows]
-    ascends = all(one < other for one, other in itertools.pairwise(numbers))
-    return float(numbers[-1] - numbers[0]) if ascends else float(len(rows) - 1)
 
 
 def shares(line: Timeline, pace: float) -> dict[str, float | None]:

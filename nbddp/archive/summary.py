@@ -185,7 +185,7 @@ def number_of(summary: Summary, name: str) -> Any:
         return summary.config[name]
     if name in summary.last:
         return summary.last[name]
-    column = {"when": "began", "steps/s": "steps_per_second", "disk": "size"}.get(name, name)
+    column = SHORT_COLUMNS.get(name, name)
     return getattr(summary, column) if column in COLUMNS else None
 
 
@@ -193,6 +193,7 @@ COLUMNS = frozenset(
     {"name", "began", "started_by", "ranks", "outcome", "note", "size"}
     | {"steps", "steps_per_second", "samples_per_second", "seconds_lost"}
 )
+SHORT_COLUMNS = {"when": "began", "steps/s": "steps_per_second", "disk": "size"}
 
 
 def is_number(value: object) -> bool:

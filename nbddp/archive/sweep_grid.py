@@ -49,7 +49,7 @@ class SweepPoint:
         'lr0.1-model-cnn-batch16'
         """
         return "-".join(
-            f"{name}{value}" if _is_number(value) else f"{name}-{value}"
+            f"{name}{value}" if type(value) in (int, float) else f"{name}-{value}"
             for name, value in self.settings.items()
         )
 
@@ -98,10 +98,6 @@ class SweepEntry:
 def count_of(rows: Iterable[SweepEntry], *states: State) -> int:
     """Count the entries in these states."""
     return sum(row.state in states for row in rows)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def grid(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -> list[SweepPoint]:

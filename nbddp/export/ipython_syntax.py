@@ -78,14 +78,12 @@ def _expanded(line: str) -> str:
     >>> _expanded("ls {folder}"), _expanded("awk '{print $1}'")
     ("f'ls {folder}'", '"awk \'{print $1}\'"')
     """
-    if "{" in line:
-        text = f"f{line!r}"
-        try:
-            ast.parse(text)
-        except SyntaxError:
-            return repr(line)
-        return text
-    return repr(line)
+    text = f"f{line!r}" if "{" in line else repr(line)
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return repr(line)
+    return text
 
 
 Edit = tuple[int, int, str]  # the bytes from here to there become this

@@ -19,9 +19,7 @@ from nbddp.record.names import bound_names
 GUARD = 'if __name__ == "__main__":'
 OF_IPYTHON = frozenset({"display", "get_ipython", "In", "Out", "_", "__", "___"})
 BUILTINS = frozenset(vars(builtins)) - OF_IPYTHON - {"__IPYTHON__"}
-_OF_MODULES = frozenset(
-    ["__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__spec__"]
-)
+_OF_MODULES = {"__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__spec__"}
 _STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
 
@@ -76,10 +74,9 @@ def _is_free(statement: ast.stmt, top: set[str]) -> bool:
         case ast.Import() | ast.ImportFrom():
             return True
         case ast.Assign(value=value, targets=targets):
-            are_constants = all(
-                isinstance(each, ast.Name) and each.id.isupper() for each in targets
-            )
-            return are_constants and _is_literal(value)
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+            is_constant = len(names) == len(targets) and all(map(str.isupper, names))
+            return is_constant and _is_literal(value)
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return names_needed_at_definition(statement) <= top | BUILTINS
     return False

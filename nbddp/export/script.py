@@ -18,6 +18,7 @@ from typing import Any
 
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.export import template
 from nbddp.export.ipython_syntax import Edit, PlainCell, edited, span, to_plain
 from nbddp.export.main_guard import (
     GUARD,
@@ -26,19 +27,6 @@ from nbddp.export.main_guard import (
     guarded,
     indented,
     undefined_names,
-)
-from nbddp.export.template import (
-    BACKEND,
-    BEGIN,
-    DEVICE,
-    DISPLAY,
-    END,
-    FORM,
-    FORM_AGAIN,
-    IMPORTS,
-    LEAVE,
-    MEET,
-    SHOW,
 )
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import SET_IN_EACH_RANK, bound_names
@@ -201,9 +189,8 @@ class _Writer:
         self._may_be_apart = True
 
     def _put_cell(self, text: str, request: CellRequest) -> None:
-        is_for_all = request.ranks is None
         waits = self._may_be_apart and request.needs_group is not False
-        for must_be_guarded, part in guarded(text, self._top, is_for_all=is_for_all):
+        for must_be_guarded, part in guarded(text, self._top, is_for_all=request.ranks is None):
             if not must_be_guarded:
                 self._parts.append(part)
                 continue
@@ -309,24 +296,24 @@ class _Writer:
         notes = [f"# - {each}".replace("\n", "\n#   ") for each in self._remarks]
         about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
         wants_display = "display" in body and "display" not in self._bound
-        form = FORM_AGAIN if self._groups > 1 else FORM
+        form = template.FORM_AGAIN if self._groups > 1 else template.FORM
         spec, timeout = self._given.spec, ""
-        backend = BACKEND if spec.backend == "auto" else repr(spec.backend)
+        backend = template.BACKEND if spec.backend == "auto" else repr(spec.backend)
         if spec.timeout != GroupSpec().timeout:
             timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
         frame = [
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
-            DEVICE,
+            template.DEVICE,
             form.format(backend=backend, timeout=timeout),
-            LEAVE if self._groups > 1 else "",
-            MEET if "_wait_for_all()" in body else "",
-            SHOW if "_show(" in body else "",
-            DISPLAY if wants_display else "",
+            template.LEAVE if self._groups > 1 else "",
+            template.MEET if "_wait_for_all()" in body else "",
+            template.SHOW if "_show(" in body else "",
+            template.DISPLAY if wants_display else "",
             f"{GUARD}\n{self._begin()}",
         ]
         modules = ("argparse", "datetime", "os", "pathlib", "pickle")
         used = [name for name in modules if any(f"{name}." in each for each in frame)]
-        imports = [*self._future, *(f"import {name}" for name in used), "", IMPORTS]
+        imports = [*self._future, *(f"import {name}" for name in used), "", template.IMPORTS]
         if re.search(r"\bnbddp\b", body):
             imports += ["", "import nbddp"]
         pieces = [
@@ -334,12 +321,12 @@ class _Writer:
             about if notes else "",
             "\n".join(imports),
             *frame,
-            body,
+            f"{body}\n\n# %%\n{GUARD}\n{template.END}\n",
         ]
-        return "\n\n\n".join(each for each in pieces if each) + f"\n\n# %%\n{GUARD}\n{END}\n"
+        return "\n\n\n".join(filter(None, pieces))
 
     def _begin(self) -> str:
-        lines = [BEGIN.format(threads=self._given.spec.threads_per_rank())]
+        lines = [template.BEGIN.format(threads=self._given.spec.threads_per_rank())]
         if self._arguments:
             lines.append("    _parser = argparse.ArgumentParser()")
             lines += [f"    _parser.{argument(*each)}" for each in self._arguments.items()]
@@ -359,17 +346,12 @@ def _shown(plain: PlainCell, name: str) -> str:
     begin, end = span(plain.text, last)
     data = plain.text.encode()
     value, rest = data[begin:end].decode(), data[end:].decode().lstrip(" \t")
-    if rest.startswith(";") or _is_print(last.value):
+    is_print = isinstance(last.value, ast.Call) and ast.unparse(last.value.func) == "print"
+    if rest.startswith(";") or is_print or value == "None":
         return plain.text
     more = f", {name!r}" if name else ""
     shown = f"_show({_argument_of_show(value)}{more})"
     return edited(plain.text, [(begin, end, shown)])
-
-
-def _is_print(value: ast.expr) -> bool:
-    """Whether it is a call or a constant whose value is None."""
-    is_call = isinstance(value, ast.Call) and ast.unparse(value.func) == "print"
-    return is_call or (isinstance(value, ast.Constant) and value.value is None)
 
 
 def _argument_of_show(expression: str) -> str:
