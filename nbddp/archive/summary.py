@@ -17,7 +17,7 @@ import psutil
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedRun
 from nbddp.record.metrics import Pairs
-from nbddp.record.run_folder import read_facts
+from nbddp.record.run_folder import RunJson, read_facts
 
 STOPPED = "stopped"
 RUNNING = "still running"
@@ -115,20 +115,13 @@ def _summarize(path: Path, current: Path | None) -> Summary:
 
 def _facts_of_events(path: Path) -> dict[str, Any]:
     """Return what the events of a run say that has no end: they are newer than ``run.json``."""
-    run = RecordedRun(path)
-    found: dict[str, Any] = {"began": run.events[0].at if run.events else 0.0}
-    if run.ranks:
-        found["world_size"] = len(run.ranks)
-    done = [each for each in run.cells if each.is_over]
-    if done:
-        found |= {"outcome": done[-1].outcome, "interrupted": done[-1].is_interrupted}
-    found["is_busy"] = bool(run.cells) and not run.cells[-1].is_over
-    if run.was_stopped:
-        found["ended"] = True
+    run, known = RecordedRun(path), RunJson()
     for event in run.events:
-        if event.kind == "config":
-            found["config"] = {**found.get("config", {}), **event.facts["values"]}
-    return found
+        known.update(event.kind, event.facts)
+    began = run.events[0].at if run.events else 0.0
+    is_busy = bool(run.cells) and not run.cells[-1].is_over
+    sizes = {"world_size": len(run.ranks)} if run.ranks else {}
+    return known.facts | sizes | {"began": began, "is_busy": is_busy}
 
 
 def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:

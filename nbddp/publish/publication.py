@@ -39,13 +39,7 @@ class Publication:
     """
 
     def __init__(
-        self,
-        target: Target,
-        folder: Path,
-        name: str,
-        *,
-        is_live: bool,
-        patience: float = PATIENCE,
+        self, target: Target, folder: Path, name: str, *, is_live: bool, patience: float = PATIENCE
     ) -> None:
         self.target, self.folder = target, folder
         self.log = folder / f"publish-{target.kind}.log"

@@ -54,11 +54,7 @@ class ToTrackio:
     def finish(self, outcome: Outcome) -> None:
         """The sums as numbers; the outcome, the settings and the record as a report."""
         report = "\n\n".join(
-            (
-                f"**{outcome.text}**",
-                settings_text(self._settings),
-                record_text(outcome.record),
-            )
+            (f"**{outcome.text}**", settings_text(self._settings), record_text(outcome.record))
         )
         sums = {f"nbddp/{name}": float(its) for name, its in outcome.sums.items()}
         self._run.log({**sums, "nbddp/record": trackio.Markdown(report)}, step=self._highest)

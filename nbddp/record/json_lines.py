@@ -77,13 +77,9 @@ def _parse(lines: Sequence[bytes]) -> Iterator[Any]:
     except (ValueError, RecursionError):
         found = None
     # a line may have two rows, and two lines may be one
-    is_each = found is not None and len(found) == len(lines) and all(map(_is_object, lines))
+    are_objects = all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
+    is_each = found is not None and len(found) == len(lines) and are_objects
     yield from found if is_each else map(_parse_one, lines)
-
-
-def _is_object(line: bytes) -> bool:
-    """Return whether a line begins and ends like an object."""
-    return line.startswith(b"{") and line.endswith(b"}")
 
 
 def _parse_one(line: bytes) -> Any:

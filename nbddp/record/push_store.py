@@ -13,8 +13,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,19 +136,8 @@ def pickled(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
     """
     from nbddp.wire.sources import dumps_with_sources
 
-    with naming_unpicklable(values):
-        return dumps_with_sources(dict(values), numbers)
-
-
-@contextmanager
-def naming_unpicklable(values: Mapping[str, Any]) -> Iterator[None]:
-    """Name the value that cannot be pickled if pickling fails in this context.
-
-    Raises:
-        RequestError: one cannot be pickled.
-    """
     try:
-        yield
+        return dumps_with_sources(dict(values), numbers)
     except Exception as error:  # whatever a value's own pickling raises
         raise RequestError(f"cannot push {_unpicklable(values)}: {error}") from error
 

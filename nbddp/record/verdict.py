@@ -8,13 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nbddp.errors import (
-    CellFailedError,
-    CellInterruptedError,
-    describe_exit,
-    say_place,
-    say_ranks,
-)
+from nbddp.errors import CellFailedError, CellInterruptedError, describe_exit, say_place, say_ranks
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; its traceback has all of it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import hypot, sqrt
@@ -100,7 +100,9 @@ class WaitWindow:
         found = {}
         for rank in self._ranks:
             late = [each.late[rank] for each in spans if each.has_waited]
-            if sum(late) >= MARGIN * seconds and _is_sure(late):
+            if sum(late) < MARGIN * seconds or len(late) < FEWEST:
+                continue
+            if mean(late) > SURE * stdev(late) / sqrt(len(late)):  # noise does not reach so far
                 found[rank] = StragglerLag(min(1.0, sum(late) / seconds), seconds)
         return found
 
@@ -141,13 +143,6 @@ class WaitWindow:
             if share - starved_share(rank, self._newest - seconds, self._newest) >= MARGIN:
                 found[rank] = StragglerLag(min(1.0, share), seconds)
         return found
-
-
-def _is_sure(samples: Sequence[float]) -> bool:
-    """Whether the mean is further above zero than noise reaches."""
-    if len(samples) < FEWEST:
-        return False
-    return mean(samples) > SURE * stdev(samples) / sqrt(len(samples))
 
 
 def _late(waits: Mapping[int, float]) -> dict[int, float]:
