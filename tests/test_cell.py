@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.errors import CellFailedError, CellInterruptedError, RequestError
+from nbddp.errors import CellFailedError, RequestError
 from nbddp.record import cell as room
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.notices import Said, Wrote
+from nbddp.record.notices import Said
 from nbddp.wire.messages import CellEnded, Failure
 
 
@@ -137,19 +136,6 @@ def test_the_user_ends_only_what_lived_until_then() -> None:
 # ---- for a reader who looks again and again
 
 
-def test_notices_come_in_their_order_and_end_with_the_cell() -> None:
-    notices = [Wrote(0, "a"), Said("b"), Wrote(0, "c")]
-    one, other = handle_for(0), handle_for(0)
-    assert one.next_notice(0.0) is None
-    assert one.next_notice(0.001) is None
-    for notice in notices:
-        one.feed(notice)
-        other.feed(notice)
-    assert [one.next_notice(patience) for patience in (0.0, 5.0, 0.0, 0.0)] == [*notices, None]
-    other.finish()
-    assert list(other.notices()) == notices
-
-
 @pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
 def test_a_reader_knows_when_a_cell_has_told_everything(patience: float) -> None:
     handle = handle_for(0)
@@ -217,24 +203,6 @@ def test_its_seconds_go_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> 
     handle.note_report(0, well())
     assert handle.finish().seconds == 4.5
     assert [handle.seconds, handle.seconds] == [4.5, 4.5]
-
-
-def test_it_knows_when_it_began_and_on_which_ranks() -> None:
-    before = time.time()
-    handle = CellHandle(7, CellRequest(source="x"), [1, 0], lambda _: None, attempt=3)
-    assert before <= handle.began_at <= time.time()
-    assert (handle.ranks, handle.attempt) == ((1, 0), 3)
-    assert handle_for(0).attempt == 1
-
-
-@pytest.mark.parametrize("how", ["restart", "stop"])
-def test_a_cell_that_the_user_ended_with_its_ranks_says_so(how: str) -> None:
-    handle = handle_for(0, 1)
-    handle.ended_by = how
-    handle.note_exit(0, -15)
-    handle.note_exit(1, -15)
-    with pytest.raises(CellInterruptedError, match=how):
-        handle.finish().raise_for_failure()
 
 
 @pytest.mark.parametrize("fails", [False, True])

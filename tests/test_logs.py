@@ -168,13 +168,6 @@ def test_a_log_that_is_gone_by_the_time_it_is_shown_is_named(
     assert read(Logged(0, log, 0, 123_456_789)) == snapshot
 
 
-def test_only_the_next_part_of_the_same_log_goes_on_with_it(log: Path, tmp_path: Path) -> None:
-    part = Logged(0, log, 0, 5)
-    assert part.goes_on_with(Logged(0, log, 5, 9))
-    assert not part.goes_on_with(Logged(0, log, 6, 9))
-    assert not part.goes_on_with(Logged(0, tmp_path / "other.log", 5, 9))
-
-
 # ---- its last lines
 
 

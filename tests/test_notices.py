@@ -160,6 +160,13 @@ def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
     assert lines == [f"line {number}" for number in range(88, 100)]
 
 
+def test_only_the_next_part_of_the_same_log_goes_on_with_it(log: Log, tmp_path: Path) -> None:
+    notices, places = Notices(), [(log.path, 0, 5), (log.path, 5, 9), (log.path, 10, 12)]
+    for path, start, end in [*places, (tmp_path / "other.log", 12, 15)]:
+        notices.feed(Logged(0, path, start, end))
+    assert [each.size for each in notices._waiting if isinstance(each, Logged)] == [9, 2, 3]
+
+
 # ---- pictures
 
 

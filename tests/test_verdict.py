@@ -368,20 +368,6 @@ def test_the_error_carries_the_summary_the_rank_and_the_report() -> None:
     assert (str(error), error.rank, error.report) == (verdict.summary(), 1, verdict.report())
 
 
-@pytest.mark.parametrize(
-    ("ranks", "commands"),
-    [
-        ({0: FAILED, 1: interrupted()}, []),
-        ({0: FAILED, 1: KILLED}, ["%ddp heal", "%ddp restart"]),
-        ({0: KILLED, 1: KILLED}, ["%ddp restart"]),
-    ],
-    ids=["none lost", "one lost", "all lost"],
-)
-def test_the_way_out_is_a_command(ranks: Ranks, commands: list[str]) -> None:
-    said = verdict_on(ranks).report()
-    assert [each for each in ("%ddp heal", "%ddp restart") if each in said] == commands
-
-
 def test_a_long_error_is_cut_in_its_headline_and_whole_in_its_traceback() -> None:
     verdict = verdict_on({0: ended("RuntimeError", "x" * 1000, traceback="x" * 1000)})
     assert f": {'x' * (MAX_HEADLINE - 4)} ..., line 9" in verdict.summary()
