@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record, "_write_events", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         write({}, tmp_path, "cell3", {})
     assert list(tmp_path.iterdir()) == []

@@ -88,7 +88,11 @@ def _publish(args: argparse.Namespace, reports: Reports) -> None:
     kind = args.target.kind
     limit = partial(time_limit, kind=kind, seconds=args.patience, reports=reports)
     with limit("load"):
-        tracker = _load(kind)
+        try:
+            module = importlib.import_module(f"nbddp.publish.to_{kind}")
+            tracker: Tracker = getattr(module, KINDS[kind])()
+        except Exception as error:
+            raise PublishError(f"the package {kind} cannot be loaded: {error}") from error
     publisher = Publisher(
         args.folder,
         tracker,
@@ -104,15 +108,6 @@ def _publish(args: argparse.Namespace, reports: Reports) -> None:
     what = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
     note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **what)
     reports.say(**what, is_over=True)
-
-
-def _load(kind: str) -> Tracker:
-    try:
-        module = importlib.import_module(f"nbddp.publish.to_{kind}")
-        made: Tracker = getattr(module, KINDS[kind])()
-    except Exception as error:
-        raise PublishError(f"the package {kind} cannot be loaded: {error}") from error
-    return made
 
 
 def _warn(kind: str, reports: Reports, before: list[str], message: object, *_more: object) -> None:

@@ -54,20 +54,17 @@ class ToTensorBoard:
         """Steps as scalars, at the time when they were reported."""
         for point in points:
             if point.cell != self._cell:
-                self._begin_cell(point)
+                self._cell = point.cell
+                self._before = self._before if point.is_again else self._highest
+                # hide what is done again, unless that would hide what other cells have done
+                if point.is_again and self._before < point.step <= self._highest:
+                    log = SessionLog(status=SessionLog.START)
+                    start = Event(wall_time=point.at, step=point.step, session_log=log)
+                    self._writer.add_event(start)
             self._highest, self._at = max(self._highest, point.step), point.at
             values = [Summary.Value(tag=tag, simple_value=its) for tag, its in point.values.items()]
             self._add(Summary(value=values), step=point.step)
         self._writer.flush()
-
-    def _begin_cell(self, point: Point) -> None:
-        """Hide what is done again, unless that would hide what other cells have done."""
-        self._cell = point.cell
-        if not point.is_again:
-            self._before = self._highest
-        elif self._before < point.step <= self._highest:
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=point.at, step=point.step, session_log=start))
 
     def happened(self, at: float, text: str) -> None:
         """The record so far, at the step where the run is."""

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -114,11 +114,6 @@ class Outcome:
     record: Sequence[tuple[float, str]]
 
     @property
-    def is_ok(self) -> bool:
-        """Whether its last cell went well, or it goes on."""
-        return self.outcome in ("ok", "running", "empty")
-
-    @property
     def text(self) -> str:
         """In a line."""
         return f"{self.outcome}: {self.why}" if self.why else self.outcome
@@ -163,13 +158,15 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return "\n".join(["| setting | value |", "|---|---|", *rows])
 
 
-def record_text(record: Iterable[tuple[float, str]]) -> str:
+def record_text(record: Sequence[tuple[float, str]]) -> str:
     """What happened, line by line, with the time of this machine.
 
     >>> record_text([]), record_text([(0.0, "stopped")])[:4]
     ('', '- 19')
     """
-    return "\n".join(f"- {_clock(at)} {' '.join(text.split())}" for at, text in record)
+    times = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at, _ in record]
+    lines = zip(times, record, strict=True)
+    return "\n".join(f"- {at} {' '.join(text.split())}" for at, (_, text) in lines)
 
 
 def plain_name(name: str) -> str:
@@ -183,10 +180,6 @@ def plain_name(name: str) -> str:
     if len(plain) <= LONGEST_NAME:
         return plain
     return f"{plain[: LONGEST_NAME // 2]}_{plain[-(LONGEST_NAME // 2 - 1) :]}"  # /min is at the end
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _cell(value: object) -> str:

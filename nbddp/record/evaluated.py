@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,17 +112,15 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """Return the names that a plain assignment sets, each with its expression."""
+    pairs: Iterable[tuple[ast.expr, ast.expr]] = ()
     match statement:
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-            yield name, value
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            pairs = [(target, value)]
         case ast.Assign(targets=[ast.Tuple(elts=to)], value=ast.Tuple(elts=values)):
-            for target, value in zip(to, values, strict=False):
-                if isinstance(target, ast.Name):
-                    yield target.id, value
+            pairs = zip(to, values, strict=False)
         case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, value
+            pairs = [(target, value) for target in targets]
+    yield from ((to.id, its) for to, its in pairs if isinstance(to, ast.Name))
 
 
 def _value(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:

@@ -69,15 +69,14 @@ class RankValues:
         if not changes:
             return
         before = self._known.get(rank, {})
-        now = {} if changes.get("is_all") else before
+        now = self._known[rank] = {} if changes.get("is_all") else before
         for path in changes.get("gone", ()):
             now.pop(path, None)
-        late = {*changes.get("late", ())}
         for path, mark in changes["new"].items():
             known = before.get(path)
-            is_known = known is not None and known.mark == mark
-            now[path] = known if known and is_known else _Known(mark, cell, path in late)
-        self._known[rank] = now
+            if known is None or known.mark != mark:
+                known = _Known(mark, cell, path in changes.get("late", ()))
+            now[path] = known
 
     def note_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
         """Note that a rank has exited. If it ran a cell, the values that it set there are lost."""
@@ -121,9 +120,10 @@ class RankValues:
             known = "" if is_reset or path not in mine else mine[path].mark
             known = known or derive.own(path)
             may_differ = known != mark if known else is_reset and derive.may_differ(path)
-            if known and (may_differ or _is_preset(path)):
+            is_preset = path in SET_IN_EACH_RANK
+            if known and (may_differ or is_preset):
                 own[path] = mark, known
-            elif may_differ and not _is_preset(path):
+            elif may_differ and not is_preset:
                 unknown.append(path)
         return OwnValues(own, unknown)
 
@@ -135,10 +135,6 @@ class RankValues:
             for path, each in known.items()
             if not (each.is_late and 0 < cell <= each.since)
         }
-
-
-def _is_preset(path: str) -> bool:
-    return path in SET_IN_EACH_RANK
 
 
 def _marks(known: Mapping[str, _Known]) -> dict[str, str]:

@@ -58,13 +58,6 @@ class RunFolder:
         """Return the file of a rank's output, with the output of all attempts."""
         return self.path / log_name(rank)
 
-    def size_of_log(self, rank: int) -> int:
-        """Return how many bytes a rank has written."""
-        try:
-            return self.log(rank).stat().st_size
-        except OSError:  # it has written nothing, or the user deleted the file
-            return 0
-
     def describe(self, **facts: Any) -> None:
         """Add facts and write ``run.json``."""
         self.run_json.facts |= facts
@@ -161,11 +154,6 @@ class RunJson:
                 facts["config"] = known | new if event["rank"] == 0 else new | known
             case "stopped":
                 facts["ended"] = _now()
-
-    def has_config(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the run has these settings."""
-        known = self.facts["config"]
-        return all(name in known and known[name] == value for name, value in values.items())
 
     def text(self) -> str:
         """Return the facts as JSON, with a line for each: readable, and quick to write."""

@@ -7,6 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,11 @@ class TimeLine:
 
     def sizes_of_logs(self, ranks: Iterable[int]) -> dict[str, int]:
         """How many bytes each rank has written; a cell's part of its log begins or ends there."""
-        folder = self.folder
-        return {str(rank): folder.size_of_log(rank) for rank in ranks} if folder else {}
+        sizes = {str(rank): 0 for rank in ranks} if self.folder else {}
+        for rank in sizes:
+            with suppress(OSError):  # it has written nothing, or the user deleted the file
+                sizes[rank] = self.folder.log(int(rank)).stat().st_size if self.folder else 0
+        return sizes
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """More is known of what is run, or what comes of it: write it down."""
@@ -128,7 +132,8 @@ class TimeLine:
 
     def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Record an event that a rank reports; it cannot pass for an own one."""
-        if kind == CONFIG and self.folder and self.folder.run_json.has_config(facts["values"]):
+        known = self.folder.run_json.facts["config"].items() if self.folder else ()
+        if kind == CONFIG and all(each in known for each in facts["values"].items()):
             return  # another rank has said it
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
         self._record(self._told, kind, facts | {"rank": rank})

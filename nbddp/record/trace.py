@@ -9,6 +9,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,21 +119,17 @@ def write(parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str
     """
     is_big = sum(part.stat().st_size for part in parts.values()) > BIG
     path = folder / (f"{name}.json.gz" if is_big else f"{name}.json")
-    with new_file(path) as file:
-        if is_big:
-            with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) as packed:
-                _write_events(packed, parts, facts)
-        else:
-            _write_events(file, parts, facts)
-    return path
-
-
-def _write_events(file: Any, parts: Mapping[int, Path], facts: Mapping[str, Any]) -> None:
     head = json.dumps({"displayTimeUnit": "ms", **facts})[:-1]
-    file.write(f'{head}, "traceEvents": [\n'.encode())
     pieces = [part.read_bytes() for part in parts.values()]
-    file.write(b",\n".join(each for each in pieces if each))
-    file.write(b"\n]}\n")
+    with new_file(path) as whole, ExitStack() as stack:
+        file: Any = whole
+        if is_big:
+            packed = gzip.GzipFile(filename="", fileobj=whole, mode="wb", compresslevel=5)
+            file = stack.enter_context(packed)
+        file.write(f'{head}, "traceEvents": [\n'.encode())
+        file.write(b",\n".join(each for each in pieces if each))
+        file.write(b"\n]}\n")
+    return path
 
 
 def why_nothing(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:
