@@ -65,13 +65,17 @@ class CellFailedError(NbddpError):
     def __init__(self, message: str, *, rank: int, report: str) -> None:
         super().__init__(message)
         self.rank = rank
+        self.set_report(report)
+
+    def set_report(self, report: str) -> None:
+        """Set the report; a script's own traceback shows it below the message."""
         self.report = report
         title, _, rest = report.partition("\n")
-        note = rest.lstrip("\n") if message in title else report  # Python shows the message, too
+        note = rest.lstrip("\n") if str(self) in title else report
         if not note:
             return
-        if sys.version_info >= (3, 11):  # so that a script's own traceback shows the rank's
-            self.add_note(note)
+        if sys.version_info >= (3, 11):
+            self.__notes__ = [note]
         else:
             self.__cause__ = _RanksReportError(f"\n{note}")
 

@@ -15,6 +15,7 @@ from nbddp.controller.asking import Asking
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError
 from nbddp.group.display import TextDisplay
+from nbddp.group.method_names import with_method_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.scaling import ScalingStudy
@@ -33,6 +34,7 @@ from nbddp.wire.trace_messages import Steps
 NOT_STARTED = "the worker group is not started: call its start(), or use it in a `with` block"
 
 
+@with_method_names
 class WorkerGroup:
     """Ranks on this machine that run what they are given and keep their names.
 

@@ -84,7 +84,7 @@ def test_a_rank_that_dies_after_it_ended_its_cell_makes_the_cell_fail_and_distur
     ).report
     killer.join()
     assert re.fullmatch("rank 0 .*SIGKILL", report.splitlines()[0])
-    assert "%ddp heal" in report
+    assert "`group.heal()`" in report
     assert re.search("^nbddp: rank 0 .*SIGKILL", capsys.readouterr().out, re.MULTILINE)
     assert [group.pull("kept", rank=rank) for rank in (1, 2)] == [1, 2]
 

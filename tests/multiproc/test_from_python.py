@@ -62,7 +62,7 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
                 refused()
         with pytest.raises(CellFailedError) as error:
             group.run("import os; os._exit(3)", ranks=[1], quiet=True)
-        assert "`%ddp heal` replaces rank 1" in error.value.report  # rank 0 lives
+        assert "`group.heal()` replaces rank 1" in error.value.report  # rank 0 lives
 
 
 def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_healed_rank_looks_names_up_where_it_lives_and_can_die_again(group: Ra
 def test_dead_ranks_are_replaced_all_at_once_or_not_at_all(make_group: MakeRanks) -> None:
     group = make_group(3)
     kill(group, 1, 2)
-    with pytest.raises(RequestError, match=r"rank 2 .*`%ddp heal`"):
+    with pytest.raises(RequestError, match=r"rank 2 .*`group.heal\(\)`"):
         group.heal((1,))
     assert group.alive == [0]
     assert group.heal((1, 2, 1), donor=0).ranks == (1, 2)
@@ -162,7 +162,7 @@ def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_ri
     kill(group, 1)
     part = "0,2" if 0 in ranks else "1-2"
     with pytest.raises(
-        RequestError, match=rf"rank 0: ranks {part} .*rank 1 .*`%ddp heal --from R`"
+        RequestError, match=rf"rank 0: ranks {part} .*rank 1 .*`group.heal\(donor=R\)`"
     ):
         group.heal()
     assert group.alive == [0, 2]
@@ -239,7 +239,7 @@ def test_a_rank_that_does_not_come_back_from_the_meeting_is_named(
     kill(group, 1)
     set_limits(monkeypatch, coming_back=5.0)  # rank 0 may be slow
     while_all_are_told(group, monkeypatch, after_2=[(2, signal.SIGSTOP)])
-    with pytest.raises(RequestError, match=r"rank 2 .* 5 s.*`%ddp kill 2`"):
+    with pytest.raises(RequestError, match=r"rank 2 .* 5 s.*`group.kill\(2\)`"):
         group.heal()
     monkeypatch.undo()
     group.kill(2)

@@ -275,7 +275,7 @@ def test_the_cells_keep_their_ranks_and_names(group: Ranks, write: Write, capsys
     before = group.pids
     with pytest.raises(CellFailedError, match="rank 1 exited with code 3") as error:
         group.run_script(script)
-    assert "no `%ddp heal` is needed" in error.value.report
+    assert "no `group.heal()` is needed" in error.value.report
     for rank in range(2):
         own_names, pid = lines(capsys, rank)[0].split() if rank == 0 else ("False", "0")
         assert own_names == "False"

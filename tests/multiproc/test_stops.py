@@ -133,7 +133,7 @@ def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
     report = failure.report.splitlines()
     assert len(report) < 8  # groups of ranks are named, not each of them
     assert report[-1].startswith("Rank 3 ")
-    assert "`%ddp heal`" in report[-1]
+    assert "`group.heal()`" in report[-1]
     assert len(re.findall(r"nbddp: .*", capsys.readouterr().out)) == 1
     alive = [rank for rank in range(64) if rank != 3]
     assert group.alive == alive

@@ -1,0 +1,55 @@
+"""Errors of a group in a script: they name its methods, not the magics of a notebook."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+from nbddp.errors import CellFailedError, NbddpError
+
+T = TypeVar("T")
+
+_METHODS = (
+    (r"`%ddp start` or a `%%ddp` cell", "`group.start()`"),
+    (r"`%ddp (start|restart|stop|interrupt|heal)`", r"`group.\1()`"),
+    (r"`%ddp kill (\d+)`", r"`group.kill(\1)`"),
+    (r"`%ddp heal --from R`", "`group.heal(donor=R)`"),
+    (r"`%ddp run`", "`group.run_script()`"),
+    (r"`%%ddp --ranks ([\d,]+)`", r"`group.run(..., ranks=[\1])`"),
+)
+
+
+def in_methods(text: str) -> str:
+    """Name the methods that do what the magics of a text do; leave a magic that has none.
+
+    >>> in_methods("rank 1 is gone; `%ddp heal` replaces it, `%ddp restart --replay` ...")
+    'rank 1 is gone; `group.heal()` replaces it, `%ddp restart --replay` ...'
+    """
+    for magic, method in _METHODS:
+        text = re.sub(magic, method, text)
+    return text
+
+
+def with_method_names(kind: type[T]) -> type[T]:
+    """Have the public methods of a class raise errors that name methods."""
+    for name, method in [*vars(kind).items()]:
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(kind, name, _wrapped(method))
+    return kind
+
+
+def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except NbddpError as error:
+            error.args = (in_methods(str(error)),)
+            if isinstance(error, CellFailedError):
+                error.set_report(in_methods(error.report))
+            raise
+
+    return call
