@@ -103,17 +103,13 @@ class Asking:
                     futures[rank].set_exception(error)
             await_all(futures.values())
         except BaseException:
-            self._forget(futures, numbers)
+            for rank, number in numbers.items():  # nobody waits for the answers any more
+                if rank not in futures or not futures[rank].done():
+                    self._session.drop(rank, number)
+            for future in futures.values():  # also of one that is still to come
+                future.add_done_callback(self._discard_answer)
             raise
         return {rank: _outcome(rank, future) for rank, future in futures.items()}
-
-    def _forget(self, futures: Mapping[int, Promise[Answer]], numbers: Mapping[int, int]) -> None:
-        """Nobody waits for the answers any more."""
-        for rank, number in numbers.items():
-            if rank not in futures or not futures[rank].done():
-                self._session.drop(rank, number)
-        for future in futures.values():  # also of one that is still to come
-            future.add_done_callback(self._discard_answer)
 
     def _discard_answer(self, future: Promise[Answer]) -> None:
         if future.exception() is None:

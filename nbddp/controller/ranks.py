@@ -95,7 +95,8 @@ class Ranks:
             self._watch(rank, each.handle)
 
     def _watch(self, rank: int, handle: RankHandle) -> None:
-        self._means.watcher.watch(handle, lambda it: self._tell_exit(rank, it))
+        tell, note_exit = self._means.actor.tell, self._owner.note_exit
+        self._means.watcher.watch(handle, lambda it: tell(note_exit, self.attempt, rank, it))
 
     def _launch(self, start: RankStart) -> None:
         rank, tell = start.topology.rank, self._means.actor.tell
@@ -134,9 +135,6 @@ class Ranks:
             return
         for letter in self._early.pop(rank, ()):
             self._owner.read(letter)
-
-    def _tell_exit(self, rank: int, handle: RankHandle) -> None:
-        self._means.actor.tell(self._owner.note_exit, self.attempt, rank, handle)
 
     def takes(self, letter: Letter) -> bool:
         """Whether a letter is to be read now; one that is earlier than its sender is kept."""

@@ -7,14 +7,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.reasons import unknown_rank
-from nbddp.topology import Topology, cores_here
+from nbddp.topology import cores_here
 from nbddp.train.kinds import HANDED_OVER
 from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 
@@ -159,35 +159,28 @@ class GroupSpec:
 
         ``handed_over`` are faults to arm at once; ``struck`` are those that shall not strike again.
         """
-        base = launcher.base_env
-        common = RankStart(
-            topology=Topology.local(1)[0],
-            store_port=link.port,
-            store_prefix=link.prefix,
-            attempt=attempt,
-            secret=link.secret,
-            log_path="",
-            kernel_pid=os.getpid(),
-            env={},
-            sys_path=list(sys.path),
-            cwd=str(self.cwd()),
-            backend=self.backend,
-            timeout=self.timeout,
-            threads=self.threads_per_rank(),
-            joins_group=self.joins_group,
-            run_id=folder.path.name,
-            colors=colors,
-        )
+        base, cwd = launcher.base_env, str(self.cwd())
         known = {"NBDDP_STRUCK": ";".join(sorted(struck))}
         if faults := ";".join(handed_over):
             known[HANDED_OVER] = faults
         return [
-            replace(
-                common,
+            RankStart(
                 topology=place,
+                store_port=link.port,
+                store_prefix=link.prefix,
+                attempt=attempt,
+                secret=link.secret,
                 log_path=str(folder.log(place.rank)),
+                kernel_pid=os.getpid(),
                 env=self.environment(place.rank, base) | known,
+                sys_path=list(sys.path),
+                cwd=cwd,
+                backend=self.backend,
+                timeout=self.timeout,
                 threads=self.threads or max(1, launcher.cores(place) // place.local_world_size),
+                joins_group=self.joins_group,
+                run_id=folder.path.name,
+                colors=colors,
             )
             for place in launcher.places(self.nproc, master_port=link.free_port)
         ]

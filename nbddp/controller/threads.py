@@ -180,15 +180,14 @@ class ExitWatcher:
             left = None if closes_at is None else max(0.0, closes_at - time.monotonic())
             for ready in wait([self._reader, *list(self._watched)], left):
                 if isinstance(ready, int):
-                    self._tell(*self._watched.pop(ready))
+                    handle, on_exit = self._watched.pop(ready)
+                    try:
+                        on_exit(handle)
+                    except Exception:  # the others' ends must still be seen
+                        pid = handle.pid
+                        logger.exception("nbddp could not tell of the end of process %s", pid)
                 elif self._reader.recv() == "close":
                     closes_at = time.monotonic() + PATIENCE
-
-    def _tell(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
-        try:
-            on_exit(handle)
-        except Exception:  # the others' ends must still be seen
-            logger.exception("nbddp could not tell of the end of process %s", handle.pid)
 
 
 @dataclass(frozen=True, slots=True)

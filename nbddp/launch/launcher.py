@@ -193,7 +193,17 @@ class LocalLauncher(Launcher):
     def sweep(self, handle: RankHandle) -> None:
         """Kill the DataLoader workers and other children of a rank that did not do it itself."""
         orphans = self.forkserver.orphans if self.forkserver is not None else list
-        kill(lambda: [*_in_session(handle.pid), *orphans()])
+
+        def left() -> list[psutil.Process]:
+            """Who is in the session that the rank leads, and so descends from it."""
+            found = []
+            for pid in psutil.pids():
+                with suppress(ProcessLookupError, PermissionError):
+                    if os.getsid(pid) == handle.pid:
+                        found.append(pid)
+            return [*existing(found), *orphans()]
+
+        kill(left)
 
     def share(self) -> Launcher:
         """Return a launcher that forks from the same helper, and leaves it to this one."""
@@ -213,16 +223,6 @@ class SharedLauncher(LocalLauncher):
 
     def close(self) -> None:
         """Leave the helper to its owner."""
-
-
-def _in_session(leader: int | None) -> list[psutil.Process]:
-    """Who is in the session that a rank leads, and so descends from it."""
-    found = []
-    for pid in psutil.pids():
-        with suppress(ProcessLookupError, PermissionError):
-            if os.getsid(pid) == leader:
-                found.append(pid)
-    return existing(found)
 
 
 class SpawnedRank(LocalRank, SpawnProcess):

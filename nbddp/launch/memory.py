@@ -55,21 +55,19 @@ class MemoryWatch:
         return f"probably out of memory: the ranks used {share} when last seen; {_WAY_OUT}"
 
     def _count(self) -> Mapping[Path, int]:
-        return {path: count for path in self._counters if (count := _read_count(path)) is not None}
+        counts = {}
+        for path in self._counters:
+            for line in _read(path).splitlines():
+                name, _, number = line.partition(" ")
+                if name == "oom_kill" and number.isdecimal():
+                    counts[path] = int(number)
+        return counts
 
 
 def memory_limit(limits: Sequence[Path] = LIMITS) -> int:
     """The memory there is, in bytes: what JupyterHub allots, the container's share, or all."""
     said = [os.environ.get(ALLOTTED, ""), *(_read(path).strip() for path in limits)]
     return min([*map(int, filter(str.isdecimal, said)), int(psutil.virtual_memory().total)])
-
-
-def _read_count(path: Path) -> int | None:
-    for line in _read(path).splitlines():
-        name, _, number = line.partition(" ")
-        if name == "oom_kill" and number.isdecimal():
-            return int(number)
-    return None
 
 
 def _read(path: Path) -> str:

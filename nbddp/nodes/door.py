@@ -268,7 +268,10 @@ class Door:
             while True:
                 self._on_frame(node, *await connection.read())
         except BROKEN as error:
-            self._lose(node, _say_lost(error))
+            # a killed process resets a connection that had unread bytes
+            is_end = isinstance(error, (EOFError, ConnectionResetError))
+            how = "closed" if is_end else f"lost ({error})"
+            self._lose(node, f"the connection was {how}")
         finally:
             connection.abort()
 
@@ -433,9 +436,3 @@ def why_not(facts: Mapping[str, Any]) -> str:
     if python != here.rsplit(".", 1)[0]:
         return f"Python is {facts['python']} on {facts['host']} and {here} in the notebook"
     return ""
-
-
-def _say_lost(error: Exception) -> str:
-    """Describe the end of a connection. A killed process resets it if it had unread bytes."""
-    is_end = isinstance(error, (EOFError, ConnectionResetError))
-    return "the connection was closed" if is_end else f"the connection was lost ({error})"

@@ -132,21 +132,15 @@ class NodesLauncher(Launcher):
                 if returned.ranks.get(place.rank) is each:
                     first = place.rank - place.local_rank
                     slots[first] = Slot(node, first, place.local_world_size)
-        self._fill(slots, returned.world_size)
+        rank, world_size = 0, returned.world_size
+        while rank < world_size:  # ranks of nodes that have not come back are on one that is gone
+            if rank not in slots:
+                end = min((first for first in slots if first > rank), default=world_size)
+                slots[rank] = Slot(lost_node(end - rank), rank, end - rank)
+            rank += slots[rank].nproc
         self.slots = [slots[first] for first in sorted(slots)]
-        self._room = returned.world_size
+        self._room = world_size
         return returned
-
-    def _fill(self, slots: dict[int, Slot], world_size: int) -> None:
-        """Ranks of nodes that have not come back are on one that is gone."""
-        rank = 0
-        while rank < world_size:
-            if rank in slots:
-                rank += slots[rank].nproc
-                continue
-            end = min((first for first in slots if first > rank), default=world_size)
-            slots[rank] = Slot(lost_node(end - rank), rank, end - rank)
-            rank = end
 
     def take_over(self, ranks: Sequence[int]) -> None:
         """Nodes that are here, and have no ranks, take the places of those that are gone.

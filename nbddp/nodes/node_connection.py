@@ -232,17 +232,13 @@ class StoreForwarder:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far = await self._dial_store()
+            async with self._dials:
+                while (far := await self._dial()) is None:
+                    await asyncio.sleep(PAUSE)
+            far.send(FrameType.STORE, self._number)
             await forward((reader, writer), far, self._control, self._before)
         finally:
             writer.close()
-
-    async def _dial_store(self) -> FrameConnection:
-        async with self._dials:
-            while (far := await self._dial()) is None:
-                await asyncio.sleep(PAUSE)
-        far.send(FrameType.STORE, self._number)
-        return far
 
     def close(self) -> None:
         """End all connections, also those that are being accepted."""
