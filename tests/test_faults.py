@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
-from nbddp.train import checkpoint as checkpoint_module
-from nbddp.train import faults, models, place, report, strikes
+from nbddp.train import faults, place, report, strikes
 from nbddp.train.faults import KINDS, Fault, FaultError, armed, at, clear
 from nbddp.train.kinds import HANDED_OVER
 from nbddp.train.report import Sink, log, reached, set_sink
@@ -59,13 +57,6 @@ def log_and_fail(step: int) -> str:
 
 def struck_at(fault: str, step: int) -> list[Any]:
     return [("fault", {"fault": fault, "at_step": step}), "flush"]
-
-
-def a_module(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
-    """Put another module in the place of one of the kit's."""
-    module = ModuleType(name)
-    vars(module).update(names)
-    monkeypatch.setitem(sys.modules, name, module)
 
 
 # ---- spelling
@@ -118,8 +109,8 @@ def test_a_wrong_fault_is_refused_on_every_rank(
 def test_a_fault_that_finds_nothing_says_what_is_missing_and_stays_armed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    a_module(monkeypatch, models.__name__, prepared=list)
-    a_module(monkeypatch, checkpoint_module.__name__, checkpoints=lambda: [Kept(None)])
+    monkeypatch.setattr(strikes, "prepared", list)
+    monkeypatch.setattr(strikes, "checkpoints", lambda: [Kept(None)])
     said = {}
     for kind in ("nan", "skip", "corrupt"):
         arm(1, kind)
@@ -348,7 +339,7 @@ def test_clear_ends_slow(clock: Clock) -> None:
 def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
     """Two layers, prepared."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    a_module(monkeypatch, models.__name__, prepared=lambda: [model])
+    monkeypatch.setattr(strikes, "prepared", lambda: [model])
     return model
 
 
@@ -391,7 +382,7 @@ def form_group_of_one() -> None:
 @pytest.fixture
 def skips(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A process group of one, which is rank 1 for the faults all the same; yields torch's own."""
-    a_module(monkeypatch, models.__name__, prepared=list)
+    monkeypatch.setattr(strikes, "prepared", list)
     form_group_of_one()
     monkeypatch.setattr(place, "rank", lambda: 1)
     monkeypatch.setattr(place, "world_size", lambda: 2)
@@ -454,7 +445,7 @@ def ddp(skips: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa
         return done
 
     model.register_comm_hook(None, average)
-    a_module(monkeypatch, models.__name__, prepared=lambda: [model])
+    monkeypatch.setattr(strikes, "prepared", lambda: [model])
     return model
 
 
@@ -514,7 +505,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
     now = time.time()
     old, new = a_file(tmp_path / "old", 1000, at=now - 9), a_file(tmp_path / "new", 1000, at=now)
     kept = [Kept(new), Kept(None), Kept(old)]
-    a_module(monkeypatch, checkpoint_module.__name__, checkpoints=lambda: kept)
+    monkeypatch.setattr(strikes, "checkpoints", lambda: kept)
     strike("corrupt")
     log(step=2)
     assert old.read_bytes() == bytes(1000)

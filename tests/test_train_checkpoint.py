@@ -255,13 +255,12 @@ def test_checkpoint_and_resume_are_events(tmp_path: Path, monkeypatch: pytest.Mo
     assert saved == resumed == {"step": 4, "path": path}
 
 
-def test_the_live_ones_are_known_in_the_order_they_were_made(tmp_path: Path) -> None:
-    gc.collect()
+def test_the_live_ones_are_known(tmp_path: Path) -> None:
     first, second = Checkpoint(tmp_path / "b"), Checkpoint(tmp_path / "a")
-    assert checkpoints()[-2:] == [first, second]
+    assert {first, second} <= {*checkpoints()}
     del first
     gc.collect()
-    assert [each.folder.name for each in checkpoints()[-1:]] == ["a"]
+    assert [each for each in checkpoints() if each.folder.parent == tmp_path] == [second]
 
 
 # ---- whole or absent

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -20,26 +20,17 @@ import torch.distributed as dist
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, report, sharded, state
 from nbddp.train.collectives import together
-from nbddp.train.parts import (
-    Held,
-    checked_step,
-    given_parts,
-    left_out,
-    load,
-    of_rank,
-    taken,
-)
+from nbddp.train.parts import Held, given_parts, load, of_rank, taken
 from nbddp.train.warn import warn
 
 logger = logging.getLogger("nbddp")
 
-_live: weakref.WeakValueDictionary[int, Checkpoint] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_live: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
 
 
 def checkpoints() -> list[Checkpoint]:
-    """All that somebody still holds, in the order they were made."""
-    return list(_live.values())
+    """All that somebody still holds."""
+    return list(_live)
 
 
 class Checkpoint:
@@ -93,7 +84,7 @@ class Checkpoint:
         self._finish: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None
         self._whole: set[tuple[str, int, int]] = set()
-        _live[next(_numbers)] = self
+        _live.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: a write that is under way is this one's to end.
@@ -143,7 +134,9 @@ class Checkpoint:
         whole: dict[str, Any] = {"world_size": place.world_size(), "spread": list(spread)}
 
         def take() -> dict[str, Any]:
-            whole["step"] = checked_step(step)
+            whole["step"] = operator.index(step)
+            if step < 0:
+                raise ArgumentError(f"Checkpoint: step must be 0 or above, got {step}")
             if place.rank() == 0:
                 with _told(self.folder / _name(step)):
                     files.make_folder(self.folder)
@@ -277,15 +270,16 @@ class Checkpoint:
         self.wait()
         given = given_parts(parts)
         path, damaged = together(self._choose)[0]
-        if place.rank() == 0:
-            _warn_of_damage(path, damaged)
+        for each, fault in damaged.items() if place.rank() == 0 else ():
+            instead = path.name if path else "no other"
+            warn(f"{each} is damaged: {fault}; taking {instead} instead")
         if path is None:
             return Resumed(values=given.values)
         found: list[Held] = []
         together(lambda: found.append(load(path, given)))
         (held,) = found
         if place.rank() == 0:
-            _warn(held, left_out(held, given))
+            _warn(held, [each for each in held.parts if each not in parts])
             report.happened("resume", step=held.whole["step"], path=str(path))
         defaults = {name: each for name, each in given.values.items() if name not in held.parts}
         return Resumed(held.whole["step"], {**defaults, **held.whole["values"]}, path)
@@ -376,12 +370,6 @@ def _logged(write: Callable[[], None]) -> None:
         # perhaps nobody saves or waits any more
         logger.error("%s (raised again by the next save or wait)", error)
         raise
-
-
-def _warn_of_damage(path: Path | None, damaged: dict[Path, str]) -> None:
-    instead = path.name if path else "no other"
-    for each, fault in damaged.items():
-        warn(f"{each} is damaged: {fault}; taking {instead} instead")
 
 
 def _warn(held: Held, left: list[str]) -> None:

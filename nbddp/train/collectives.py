@@ -37,7 +37,7 @@ _OPS = {
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
 }
-_TORCHS = {**_OPS, "mean": dist.ReduceOp.AVG}
+_TORCHS: dict[str, Any] = {**_OPS, "mean": dist.ReduceOp.AVG}
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -109,7 +109,12 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
     >>> largest(3, 5)
     5
     """
-    what = f"nbddp.on_main({_function_name(fn)})"
+    if not callable(fn):
+        raise TypeError(
+            f"nbddp.on_main takes a function and is called with its arguments later, as in "
+            f"`save = nbddp.on_main(save)`; got {type(fn).__name__}"
+        )
+    what = f"nbddp.on_main({getattr(fn, '__name__', type(fn).__name__)})"
 
     @wraps(fn)
     def on_rank_0(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -127,20 +132,6 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
         return result
 
     return on_rank_0
-
-
-def _function_name(fn: object) -> str:
-    """What to call it in errors.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not callable(fn):
-        raise TypeError(
-            f"nbddp.on_main takes a function and is called with its arguments later, as in "
-            f"`save = nbddp.on_main(save)`; got {type(fn).__name__}"
-        )
-    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
 @contextmanager
@@ -223,19 +214,15 @@ def together(act: Callable[[], T]) -> list[T]:
         mine = act()
     except Exception as error:  # noqa: BLE001 - the others wait, and are to hear of it
         failure = error
-    outcomes = all_gather((_words(failure), mine))
+    is_ours = failure is None or isinstance(failure, CheckpointError)
+    told = str(failure or "") if is_ours else f"{type(failure).__name__}: {failure}"
+    outcomes = all_gather((told, mine))
     if failure is not None:
         raise failure
     for rank, (words, _) in enumerate(outcomes):
         if words:
             raise CheckpointError(f"rank {rank}: {words}")
     return [outcome for _, outcome in outcomes]
-
-
-def _words(failure: Exception | None) -> str:
-    if failure is None or isinstance(failure, CheckpointError):
-        return str(failure or "")
-    return f"{type(failure).__name__}: {failure}"
 
 
 # ---- numbers of all ranks put together
@@ -275,7 +262,8 @@ def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) 
     (3.0, tensor([1., 1.]))
     """
     check_member("all_reduce", group)
-    how = _op_name(op)
+    # the name of one of torch's; what is neither is refused later, on all ranks
+    how = next((name for name, each in _TORCHS.items() if op == each), str(op))
     leaves = dict(sorted(_flatten(value).items()))
     kinds = _settle({path: _kind(leaf) for path, leaf in leaves.items()}, how, group)
     tensors = {path: _to_tensor(leaf, kinds[path], group) for path, leaf in leaves.items()}
@@ -284,11 +272,6 @@ def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) 
         alike = {path: each for path, each in tensors.items() if each.dtype == dtype}
         results |= _reduce_together(alike, how, group)
     return _rebuild(value, {path: _back(results[path], leaves[path], how) for path in leaves})
-
-
-def _op_name(op: object) -> str:
-    """Ours for one of torch's; what is neither is refused later, on all ranks."""
-    return next((name for name, each in _TORCHS.items() if op == each), str(op))
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:

@@ -86,8 +86,7 @@ def loader(
         )
     options |= {"num_workers": num_workers}
     given = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
-    _check_alone(sampler=sampler, batch_sampler=batch_sampler, **given)
-    _check_sampler(sampler, batch_sampler)
+    _check_samplers(sampler=sampler, batch_sampler=batch_sampler, **given)
     if is_stream:
         _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, **options)
     for name in _OWN:
@@ -103,7 +102,7 @@ def loader(
     drawn = sampler if batch_sampler is None else batch_sampler
     can_shuffle = not evaluation and not is_stream and drawn is None
     order = Order(
-        _length(dataset if drawn is None else drawn),
+        report.length_of(dataset if drawn is None else drawn),
         can_shuffle if shuffle is None else shuffle and can_shuffle,
         drop_last,
         evaluation,
@@ -114,14 +113,7 @@ def loader(
     )
 
 
-def _length(source: object) -> int | None:
-    try:
-        return len(source) if isinstance(source, Sized) else None
-    except TypeError:  # it has the method, and no length
-        return None
-
-
-def _check_alone(*, sampler: object, batch_sampler: object, **said: object) -> None:
+def _check_samplers(*, sampler: object, batch_sampler: object, **said: object) -> None:
     """As torch has it: what a sampler decides is not said twice."""
     if batch_sampler is not None:
         for name in [name for name, each in {"sampler": sampler, **said}.items() if each]:
@@ -130,13 +122,9 @@ def _check_alone(*, sampler: object, batch_sampler: object, **said: object) -> N
             )
     if sampler is not None and said["shuffle"]:
         raise ArgumentError("nbddp.loader: sampler gives the order: leave shuffle out, or sampler")
-
-
-def _check_sampler(*samplers: Any) -> None:
-    for each in samplers:
-        if isinstance(each, DistributedSampler) or isinstance(
-            getattr(each, "sampler", None), DistributedSampler
-        ):
+    for each in (sampler, batch_sampler):
+        inner = getattr(each, "sampler", None)
+        if isinstance(each, DistributedSampler) or isinstance(inner, DistributedSampler):
             raise ArgumentError(
                 "nbddp.loader divides the samples among the ranks by itself: leave the "
                 "DistributedSampler out"
@@ -260,7 +248,10 @@ class Loader(Iterable[Any]):
         return self._order.batches(self.batch_size or 1)
 
     def __iter__(self) -> Iterator[Any]:
-        position = self._begin()
+        if self._position.is_begun:
+            self._position = Position(epoch=self.epoch + 1, step=self.step)
+        position = self._position  # an iteration that is still open does not move it any more
+        position.is_begun = True
         self._reader.begin(self.seed, position)
         self._generator.manual_seed(mix(self.seed, position.epoch, place.rank()))
         for batch in self._loader:
@@ -271,13 +262,6 @@ class Loader(Iterable[Any]):
             yield batch
         if position is self._position:
             self._position = Position(epoch=position.epoch + 1, step=position.step)
-
-    def _begin(self) -> Position:
-        """The place to go on from; an iteration that is still open does not move it any more."""
-        if self._position.is_begun:
-            self._position = Position(epoch=self.epoch + 1, step=self.step)
-        self._position.is_begun = True
-        return self._position
 
     # ---- resuming
 
@@ -307,28 +291,6 @@ class Loader(Iterable[Any]):
         Raises:
             ArgumentError: it is not a loader's state, or it was another kind of loader's.
         """
-        self._check(state)
-        self.seed = state["seed"]
-        position = Position(state["epoch"], state["start"], state["batches"], state["step"])
-        before, now = _ranks_and_batch(state), _ranks_and_batch(self.state_dict())
-        if before != now:
-            had = state["batches"] * (state["batch_size"] or 1) * state["world_size"]
-            position.start += had
-            if self._order.samples is not None:
-                position.start = min(position.start, self._order.samples)
-            position.batches = 0
-            self._warn(position, f"saved on {before}, resumed on {now}")
-        self._position = position
-
-    def _fixed(self) -> dict[str, Any]:
-        """What cannot change in the middle."""
-        return {
-            "samples": self._order.samples,
-            "shuffle": self._order.shuffle,
-            "drop_last": self._order.drop_last,
-        }
-
-    def _check(self, state: Mapping[str, Any]) -> None:
         missing = [name for name in self.state_dict() if name not in state]
         if missing:
             raise ArgumentError(f"this is not a loader's state: it has no {', '.join(missing)}")
@@ -338,14 +300,31 @@ class Loader(Iterable[Any]):
                     f"the loader's state was saved with {name}={state[name]}, this loader has "
                     f"{name}={value}: make it as it was"
                 )
+        self.seed = state["seed"]
+        position = Position(state["epoch"], state["start"], state["batches"], state["step"])
+        before, now = _ranks_and_batch(state), _ranks_and_batch(self.state_dict())
+        if before != now:
+            had = state["batches"] * (state["batch_size"] or 1) * state["world_size"]
+            position.start += had
+            if self._order.samples is not None:
+                position.start = min(position.start, self._order.samples)
+            position.batches = 0
+            if place.rank() == 0:
+                warn(
+                    f"the loader goes on at sample {position.start} of epoch {position.epoch}, "
+                    f"saved on {before}, resumed on {now}: what is left of the epoch is seen once, "
+                    "but augmentations, and batches of another total size, are not those of a run "
+                    "that was never stopped"
+                )
+        self._position = position
 
-    def _warn(self, position: Position, change: str) -> None:
-        if place.rank() == 0:
-            warn(
-                f"the loader goes on at sample {position.start} of epoch {position.epoch}, {change}"
-                ": what is left of the epoch is seen once, but augmentations, and batches of "
-                "another total size, are not those of a run that was never stopped"
-            )
+    def _fixed(self) -> dict[str, Any]:
+        """What cannot change in the middle."""
+        return {
+            "samples": self._order.samples,
+            "shuffle": self._order.shuffle,
+            "drop_last": self._order.drop_last,
+        }
 
 
 def _ranks_and_batch(state: Mapping[str, Any]) -> str:

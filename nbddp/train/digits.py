@@ -131,7 +131,14 @@ def _scaled(images: torch.Tensor) -> torch.Tensor:
 
 def _of_scikit_learn() -> Digits:
     """Every fifth digit of the file is for the test; the same split in every process."""
-    table = torch.from_numpy(np.loadtxt(_scikit_learns_file(), delimiter=",", dtype=np.float32))
+    found = importlib.util.find_spec("sklearn")  # to import it takes 80 MB and a second a rank
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(
+            "nbddp.digits() takes its digits from scikit-learn, which is not installed: "
+            "pip install scikit-learn, or put MNIST's four .gz files into the folder"
+        )
+    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
     small = table[:, :-1].reshape(-1, 1, 8, 8) / 16
     images = torch.nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
     labels = table[:, -1].long()
@@ -141,18 +148,3 @@ def _of_scikit_learn() -> Digits:
         test=TensorDataset(images[is_test], labels[is_test]),
         source="scikit-learn: 1,437 digits to train on, 360 to test, 8x8 pixels brought to 28x28",
     )
-
-
-def _scikit_learns_file() -> Path:
-    """Where the package keeps its digits. Importing it takes 80 MB and a second, in every rank.
-
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-    """
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(
-            "nbddp.digits() takes its digits from scikit-learn, which is not installed: "
-            "pip install scikit-learn, or put MNIST's four .gz files into the folder"
-        )
-    return Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"

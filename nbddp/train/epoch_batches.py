@@ -52,22 +52,15 @@ class Order:
 
     def mine(self, seed: int, epoch: int, start: int) -> list[Any]:
         """This rank's samples of an epoch, from its ``start``-th sample of all ranks on."""
-        rest = self._everything(seed, epoch)[start:]
-        return [rest[index] for index in self._share(len(rest))]
-
-    def _everything(self, seed: int, epoch: int) -> list[Any]:
-        """An epoch's samples, the same on all ranks."""
         if self.sampler is not None:
-            return _drawn(self.sampler, seed, epoch)
-        everything: DistributedSampler[Any] = DistributedSampler(
-            cast("Dataset[Any]", range(self.samples or 0)),
-            num_replicas=1,
-            rank=0,
-            shuffle=self.shuffle,
-            seed=seed,
-        )
-        everything.set_epoch(epoch)
-        return list(everything)
+            everything = _drawn(self.sampler, seed, epoch)
+        elif self.shuffle:  # the order of a DistributedSampler
+            generator = torch.Generator().manual_seed(seed + epoch)
+            everything = torch.randperm(self.samples or 0, generator=generator).tolist()
+        else:
+            everything = [*range(self.samples or 0)]
+        rest = everything[start:]
+        return [rest[index] for index in self._share(len(rest))]
 
     def _share(self, samples: int) -> range | DistributedSampler[Any]:
         """This rank's places in a row of samples: without padding, or equally many on all ranks."""
@@ -209,15 +202,10 @@ class Rounds(IterableDataset[Any]):
             with seeded(mix(*origin, number)):
                 samples = list(islice(stream, size))
             first = first or samples[: self._world_size]
-            if len(samples) < size:
-                yield self._completed(samples, first)
+            if len(samples) < size:  # the last round: all ranks get as many, except in evaluation
+                missing = 0 if self._order.evaluation else -len(samples) % self._world_size
+                if not self._order.drop_last:
+                    yield samples + list(islice(cycle(first), missing))
                 return
             yield samples
             number += 1
-
-    def _completed(self, samples: list[Any], first: list[Any]) -> list[Any]:
-        """The last round: without padding, or with equally many samples for all ranks, or none."""
-        if self._order.drop_last:
-            return []
-        missing = 0 if self._order.evaluation else -len(samples) % self._world_size
-        return samples + list(islice(cycle(first), missing))

@@ -57,7 +57,11 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ArgumentError(f"there is no fault {self.kind!r}; {_suggest(self.kind)}")
+            near = get_close_matches(self.kind.lower(), KINDS, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise ArgumentError(
+                f"there is no fault {self.kind!r}; {meant}(kinds: {', '.join(KINDS)})"
+            )
         for name in ("rank", "step"):
             number = operator.index(getattr(self, name))
             if number < 0:
@@ -93,12 +97,6 @@ kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt)
             )
         kind, rank, step, factor = found.groups()
         return cls(kind=kind, rank=int(rank), step=int(step), factor=float(factor or FACTOR))
-
-
-def _suggest(kind: str) -> str:
-    near = get_close_matches(kind.lower(), KINDS, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"{meant}(kinds: {', '.join(KINDS)})"
 
 
 def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool = False) -> None:

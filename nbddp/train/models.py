@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import ArgumentError
 from nbddp.train import place
+from nbddp.train.sharded import fsdp_kinds, is_spread
 from nbddp.train.warn import warn
 
 _prepared: WeakSet[nn.Module] = WeakSet()
@@ -82,13 +82,11 @@ def _check_can_be_prepared(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"prepare: expected a model, got {type(model).__name__}")
     parts = list(model.named_modules())
-    sharded = _loaded("FSDPModule", "FullyShardedDataParallel", module="torch.distributed.fsdp")
-    if any(isinstance(each, sharded) for _, each in parts):
+    if any(isinstance(each, fsdp_kinds()) for _, each in parts):
         raise ArgumentError(
             "prepare: the model is sharded (FSDP) and averages gradients by itself; use it as it is"
         )
-    spread = _loaded("DTensor", module="torch.distributed.tensor")
-    if any(isinstance(each, spread) for each in model.parameters()):
+    if is_spread(model):
         raise ArgumentError(
             "prepare: the model has parameters that are spread over ranks (DTensor); prepare it "
             "before it is spread, or use it as it is"
@@ -99,12 +97,6 @@ def _check_can_be_prepared(model: object) -> None:
             f"prepare: {wrapped[0]} in the model is wrapped in DistributedDataParallel already; "
             "prepare the model before its parts, or the parts alone"
         )
-
-
-def _loaded(*names: str, module: str) -> tuple[type, ...]:
-    """Classes of a part of torch that takes a second to import: if nobody has, none is in use."""
-    loaded = sys.modules.get(module)
-    return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
 def _wrap(model: nn.Module, *, sync_batch_norm: bool, options: dict[str, Any]) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +10,10 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.errors import ArgumentError, CheckpointError
+from nbddp.errors import CheckpointError
 from nbddp.train import files, place, sharded, state
 
-
-def checked_step(step: int) -> int:
-    """A step as a plain number.
-
-    >>> checked_step(-1)
-    Traceback (most recent call last):
-    nbddp.errors.ArgumentError: Checkpoint: step must be 0 or above, got -1
-    """
-    number = operator.index(step)
-    if number < 0:
-        raise ArgumentError(f"Checkpoint: step must be 0 or above, got {number}")
-    return number
+_STATEFUL = ("state_dict", "load_state_dict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +43,20 @@ def given_parts(everything: Mapping[str, Any]) -> Given:
     """
     given = Given({}, {}, {})
     for name, part in everything.items():
-        if not _has_state(part):
+        if not all(callable(getattr(part, each, None)) for each in _STATEFUL):
             given.values[name] = part
-        elif _is_own(name, part):
-            given.own[name] = part
+        elif (name == "loader" or isinstance(part, Iterable)) and not isinstance(part, nn.Module):
+            given.own[name] = part  # each rank has a state of its own of loaders and samplers
         else:
             given.parts[name] = _unwrapped(part)
     return given
 
 
-def _has_state(part: object) -> bool:
-    return all(callable(getattr(part, each, None)) for each in ("state_dict", "load_state_dict"))
-
-
-def _is_own(name: str, part: object) -> bool:
-    """Whether each rank has a state of its own: so do loaders, samplers and other iterables."""
-    is_loader = name == "loader" or isinstance(part, Iterable)
-    return is_loader and not isinstance(part, nn.Module)
-
-
 def _unwrapped(part: Any) -> Any:
     """A model as it was before DDP and torch.compile, whose names for parameters are longer."""
-    while True:
-        if isinstance(part, DistributedDataParallel):
-            part = part.module
-        elif hasattr(part, "_orig_mod"):
-            part = part._orig_mod
-        else:
-            return part
+    while isinstance(part, DistributedDataParallel) or hasattr(part, "_orig_mod"):
+        part = part.module if isinstance(part, DistributedDataParallel) else part._orig_mod
+    return part
 
 
 # ---- saving
@@ -127,36 +101,20 @@ class Held:
     spread: tuple[str, ...]
 
     @property
-    def own(self) -> dict[str, Any]:
-        """This rank's own parts; rank 0's when there were others than now."""
-        states: dict[str, Any] = self._of_rank["own"]
-        return states
-
-    @property
     def is_same_world(self) -> bool:
         """Whether there were as many ranks."""
         return bool(self.whole["world_size"] == place.world_size())
 
     @property
-    def _of_rank(self) -> dict[str, Any]:
+    def of_rank(self) -> dict[str, Any]:
+        """This rank's random numbers and own parts; rank 0's if there were more or fewer ranks."""
         found: dict[str, Any] = self.whole["ranks"][place.rank() if self.is_same_world else 0]
         return found
 
     @property
     def parts(self) -> list[str]:
         """The names of all that has a state."""
-        return [*self.spread, *self.whole["parts"], *self.own]
-
-    def restore_random(self) -> None:
-        """Go on with this rank's random numbers, if there were as many ranks."""
-        if self.is_same_world:
-            state.restore_random(self._of_rank["random"])
-
-
-def read(path: Path) -> Held:
-    """Read a checkpoint, but for what is spread."""
-    whole: dict[str, Any] = files.read_whole(path / sharded.REST if path.is_dir() else path)
-    return Held(path, whole, tuple(whole["spread"]))
+        return [*self.spread, *self.whole["parts"], *self.of_rank["own"]]
 
 
 def load(path: Path, given: Given) -> Held:
@@ -168,21 +126,20 @@ def load(path: Path, given: Given) -> Held:
     Raises:
         CheckpointError: it does not hold what is asked for.
     """
-    held = read(path)
+    whole: dict[str, Any] = files.read_whole(path / sharded.REST if path.is_dir() else path)
+    held = Held(path, whole, tuple(whole["spread"]))
     _check(held, given)
     if spread := {name: part for name, part in given.parts.items() if name in held.spread}:
         sharded.load(path, spread)
     for name in given.parts.keys() - spread.keys():
-        given.parts[name].load_state_dict(held.whole["parts"][name])
+        given.parts[name].load_state_dict(whole["parts"][name])
     for name, part in given.own.items():
-        part.load_state_dict(held.own[name])  # it divides what is left among the ranks there are
-    held.restore_random()
+        part.load_state_dict(
+            held.of_rank["own"][name]
+        )  # it divides what is left among the ranks there are
+    if held.is_same_world:
+        state.restore_random(held.of_rank["random"])
     return held
-
-
-def left_out(held: Held, given: Given) -> list[str]:
-    """Parts that it holds and nobody asked for, not even to leave them out."""
-    return [name for name in held.parts if name not in {**given.parts, **given.own, **given.values}]
 
 
 def _check(held: Held, given: Given) -> None:

@@ -69,19 +69,14 @@ def precision(
     if max_norm is not None and not max_norm > 0:
         raise ArgumentError(f"precision: max_norm must be above 0, got {max_norm}")
     device = place.device()
-    _check_device(kind, device)
-    return Precision(kind, device.type, accumulate=accumulate, max_norm=max_norm)
-
-
-def _check_device(kind: Kind, device: torch.device) -> None:
     if kind == "fp16" and device.type == "cpu":
         raise RequestError("precision: fp16 needs a GPU, and this rank is on a CPU; take 'bf16'")
-    if kind != "bf16" or device.type != "cuda":
-        return
+    is_bf16 = kind == "bf16" and device.type == "cuda"
     # a GPU for which torch only imitates it is slow
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
+    if is_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise RequestError(f"precision: {name} cannot compute in bf16; take 'fp16'")
+    return Precision(kind, device.type, accumulate=accumulate, max_norm=max_norm)
 
 
 class Precision:
@@ -155,7 +150,12 @@ class Precision:
             RequestError: it accumulates over several ranks, and autocast() was given no model; or
                 this accumulation was begun for another optimizer.
         """
-        self._check_turn(optimizer)
+        if self.micro_step and optimizer is not self._optimizer:
+            # micro-steps are counted together: of two optimizers in turn, one would never step
+            raise RequestError(
+                f"precision: micro-step {self.micro_step} of {self.accumulate} was for another "
+                "optimizer: make an nbddp.precision() for each"
+            )
         if self.accumulate > 1 and place.world_size() > 1 and not self._models:
             raise RequestError(
                 "precision: to accumulate over several ranks write 'with amp.autocast(model):', "
@@ -175,42 +175,25 @@ class Precision:
             scheduler.step()
         return has_stepped
 
-    def _check_turn(self, optimizer: torch.optim.Optimizer) -> None:
-        """Micro-steps are counted together: of two optimizers in turn, one would never step."""
-        if self.micro_step and optimizer is not self._optimizer:
-            raise RequestError(
-                f"precision: micro-step {self.micro_step} of {self.accumulate} was for another "
-                "optimizer: make an nbddp.precision() for each"
-            )
-
     @property
     def _is_last(self) -> bool:
         return self._is_final or self.micro_step + 1 == self.accumulate
 
     def _update(self, optimizer: torch.optim.Optimizer) -> bool:
         self.scaler.unscale_(optimizer)  # clip true gradients, not scaled ones
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        gradients = [each.grad for each in parameters if each.grad is not None]
         if gradients and self.micro_step < self.accumulate:
             torch._foreach_mul_(gradients, self.accumulate / self.micro_step)
         if self.max_norm is not None:
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
             self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.max_norm)
-        has_stepped = self._step_scaled(optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        self.micro_step, self._is_final = 0, False
-        return has_stepped
-
-    def _step_scaled(self, optimizer: torch.optim.Optimizer) -> bool:
         scale = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        # it lowers its scale when it skipped a step, and only then
-        return self.scaler.get_scale() >= scale
+        has_stepped = self.scaler.get_scale() >= scale  # it lowers it if it skipped a step
+        optimizer.zero_grad(set_to_none=True)
+        self.micro_step, self._is_final = 0, False
+        return has_stepped
 
     @contextmanager
     def _gradients_kept_local(self) -> Iterator[None]:

@@ -168,7 +168,8 @@ def _by_name(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[st
 
 def _number(name: str, value: Any) -> float:
     try:
-        if isinstance(value, (str, bytes, bytearray)) or _is_complex(value):
+        is_complex = isinstance(value, Complex) and not isinstance(value, Real)
+        if is_complex or isinstance(value, (str, bytes, bytearray)):
             raise TypeError  # float() would read them, or drop the imaginary part
         if hasattr(value, "detach"):
             value = value.detach()  # torch warns of a float made from a loss that has its graph
@@ -180,10 +181,6 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(
             f"nbddp.log: {name} must be a number or a tensor with one element, got {shown}"
         ) from None
-
-
-def _is_complex(value: object) -> bool:
-    return isinstance(value, Complex) and not isinstance(value, Real)
 
 
 def reached(step: int, *, source: str) -> None:
@@ -222,19 +219,17 @@ def track(iterable: Iterable[T], *, total: int | None = None, label: str = "") -
     >>> [item * item for item in track([1, 2, 3], label="squares")]
     [1, 4, 9]
     """
-    if total is None:
-        total = _length(iterable)
+    total = (length_of(iterable) or 0) if total is None else total
     # as they are mailed: a NumPy number cannot be
     return Track(iterable, total=int(total), label=str(label))
 
 
-def _length(iterable: object) -> int:
-    if not isinstance(iterable, Sized):
-        return 0
+def length_of(source: object) -> int | None:
+    """The length of something to go through; None where that is not known."""
     try:
-        return len(iterable)
+        return len(source) if isinstance(source, Sized) else None
     except TypeError:  # a DataLoader over an IterableDataset has the method, and no length
-        return 0
+        return None
 
 
 class Track(Generic[T]):

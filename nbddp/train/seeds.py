@@ -14,18 +14,11 @@ import torch
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Random numbers that depend on the seed alone; the training's own go on as if nothing was."""
-    with going_on():
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
-        yield
-
-
-@contextmanager
-def going_on() -> Iterator[None]:
-    """Random numbers of the CPU go on afterwards as if nothing was drawn or seeded in here."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
         yield
     finally:
         torch.set_rng_state(before[0])

@@ -24,7 +24,7 @@ REST = "rest.pt"  # what is not spread, and the checksums of what is
 
 
 def is_spread(part: object) -> bool:
-    """Whether some parameter lies on several ranks, as FSDP2 leaves it; of a model or optimizer.
+    """Whether a model, an optimizer or a tensor lies on several ranks, as FSDP2 leaves it.
 
     >>> is_spread(nn.Linear(1, 1))
     False
@@ -33,10 +33,20 @@ def is_spread(part: object) -> bool:
     return tensors is not None and any(isinstance(each, tensors.DTensor) for each in _params(part))
 
 
+def fsdp_kinds() -> tuple[type, ...]:
+    """The classes of FSDP, old and new; none where nobody has imported it, which takes a second."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    return tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
+
+
 def _params(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, nn.Module):
+    kind = type(part)  # isinstance() may run code of the user's
+    if issubclass(kind, torch.Tensor):
+        yield part
+    elif issubclass(kind, nn.Module) and "_modules" in vars(part):  # else not made to its end
         yield from part.parameters()
-    elif isinstance(part, torch.optim.Optimizer):
+    elif issubclass(kind, torch.optim.Optimizer):
         for group in part.param_groups:
             yield from group["params"]
 
@@ -142,8 +152,7 @@ def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Mod
 def checksums(draft: Path) -> dict[str, str]:
     """The SHA-256 of every file that this rank wrote; rank 0 adds the list of all parts."""
     names = sorted(path.name for path in draft.glob(f"__{place.rank()}_*"))
-    if place.rank() == 0:
-        names.append(".metadata")
+    names += [".metadata"] if place.rank() == 0 else []
     return {name: _sha256(draft / name) for name in names}
 
 

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.train import place
+from nbddp.train.checkpoint import checkpoints
+from nbddp.train.models import prepared
 
 if TYPE_CHECKING:
     from nbddp.train.faults import Fault
@@ -135,7 +137,7 @@ class Nan(Strike):
     def __init__(self, fault: Fault) -> None:
         self._parameters = [
             parameter
-            for model in _prepared()
+            for model in prepared()
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
@@ -166,12 +168,6 @@ class Nan(Strike):
         self._handles, self._parameters = [], []
 
 
-def _prepared() -> list[torch.nn.Module]:
-    from nbddp.train.models import prepared
-
-    return list(prepared())
-
-
 # ---- skip
 
 
@@ -189,8 +185,7 @@ class Skip(Strike):
             raise FaultError(
                 f"fault: {fault} finds no process group on this rank, so no collective to skip"
             )
-        models = _prepared()
-        self._models = [each for each in models if isinstance(each, DistributedDataParallel)]
+        self._models = [each for each in prepared() if isinstance(each, DistributedDataParallel)]
         self._group = dist.group.WORLD
         self._replaced: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
@@ -262,8 +257,6 @@ def _finished_work() -> Any:
 
 
 def _newest_checkpoint(fault: Fault) -> Path:
-    from nbddp.train.checkpoint import checkpoints
-
     newest = [path for path in (each.newest() for each in checkpoints()) if path is not None]
     if not newest:
         raise FaultError(f"fault: {fault} finds no checkpoint; save one before that step")
