@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch.distributed as dist
 
-from nbddp.worker import sockets
-from nbddp.worker.connections import Connections
-from nbddp.worker.sockets import Ends
+from nbddp.worker.connections import Connections, Ends, descriptors
+from nbddp.worker.connections import connected as connected_here
 from nbddp.worker.store_clients import StoreClient
 
 
@@ -90,9 +89,9 @@ def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_ar
         assert not is_shut(theirs)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
-        before = len(list(sockets.descriptors()))
+        before = len(list(descriptors()))
         connections.close_groups()
-        assert len(list(sockets.descriptors())) == before - 1
+        assert len(list(descriptors())) == before - 1
         theirs.settimeout(5.0)
         assert theirs.recv(1) == b""
 
@@ -142,11 +141,11 @@ def test_what_is_noted_while_connections_are_shut_down_stays_noted(
     late: list[socket.socket] = []
 
     def listed() -> list[tuple[int, Ends]]:
-        found = sockets.connected()
+        found = connected_here()
         if not late:
             late.append(opened())
             with monkeypatch.context() as patch:
-                patch.setattr("nbddp.worker.connections.connected", sockets.connected)
+                patch.setattr("nbddp.worker.connections.connected", connected_here)
                 with connections.noting():  # as the main thread may, just now
                     late.append(opened())
         return found

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from nbddp.worker.dialing import Dialing
+from nbddp.worker.gloo import Dialing
 
 
 def numbers_at(listener: socket.socket) -> list[int]:

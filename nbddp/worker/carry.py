@@ -158,11 +158,7 @@ class _Opener(pickle.Unpickler):
         return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def pack_names(
-    namespace: dict[str, Any],
-    leave: Iterable[str] = (),
-    beside: Any = None,
-) -> Carried:
+def pack_names(namespace: dict[str, Any], leave: Iterable[str] = (), beside: Any = None) -> Carried:
     """Pickle a namespace's names, but those that are to be left.
 
     Args:
@@ -195,8 +191,7 @@ def pack_names(
         packer, why = _try(names, namespace, beside, broken)
         if why:
             raise pickle.PicklingError(why)
-    data = packer.file.getvalue()
-    return Carried(data, packer.storages, tuple(names), left)
+    return Carried(packer.file.getvalue(), packer.storages, tuple(names), left)
 
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -246,7 +241,10 @@ def _try(
 ) -> tuple[_Packer, str]:
     """The names pickled, the broken ones without what cannot be; or why not."""
     packer = _Packer(io.BytesIO(), namespace)
-    order = sorted(names, key=lambda name: _turn(names[name]))
+    # what others may need while they are made comes first: modules, then classes and functions
+    first = [each for each in names if isinstance(names[each], ModuleType)]
+    then = [each for each in names if isinstance(names[each], (type, FunctionType))]
+    order = [*dict.fromkeys((*first, *then, *names))]
     try:
         packer.add((order, beside))
         for name in order:
@@ -263,13 +261,6 @@ def _why_it_stays(obj: Any) -> str:
     if isinstance(obj, threading.Thread):
         return f"{_a(obj)} belongs to its process"
     return MADE_BY_ALL if isinstance(obj, dist.ProcessGroup) else ""
-
-
-def _turn(value: Any) -> int:
-    """What others may need while they are made comes first."""
-    if isinstance(value, ModuleType):
-        return 0
-    return 1 if isinstance(value, (type, FunctionType)) else 2
 
 
 def _a(value: Any) -> str:

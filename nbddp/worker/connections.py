@@ -6,11 +6,18 @@ looking at any other process, which would cost the square of their number.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import resource
+import socket
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
-from nbddp.worker.sockets import Ends, bytes_moved, connected, read_no_more, shut_down
+MOST = 65_536  # descriptors that are tried where they cannot be listed
+Ends = tuple[Any, Any]  # the addresses of both ends: no two open connections have the same
 
 
 class Connections:
@@ -23,38 +30,17 @@ class Connections:
         self._held: dict[Ends, int] = {}
         self._moved: dict[Ends, bytes] = {}
 
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
+    def keeping(self) -> AbstractContextManager[None]:
         """What is opened in here is never shut down."""
-        yield from self._collecting(self._kept)
+        return _collecting(self._kept)
 
-    @contextmanager
-    def noting(self) -> Iterator[None]:
+    def noting(self) -> AbstractContextManager[None]:
         """What is opened in here is what a process group, or its rendezvous, waits on."""
-        yield from self._collecting(self._noted)
+        return _collecting(self._noted)
 
-    def _collecting(self, ends: set[Ends]) -> Iterator[None]:
-        before = {each for _, each in connected()}
-        try:
-            yield
-        except GeneratorExit:
-            # an interrupt struck within `with` itself, and this comes as late as the garbage is
-            # collected: what was opened meanwhile is somebody else's
-            return
-        except BaseException:
-            ends |= _opened_since(before)
-            raise
-        ends |= _opened_since(before)
-
-    @contextmanager
-    def noting_group(self) -> Iterator[None]:
+    def noting_group(self) -> AbstractContextManager[None]:
         """What is opened in here is a process group's, and ends with all of them."""
-        fresh: set[Ends] = set()
-        try:
-            yield from self._collecting(fresh)
-        finally:
-            self._noted |= fresh
-            self._of_groups |= fresh
+        return _collecting(self._noted, self._of_groups)
 
     def close_groups(self) -> None:
         """End what process groups have open among the ranks: all of them are destroyed."""
@@ -93,12 +79,141 @@ class Connections:
         self._noted -= noted - {ends for _, ends in open_now}  # may be another's one day
         for fd, ends in open_now:
             if ends in self._of_groups:
-                held = read_no_more(fd, ends, hold=ends not in self._held)
+                held = shut_down(fd, ends, socket.SHUT_RD, hold=ends not in self._held)
                 if held is not None:
                     self._held[ends] = held
             elif ends in self._noted or (others_too and ends not in self._kept):
                 shut_down(fd, ends)
 
 
-def _opened_since(before: set[Ends]) -> set[Ends]:
-    return {each for _, each in connected()} - before
+@contextmanager
+def _collecting(*sets: set[Ends]) -> Iterator[None]:
+    before = {each for _, each in connected()}
+    is_torn = False
+    try:
+        yield
+    except GeneratorExit:
+        # an interrupt struck within `with` itself, and this comes as late as the garbage is
+        # collected: what was opened meanwhile is somebody else's
+        is_torn = True
+    finally:
+        opened = set() if is_torn else {each for _, each in connected()} - before
+        for ends in sets:
+            ends |= opened
+
+
+# ---- sockets of this process, whoever opened them
+
+
+def connected() -> list[tuple[int, Ends]]:
+    """The descriptors of all connected TCP sockets, with both ends of each."""
+    found: list[tuple[int, Ends]] = []
+    for fd in descriptors():
+        with suppress(OSError), _tcp(fd) as connection:  # closed meanwhile, or not connected
+            found.append((fd, _ends(connection)))
+    return found
+
+
+def listening() -> list[Any]:
+    """The addresses that this process listens at."""
+    found = []
+    for fd in descriptors():
+        with suppress(OSError), _tcp(fd) as listener:
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.append(listener.getsockname())
+    return found
+
+
+def bytes_moved(fd: int) -> bytes:
+    """What the kernel counts of both directions; the same always where it does not (macOS).
+
+    In Linux's ``struct tcp_info`` it is ``tcpi_bytes_acked`` and ``tcpi_bytes_received``.
+    """
+    if sys.platform != "linux":
+        return b""
+    with suppress(OSError), _borrowed(fd) as connection:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)[120:136]
+    return b""
+
+
+def shut_down(
+    fd: int, ends: Ends, how: int = socket.SHUT_RDWR, *, hold: bool = False
+) -> int | None:
+    """End a connection, if it still is the one between these ends.
+
+    Returns:
+        Another descriptor, with which it stays open though its owner closes his; None if there is
+        none to spare, or it is not to be held.
+    """
+    with suppress(OSError), _borrowed(fd) as connection:  # closed meanwhile
+        if _ends(connection) == ends:  # and not another one's by now
+            held = _duplicate(fd) if hold else None
+            connection.shutdown(how)
+            return held
+    return None
+
+
+def descriptors() -> Iterable[int]:
+    """Those that are open; where none is left to list them with, all that there may be."""
+    try:
+        return [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 - names, no paths
+    except OSError:
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST))
+
+
+def check_room(count: int) -> None:
+    """Open and close so many files. A rank that could not must not keep the others waiting.
+
+    Raises:
+        OSError: there are too many open files.
+    """
+    opened: list[int] = []
+    try:
+        for _ in range(count):
+            opened.append(os.dup(2))
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _ends(connection: socket.socket) -> Ends:
+    return connection.getsockname(), connection.getpeername()
+
+
+@contextmanager
+def _tcp(fd: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor; an OSError if it has none, or one of another kind."""
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        raise OSError(errno.ENOTSOCK, "not a socket")
+    with _borrowed(fd) as connection:
+        is_inet = connection.family in (socket.AF_INET, socket.AF_INET6)
+        if not is_inet or connection.type != socket.SOCK_STREAM:
+            raise OSError(errno.EPROTOTYPE, "not TCP")
+        yield connection
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """The socket of somebody else's descriptor, which stays open, through a descriptor of our own.
+
+    An interrupt may strike here too, and a socket that it leaves behind closes its descriptor.
+    """
+    own = _duplicate(fd)
+    connection = socket.socket(fileno=fd if own is None else own)
+    try:
+        yield connection
+    finally:
+        if own is None:
+            connection.detach()
+        else:
+            connection.close()
+
+
+def _duplicate(fd: int) -> int | None:
+    """Another descriptor for the same; None where a cell has used them up."""
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return None

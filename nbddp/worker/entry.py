@@ -32,6 +32,7 @@ from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
 from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
 from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
+from nbddp.worker.check_facts import survey
 from nbddp.worker.commands import Installs
 from nbddp.worker.flight_recorder import RECORDED, count_begun
 from nbddp.worker.healing import Healing
@@ -49,7 +50,6 @@ from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shutdown import depart, prepare_departure, watch_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.streams import RankLog
-from nbddp.worker.survey import survey
 from nbddp.worker.usage import Usage
 from nbddp.worker.watch.main_thread import main_frame, waited_in
 from nbddp.worker.watch.profiler import end_profile
@@ -268,7 +268,7 @@ class Rank:
         store: dist.Store = self._clients.commands.reconnect()
         self._clients.parcels.reconnect()
         self._outbox.reconnect()
-        self._group.lose_store()
+        self._clients.groups.lose()
         self._say_ready()
         return store
 

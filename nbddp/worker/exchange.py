@@ -122,17 +122,15 @@ def await_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) 
 
 def take_over(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:
     """Fill tensors with what one rank has in its own, of whatever types and layouts."""
-    for batch in batches(tensors, _size):
+    for batch in batches(tensors, lambda tensor: tensor.nbytes):
         parts = [_bytes(each).to(device) for each in batch]  # a step count may live on the CPU
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
         dist.broadcast(sent, src=source)
+        sizes = [each.nbytes for each in batch]
         with torch.no_grad():
-            for tensor, part in zip(
-                batch, sent.split([_size(each) for each in batch]), strict=True
-            ):
-                aligned = (
-                    part if part.storage_offset() % tensor.element_size() == 0 else part.clone()
-                )
+            for tensor, part in zip(batch, sent.split(sizes), strict=True):
+                is_aligned = part.storage_offset() % tensor.element_size() == 0
+                aligned = part if is_aligned else part.clone()
                 tensor.copy_(aligned.view(tensor.dtype).view(tensor.shape))
 
 
@@ -145,7 +143,7 @@ def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: 
 
     To look costs a tenth of what it costs to send: after a death most ranks are at the same step.
     """
-    large = [index for index, each in enumerate(tensors) if _size(each) >= LARGE]
+    large = [index for index, each in enumerate(tensors) if each.nbytes >= LARGE]
     equal = [False] * len(tensors)
     if not large:
         return equal
@@ -157,10 +155,6 @@ def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: 
     for index, differ in zip(large, differs.tolist(), strict=True):
         equal[index] = not differ
     return equal
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:

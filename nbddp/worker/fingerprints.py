@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +60,7 @@ def _facts(kind: type, value: Any, depth: int) -> Facts:
         return [value._name_]
     if is_named_tuple(kind) or kind is torch.Size:
         return _of_items(_items(value), depth)
-    of = _FACTS.get(kind) or _of_numpys_generator(kind)
+    of = _FACTS.get(kind) or _FACTS.get(f"{kind.__module__}.{kind.__name__}")
     try:
         return [*of(value, depth)] if of is not None else []
     except Exception:  # noqa: BLE001 - such as a tensor that torch.func.vmap left behind
@@ -144,17 +143,6 @@ def _of_torchs_generator(generator: torch.Generator, _: int) -> Facts:
     return [seed, *([zlib.crc32(generator.get_state().numpy().data)] if is_here else [])]
 
 
-def _of_numpys_generator(kind: type) -> Callable[[Any, int], Facts] | None:
-    numpys = sys.modules.get("numpy.random")  # NumPy imports it when a program first asks for it
-    if numpys is None:
-        return None
-    if kind is numpys.Generator:
-        return lambda generator, _: _of_state(generator.bit_generator.state)
-    if kind is numpys.RandomState:
-        return lambda generator, _: _of_state(generator.get_state(legacy=False))
-    return None
-
-
 def _of_state(state: Mapping[str, Any]) -> Facts:
     for each in state.values():
         if type(each) is dict:
@@ -163,7 +151,7 @@ def _of_state(state: Mapping[str, Any]) -> Facts:
             yield zlib.crc32(each.tobytes()) if type(each) is np.ndarray else each
 
 
-_FACTS: dict[type, Callable[[Any, int], Facts]] = {
+_FACTS: dict[type | str, Callable[[Any, int], Facts]] = {
     **dict.fromkeys((str, bytes, bytearray), _of_text),
     **dict.fromkeys((list, tuple, deque), _of_items),
     **dict.fromkeys((set, frozenset), _of_set),
@@ -175,4 +163,7 @@ _FACTS: dict[type, Callable[[Any, int], Facts]] = {
     torch.Tensor: _of_tensor,
     torch.Generator: _of_torchs_generator,
     random.Random: lambda generator, _: [hash(generator.getstate()[1])],
+    # by name: NumPy imports them when a program first asks for them
+    "numpy.random._generator.Generator": lambda made, _: _of_state(made.bit_generator.state),
+    "numpy.random.mtrand.RandomState": lambda made, _: _of_state(made.get_state(legacy=False)),
 }

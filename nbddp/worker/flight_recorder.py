@@ -29,14 +29,12 @@ class RecordedCollective:
     Attributes:
         is_in_flight: whether it is not over.
         began_at: in seconds, as ``time.time()`` has it.
-        record: which one it is of all that this process began.
         backend: whose it is, such as "gloo".
     """
 
     call: Collective
     is_in_flight: bool
     began_at: float = 0.0
-    record: int = 0
     backend: str = ""
 
 
@@ -100,7 +98,6 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Recorded
         call=Collective(name, newest["collective_seq_id"], group_of(newest), shape_of(newest)),
         is_in_flight=not newest["retired"],
         began_at=newest["time_created_ns"] / 1e9,
-        record=int(newest["record_id"]),
         backend=backend,
     )
 

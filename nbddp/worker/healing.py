@@ -7,9 +7,9 @@ so that nothing is unpickled that a rank of ours did not sign.
 from __future__ import annotations
 
 import gc
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import UntypedStorage
 
 from nbddp.errors import RequestError, say_ranks
+from nbddp.train.sharded import is_spread
 from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
@@ -36,7 +37,6 @@ AT_ONCE = 8  # messages on their way to newcomers
 NAMED = 20  # names and parts that are not carried: the others are counted
 LONGEST = 300  # characters of the reason
 
-Asked = Give | Meet
 T = TypeVar("T")
 
 
@@ -71,15 +71,7 @@ class Healing:
         self._storages: Sequence[UntypedStorage] = ()
         self._report: JsonDict = {}
 
-    def act(self, command: Asked) -> Answer:
-        """Do it, and say what came of it."""
-        match command:
-            case Give():
-                return self._give(command)
-            case Meet():
-                return self._meet(command)
-
-    def _give(self, command: Give) -> Answer:
+    def give(self, command: Give) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
         _refuse_sharded(self._namespace, self._group.registry.optimizers)
         for newcomer in command.newcomers:
@@ -100,7 +92,7 @@ class Healing:
         }
         return Answer(request=command.request, parcel=parcel, payload=payload)
 
-    def _meet(self, command: Meet) -> Answer:
+    def meet(self, command: Meet) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
         self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
@@ -109,7 +101,6 @@ class Healing:
             is_heal=True,
             before=lambda: self._hand_over(command),
         )
-        self._regrouper.forget_failure()
         self._storages = ()
         self._report["was_left"] = bool(error) and self._regrouper.was_left
         error = next(iter(self._report.get("unopened", {}).values()), error)
@@ -119,17 +110,23 @@ class Healing:
         """Memory first: what is opened may look into its tensors at once."""
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
-            _send(self._storages, command.newcomers, device, self._await)
+            self._send(command.newcomers)
         elif rank in command.newcomers:
             data = parcels.take(self._store, command.parcel)
-            storages = [self._room(size, kind) for size, kind in command.storages]
-            _receive(storages, command.donor, device, self._await)
-            self._open(data, storages)
+            storages = [
+                torch.empty(
+                    size, dtype=torch.uint8, device=device if kind == device.type else kind
+                ).untyped_storage()
+                for size, kind in command.storages
+            ]
+            self._receive(storages, command.donor)
+            try:
+                open_names(data, self._namespace, storages, take=self._take_beside)
+            except NotOpenedError as error:
+                self._report["unopened"] = {error.name: str(error)}
+                raise
             self._group.registry.find()
         self._take_places(command)
-
-    def _await(self, work: Any) -> None:
-        await_message(work, self._group.device, lambda: self._group.is_broken)
 
     def _take_places(self, command: Meet) -> None:
         """Where all that live keep their own rank, the new ones keep theirs."""
@@ -144,22 +141,56 @@ class Healing:
                 places.append("a DistributedSampler")
             self._report |= {"places": places, "unlike": self._values.unlike(command.own)}
 
-    def _open(self, data: bytes, storages: Sequence[UntypedStorage]) -> None:
-        try:
-            open_names(data, self._namespace, storages, take=self._take_beside)
-        except NotOpenedError as error:
-            self._report["unopened"] = {error.name: str(error)}
-            raise
-
     def _take_beside(self, beside: Any) -> None:
         sources, surroundings = beside
         self._cells.add_sources(sources)
         self._surroundings.take(surroundings)
 
-    def _room(self, size: int, kind: str) -> UntypedStorage:
-        own = self._group.device
-        device = own if kind == own.type else torch.device(kind)
-        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+    # ---- memory of tensors
+
+    def _send(self, newcomers: Sequence[int]) -> None:
+        def begin() -> Iterator[tuple[Any, None]]:
+            for batch in batches(self._storages, UntypedStorage.nbytes):
+                parts = [_bytes(each).to(self._group.device) for each in batch]
+                bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
+                for newcomer in newcomers:
+                    yield dist.isend(bytes_, newcomer), None
+
+        for _ in self._in_flight(begin()):
+            pass
+
+    def _receive(self, storages: Sequence[UntypedStorage], donor: int) -> None:
+        device = self._group.device
+
+        def begin() -> Iterator[tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]]:
+            for batch in batches(storages, UntypedStorage.nbytes):
+                if len(batch) == 1 and batch[0].device == device:
+                    yield dist.irecv(_bytes(batch[0]), donor), None
+                    continue
+                size = sum(each.nbytes() for each in batch)
+                came = torch.empty(size, dtype=torch.uint8, device=device)
+                yield dist.irecv(came, donor), (came, batch)
+
+        for together in self._in_flight(begin()):
+            if together is not None:
+                came, batch = together
+                parts = came.split([each.nbytes() for each in batch])
+                for storage, part in zip(batch, parts, strict=True):
+                    _bytes(storage).copy_(part)
+
+    def _in_flight(self, begun: Iterable[tuple[Any, T]]) -> Iterator[T]:
+        """Keep several messages on their way; yield what belongs to each when it has come.
+
+        One after the other takes twice as long, as Gloo announces each before it sends it: 0.13 s
+        instead of 0.07 s for 64 tensors of 1.2 MB.
+        """
+        waiting = iter(begun)
+        under_way = deque(islice(waiting, AT_ONCE))
+        while under_way:
+            under_way.extend(islice(waiting, 1))
+            work, belongs = under_way.popleft()
+            await_message(work, self._group.device, lambda: self._group.is_broken)
+            yield belongs
 
 
 def _refuse_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
@@ -190,76 +221,7 @@ def _what_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> st
     if sharded_modules():
         return "FSDP"
     kinds = (type(each).__name__ for each in optimizers if is_sharded(each))
-    return next(kinds, "DTensor" if any(map(_has_dtensors, namespace.values())) else "")
-
-
-def _has_dtensors(value: Any) -> bool:
-    """Whether it is one, or a module that has some."""
-    tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor is None:
-        return False
-    kind = type(value)
-    if issubclass(kind, torch.nn.Module) and "_modules" in vars(value):
-        return any(issubclass(type(each), tensor.DTensor) for each in value.parameters())
-    return issubclass(kind, tensor.DTensor)
-
-
-def _send(
-    storages: Sequence[UntypedStorage],
-    newcomers: Sequence[int],
-    device: torch.device,
-    wait: Callable[[Any], None],
-) -> None:
-    def begin() -> Iterator[tuple[Any, None]]:
-        for batch in batches(storages, UntypedStorage.nbytes):
-            parts = [_bytes(each).to(device) for each in batch]
-            bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
-            for newcomer in newcomers:
-                yield dist.isend(bytes_, newcomer), None
-
-    for _ in _in_flight(begin(), wait):
-        pass
-
-
-def _receive(
-    storages: Sequence[UntypedStorage],
-    donor: int,
-    device: torch.device,
-    wait: Callable[[Any], None],
-) -> None:
-    def begin() -> Iterator[tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]]:
-        for batch in batches(storages, UntypedStorage.nbytes):
-            if len(batch) == 1 and batch[0].device == device:
-                yield dist.irecv(_bytes(batch[0]), donor), None
-                continue
-            size = sum(each.nbytes() for each in batch)
-            came = torch.empty(size, dtype=torch.uint8, device=device)
-            yield dist.irecv(came, donor), (came, batch)
-
-    for together in _in_flight(begin(), wait):
-        if together is not None:
-            came, storages = together
-            parts = came.split([each.nbytes() for each in storages])
-            for storage, part in zip(storages, parts, strict=True):
-                _bytes(storage).copy_(part)
-
-
-def _in_flight(begun: Iterable[tuple[Any, T]], wait: Callable[[Any], None]) -> Iterator[T]:
-    """Keep several messages on their way; yield what belongs to each when it has come.
-
-    One after the other takes twice as long, as Gloo announces each before it sends it: 0.13 s
-    instead of 0.07 s for 64 tensors of 1.2 MB.
-    """
-    under_way: deque[tuple[Any, T]] = deque()
-    for message in begun:
-        under_way.append(message)
-        if len(under_way) > AT_ONCE:
-            work, belongs = under_way.popleft()
-            wait(work)
-            yield belongs
-    for work, belongs in under_way:
-        wait(work)
-        yield belongs
+    return next(kinds, "DTensor" if any(map(is_spread, namespace.values())) else "")
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:

@@ -21,20 +21,8 @@ from torch.optim import Optimizer
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural, with_article
 from nbddp.worker.exchange import equal_on_all, exchange, take_over
-from nbddp.worker.object_state import (
-    described,
-    load_state,
-    parameters_of,
-    state_like,
-    tensors_in,
-)
-from nbddp.worker.registry import (
-    Registry,
-    accumulations,
-    is_sharded,
-    loaders,
-    sharded_modules,
-)
+from nbddp.worker.object_state import described, load_state, parameters_of, state_like, tensors_in
+from nbddp.worker.registry import Registry, accumulations, is_sharded, loaders, sharded_modules
 from nbddp.worker.watch.namespace import names_of
 
 OF_THE_GROUP = ("process_group", "reducer", "logger")
@@ -127,16 +115,17 @@ class Migration:
 
     def _look(self) -> Objects:
         models = [each for each in self._registry.models if self._is_movable(each)]
-        sharded = [
-            each
-            for each in self._registry.optimizers
-            if is_sharded(each) and self._is_movable(each)
-        ]
+        sharded = [*filter(self._is_movable, filter(is_sharded, self._registry.optimizers))]
         optimizers = self._optimizers_of(models)
         owners = {*map(id, [*optimizers, *sharded])}
         schedules = [each for each in self._registry.schedules if id(each.optimizer) in owners]
         scalers = [each for each in self._registry.scalers if each.is_enabled()]
-        self._leave_what_cannot_be_moved()
+        why, way = "FSDP cannot change its process group", "make it again and load a checkpoint"
+        self._left += [(module, why, way) for module in sharded_modules()]
+        for name, value in self._namespace.items():
+            is_group = isinstance(value, dist.ProcessGroup) and not _lives(value)
+            if is_group and name[:1] != "_" and not _was_default(value):
+                self._left.append((value, "a group ends with the default one", _ANEW))
         return {
             "models": models,
             "sharded": sharded,
@@ -156,15 +145,6 @@ class Migration:
             why = f"it was on a group of {plural(size, 'rank')}"
             self._left.append((one, why, f"make that group and the {kind} again"))
         return False
-
-    def _leave_what_cannot_be_moved(self) -> None:
-        why = "FSDP cannot change its process group"
-        way = "make it again and load a checkpoint"
-        self._left += [(module, why, way) for module in sharded_modules()]
-        for name, value in self._namespace.items():
-            is_group = isinstance(value, dist.ProcessGroup) and not _lives(value)
-            if is_group and name[:1] != "_" and not _was_default(value):
-                self._left.append((value, "a group ends with the default one", _ANEW))
 
     def _optimizers_of(self, models: Iterable[DistributedDataParallel]) -> list[Optimizer]:
         """Return the optimizers that update these models in the same way on every rank."""

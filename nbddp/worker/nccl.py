@@ -1,9 +1,13 @@
-"""What NCCL may do to a rank: its groups are ended in parallel, and it never ends the process."""
+"""What NCCL may do to a rank, and which errors are those of a backend.
+
+NCCL's groups are ended in parallel, and it never ends the process.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable
@@ -20,6 +24,10 @@ LETS_LIVE = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an assert on the GPU is an error in Python, too
 }
 PATIENCE = 3.0  # seconds for all groups together
+_WORDS = re.compile(
+    r"gloo|nccl|timed out waiting|pair closure|closed by peer|connection was likely closed",
+    re.IGNORECASE,
+)
 
 
 def let_live() -> None:
@@ -58,3 +66,18 @@ def _abort(group: dist.ProcessGroup) -> None:
         group.abort()
     except RuntimeError as error:  # a backend that has none, beside NCCL's
         logger.info("a process group could not be aborted: %s", error)
+
+
+# ---- errors of a backend: its connections are closed by them
+
+
+def comes_from_backend(error: BaseException | None) -> bool:
+    """Whether Gloo or NCCL raised an error, or one that it came from."""
+    seen: set[int] = set()  # a cell may have made a circle of them
+    while error is not None and id(error) not in seen:
+        is_told = isinstance(error, RuntimeError) and _WORDS.search(str(error))
+        if is_told or isinstance(error, dist.DistBackendError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -25,22 +25,14 @@ _KEPT = (
 
 def measured(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """What DDP says of each of its models that has a name, or was prepared: its numbers by name."""
-    found: dict[int, tuple[str, DistributedDataParallel]] = {}
-    for name, model in _models(names):
+    named = [each for each in list(names.items()) if not each[0].startswith("_")]
+    named += [("prepared", each) for each in prepared()]
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in named:
+        model = getattr(value, "_orig_mod", value) if isinstance(value, nn.Module) else None
         if isinstance(model, DistributedDataParallel) and len(found) < MOST:
             found.setdefault(id(model), (name, model))
-    return [(name, _numbers(model)) for name, model in found.values()]
-
-
-def _models(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The modules among the names, without what torch.compile has put around."""
-    for name, value in list(names.items()):
-        if isinstance(value, nn.Module) and not name.startswith("_"):
-            yield name, getattr(value, "_orig_mod", value)
-    for model in prepared():
-        yield "prepared", getattr(model, "_orig_mod", model)
-
-
-def _numbers(model: DistributedDataParallel) -> dict[str, Any]:
-    told = model._get_ddp_logging_data()  # type: ignore[no-untyped-call, unused-ignore]
-    return {name: told[name] for name in _KEPT if name in told}
+    told = [(name, model._get_ddp_logging_data()) for name, model in found.values()]
+    return [
+        (name, {key: numbers[key] for key in _KEPT if key in numbers}) for name, numbers in told
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,17 +15,12 @@ from nbddp.topology import Topology
 from nbddp.train import place
 from nbddp.wire.messages import RunCell
 from nbddp.wire.start import DEFAULT_TIMEOUT
-from nbddp.worker.afterlife import Afterlife
-from nbddp.worker.backend_errors import comes_from_backend
-from nbddp.worker.connections import Connections
-from nbddp.worker.dialing import Dialing
+from nbddp.worker.connections import Connections, check_room
 from nbddp.worker.flight_recorder import RecordedCollective, count_begun, newest_collective
-from nbddp.worker.lost_sends import wake_lost_sends
-from nbddp.worker.nccl import abort_groups
-from nbddp.worker.new_groups import watch_new_groups
+from nbddp.worker.gloo import Afterlife, Dialing, wake_lost_sends, watch_new_groups
+from nbddp.worker.nccl import abort_groups, comes_from_backend
 from nbddp.worker.registry import Registry
 from nbddp.worker.rendezvous import Rendezvous, let_cell_choose_start_method, refuse_launchers
-from nbddp.worker.sockets import check_room
 from nbddp.worker.store_clients import StoreClient
 from nbddp.worker.watch.main_thread import functions_in, main_frame
 
@@ -57,16 +54,9 @@ class ProcessGroup:
         self._connections = connections
         self._dialing = Dialing()
         self.registry = Registry()
-        self.registry.listen()
         self._afterlife = Afterlife(connections.close_groups, self.registry.models)
-        self._afterlife.begin()
         self._parts: set[frozenset[int]] = set()
-        watch_new_groups(
-            self._dialing.forming,
-            connections.noting_group,
-            asked=lambda ranks: self._parts.add(frozenset(ranks)),
-            made=self._afterlife.hold,
-        )
+        watch_new_groups(self._making, self._afterlife.hold)
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -78,6 +68,13 @@ class ProcessGroup:
         self._rendezvous = Rendezvous(topology, attempt, store.another)
         self._rendezvous.serve()
         refuse_launchers()
+
+    @contextmanager
+    def _making(self, ranks: Sequence[int]) -> Iterator[None]:
+        """A group of these ranks is made within."""
+        self._parts.add(frozenset(ranks))
+        with self._dialing.forming(), self._connections.noting_group():
+            yield
 
     def current(self) -> object:
         """The default process group, None without one."""
@@ -132,10 +129,6 @@ class ProcessGroup:
                 f"{came} of {world_size} ranks came to form the process group in {seconds:.0f} s; "
                 "`%ddp status` shows where the others are"
             ) from error
-
-    def lose_store(self) -> None:
-        """Its server is gone, and another one is in its place."""
-        self._store.lose()
 
     def leave(self) -> None:
         """Destroy the process group and all that were made from it."""

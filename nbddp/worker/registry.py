@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from nbddp.train.sharded import fsdp_kinds
+
 
 class Roll:
     """The living objects of one kind, in the order in which they were made."""
@@ -34,11 +36,6 @@ class Roll:
     def __iter__(self) -> Iterator[Any]:
         """In the order in which they were made."""
         return iter(list(self._objects.values()))
-
-
-def _wraps(optimizer: Optimizer) -> bool:
-    inner = (each for each in vars(optimizer).values() if isinstance(each, Optimizer))
-    return any(getattr(optimizer, "state", None) is each.state for each in inner)
 
 
 class Registry:
@@ -56,18 +53,22 @@ class Registry:
             (ReduceLROnPlateau, self.schedules),  # which does not call LRScheduler.__init__
             (torch.amp.GradScaler, self.scalers),
         ]
+        for kind, roll in self._kinds:  # from here on, whatever is made, unpickled or copied
+            _note_after(kind, "__init__", roll)
+            if hasattr(kind, "__setstate__"):
+                _note_after(kind, "__setstate__", roll)
 
     @property
     def optimizers(self) -> list[Any]:
         """All but wrappers, such as Lightning Fabric's: the one inside has all that counts."""
-        return [each for each in self._optimizers if not _wraps(each)]
-
-    def listen(self) -> None:
-        """From here on, whatever is made, unpickled or copied is noted."""
-        for kind, roll in self._kinds:
-            _note_after(kind, "__init__", roll)
-            if hasattr(kind, "__setstate__"):
-                _note_after(kind, "__setstate__", roll)
+        return [
+            each
+            for each in self._optimizers
+            if not any(
+                isinstance(inner, Optimizer) and getattr(each, "state", None) is inner.state
+                for inner in vars(each).values()
+            )
+        ]
 
     def find(self) -> None:
         """Note what is there and was not seen being made: it was opened without its own code."""
@@ -120,11 +121,7 @@ def is_sharded(optimizer: Any) -> bool:
 
 def sharded_modules() -> list[nn.Module]:
     """The outermost modules that FSDP, old or new, has cut up."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    names = ("FullyShardedDataParallel", "FSDPModule")
-    kinds = tuple(kind for kind in (getattr(fsdp, name, None) for name in names) if kind)
-    if not kinds:
-        return []
-    found = instances(kinds)
+    kinds = fsdp_kinds()
+    found = instances(kinds) if kinds else []
     inner = {id(part) for each in found for part in each.modules() if part is not each}
     return [each for each in found if id(each) not in inner]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
-from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.migration import Migration, unbind
+from nbddp.worker.nccl import comes_from_backend
 from nbddp.worker.process_group import ProcessGroup
 
 
@@ -50,7 +50,7 @@ class Regrouper:
         Returns:
             Why it failed, in one line; nothing if it did not.
         """
-        self._failure = None
+        self._failure = failure = None
         try:
             if command.form:
                 self._group.form(command.generation)
@@ -61,15 +61,12 @@ class Regrouper:
                 self._group.leave()
         except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
             self.was_left = comes_from_backend(error)
-            self._failure = failure_outside_cells(error)
-        if self._failure is None:
+            failure = failure_outside_cells(error)
+        if failure is None:
             return ""
+        self._failure = None if is_heal else failure  # of a heal, its answer tells
         self._give_up()
-        return f"{self._failure.name}: {self._failure.text}".partition("\n")[0]
-
-    def forget_failure(self) -> None:
-        """Who asked for it knows: the next cell need not fail for it."""
-        self._failure = None
+        return f"{failure.name}: {failure.text}".partition("\n")[0]
 
     def take_failure(self, command: RunCell) -> Failure | None:
         """Why this cell cannot begin; the one after it is free to try again."""
@@ -83,13 +80,10 @@ class Regrouper:
         """
         tries, self._tries = self._tries, True
         try:
-            lines = Migration(
-                self._registry,
-                self._namespace,
-                self._group.device,
-                source=source,
-                is_heal=is_heal,
-            ).run(tries=tries)
+            migration = Migration(
+                self._registry, self._namespace, self._group.device, source=source, is_heal=is_heal
+            )
+            lines = migration.run(tries=tries)
         except Exception as error:
             self._tries = self._group.is_broken or comes_from_backend(error)
             raise

@@ -69,21 +69,6 @@ class Asked:
         except (KeyError, ValueError):
             return None
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the address is this machine's."""
-        names = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
-        return self.address in names
-
-    @property
-    def is_served(self) -> bool:
-        """Whether somebody listens there already."""
-        try:
-            with socket.create_connection((self.address, self.port), timeout=TIMEOUT):
-                return True
-        except OSError:
-            return False
-
 
 class Rendezvous:
     """Serves ``env://``, ``tcp://`` and ``file://`` in this rank and in what it forks.
@@ -103,7 +88,7 @@ class Rendezvous:
         self._pid = os.getpid()
         self._cell = "start"
         self._running = topology.world_size
-        self._count: Counter[tuple[int, bool]] = Counter()
+        self._count: Counter[int] = Counter()  # by world size
 
     def begin_cell(self, cell: int, *, running: int) -> None:
         """From here on ranks meet under this cell's prefix; ``running`` of them run it."""
@@ -120,7 +105,15 @@ class Rendezvous:
         for scheme in ("env", "tcp", "file"):
             handlers[scheme] = self._meet(handlers[scheme])
         module: Any = dist.distributed_c10d
-        dist.init_process_group = module.init_process_group = _once(module.init_process_group)
+        original = module.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **options: Any) -> None:
+            if dist.is_initialized():
+                raise ValueError(TWICE)
+            original(*args, **options)
+
+        dist.init_process_group = module.init_process_group = init_process_group
 
     def _meet(self, elsewhere: Callable[..., Any]) -> Callable[..., Any]:
         def meet(
@@ -145,37 +138,30 @@ class Rendezvous:
         if url.startswith("env:") and (asked.address, asked.port) == shown:
             return True
         is_own_place = (asked.rank, asked.world_size) == (mine.rank, mine.world_size)
-        return is_own_place and (asked.is_here or url.startswith("file:"))
+        here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
+        return is_own_place and (asked.address in here or url.startswith("file:"))
 
     def _store_there(self, asked: Asked, timeout: timedelta) -> dist.Store | None:
         """The store that somebody serves at the address, such as a notebook; None without one."""
-        if asked.port == self._topology.master_port or not asked.is_served:
-            return None
-        return dist.TCPStore(asked.address, asked.port, asked.world_size, timeout=timeout)
+        if asked.port != self._topology.master_port:
+            with suppress(OSError):  # nobody listens there
+                socket.create_connection((asked.address, asked.port), TIMEOUT).close()
+                return dist.TCPStore(asked.address, asked.port, asked.world_size, timeout=timeout)
+        return None
 
     def _our_store(self, asked: Asked, timeout: timedelta) -> dist.Store:
         """Under a prefix that was never used, the same on all ranks that meet.
 
         What one rank does alone, as rank 0 of 1, does not count for the others.
         """
-        kind = (asked.world_size, asked.world_size == 1)
-        self._count[kind] += 1
-        prefix = f"a{self._attempt}/env/{self._cell}/{asked.world_size}/{self._count[kind]}"
-        if asked.world_size == 1:
+        size = asked.world_size
+        self._count[size] += 1
+        prefix = f"a{self._attempt}/env/{self._cell}/{size}/{self._count[size]}"
+        if size == 1:
             prefix += f"/{self._topology.rank}"
         store = self._open_store()
         store.set_timeout(timeout)
         return dist.PrefixStore(prefix, store)
-
-
-def _once(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **options: Any) -> None:
-        if dist.is_initialized():
-            raise ValueError(TWICE)
-        original(*args, **options)
-
-    return init_process_group
 
 
 # ---- processes that a cell starts

@@ -27,9 +27,9 @@ from nbddp.wire.sources import Pickler, loads_with_sources
 from nbddp.wire.trace_messages import GiveTrace, Traced
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.cell.failure import error_text
+from nbddp.worker.check_facts import survey
 from nbddp.worker.healing import Healing
 from nbddp.worker.shell import RankShell
-from nbddp.worker.survey import survey
 from nbddp.worker.watch.profiler import GONE
 
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
@@ -107,8 +107,10 @@ class Answers:
                 return self._pull(command)
             case GiveTrace():
                 return self._give_trace(command)
-            case Give() | Meet():
-                return self._healing.act(command)
+            case Give():
+                return self._healing.give(command)
+            case Meet():
+                return self._healing.meet(command)
         return Answer(request=command.request, payload=payload)
 
     def _push(self, command: Push) -> JsonDict:

@@ -26,6 +26,8 @@ class Surroundings:
 
     def told(self) -> dict[str, Any]:
         """All of it, to be pickled."""
+        # all objects of Accelerate share the attributes of a class
+        accelerate = sys.modules.get("accelerate.state")
         now, before = dict(os.environ), self._environ
         changed = {name: now.get(name) for name in {*now, *before}}
         return {
@@ -33,7 +35,7 @@ class Surroundings:
             "folder": _folder(),
             "environ": {name: to for name, to in changed.items() if to != before.get(name)},
             "torch": [read() for read, _ in _torch_settings()],
-            "accelerate": _accelerates_state(),
+            "accelerate": dict(accelerate.PartialState._shared_state) if accelerate else {},
         }
 
     def take(self, told: dict[str, Any]) -> None:
@@ -57,15 +59,6 @@ def _folder() -> str:
         return os.getcwd()  # noqa: PTH109 - as it is, not resolved
     except OSError:
         return ""
-
-
-def _accelerates_state() -> dict[str, Any]:
-    """What Hugging Face's Accelerate knows of this process; empty where nobody has used it.
-
-    All its objects share the attributes of a class: ``PartialState._shared_state``.
-    """
-    module = sys.modules.get("accelerate.state")
-    return {} if module is None else dict(module.PartialState._shared_state)
 
 
 def _take_accelerates_state(told: dict[str, Any]) -> None:

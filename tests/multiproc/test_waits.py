@@ -21,7 +21,7 @@ from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.worker.connections import Connections
-from nbddp.worker.new_groups import watch_new_groups
+from nbddp.worker.gloo import watch_new_groups
 from nbddp.worker.process_group import newest_collective, set_timeout
 
 pytestmark = pytest.mark.multiproc
@@ -229,7 +229,7 @@ def _talk() -> None:
 
 def _be_interrupted(rank: int, port: int) -> None:
     connections = Connections()
-    watch_new_groups(connections.noting_group, made=lambda _: None)
+    watch_new_groups(lambda _ranks: connections.noting_group(), lambda _group: None)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
 
     def all_reach(place: str) -> None:

@@ -70,7 +70,7 @@ class ArrivalRecorder:
         self._seen = -1  # the newest record that was read,
         self._read_at = 0.0  # when,
         self._per_second = 0.0  # and how many there were a second then
-        self._begin(0, 0.0)
+        self.begin_cell(0, 0.0)
 
     def start(self) -> None:
         """Start to note waits for data."""
@@ -79,17 +79,14 @@ class ArrivalRecorder:
     def begin_cell(self, cell: int, at: float) -> None:
         """A cell begins, at this ``time.time()``."""
         with self._lock:
-            self._begin(cell, at)
-
-    def _begin(self, cell: int, at: float) -> None:
-        self._cell, self._base = cell, int(at * 1e6) * 1000  # nanoseconds
-        self.has_met = False
-        self._begun, self._all_begun = count_begun(), _sequences()
-        self._turns: dict[str, tuple[int, int]] = {}  # by group: its newest number, its turn
-        self._groups: dict[Any, str] = {}  # names
-        self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL's in flight: kinds by record
-        self._begin_message()
-        self._loads.begin()
+            self._cell, self._base = cell, int(at * 1e6) * 1000  # nanoseconds
+            self.has_met = False
+            self._begun, self._all_begun = count_begun(), _sequences()
+            self._turns: dict[str, tuple[int, int]] = {}  # by group: its newest number, its turn
+            self._groups: dict[Any, str] = {}  # names
+            self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL's in flight: kinds by record
+            self._begin_message()
+            self._loads.begin()
 
     def _begin_message(self) -> None:
         self._message = Arrivals(cell=self._cell, base=self._base / 1e9)

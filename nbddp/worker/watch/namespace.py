@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ DEPTH = 4  # levels, as in ``trainer.models["a"].inner``
 MAX_VISITS = 20_000  # objects whose parts are yielded
 MAX_PARTS = 200  # parts of one object; with a list of 30 million numbers a walk took 45 s
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # they have no parts
-Found = tuple[str, Any, Any]  # the path, the key in the holder, and the value
 
 
 class Part(NamedTuple):
@@ -36,41 +35,40 @@ def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
     >>> [part.path for part in walk({"trainer": {"rank": 1, "parts": [None]}})]
     ['trainer', "trainer['rank']", "trainer['parts']", "trainer['parts'][0]"]
     """
-    names = ((name, name, value) for name, value in sorted(namespace.items()) if name[:1] != "_")
-    layer: list[tuple[Any, Iterable[Found]]] = [(namespace, names)]
+    names = ((name, value) for name, value in sorted(namespace.items()) if name[:1] != "_")
+    layer: list[Iterable[Part]] = [(Part(name, namespace, name, value) for name, value in names)]
     seen = {id(namespace)}
     for _ in range(DEPTH):
-        inner: list[tuple[Any, Iterable[Found]]] = []
-        for holder, parts in layer:
-            for path, key, value in parts:
-                yield Part(path, holder, key, value)
-                is_new = type(value) not in PLAIN and id(value) not in seen
-                if is_new and len(seen) < MAX_VISITS:
-                    seen.add(id(value))
-                    inner.append((value, _parts(path, value)))
+        inner: list[Iterable[Part]] = []
+        for part in chain.from_iterable(layer):
+            yield part
+            is_new = type(part.value) not in PLAIN and id(part.value) not in seen
+            if is_new and len(seen) < MAX_VISITS:
+                seen.add(id(part.value))
+                inner.append(_parts(part.path, part.value))
         layer = inner
 
 
-def _parts(path: str, holder: Any) -> Iterable[Found]:
+def _parts(path: str, holder: Any) -> Iterable[Part]:
     if isinstance(holder, dict):
         few = [*islice(holder.items(), MAX_PARTS)]
-        return ((f"{path}[{key!r}]", key, value) for key, value in few if _is_short(key))
+        short = [each for each in few if isinstance(each[0], (str, int)) and len(str(each[0])) < 40]
+        return (Part(f"{path}[{key!r}]", holder, key, value) for key, value in short)
     if isinstance(holder, (list, tuple)):
-        return ((f"{path}[{at}]", at, value) for at, value in islice(enumerate(holder), MAX_PARTS))
+        first = islice(enumerate(holder), MAX_PARTS)
+        return (Part(f"{path}[{at}]", holder, at, value) for at, value in first)
     held = getattr(holder, "__dict__", None)
     if isinstance(holder, (ModuleType, Enum, torch.Tensor)) or type(held) is not dict:
         return ()
-    parts = [(f"{path}.{key}", key, value) for key, value in islice(held.items(), MAX_PARTS)]
+    few = [*islice(held.items(), MAX_PARTS)]
+    parts = [Part(f"{path}.{key}", holder, key, value) for key, value in few]
     if isinstance(holder, nn.Module):
-        parts = [each for each in parts if each[1][:1] != "_"]
+        parts = [each for each in parts if each.key[:1] != "_"]
         for key, value in islice(holder._modules.items(), MAX_PARTS):
             # a model that torch.compile wraps has the name of the wrapper
-            parts.append((path if key == "_orig_mod" else f"{path}.{key}", key, value))
+            name = path if key == "_orig_mod" else f"{path}.{key}"
+            parts.append(Part(name, holder, key, value))
     return parts
-
-
-def _is_short(key: object) -> bool:
-    return isinstance(key, (str, int)) and len(str(key)) < 40
 
 
 def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, str]:

@@ -1,0 +1,431 @@
+"""What a rank says of its names, for checks: loaders, models, optimizers, and how they stand.
+
+It is asked at each cell's end, so it looks at few things, for a few milliseconds, and never waits:
+no collective, no user's code, and nothing of a GPU that is still at work.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer as TorchOptimizer
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+
+from nbddp.checks import facts
+from nbddp.checks.facts import RankFacts, Thing
+from nbddp.topology import cores_here
+from nbddp.wire.messages import Failure
+from nbddp.worker.cell.failure import ddp_models, parameters_in, unused_in
+from nbddp.worker.loaders import epochs_of
+from nbddp.worker.object_state import parameters_of
+
+PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
+MANY_PARTS = 2000  # modules or parameters of a model: the rest is left out
+NAMED = 20  # parameters without a gradient that are named
+SAMPLED = 16  # parameters of a model of which a few numbers are taken
+_NAME = re.compile(r"[^\W\d]\w*")
+SHOWN = 64  # indices of a subset that tell it from others
+MANY = 10_000  # items of a list that is looked at
+LARGE = 100_000  # items and characters of a list and the lists in it; its repr takes 20 ms
+# names in the code of a stream that may give each rank different samples
+_NO_STREAM = re.compile(
+    r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
+    r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
+)
+UNSURE = "?"  # before what differs for sure where it differs, and may differ where it does not
+
+Names = Mapping[str, Any]
+
+
+def survey(names: Names, source: str | None = None, *, failure: Failure | None = None) -> RankFacts:
+    """What is known of this rank.
+
+    Args:
+        names: those of the cells.
+        source: the cell that has ended; None for all names, and all the time that it takes.
+        failure: what ended it; then no tensors are read, which may still be computed.
+    """
+    begin = RankFacts(
+        things={},
+        ddp=[],
+        aliases={},
+        host=socket.gethostname(),
+        cores=cores_here(),
+        threads=torch.get_num_threads(),
+    )
+    try:
+        return _look_at_all(begin, names, source, failure)
+    except Exception:  # noqa: BLE001 - what users make may answer anything: it costs no rank
+        return begin
+
+
+def _look_at_all(
+    begin: RankFacts, names: Names, source: str | None, failure: Failure | None
+) -> RankFacts:
+    deadline = time.thread_time() + (PATIENCE if source is not None else 1.0)
+    words = names if source is None else dict.fromkeys(_NAME.findall(source))
+    wanted = [each for each in words if each in names and not each.startswith("_")]
+    found: dict[str, Thing] = {}
+    for name in wanted:
+        if time.thread_time() > deadline:
+            break
+        thing = _look(name, names, failure)
+        if thing is not None:
+            found[name] = thing
+    groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
+    return replace(
+        begin,
+        things=found,
+        ddp=sorted({group.size() for group in groups if group is not None}),
+        aliases={name: whole for name in wanted if (whole := _whole_name(names[name]))},
+        batches=_batches(names, wanted),
+    )
+
+
+def _batches(names: Names, wanted: Iterable[str]) -> dict[str, int]:
+    """Of the kit's own loaders, which no rule has to look at."""
+    kit = sys.modules.get("nbddp.train.data")  # else nobody has made one
+    known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
+    return {
+        name: each.batch_size for name, each in known.items() if each.shuffles and each.batch_size
+    }
+
+
+def _whole_name(value: object) -> str:
+    """What one writes to import it, of torch's and ours; empty for all else."""
+    if type(value) is ModuleType:
+        return value.__name__ if value.__name__.startswith(("torch", "nbddp")) else ""
+    if not isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return ""
+    room, name = str(value.__module__), value.__name__
+    if room.startswith("nbddp."):
+        return f"nbddp.{name}"
+    if room == "torch.distributed.distributed_c10d":
+        return f"torch.distributed.{name}"
+    return f"{room}.{name}" if room.startswith("torch") else ""
+
+
+def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
+    value = names[name]
+    kind = type(value)
+    try:
+        if issubclass(kind, nn.Module):
+            return _refused(value, _model(value, is_ok=failure is None), failure)
+        if issubclass(kind, DataLoader):
+            return loader_facts(value)
+        if issubclass(kind, TorchOptimizer):
+            return _optimizer(value, names)
+        if issubclass(kind, torch.amp.GradScaler):
+            return facts.Scaler()
+    except Exception:  # noqa: BLE001 - a user's class may answer anything: then it is not known
+        return None
+    return None
+
+
+def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
+    parameters = list(islice(model.parameters(), MANY_PARTS))
+    kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
+    trained = [each for each in parameters if each.requires_grad]
+    without = sum(each.grad is None for each in trained)
+    known = facts.Model(
+        sample=_sample(parameters) if is_ok else [],
+        shapes=_shapes(parameters),
+        device=_gpu(parameters),
+        is_training=model.training,
+        minds_mode=_minds_mode(model),
+        with_gradient=len(trained) - without,
+        without=without,
+        is_sharded="FullyShardedDataParallel" in kinds or "DTensor" in kinds,
+    )
+    if not isinstance(model, DistributedDataParallel):
+        return known
+    named = islice(model.module.named_parameters(), MANY_PARTS)
+    unused = [name for name, each in named if each.requires_grad and each.grad is None]
+    return replace(
+        known,
+        ranks=model.process_group.size(),
+        unused=unused[:NAMED] if without < len(trained) else [],
+        is_nested=isinstance(model.module, DistributedDataParallel),
+        finds_unused=bool(model.find_unused_parameters or model.static_graph),
+        has_buffers=bool(model.broadcast_buffers and model.modules_buffers),
+    )
+
+
+def _refused(model: nn.Module, known: facts.Model, failure: Failure | None) -> facts.Model:
+    """Add the names of the unused parameters, if DDP's error is about this model."""
+    if failure is None or not issubclass(type(model), DistributedDataParallel):
+        return known
+    wrapper: Any = model
+    unused = unused_in(wrapper, failure.text)
+    if not unused or failure.because != parameters_in(wrapper, failure.text):
+        return known
+    return replace(known, unused=unused[:NAMED], without=len(unused), is_refused=True)
+
+
+def _shapes(parameters: Sequence[torch.Tensor]) -> str:
+    return f"{len(parameters)}:{sum(each.numel() for each in parameters)}"
+
+
+def _minds_mode(model: nn.Module) -> bool:
+    """Return whether training and evaluation differ: it has batch norm, or dropout."""
+    return any(
+        isinstance(each, nn.modules.batchnorm._BatchNorm)
+        or (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
+        for each in islice(model.modules(), MANY_PARTS)
+    )
+
+
+def _sample(parameters: list[nn.Parameter]) -> list[float]:
+    """A few numbers from here and there: models that have drifted differ in nearly all."""
+    step = max(1, len(parameters) // SAMPLED)
+    chosen = [each for each in parameters[::step] if each.numel()][:SAMPLED]
+    # a parameter of FSDP, for one, does not lie here as a whole
+    are_whole = all(type(each) is nn.Parameter and each.layout is torch.strided for each in chosen)
+    if not are_whole or _is_busy(chosen):
+        return []
+    with torch.no_grad():
+        taken = [_of_one(each) for each in chosen]
+        return torch.cat(taken).nan_to_num(1e30).tolist() if taken else []
+
+
+def _of_one(parameter: nn.Parameter) -> torch.Tensor:
+    """Return its first number and one from its middle; both parts of complex numbers."""
+    middle = parameter.numel() // 2
+    both = torch.as_strided(parameter.detach(), (2,), (middle,), parameter.storage_offset())
+    if both.is_complex():
+        both = torch.view_as_real(both.resolve_conj()).flatten()
+    return both.to(torch.float64)
+
+
+def _is_busy(parameters: list[nn.Parameter]) -> bool:
+    """Whether a GPU is still at work: to read from it might wait for other ranks."""
+    on_gpu = [each.device for each in parameters if each.device.type == "cuda"]
+    others = [each for each in parameters if each.device.type not in ("cpu", "cuda")]
+    return bool(others) or any(
+        not torch.cuda.current_stream(each).query() for each in dict.fromkeys(on_gpu)
+    )
+
+
+def _gpu(parameters: list[nn.Parameter]) -> str:
+    """The GPU's own name, where all of it lies on one."""
+    devices = {each.device for each in parameters if each.device.type == "cuda"}
+    if len(devices) != 1:
+        return ""
+    return str(torch.cuda.get_device_properties(devices.pop()).uuid)
+
+
+def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.Optimizer:
+    rates = [each["lr"] for each in optimizer.param_groups]
+    return facts.Optimizer(
+        rates=[float(each) for each in rates if isinstance(each, float | int)],
+        shapes=_shapes(parameters_of(optimizer)[:MANY_PARTS]),
+        was_of=_lost_model(optimizer, names),
+    )
+
+
+def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
+    """The module that looks like the one it was made for, has gradients, and is not its own."""
+    mine = parameters_of(optimizer)[:MANY_PARTS]
+    shapes = [each.shape for each in mine]
+    modules = {
+        name: list(islice(each.parameters(), MANY_PARTS))
+        for name, each in names.items()
+        if issubclass(type(each), nn.Module) and not name.startswith("_")
+    }
+    ours = {id(each) for parameters in modules.values() for each in parameters}
+    if not mine or any(id(each) in ours for each in mine):
+        return ""
+    others = [each for each in names.values() if issubclass(type(each), TorchOptimizer)]
+    updated = {id(each) for other in others for each in parameters_of(other)}
+    for name, parameters in modules.items():
+        is_alike = [each.shape for each in parameters] == shapes
+        is_free = not any(id(each) in updated for each in parameters)
+        if is_alike and is_free and all(each.grad is not None for each in parameters):
+            return name
+    return ""
+
+
+# ---- what a DataLoader deals out on this rank, as far as torch's own classes tell it for nothing
+
+
+def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
+    """What is known of it; nothing of the user's own is asked, but the dataset's length."""
+    sampler: Any = loader.sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return facts.Loader(
+            sampler="stream",
+            data=_stream(loader.dataset),
+            workers=loader.num_workers,
+            batch_size=loader.batch_size or -1,
+        )
+    kind, samples = type(sampler), _length(loader.dataset)
+    drawn = _drawn(sampler, samples)
+    is_dealt = kind is DistributedSampler
+    return facts.Loader(
+        sampler={DistributedSampler: "dealt", RandomSampler: "random"}.get(
+            kind, "in order" if kind is SequentialSampler else "other"
+        ),
+        seed=sampler.seed if is_dealt else -1,
+        replicas=sampler.num_replicas if is_dealt else -1,
+        place=sampler.rank if is_dealt else -1,
+        shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
+        epochs=epochs_of(sampler) if kind in (DistributedSampler, RandomSampler) else [],
+        samples=samples,
+        data=data_of(loader.dataset),
+        order=_order(loader.dataset) if is_dealt else "",
+        batches=_count_batches(loader, drawn),
+        batch_size=loader.batch_size or -1,
+        workers=loader.num_workers,
+    )
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset) if hasattr(type(dataset), "__len__") else -1
+
+
+def _drawn(sampler: Any, samples: int) -> int:
+    """How many samples this rank gets, -1 where only the user's own code knows."""
+    if type(sampler) in (DistributedSampler, RandomSampler):
+        return int(sampler.num_samples)
+    return samples if type(sampler) is SequentialSampler else -1
+
+
+def _count_batches(loader: DataLoader[Any], drawn: int) -> int:
+    size = loader.batch_size
+    if drawn < 0 or not size or type(loader.batch_sampler) is not BatchSampler:
+        return -1
+    return drawn // size if loader.drop_last else -(-drawn // size)
+
+
+def data_of(dataset: Any) -> str:
+    """What tells this data from other data; empty where nothing does, but its own code.
+
+    >>> data_of(range(9)) == data_of(range(9)), data_of(range(9)) == data_of(range(1, 10))
+    (True, False)
+    >>> data_of([object()])
+    ''
+    """
+    if type(dataset) is Subset:
+        base = data_of(dataset.dataset)
+        known = base or f"{UNSURE}{_length(dataset.dataset)}"
+        return f"{known}[{_checksum(_some(dataset.indices))}]"
+    if type(dataset) is TensorDataset:
+        return " ".join(map(_of_tensor, dataset.tensors))
+    if isinstance(dataset, torch.Tensor):
+        return _of_tensor(dataset)
+    return repr(dataset) if type(dataset) is range else ""
+
+
+def _stream(dataset: IterableDataset[Any]) -> str:
+    """Return a text that identifies the data of a stream; empty if ranks may get different samples.
+
+    They get the same samples if the stream's class is the user's own, nothing that it uses depends
+    on the rank or on chance, and all of its attributes are plain values, and few.
+    """
+    own = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
+    rest = {each.__module__.partition(".")[0] for each in type(dataset).__mro__} - {"__main__"}
+    functions = [each for kind in own for each in vars(kind).values() if callable(each)]
+    if not own or not rest <= {"torch", "typing", "collections", "builtins"}:
+        return ""
+    words, known = _words_of(functions)
+    values = [*vars(dataset).values(), *known]
+    if _NO_STREAM.search(" ".join(words)) or not _are_plain(values, depth=3):
+        return ""
+    return f"{type(dataset).__qualname__} {_checksum(repr((words, values)))}"
+
+
+def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
+    """Return every name and text in the code of functions, and the values of names of the cell."""
+    words: list[str] = []
+    values: list[Any] = []
+    for function in functions:
+        codes = [function.__code__] if isinstance(function, FunctionType) else []
+        if not codes:
+            words.append("rank")  # its code is not known
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+            words += [*code.co_names, *code.co_varnames, *code.co_freevars]
+            words += [each for each in code.co_consts if isinstance(each, str)]
+            found = [function.__globals__.get(each) for each in code.co_names]
+            values += [each for each in found if not isinstance(each, ModuleType | type)]
+    return words, values
+
+
+def _are_plain(values: Sequence[Any], depth: int) -> bool:
+    """Return whether the ``repr`` of a list holds all values in it, and is not too long.
+
+    Args:
+        values: the list.
+        depth: levels of lists that it may have, itself included.
+    """
+    size, lists = 0, [(values, depth)]
+    while lists:
+        items, levels = lists.pop()
+        size += len(items)
+        if levels == 0 or len(items) > MANY or size > LARGE:
+            return False
+        for item in items:
+            if type(item) in (list, tuple):
+                lists.append((item, levels - 1))
+            elif type(item) is str:
+                size += len(item)
+            elif item is not None and type(item) not in (bool, int, float, range):
+                return False
+    return size <= LARGE
+
+
+def _order(dataset: Any) -> str:
+    """Return two checksums of a dataset's lists; only the second one depends on the order.
+
+    Return "" unless the dataset is a list, or an object of a user's class with list attributes.
+    """
+    lists = [dataset] if type(dataset) is list else []
+    if type(dataset).__module__ == "__main__":
+        lists = [each for each in vars(dataset).values() if type(each) is list]
+    same, own = [], []
+    for each in lists:
+        shown = each[:: max(1, len(each) // SHOWN)][:SHOWN]
+        if 1 < len(each) <= MANY and _are_plain(shown, depth=2) and len(set(map(type, shown))) == 1:
+            with suppress(TypeError):  # items without an order, such as None
+                same.append((len(each), min(each), max(each)))
+                own.append(shown)
+    return f"{_checksum(repr(same))} {_checksum(repr(own))}" if same else ""
+
+
+def _some(indices: Sequence[Any]) -> str:
+    step = max(1, len(indices) // SHOWN)
+    return f"{len(indices)}:{[int(each) for each in indices[::step][:SHOWN]]}"
+
+
+def _of_tensor(tensor: torch.Tensor) -> str:
+    """Its shape, and a checksum of its first and last row."""
+    if tensor.device.type != "cpu" or not len(tensor) or tensor[0].numel() > 1 << 16:
+        return f"{UNSURE}{list(tensor.shape)}"
+    ends = torch.stack([tensor[0], tensor[-1]]).contiguous().reshape(-1)
+    return f"{list(tensor.shape)}#{_checksum(str(ends[:512].tolist()))}"
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
