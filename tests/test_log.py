@@ -102,7 +102,7 @@ def test_of_long_pages_fewer_are_kept() -> None:
         pages.add(["a"] * MAX_BATCH, MAX_BATCH)
         assert pages.lines <= MAX_PAGE_ROWS
     assert pages.lines >= MAX_ROWS
-    pages.clear()
+    pages.remove()
     assert pages.root.children == ()
 
 

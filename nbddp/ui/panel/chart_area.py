@@ -13,7 +13,7 @@ from nbddp.charts.palette import rank_class
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.ui.chart_html import render
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.panel.pieces import Plain, box, close, html
+from nbddp.ui.panel.pieces import Plain, box, close, html, toggle
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ChartArea:
             self._drawn[name] = news.versions[name]
             if name not in self._failed:
                 self._draw_chart(name, curves)
-        shown = [self._charts[name] for name in self._charts if chosen is None or name in chosen]
+        shown = [each for name, each in self._charts.items() if chosen is None or name in chosen]
         if shown != list(self.box.children):
             self.box.children = shown
         if self._charts:
@@ -95,8 +95,8 @@ class ChartArea:
         self._highlight = _dropdown("Highlight", [("all", ""), *only])
         if not 1 < len(only) <= MANY_RANKS:  # of more, two have a line
             self._highlight.layout.display = "none"
-        self._smooth = _toggle("Smooth", "Show the mean of what came before, too")
-        self._opener = _toggle("Metrics", "Choose the metrics that are drawn")
+        self._smooth = toggle("Smooth", "Show the mean of what came before, too")
+        self._opener = toggle("Metrics", "Choose the metrics that are drawn")
         self._names = widgets.SelectMultiple(rows=VISIBLE_NAMES)
         self._opener.layout.display = self._names.layout.display = "none"
         for control, choose in (
@@ -144,7 +144,3 @@ def _dropdown(label: str, options: Sequence[tuple[str, object]]) -> widgets.Drop
         layout={"width": "auto"},
         style={"description_width": "auto"},
     )
-
-
-def _toggle(label: str, tooltip: str) -> widgets.ToggleButton:
-    return widgets.ToggleButton(description=label, tooltip=tooltip)

@@ -13,12 +13,11 @@ from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import muted
 from nbddp.ui.log_lines import Line, Tails, aside, block, html_rows
-from nbddp.ui.panel.pieces import Plain, box, close, html
+from nbddp.ui.panel.pieces import Plain, box, close, html, toggle
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
 MAX_BATCH = 500  # lines that are put on the page at a time; of more the newest
-FIRST = 500  # lines that are shown of what was there before
 MAX_ROWS = 2000  # lines of a cell that are kept in memory, to be looked at again or searched
 
 PAGE_ROWS = 100  # a page with so many rows is full
@@ -38,30 +37,21 @@ class LogWidgets:
         options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
         self._choice = kind(options=options, value=ALL)
         self._search = widgets.Text(
-            placeholder="lines with ...",
-            continuous_update=True,
-            layout={"width": "150px"},
+            placeholder="lines with ...", continuous_update=True, layout={"width": "150px"}
         )
-        self._times = widgets.ToggleButton(
-            description="Times", tooltip="Show when each line came", icon="clock-o"
-        )
-        self._hold = widgets.ToggleButton(
-            description="Hold", tooltip="Let no line come or go for now", icon="pause"
-        )
+        self._times = toggle("Times", "Show when each line came", "clock-o")
+        self._hold = toggle("Hold", "Let no line come or go for now", "pause")
         self._found, self._earlier, self._now, self._path = (html() for _ in range(4))
         self._pages = LogPages(on_new)
         self._rank: int | None = None
         self._word = ""
         self._begin(0)
-        self._times.observe(lambda _change: self._show_times(), "value")
+        self._times.observe(self._show_times, "value")
         controls = [self._choice, self._search, self._times, self._hold, self._found]
         lines = widgets.VBox([self._earlier, self._pages.root, self._now])
-        parts = [
-            box(widgets.HBox, controls, "nbddp-choice"),
-            box(widgets.Box, [lines], "nbddp-scroll"),
-            self._path,
-        ]
-        self.root = box(widgets.VBox, parts, "nbddp-logs")
+        choice = box(widgets.HBox, controls, "nbddp-choice")
+        scroll = box(widgets.Box, [lines], "nbddp-scroll")
+        self.root = box(widgets.VBox, [choice, scroll, self._path], "nbddp-logs")
 
     @property
     def looks_at(self) -> tuple[object, ...]:
@@ -74,7 +64,7 @@ class LogWidgets:
         rank = None if chosen == ALL else chosen
         if (rank, word) != (self._rank, self._word):
             self._rank, self._word = rank, word
-            self._pages.clear()
+            self._pages.remove()
             self._begin(max(0, tails.total(self._rank) - MAX_ROWS))
         elif self._hold.value:
             return
@@ -92,7 +82,7 @@ class LogWidgets:
         lost = total - self._taken - len(new)  # in a flood lines go before they are ever seen
         self._taken = total
         found = self._matching(new)
-        shown = found[-(FIRST if self._is_first else MAX_BATCH) :]
+        shown = found[-MAX_BATCH:]
         self._read, self._matched = self._read + len(new), self._matched + len(found)
         gap = 0 if self._is_first else len(found) - len(shown) + lost
         self._is_first = False
@@ -114,7 +104,7 @@ class LogWidgets:
         self._earlier.value = _in_panel(block([aside(said)])) if said else ""
         self._path.value = muted(path)
 
-    def _show_times(self) -> None:
+    def _show_times(self, _change: object) -> None:
         act = self.root.add_class if self._times.value else self.root.remove_class
         act("nbddp-timed")
 
@@ -160,16 +150,13 @@ class LogPages:
         self._pages[-1].rows += len(rows)
         self._pages[-1].lines += lines
         if len(self._pages) > MAX_PAGES or sum(page.rows for page in self._pages) > MAX_PAGE_ROWS:
-            self._remove(len(self._pages) // 2)
+            self.remove(len(self._pages) // 2)
 
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._remove(len(self._pages))
-
-    def _remove(self, count: int) -> None:
-        """Remove the oldest pages."""
-        removed, self._pages = self._pages[:count], self._pages[count:]
-        self.root.children = self.root.children[count:]
+    def remove(self, count: int | None = None) -> None:
+        """Remove the oldest pages, or all."""
+        removed = self._pages[:count]
+        del self._pages[:count]
+        self.root.children = [page.html for page in self._pages]
         for page in removed:
             close(page.html)
 

@@ -27,6 +27,11 @@ def box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) 
     return kind(children, _dom_classes=(name,))
 
 
+def toggle(label: str, tooltip: str, icon: str = "") -> widgets.ToggleButton:
+    """A button that stays pressed."""
+    return widgets.ToggleButton(description=label, tooltip=tooltip, icon=icon)
+
+
 def bundle(shown: widgets.Widget) -> dict[str, object]:
     """What a page shows a widget by; ipywidgets 7 has no bundles, and 8 makes the same."""
     view = {"version_major": 2, "version_minor": 0, "model_id": shown.model_id}

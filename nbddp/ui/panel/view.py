@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ipywidgets import Widget
-
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
@@ -127,7 +125,10 @@ class PanelView:
             return handle.result
         finally:
             self._questions.close()
-            self._close()
+            if self._serving is not None:
+                self._serving.end()
+            if self._widgets is not None and not self._live.kernel_ends:
+                self.slot.close()  # each that an ending kernel closes is an error on the page
 
     def _ask(self, handle: CellHandle) -> None:
         reloads = self._serving.reloads if self._serving is not None else 0
@@ -219,22 +220,19 @@ class PanelView:
         self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
 
     def _open(self, handle: CellHandle) -> None:
+        self._serving = self._live.serving().begin()
         self._widgets = widgets = PanelWidgets(
             handle.ranks,
             lambda *it: self._press(handle, *it),
             self.session.whereabouts.metrics.snapshot,
-            self._serve,
+            self._serving.add,
         )
         self._redraw(handle, widgets)
         if self.slot.root is None:
             self._live.keep(self.slot.close, most=RECORDS_KEPT)
-        self._serving = self._live.serving(self.slot.open(widgets.parts)).begin()
+        self._serving.add(self.slot.open(widgets.parts))
         run = self.session.snapshot(handle).run
         self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
-
-    def _serve(self, widget: Widget) -> None:
-        if self._serving is not None:
-            self._serving.add(widget)
 
     def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
@@ -269,8 +267,8 @@ class PanelView:
 
     def _record(self, handle: CellHandle, result: CellResult, values: Sequence[Line]) -> Record:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
-        merged = self.tails.lines()
-        snapshot = self._snapshot(handle)
+        curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
+        merged, snapshot = self.tails.lines(), self._snapshot(handle)
         missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
         return Record(
             snapshot=snapshot,
@@ -282,9 +280,7 @@ class PanelView:
             metrics=self.session.whereabouts.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
             attempts=self._before,
-            curves=partial(self._widgets.sparklines.draw, is_static=True)
-            if self._widgets
-            else None,
+            curves=curves,
             notes=[missed if snapshot.missed else "", self._questions.stays],
             findings=self._check(handle),
         )
@@ -305,9 +301,3 @@ class PanelView:
             for rank in handle.ranks
             if (lines := self.tails.lines(rank))
         ]
-
-    def _close(self) -> None:
-        if self._serving is not None:
-            self._serving.end()
-        if self._widgets is not None and not self._live.kernel_ends:
-            self.slot.close()  # each that an ending kernel closes is an error on the page

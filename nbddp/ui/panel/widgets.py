@@ -12,7 +12,7 @@ from nbddp.ui.html_pieces import SHEET, muted, time_line
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.log_area import LogWidgets
-from nbddp.ui.panel.pieces import box, close, html
+from nbddp.ui.panel.pieces import box, close, html, toggle
 from nbddp.ui.report.rank_table import FEW, RankSparklines, rank_blocks
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, awaited_block, state_title
@@ -42,23 +42,12 @@ class PanelWidgets:
         self.charts = ChartArea(metrics, ranks, on_new)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()
-        self._all = widgets.ToggleButton(
-            description="All ranks",
-            tooltip="Show a field for each rank",
-            icon="th",
-            layout={"display": "none" if len(ranks) <= FEW else ""},
-            _dom_classes=("nbddp-all",),
-        )
-        self.parts = [
-            widgets.HTML(SHEET),
-            head,
-            self._note,
-            self._all,
-            self._table,
-            self.charts.root,
-            self.log.root,
-            self._line,
-        ]
+        self._all = toggle("All ranks", "Show a field for each rank", "th")
+        self._all.layout.display = "none" if len(ranks) <= FEW else ""
+        self._all.add_class("nbddp-all")
+        ranks_area = [self._note, self._all, self._table]
+        areas = [self.charts.root, self.log.root, self._line]
+        self.parts = [widgets.HTML(SHEET), head, *ranks_area, *areas]
 
     def draw(self, snapshot: Snapshot, *, can_press: bool) -> None:
         """Show a snapshot; what has not changed is not sent."""
