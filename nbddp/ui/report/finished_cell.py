@@ -80,8 +80,9 @@ class Record:
 def record_html(record: Record) -> str:
     """Return the record as HTML that needs no kernel: the first cause, charts, and output."""
     snapshot, title = record.snapshot, _title(record)
+    verdict = record.result.verdict if record.result else None
     state = [
-        *_failure(record),
+        *([Card(verdict.report(), is_error=not verdict.is_interrupt)] if verdict else []),
         *alarm_blocks(snapshot),
         *rank_blocks(snapshot.ranks, curves=record.curves),
         events_block(snapshot),
@@ -144,11 +145,6 @@ def _outcome(result: CellResult) -> tuple[Dot, str]:
     if verdict.is_interrupt:
         return Dot.WARN, "interrupted"
     return Dot.BAD, f"failed on {say_ranks(verdict.causes)}"
-
-
-def _failure(record: Record) -> list[Block]:
-    verdict = record.result.verdict if record.result else None
-    return [Card(verdict.report(), is_error=not verdict.is_interrupt)] if verdict else []
 
 
 def _attempts(attempts: Sequence[Attempt]) -> Iterator[Details]:

@@ -58,6 +58,8 @@ def run_report(
     curves = run.metrics(cell)
     drawn = curves.snapshot(most=MAX_CHARTS, chosen=metrics)
     numbers = charts_block(drawn, scale, "\n".join(_numbers(curves, metrics)))
+    among = run.cells if cell is None else (cell,)
+    failed = [each for each in among if each.is_over and each.outcome != "ok"]
     if cell is None:
         title = Cell(_run_title(run, ending), dot=Dot.OFF if run.was_stopped else Dot.WARN)
         parts: list[Block] = _cells(run)
@@ -68,7 +70,7 @@ def run_report(
     return Report(
         title,
         [
-            *(_failure(each, is_named=cell is None) for each in _failed_cells(run, cell)),
+            *(_failure(each, is_named=cell is None) for each in failed[-SHOWN_REPORTS:]),
             *parts,
             events_block(run.snapshot(cell)),
             numbers,
@@ -117,12 +119,6 @@ def _dot(cell: RecordedCell) -> Dot:
     if not cell.is_over or cell.is_interrupted:
         return Dot.WARN
     return Dot.OK if cell.outcome == "ok" else Dot.BAD
-
-
-def _failed_cells(run: RecordedRun, cell: RecordedCell | None) -> list[RecordedCell]:
-    """Return the cells whose report is shown: the run's last ones that failed, or this one."""
-    among = run.cells if cell is None else (cell,)
-    return [each for each in among if each.is_over and each.outcome != "ok"][-SHOWN_REPORTS:]
 
 
 def _failure(cell: RecordedCell, *, is_named: bool) -> Card:
