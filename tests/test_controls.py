@@ -134,7 +134,7 @@ class Offer:
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
-    monkeypatch.setattr(module, "publish_display_data", lambda *_args, **_more: None)
+    monkeypatch.setattr(module, "publish", lambda *_args, **_more: None)
     offer = Offer()
     yield offer
     offer.may_end.set()

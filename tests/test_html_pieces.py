@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page
+from pages import EVENTS, TEXT, Page
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -53,23 +53,6 @@ def marks(page: Page) -> list[float]:
 
 
 # ---- safe, whatever it is
-
-
-@BIG
-@given(SNAPSHOTS)
-def test_the_line_of_the_group_is_ours_and_says_what_it_does(snapshot: Snapshot) -> None:
-    page = Page(title_html(state_title(snapshot)))
-    assert page.holds(snapshot.state.value)
-    for text in (snapshot.backend, snapshot.run):
-        assert page.holds(text)
-
-
-@BIG
-@given(SNAPSHOTS)
-def test_a_time_line_is_ours(snapshot: Snapshot) -> None:
-    page = Page(time_line(snapshot))
-    for event in snapshot.events:
-        assert page.holds(say_event(event))
 
 
 @given(TEXT)

@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from nbddp.ui.panel import output_slot as module
+from nbddp.ui import screen
 from nbddp.ui.panel.output_slot import OutputSlot
 from nbddp.ui.screen import EMPTY
 
@@ -40,7 +40,7 @@ class Page:
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     page = Page()
-    monkeypatch.setattr(module, "publish_display_data", page.take)
+    monkeypatch.setattr(screen, "publish_display_data", page.take)
     return page
 
 

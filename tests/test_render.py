@@ -64,15 +64,6 @@ def test_whatever_a_text_has_in_it_is_escaped(text: str) -> None:
     assert len(page.by_tag["td"]) == 4
 
 
-def test_columns_without_any_text_can_be_left_out() -> None:
-    table = Table(["a", "b", "c"], [["1", "", Cell("")], ["", "", Cell("x")]], "x")
-    assert list(table.without_empty_columns().head) == ["a", "c"]
-    assert [list(map(str, row)) for row in table.without_empty_columns().rows] == [
-        ["1", ""],
-        ["", "x"],
-    ]
-
-
 # ---- where a report is shown
 
 

@@ -10,9 +10,9 @@ INK = "#7b7b7b"  # has the same contrast to white as to #111
 ALERT = "#dd4444"  # where values are not finite, and for ranks that died
 LETTERS = "ABCDEFGH"  # of compared runs; run A has the colour of rank 0
 
-# eight colours that can be read on white and on black, with their numbers among a terminal's 256
-_TERMINAL = (69, 137, 64, 169, 30, 198, 58, 26)
-_HEX = ("#5f87ff", "#af875f", "#5f8700", "#d75faf", "#008787", "#ff0087", "#5f5f00", "#005fd7")
+# of the terminal's 256 colours, eight that can be read on white and on black
+_NUMBERS = (69, 137, 64, 169, 30, 198, 58, 26)
+_LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the terminal's cube
 
 # the same hues with a contrast of 4.5 : 1, which no colour has on both white and black;
 # panel.css has them too
@@ -22,7 +22,7 @@ DARK = ("#3c9cfc", "#fccc9c", "#84a80c", "#cc90b4", "#90f0d8", "#fc6c84", "#d8e4
 
 def terminal_color(rank: int) -> int:
     """Return the colour of a rank as a number of the 256 of a terminal; eight colours repeat."""
-    return _TERMINAL[rank % len(_TERMINAL)]
+    return _NUMBERS[rank % len(_NUMBERS)]
 
 
 def rank_color(rank: int) -> str:
@@ -31,7 +31,8 @@ def rank_color(rank: int) -> str:
     >>> rank_color(0), rank_color(9)
     ('#5f87ff', '#af875f')
     """
-    return _HEX[rank % len(_HEX)]
+    number = terminal_color(rank) - 16  # the cube comes after sixteen others
+    return f"#{_LEVELS[number // 36]:02x}{_LEVELS[number // 6 % 6]:02x}{_LEVELS[number % 6]:02x}"
 
 
 def rank_class(rank: int) -> str:
@@ -40,4 +41,4 @@ def rank_class(rank: int) -> str:
     >>> rank_class(9)
     'nbddp-r1'
     """
-    return f"nbddp-r{rank % len(_HEX)}"
+    return f"nbddp-r{rank % len(_NUMBERS)}"

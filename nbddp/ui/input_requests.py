@@ -6,15 +6,12 @@ import math
 import select
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
-from IPython.display import publish_display_data
-
 from nbddp.record.notices import Question, TakenBack
 from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.screen import EMPTY
+from nbddp.ui.screen import EMPTY, new_display_id, publish
 from nbddp.wire.messages import Answered
 
 LOOK = 0.01  # seconds between two looks for an answer
@@ -288,13 +285,12 @@ class KernelBox(Box):
         """Press Enter in the box. Return whether the page did so."""
         if not shows_widgets(self._kernel.shell):
             return False
-        place = {"display_id": f"nbddp-{uuid.uuid4().hex}"}
-        script = {"application/javascript": _PRESS_ENTER, "text/plain": ""}
-        publish_display_data(script, transient=place)
+        place = new_display_id()
+        publish({"application/javascript": _PRESS_ENTER, "text/plain": ""}, place)
         try:
             deadline = time.monotonic() + CLOSING
             while (reply := self._reply()) is None and time.monotonic() < deadline:
                 time.sleep(LOOK)
             return reply is not None
         finally:  # remove the script: a notebook that is opened again must not run it
-            publish_display_data(EMPTY, transient=place, update=True)
+            publish(EMPTY, place, is_update=True)

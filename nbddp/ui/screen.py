@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -74,6 +75,16 @@ class IPythonScreen(StreamScreen):
         """Display a MIME bundle."""
         transient = {"display_id": display_id} if display_id else {}
         publish_display_data(data, metadata, transient=transient, update=is_update)
+
+
+def new_display_id() -> str:
+    """Return an id under which an output can be replaced."""
+    return f"nbddp-{uuid.uuid4().hex}"
+
+
+def publish(data: JsonDict, display_id: str, *, is_update: bool = False) -> None:
+    """Show an output of the cell, or replace it."""
+    publish_display_data(data, transient={"display_id": display_id}, update=is_update)
 
 
 def shows_color(shell: InteractiveShell) -> bool:

@@ -18,7 +18,7 @@ from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.input_requests import Questions
+from nbddp.ui.input_requests import Box, Questions
 from nbddp.ui.log_lines import agreeing
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.screen import (
@@ -65,7 +65,7 @@ class TextView:
             end is shown, as a kernel's output queue would grow without end, and the cell's end
             wait behind it.
         progress: says how far the cell is; None where nobody shall.
-        questions: asks what ranks ask; None where they are told that nobody can.
+        questions: asks what ranks ask; None where nobody can be asked.
         check: what checks find in the cell, once it has ended.
     """
 
@@ -83,7 +83,7 @@ class TextView:
         check: Check = no_check,
     ) -> None:
         self._screen = screen
-        self._questions = questions
+        self._questions = questions or Questions(Box(), lambda *_: None)
         self._check = check
         self._progress = progress
         self._pace = pace
@@ -117,10 +117,9 @@ class TextView:
             self._leave_line()
             raise
         finally:
-            if self._questions is not None:
-                self._questions.close()
-                if self._questions.stays:
-                    self.note(self._questions.stays)
+            self._questions.close()
+            if self._questions.stays:
+                self.note(self._questions.stays)
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         self.finish(handle.result)
@@ -138,9 +137,8 @@ class TextView:
                 continue
             left = self._next_flush - time.monotonic() if self._held else PATIENCE
             left = min(left, self._unfinished.next_due - time.monotonic())
-            if self._questions is not None:
-                left = min(left, self._questions.patience)
-                self._questions.pump(handle.has_ended)
+            left = min(left, self._questions.patience)
+            self._questions.pump(handle.has_ended)
             notice = handle.next_notice(max(0.0, left))
             if notice is not None:
                 self._show_notice(notice)
@@ -223,7 +221,7 @@ class TextView:
                 self._go_on(self._unfinished.note(rank, text, lines.partial, time.monotonic()))
             case Displayed(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
-            case Question() | TakenBack() if self._questions is not None:
+            case Question() | TakenBack():
                 self._leave_line()
                 self._questions.take(notice)
 

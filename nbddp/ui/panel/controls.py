@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextvars
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from threading import Lock
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import publish_display_data
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.pieces import box, bundle, close
-from nbddp.ui.screen import EMPTY
+from nbddp.ui.screen import EMPTY, new_display_id, publish
 
 ASKING = 5.0  # seconds that a button waits for its second press
 
@@ -130,7 +128,7 @@ class Aftermath:
         self._root = root
         self._cell: dict[str, Any] = kernel.get_parent("shell")
         self._context = contextvars.copy_context()
-        self._display_id = f"nbddp-{uuid.uuid4().hex}"
+        self._display_id = new_display_id()
         self._is_there = False
         self._doing = Lock()
         self._asks = False
@@ -143,8 +141,7 @@ class Aftermath:
 
     def publish(self) -> None:
         """Show it; a page without widgets shows nothing."""
-        shown = {**bundle(self._row), "text/plain": ""}
-        publish_display_data(shown, transient={"display_id": self._display_id})
+        publish({**bundle(self._row), "text/plain": ""}, self._display_id)
         if self._root is not None:
             self._root.children = (*self._root.children, self._row)
         self._is_there = True
@@ -155,9 +152,7 @@ class Aftermath:
             self._is_there = False
             if self._root is not None:
                 self._root.children = [each for each in self._root.children if each != self._row]
-            self._context.copy().run(
-                publish_display_data, EMPTY, transient={"display_id": self._display_id}, update=True
-            )
+            self._context.copy().run(publish, EMPTY, self._display_id, is_update=True)
 
     def close(self) -> None:
         """Remove the buttons from the memory of the kernel.

@@ -6,15 +6,13 @@ record is shown in both ways that a page can follow: as an output, and in the pa
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
 import ipywidgets as widgets
-from IPython.display import publish_display_data
 
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.pieces import box, bundle, close
-from nbddp.ui.screen import EMPTY
+from nbddp.ui.screen import EMPTY, new_display_id, publish
 from nbddp.wire.messages import JsonDict
 
 
@@ -30,7 +28,7 @@ class OutputSlot:
     def __init__(self) -> None:
         self.root: widgets.VBox | None = None
         self.is_used = self.is_followed = False
-        self._display_id = _new_id()
+        self._display_id = new_display_id()
         self._hint_id = ""
 
     def show_placeholder(self, html: str, text: str) -> None:
@@ -52,14 +50,14 @@ class OutputSlot:
             self._replace({**bundle(self.root), "text/plain": text})
         if hint:
             data = {"text/html": f'<div class="nbddp-fallback">{escape(hint)}</div>'}
-            is_update, self._hint_id = bool(self._hint_id), self._hint_id or _new_id()
-            _publish({**data, "text/plain": hint}, self._hint_id, is_update=is_update)
+            is_update, self._hint_id = bool(self._hint_id), self._hint_id or new_display_id()
+            publish({**data, "text/plain": hint}, self._hint_id, is_update=is_update)
 
     def show_record(self, html: str, text: str) -> None:
         """Replace the panel."""
         self._replace({"text/html": f'<div class="nbddp-record">{html}</div>', "text/plain": text})
         if self._hint_id:
-            _publish(EMPTY, self._hint_id, is_update=True)
+            publish(EMPTY, self._hint_id, is_update=True)
         self._become(html)
 
     def empty(self) -> None:
@@ -69,7 +67,7 @@ class OutputSlot:
     def clear(self, html: str) -> None:
         """Start again below ``html``: the outputs of the cell were cleared, but not the root."""
         self.is_used = self.is_followed = False
-        self._display_id, self._hint_id = _new_id(), ""
+        self._display_id, self._hint_id = new_display_id(), ""
         self._become(html)
 
     def close(self) -> None:
@@ -93,13 +91,13 @@ class OutputSlot:
         if not self.is_used or self.is_followed:
             self._publish(data)
             return
-        before, self._display_id, self.is_used = self._display_id, _new_id(), False
+        before, self._display_id, self.is_used = self._display_id, new_display_id(), False
         self._publish(data)
-        _publish(EMPTY, before, is_update=True)
+        publish(EMPTY, before, is_update=True)
 
     def _publish(self, data: JsonDict) -> None:
         is_update, self.is_used = self.is_used, True
-        _publish(data, self._display_id, is_update=is_update)
+        publish(data, self._display_id, is_update=is_update)
 
 
 def way_to_record(run: str, cell: int) -> str:
@@ -114,11 +112,3 @@ def late_html(run: str, cell: int) -> str:
     """
     way = way_to_record(run, cell)
     return f'<div class="nbddp nbddp-late">{escape(way)}</div>' if way else ""
-
-
-def _publish(data: JsonDict, display_id: str, *, is_update: bool) -> None:
-    publish_display_data(data, transient={"display_id": display_id}, update=is_update)
-
-
-def _new_id() -> str:
-    return f"nbddp-{uuid.uuid4().hex}"
