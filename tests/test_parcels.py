@@ -15,9 +15,18 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError, SignatureError
 from nbddp.wire import parcels
-from nbddp.wire.parcels import discard, pack, unpack
+from nbddp.wire.parcels import discard, put, take
+from nbddp.wire.sources import dumps
 
 opened: list[str] = []
+
+
+def pack(store: MemoryStore, key: str, value: Any) -> dict[str, Any]:
+    return put(store, key, dumps(value))  # type: ignore[arg-type]
+
+
+def unpack(store: MemoryStore, parcel: dict[str, Any]) -> Any:
+    return parcels.opened(take(store, parcel))  # type: ignore[arg-type]
 
 
 def spring(trap: str) -> str:

@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
 from nbddp.checks.source import Source, once
 from nbddp.checks.syntax import names_in
@@ -196,16 +198,21 @@ def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
     """
     inner = node
     for each in source.above(node):
-        for block in (getattr(each, "body", None), getattr(each, "orelse", None)):
-            if isinstance(block, list) and inner in block:
-                if isinstance(block[-1], ast.Break | ast.Continue):
-                    return next(iter(source.loops(block[-1])), None)
-                if isinstance(block[-1], ast.Return | ast.Raise):
-                    return source.function(block[-1])
+        match _block(each, inner)[-1:]:
+            case [ast.Break() | ast.Continue() as last]:
+                return next(iter(source.loops(last)), None)
+            case [ast.Return() | ast.Raise() as last]:
+                return source.function(last)
         if each is outer:
             return None
         inner = each
     return None
+
+
+def _block(outer: ast.AST, inner: ast.AST) -> list[Any]:
+    """Return the body or ``else`` that a statement is in; empty if it is in neither."""
+    blocks = (getattr(outer, field, None) for field in ("body", "orelse"))
+    return next((each for each in blocks if isinstance(each, list) and inner in each), [])
 
 
 def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
@@ -234,11 +241,9 @@ def tests_at(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.exp
 
 def _left_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
     """What does not hold behind conditions that leave, in the block of ``outer``."""
-    for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
-        if isinstance(block, list) and inner in block:
-            for each in block[: block.index(inner)]:
-                if isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVING):
-                    yield from _parts(each.test, is_so=False)
+    for each in takewhile(lambda each: each is not inner, _block(outer, inner)):
+        if isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVING):
+            yield from _parts(each.test, is_so=False)
 
 
 def _parts(test: ast.expr, *, is_so: bool) -> Iterator[tuple[str, bool, ast.expr]]:

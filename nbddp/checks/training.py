@@ -33,17 +33,6 @@ def _updates(source: Source, call: ast.Call) -> bool:
     return is_optimizer and source.method(call) == "step"
 
 
-def _micro_steps(source: Source) -> Iterator[tuple[ast.Call, ast.If, str]]:
-    """Backward calls in a loop whose update is made every K times only: K's name too."""
-    for call in backwards(source):
-        for loop in source.loops(call)[:1]:
-            steps = _steps_in(source, loop)
-            for step in steps[:1]:
-                condition = _every(source, step, loop)
-                if condition is not None and not _contains(condition[0], call):
-                    yield call, *condition
-
-
 def _every(source: Source, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | None:
     """The ``if i % K == 0`` that the step stands under within this loop, and K."""
     for outer in source.above(step):
@@ -70,21 +59,25 @@ def _contains(outer: ast.AST, inner: ast.AST) -> bool:
 
 @rule("ND121")
 def _undivided(source: Source) -> Iterator[Hit]:
-    for call, _condition, every in _micro_steps(source):
-        loop = source.loops(call)[0]
+    imported = " ".join(source.aliases.values())
+    if "accelerate" in imported or "deepspeed" in imported:
+        return
+    for call in backwards(source):
+        loop = next(iter(source.loops(call)), None)
+        steps = _steps_in(source, loop) if loop else []
+        found = _every(source, steps[0], loop) if loop and steps else None
+        if not loop or not found or found[1] == "1" or _contains(found[0], call):
+            continue
         divides = any(
             isinstance(each, ast.Div) or (isinstance(each, ast.Attribute) and "div" in each.attr)
             for statement in loop.body
             if statement.lineno <= call.lineno or _contains(statement, call)
             for each in ast.walk(statement)
         )
-        is_framework = any(
-            "accelerate" in it or "deepspeed" in it for it in source.aliases.values()
-        )
-        if every != "1" and not divides and not is_framework:
+        if not divides:
             yield (
                 call,
-                f"backward() adds up {every} micro-steps before the update, and the loss is "
+                f"backward() adds up {found[1]} micro-steps before the update, and the loss is "
                 "divided by nothing.",
             )
 

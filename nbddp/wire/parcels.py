@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbddp.errors import RequestError, SignatureError
-from nbddp.wire.sources import dumps
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -23,15 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
-
-
-def pack(store: Store, key: str, value: Any) -> JsonDict:
-    """Put a value into the store and return what a signed message must say about it.
-
-    Raises:
-        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
-    """
-    return put(store, key, dumps(value))
 
 
 def put(
@@ -62,16 +52,6 @@ def put(
     # over another connection, so that it might be read before the pieces are there
     store.check(_piece_keys(parcel))
     return parcel
-
-
-def unpack(store: Store, parcel: JsonDict) -> Any:
-    """Collect a value; leave its pieces for other readers.
-
-    Raises:
-        RequestError: it is no longer there, or cannot be opened in this process.
-        SignatureError: when the pieces are not those that the message spoke of.
-    """
-    return opened(take(store, parcel))
 
 
 def opened(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
