@@ -145,24 +145,6 @@ def test_what_it_imports_of_its_own_is_as_it_is_now(
     assert lines(capsys) == ["1 1", "2 2", "3 3"]
 
 
-REDIRECT = """
-import os
-out = os.open("all.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-os.dup2(out, 1); os.dup2(out, 2)
-print("to the file")
-os.system("echo from a child")
-"""
-
-
-def test_where_it_sends_its_output_is_its_own(
-    group: Ranks, write: Write, capsys: Capture, folder: Path
-) -> None:
-    write(REDIRECT)
-    group.run_script("work/script.py", ranks=[0])
-    assert lines(capsys) == []
-    assert (folder / "all.txt").read_text() == "to the file\nfrom a child\n"
-
-
 # ---- how it ends
 
 
@@ -305,7 +287,8 @@ def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(
 
 
 FOUND = """
-import builtins, decimal, multiprocessing as mp, numpy as np, resource, sys, threading, torch
+import builtins, decimal, logging, multiprocessing as mp, numpy as np, os
+import resource, sys, threading, time, torch
 f = lambda: None
 names = {name: type(value).__name__ for name, value in globals().items() if name.startswith("__")}
 del names["__builtins__"]  # a module, and in a run with -m as well
@@ -323,6 +306,18 @@ try:
     torch.set_num_interop_threads(2)
 except RuntimeError:
     print("once")
+print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads() > 0,
+      torch.are_deterministic_algorithms_enabled(), time.tzname[0], logging.root.manager.disable,
+      "/mine" in sys.path)
+# and what it changes is of this run alone
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+torch.use_deterministic_algorithms(True)
+torch.set_float32_matmul_precision("medium")
+os.environ["TZ"] = "XYZ-3"
+time.tzset()
+logging.disable(logging.ERROR)
+sys.path = ["/mine", *sys.path]
 """
 
 
@@ -334,7 +329,7 @@ def test_it_finds_what_a_program_finds(group: Ranks, write: Write, capsys: Captu
     for _ in range(2):
         group.run_script("work/script.py")
         assert lines(capsys) == alone.stdout.splitlines()
-    group.run("assert display and __IPYTHON__")
+    group.run("assert display and __IPYTHON__\nassert torch.get_default_dtype() == torch.float32")
 
 
 def test_its_arguments_are_its_own_and_a_module_is_found(

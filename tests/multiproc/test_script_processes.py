@@ -77,24 +77,6 @@ def test_a_pool_that_stays_open_ends_with_its_script(
     assert lines(capsys) == ["end", "end"]
 
 
-def test_a_library_begins_again_in_each_run(
-    group: Ranks, write: Write, capsys: Capture, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As W&B does: it keeps what it has begun, ends it at exit, and has a logger of its own."""
-    write(
-        "import atexit, logging, sys\nlogger = logging.getLogger('tracker')\n"
-        "logger.setLevel(logging.INFO)\nlogger.addHandler(logging.StreamHandler(sys.stdout))\n"
-        "runs = []\n@atexit.register\ndef finish():\n    logger.info('finished %s', runs)\n"
-        "def init():\n    runs.append(len(runs))\n    logger.info('began %s', runs)\n",
-        "site-packages/tracker/__init__.py",
-    )
-    monkeypatch.syspath_prepend(str(folder / "site-packages"))
-    script = write("import tracker\ntracker.init()")
-    for _ in range(2):
-        group.run_script(script, ranks=[0])
-        assert lines(capsys) == ["began [0]", "finished [0]"]
-
-
 HOLDS = """
 import fcntl, os, pathlib, socket, time
 def main():
@@ -122,81 +104,6 @@ def test_what_a_run_held_is_free_in_the_next_one_and_in_a_cell(
         else:
             run_until_stopped(group, script)
     group.run(source.replace("ENDING", "pass"))
-
-
-def test_a_path_that_a_script_binds_anew_is_its_own(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
-    script = write("import sys\nprint('/mine' in sys.path)\nsys.path = ['/mine', *sys.path]")
-    group.run_script(script, ranks=[0])
-    group.run("import sys\nprint('/mine' in sys.path)", ranks=[0])
-    group.run_script(script, ranks=[0])
-    assert lines(capsys) == ["False"] * 3
-
-
-SETTINGS = """
-import logging, os, time
-import torch
-print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), time.tzname[0],
-      torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-      logging.root.manager.disable, torch.initial_seed() == 3)
-"""
-CHANGES = """
-torch.set_default_dtype(torch.float64)
-torch.set_grad_enabled(False)
-torch.set_num_threads(torch.get_num_threads() + 1)
-torch.use_deterministic_algorithms(True)
-torch.set_float32_matmul_precision("medium")
-torch.manual_seed(3)
-logging.disable(logging.ERROR)
-os.environ["TZ"] = "XYZ-3"
-time.tzset()
-"""
-
-
-def test_settings_of_a_script_are_not_those_of_the_next_one_or_of_a_cell(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
-    group.run(SETTINGS, ranks=[0])
-    before = lines(capsys)
-    script = write(SETTINGS + CHANGES)
-    for _ in range(2):
-        group.run_script(script, ranks=[0])
-    group.run(SETTINGS, ranks=[0])
-    assert lines(capsys) == before * 3
-
-
-def test_a_cell_after_a_failed_script_says_nothing_of_its_model(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
-    script = write(
-        "import torch, torch.distributed as dist\n"
-        "def main():\n    dist.init_process_group('gloo')\n"
-        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
-        "    model(torch.ones(1, 2)).sum().backward()\n"
-        "    if dist.get_rank() == 1: raise ValueError('no')\n    dist.barrier()\nmain()"
-    )
-    with pytest.raises(CellFailedError, match="rank 1: ValueError: no"):
-        group.run_script(script)
-    capsys.readouterr()
-    group.run("print(rank)")
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
-
-
-@pytest.mark.parametrize("ending", ["pass", "1 / 0"], ids=["well", "failed"])
-def test_a_timer_that_a_script_sets_ends_no_rank_after_it(
-    group: Ranks, write: Write, ending: str
-) -> None:
-    script = write(
-        f"import faulthandler\nfaulthandler.dump_traceback_later(1, exit=True)\n{ending}"
-    )
-    if ending == "pass":
-        group.run_script(script)
-    else:
-        with pytest.raises(CellFailedError, match="ZeroDivisionError"):
-            group.run_script(script)
-    time.sleep(1.5)  # the timer's
-    group.run("assert world_size == 2\ndist.barrier()")
 
 
 def test_a_process_that_a_script_leaves_running_is_ended(

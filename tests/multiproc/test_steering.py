@@ -20,16 +20,12 @@ REFUSED = {  # with what the refusal names
     "%%ddp --nprc 2\npass": "did you mean --nproc?",
     "%%ddp --nproc 2 --ranks 2\npass": "rank 2",
     "%%ddp --push nothing\npass": "'nothing'",
+    "%%ddp\nfor x in": "line 2",
     "%%ddp --push device\npass": "device",
     "%ddp push rank": "another name",
-    "%%ddp\nfor x in": "line 2",
     "%%ddp\n   \n": "empty",
     "%ddp nonsense": "status, start",
-    "%ddp kill 0": "no worker group",
     "%ddp run": "script, script_args",
-    "%ddp run --nproc 2 --ranks 2 nothing.py": "rank 2",
-    "%ddp pull x": "no worker group",
-    "%ddp interrupt": "no cell",
 }
 
 
