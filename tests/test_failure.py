@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import IPython.core.interactiveshell
 import pytest
@@ -18,12 +19,12 @@ from IPython.core.error import UsageError
 from syrupy.assertion import SnapshotAssertion
 
 import nbddp
+from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import (
     describe_failure,
     error_text,
     failure_outside_cells,
     format_traceback,
-    summarize_error,
 )
 from nbddp.worker.watch.main_thread import library_of_file
 
@@ -122,7 +123,7 @@ def test_a_frame_without_a_line_has_that_of_its_function(fail: Fail) -> None:
     """An interrupt may strike in an instruction that has none."""
     error = fail("def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_linetable=b'')\nf()")
     assert "line 1, in f" in format_traceback(error)
-    assert summarize_error(error, CELL.__eq__, str).line == 1
+    assert described(error).line == 1
 
 
 def test_no_frame_of_nbddp_or_ipython_is_in_a_traceback(fail: Fail) -> None:
@@ -193,8 +194,14 @@ def name_of(filename: str) -> str:
     return "train.py" if filename.endswith("train.py") else ""
 
 
+def described(error: BaseException) -> Failure:
+    shell = Mock(is_cell_file=is_cell, name_of_file=name_of, user_ns={})
+    shell.format_error.return_value = "shown"
+    return describe_failure(error, shell, stuck_in=None, at=1.0)
+
+
 def summary_of(error: BaseException) -> tuple[str | int, ...]:
-    said = summarize_error(error, is_cell, name_of)
+    said = described(error)
     return said.name, said.text, said.line, said.file, said.because
 
 
@@ -228,15 +235,7 @@ def test_a_scripts_file_is_named(fail: Fail) -> None:
 
 def test_an_exception_that_cannot_be_turned_into_text_keeps_its_own_name(fail: Fail) -> None:
     error = fail("raise OddError")
-    failure = describe_failure(
-        error,
-        "shown",
-        is_cell_file=is_cell,
-        name_of=name_of,
-        stuck_in=None,
-        at=1.0,
-        names={},
-    )
+    failure = described(error)
     assert (failure.name, failure.traceback, failure.line) == ("OddError", "shown", 1)
     assert failure.text.endswith("__str__() raised RuntimeError")
     assert failure_outside_cells(error).text == failure.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -285,15 +286,9 @@ def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
     """What a rank says of the error in which a training ends."""
     with pytest.raises(RuntimeError) as raised:
         train()
-    return describe_failure(
-        raised.value,
-        "",
-        is_cell_file=lambda _: False,
-        name_of=lambda _: "",
-        stuck_in=None,
-        at=0.0,
-        names=names,
-    )
+    shell = Mock(user_ns=names)
+    shell.is_cell_file.return_value = False
+    return describe_failure(raised.value, shell, stuck_in=None, at=0.0)
 
 
 @pytest.mark.usefixtures("alone")

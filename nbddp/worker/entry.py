@@ -30,7 +30,7 @@ from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth
 from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
-from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
+from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
 from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
 from nbddp.worker.check_facts import survey
 from nbddp.worker.commands import Installs
@@ -289,7 +289,8 @@ class Rank:
         may_begin = self._prepare(command)
         failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
         if not may_begin:
-            failure = cell_not_started()
+            interrupt = KeyboardInterrupt.__name__
+            failure = msg.Failure(name=interrupt, text="", traceback="", at=time.time())
         if failure is not None:
             self._interrupter.end_cell()
             self._sampler.end_cell()
@@ -315,22 +316,13 @@ class Rank:
         self._group.note_failure(error)
         # the user left the debugger, or its input ended; of an interrupted cell it quits too
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_asked
-        failure = None if error is None else self._describe(error, at)
+        if error is not None:
+            if not self._was_quit:  # what was looked into may be looked into again
+                self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
+            self._log.keep(self._shell.format_error(error, is_whole=True))
+            stuck_in = self._group.stuck_in
+            failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
         self._end_cell(command, seconds, failure, result.result)
-
-    def _describe(self, error: BaseException, at: float) -> msg.Failure:
-        if not self._was_quit:  # what was looked into may be looked into again
-            self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
-        self._log.keep(self._shell.format_error(error, is_whole=True))
-        return describe_failure(
-            error,
-            self._shell.format_error(error),
-            is_cell_file=self._shell.is_cell_file,
-            name_of=self._shell.name_of_file,
-            stuck_in=self._group.stuck_in,
-            at=at,
-            names=self._shell.user_ns,
-        )
 
     def _may_be_interrupted(self, filename: str) -> bool:
         return filename == EXPRESSION or is_ending(filename) or self._shell.is_cell_file(filename)

@@ -33,25 +33,18 @@ class CellHandlers:
             return
         self._depth += 1
         try:
-            self._give_back()
+            while self._held:
+                signal.signal(*self._held.popitem())
+            while self._came:
+                signal.raise_signal(self._came.pop())
             yield
         finally:
             self._depth -= 1
-            if self._depth == 0:
-                self._take()
-
-    def _give_back(self) -> None:
-        while self._held:
-            signal.signal(*self._held.popitem())
-        while self._came:
-            signal.raise_signal(self._came.pop())
-
-    def _take(self) -> None:
-        for number in _OTHERS:
-            handler = _handler_of(number)
-            if callable(handler):
-                self._held[number] = handler
-                signal.signal(number, self._note)
+            for number in _OTHERS if self._depth == 0 else ():
+                handler = _handler_of(number)
+                if callable(handler):
+                    self._held[number] = handler
+                    signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: object) -> None:
         self._came.add(number)

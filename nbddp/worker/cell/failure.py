@@ -10,13 +10,12 @@ import linecache
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from IPython.core.error import UsageError
@@ -32,6 +31,9 @@ from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
 from nbddp.worker.watch.main_thread import call_of, function_name, library_of_file
 from nbddp.worker.watch.namespace import Part, walk
 
+if TYPE_CHECKING:
+    from nbddp.worker.shell import RankShell
+
 CONTEXT = 2  # lines shown above and below a line of the user's
 REPEATS = 3  # equal frames in a row that are shown, of a recursion
 HIDDEN = ("nbddp", "IPython")  # libraries whose frames are in no traceback
@@ -46,34 +48,32 @@ _REMOTE = ("_RemoteTraceback", "RemoteTraceback")  # the traceback of another pr
 
 
 def describe_failure(
-    error: BaseException,
-    shown: str,
-    *,
-    is_cell_file: Callable[[str], bool],
-    name_of: Callable[[str], str],
-    stuck_in: RecordedCollective | None,
-    at: float,
-    names: Mapping[str, Any],
+    error: BaseException, shell: RankShell, *, stuck_in: RecordedCollective | None, at: float
 ) -> Failure:
-    """Describe what ended a cell.
+    """Describe what ended a cell: its text, the user's innermost line, its first cause.
 
     Args:
         error: what ended it.
-        shown: its traceback.
-        is_cell_file: whether code of this file name is a cell's, or a script's.
-        name_of: returns the name of a script's file or of another cell; empty for the running cell.
+        shell: what the cell ran in.
         stuck_in: the collective in which the rank was freed.
         at: the time of the error.
-        names: the names of the cells, which tell what filled a GPU.
     """
+    users = [each for each in _places(error.__traceback__) if shell.is_cell_file(each.filename)]
+    filename, line = users[-1][:2] if users else ("", 0)
+    text = error_text(error)
+    if not text and isinstance(error, AssertionError):
+        text = linecache.getline(filename, line).strip()
+    names = shell.user_ns
     stack = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     functions = (frame for frame in stack if frame.f_locals is not frame.f_globals)
     scopes = (frame.f_locals for frame in functions if frame.f_locals is not names)
-    summary = summarize_error(error, is_cell_file, name_of)
-    return replace(
-        summary,
-        because=summary.because or blamed_by(error, names),
-        traceback=shown,
+    return Failure(
+        name=type(error).__name__,
+        text=text,
+        traceback=shell.format_error(error),
+        line=line,
+        file=shell.name_of_file(filename) if line else "",
+        because=_first_cause(error, text) or blamed_by(error, names),
         collective=_collective(stack, stuck_in),
         at=at,
         memory=tell_gpu_memory(error, names, scopes),
@@ -90,34 +90,7 @@ def failure_outside_cells(error: BaseException) -> Failure:
     )
 
 
-def cell_not_started() -> Failure:
-    """Describe the interrupt of a cell that was waiting for its turn."""
-    return Failure(name=KeyboardInterrupt.__name__, text="", traceback="", at=time.time())
-
-
 # ---- the error in a line
-
-
-def summarize_error(
-    error: BaseException, is_cell_file: Callable[[str], bool], name_of: Callable[[str], str]
-) -> Failure:
-    """Name an error with the line of the user's code that raised it, and its first cause.
-
-    The line is the innermost one of a cell or script; 0 if there is none.
-    """
-    users = [place for place in _places(error.__traceback__) if is_cell_file(place.filename)]
-    filename, line = users[-1][:2] if users else ("", 0)
-    text = error_text(error)
-    if not text and isinstance(error, AssertionError):
-        text = linecache.getline(filename, line).strip()
-    return Failure(
-        name=type(error).__name__,
-        text=text,
-        traceback="",
-        line=line,
-        file=name_of(filename) if line else "",
-        because=_first_cause(error, text),
-    )
 
 
 def error_text(error: BaseException) -> str:
