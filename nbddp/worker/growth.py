@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import forkserver
 
 from nbddp.descendants import descendants, kill
@@ -49,16 +50,14 @@ def let_go() -> None:
 
 def listen(first: Callable[[], None]) -> None:
     """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
-    modules = list(GROWN_BY)
-    has_begun = False
+    parts: list[Callable[[], object]] = [
+        first,
+        *(partial(importlib.import_module, name) for name in GROWN_BY),
+    ]
 
     def do_next(*_signal: object) -> None:
-        nonlocal has_begun
-        if not has_begun:
-            has_begun = True
-            first()
-        elif modules:
-            importlib.import_module(modules.pop(0))
+        if parts:
+            parts.pop(0)()
         gc.collect()
         gc.freeze()  # what ranks share stays shared: their collectors leave it alone
 

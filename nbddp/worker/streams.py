@@ -176,13 +176,9 @@ class _LogWriter(io.RawIOBase):
     """
 
     def __init__(self, fd: int, log: RankLog) -> None:
+        self.name = "<stdout>" if fd == 1 else "<stderr>"
         self._fd = fd
         self._log = log
-
-    @property
-    def name(self) -> str:
-        """What Python calls it."""
-        return "<stdout>" if self._fd == 1 else "<stderr>"
 
     def writable(self) -> bool:
         return True

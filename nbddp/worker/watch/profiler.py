@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -324,11 +324,9 @@ def profiled(command: RunCell) -> Iterator[CellProfiler]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its log would be among the cell's lines
     importlib.import_module("torch._inductor.config")  # which the profiler's start would import
     profiler = CellProfiler(Steps(**command.trace), command.cell)
-    stop_listening = profiler.begin()
-    try:
+    with ExitStack() as end:
+        end.callback(profiler.begin())
         yield profiler
-    finally:
-        stop_listening()
 
 
 def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -> None:
