@@ -40,11 +40,12 @@ class CellHandlers:
             yield
         finally:
             self._depth -= 1
-            for number in _OTHERS if self._depth == 0 else ():
-                handler = _handler_of(number)
-                if callable(handler):
-                    self._held[number] = handler
-                    signal.signal(number, self._note)
+            if self._depth == 0:
+                for number in _OTHERS:
+                    handler = _handler_of(number)
+                    if callable(handler):
+                        self._held[number] = handler
+                        signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: object) -> None:
         self._came.add(number)

@@ -261,12 +261,16 @@ class Outbox:
             writer.post(report)
         except Exception as error:  # noqa: BLE001 - the thread goes on after any error
             what = with_article(type(report).__name__)
-            try:
-                self._writer.post(remark(f"{what} could not be sent: {error}"))
-                if isinstance(report, CellEnded | Answer):
-                    writer.post(_without_content(report, f"it could not be sent: {error}"))
-            except Exception:  # the store is gone, and with it the reader
-                logger.exception("nbddp could not send")
+            instead: list[tuple[QueueWriter, Report]] = [
+                (self._writer, remark(f"{what} could not be sent: {error}"))
+            ]
+            if isinstance(report, CellEnded | Answer):
+                instead.append((writer, _without_content(report, f"it could not be sent: {error}")))
+            for its_writer, message in instead:
+                try:
+                    its_writer.post(message)
+                except Exception:  # the store is gone, and with it the reader
+                    logger.exception("nbddp could not send")
 
 
 def remark(text: str, cell: int = 0) -> Display:
