@@ -63,8 +63,7 @@ def live(start: RankStart) -> None:
     """Live as a rank until told to leave."""
     with suppress(PermissionError):  # already the leader of a session of its own
         os.setsid()
-    growth.stop_listening()
-    growth.let_go()
+    growth.leave()
     prepare_departure()
     watch_kernel(start.kernel_pid)
     settle(start)

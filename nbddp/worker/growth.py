@@ -36,11 +36,13 @@ def take_along(folder: str) -> None:
     atexit.register(clear)
 
 
-def let_go() -> None:
-    """In a rank: let go of the pipe that keeps the helper running, which is the kernel's alone.
+def leave() -> None:
+    """In a rank: let the signal mean what it means anywhere, and close the helper's pipe.
 
-    multiprocessing hands it on, so that a rank could fork from the same helper.
+    The pipe keeps the helper running, and is the kernel's alone. multiprocessing hands it on, so
+    that a rank could fork from the same helper.
     """
+    signal.signal(GROW_SIGNAL, signal.SIG_DFL)
     server = forkserver._forkserver
     held: int | None = server._forkserver_alive_fd  # type: ignore[attr-defined]
     if held is not None:
@@ -50,10 +52,8 @@ def let_go() -> None:
 
 def listen(first: Callable[[], None]) -> None:
     """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
-    parts: list[Callable[[], object]] = [
-        first,
-        *(partial(importlib.import_module, name) for name in GROWN_BY),
-    ]
+    parts: list[Callable[[], object]] = [first]
+    parts += [partial(importlib.import_module, name) for name in GROWN_BY]
 
     def do_next(*_signal: object) -> None:
         if parts:
@@ -63,8 +63,3 @@ def listen(first: Callable[[], None]) -> None:
 
     gc.freeze()
     signal.signal(GROW_SIGNAL, do_next)
-
-
-def stop_listening() -> None:
-    """In a rank the signal means what it means anywhere."""
-    signal.signal(GROW_SIGNAL, signal.SIG_DFL)

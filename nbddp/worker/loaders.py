@@ -26,10 +26,8 @@ _epochs: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
 
 def let_loaders_begin_anew() -> None:
     """From here on a loader that could not begin an epoch has new workers for the next one."""
-    kind: Any = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
-    original = getattr(kind, "_reset", None)
-    if original is None:
-        return
+    kind: Any = dataloader._MultiProcessingDataLoaderIter
+    original = kind._reset
 
     @functools.wraps(original)
     def reset(self: Any, loader: Any, *args: Any, **options: Any) -> None:
@@ -89,10 +87,8 @@ class Loads:
 
     def listen(self) -> None:
         """From here on each wait is noted."""
-        kind: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
-        original = getattr(kind, "__next__", None)
-        if original is None:
-            return
+        kind: Any = dataloader._BaseDataLoaderIter
+        original = kind.__next__
         note = self._note
 
         @functools.wraps(original)

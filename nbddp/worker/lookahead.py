@@ -11,6 +11,7 @@ import dis
 import gc
 import re
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -53,14 +54,11 @@ def may_ask(source: str, namespace: Mapping[str, Any]) -> bool:
     return False
 
 
-def _compiled(source: str) -> CodeType | None:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    try:
+def _compiled(source: str) -> Any:
+    with suppress(*_NO_CODE):  # the error is reported when the cell runs
         lines = TransformerManager().transform_cell(source)
-        code: CodeType = compile(lines, "<lookahead>", "exec", flags, dont_inherit=True)
-    except _NO_CODE:  # the error is reported when the cell runs
-        return None
-    return code
+        return compile(lines, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return None
 
 
 def _called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:

@@ -187,10 +187,8 @@ class Debuggers:
         another cell begins, an error until the next error.
         """
         self._is_interrupts = is_interrupt
-        sys.last_type, sys.last_value = type(error), error
-        sys.last_traceback = error.__traceback__
-        if sys.version_info >= (3, 12):
-            sys.last_exc = error
+        last = (type(error), error, error.__traceback__, error)
+        vars(sys).update(zip(_LAST, last, strict=True))
 
     def end_cell(self) -> None:
         """End the tracing: a debugger must not step through the next cell."""
