@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
 import pexpect  # type: ignore[import-untyped]
@@ -77,13 +78,8 @@ def _print_piece(child: Any) -> bool:
 
 def output_of(command: str) -> str:
     """Run a command. Return what it writes to standard output and error."""
-    done = subprocess.run(
-        [_shell(), "-c", command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
+    words = [_shell(), "-c", command]
+    done = subprocess.run(words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, check=False)
     return done.stdout.decode(errors="replace")
 
 
