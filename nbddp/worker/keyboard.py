@@ -10,11 +10,10 @@ import getpass
 import os
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 from nbddp.wire.messages import DEBUGGER, GETPASS, INPUT, Answered, Asked, Report, Withdrawn
 from nbddp.worker.streams import flush_python_streams
-
-LOOK = 0.5  # seconds; an answer ends the wait
 
 
 class Keyboard:
@@ -31,10 +30,9 @@ class Keyboard:
         self._post = post
         self.is_called_off = is_called_off
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # see Outbox: an interrupt does not leave it taken
-        self._changed = threading.Condition(self._lock)
         self._number = 0
-        self._answers: list[Answered] = []  # to the question that is open: one, or none yet
+        # to the question that is open; it is C's: an interrupt leaves no lock of it taken
+        self._answers: SimpleQueue[Answered] = SimpleQueue()
         self._typed_ahead: list[str] = []
         self.is_debugging = False  # what is asked is the debugger's
         self.asks = ""  # what waits for an answer right now: ``input()``, or the debugger
@@ -82,19 +80,15 @@ class Keyboard:
             print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
             return text
         flush_python_streams()
-        with self._lock:
-            self._number += 1
-            number, self.asks = self._number, what
-            self._answers.clear()
+        self._number += 1
+        number, self.asks, self._answers = self._number, what, SimpleQueue()
         self._post(Asked(question=number, prompt=prompt, is_secret=is_secret, what=what))
+        answer = None
         try:
-            with self._lock:
-                while not self._answers:  # a signal's handler runs between two looks
-                    self._changed.wait(LOOK)
-                answer = self._answers[0]
+            answer = self._answers.get()
         finally:
             self.asks = ""
-            if not self._answers:
+            if answer is None:
                 self._post(Withdrawn(question=number))
         if answer.refusal:
             raise RuntimeError(f"{what} is not supported: {answer.refusal}")
@@ -104,7 +98,5 @@ class Keyboard:
 
     def answered(self, answer: Answered) -> None:
         """An answer came; one to a question that was taken back is nobody's."""
-        with self._lock:
-            if answer.question == self._number and self.asks:
-                self._answers.append(answer)
-                self._changed.notify_all()
+        if answer.question == self._number and self.asks:
+            self._answers.put(answer)
