@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,7 +52,8 @@ class Rank(ArrivalRecorder):
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.told: list[Arrivals] = []
-        super().__init__(self.told.append, lambda name: name == "<cell>")
+        shell = Mock(is_cell_file=lambda name: name == "<cell>", name_of_file=lambda _name: "")
+        super().__init__(self.told.append, shell)
 
     def add(self, number: int, at: float, **facts: Any) -> None:
         self.recorder.add(number, at, **facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,7 +29,8 @@ class Pulses(Sampler):
     def __init__(self) -> None:
         self.posted: list[Pulse | Arrivals] = []
         self.usage = FakeUsage()
-        super().__init__(self.posted.append, lambda _file: False, self.usage)
+        shell = Mock(is_cell_file=lambda _file: False)
+        super().__init__(self.posted.append, shell, self.usage)
         self.news()  # the first look between cells has no CPU
         self.posted.clear()
         self.forget_told()

@@ -152,13 +152,8 @@ class Rank:
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
         self._debuggers = Debuggers(self._keyboard, self._place.rank, self._comes_first)
-        self._sampler = Sampler(
-            outbox.post,
-            self._shell.is_cell_file,
-            Usage(self._group.device),
-            self._progress,
-            self._shell.name_of_file,
-        )
+        usage = Usage(self._group.device)
+        self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
         self._interrupter = Interrupter(
             is_cell_file=self._may_be_interrupted,
             cancel=self._shell.cancel,

@@ -28,6 +28,7 @@ from nbddp.worker.flight_recorder import (
     shape_of,
 )
 from nbddp.worker.loaders import Loads
+from nbddp.worker.shell import RankShell
 from nbddp.worker.watch.main_thread import (
     innermost_in_cell,
     line_of,
@@ -49,22 +50,15 @@ class ArrivalRecorder:
 
     Args:
         post: sends what is new.
-        is_cell_file: whether code of this file name is a cell's.
-        name_of: the name of a script's file or of another cell; empty for the cell that runs.
+        shell: knows the files of cells and scripts.
 
     Attributes:
         has_met: whether the cell had a collective, so that it is worth sampling.
     """
 
-    def __init__(
-        self,
-        post: Callable[[Arrivals], None],
-        is_cell_file: Callable[[str], bool],
-        name_of: Callable[[str], str] = lambda _filename: "",
-    ) -> None:
+    def __init__(self, post: Callable[[Arrivals], None], shell: RankShell) -> None:
         self._post = post
-        self._is_cell_file = is_cell_file
-        self._name_of = name_of
+        self._shell = shell
         self._lock = threading.Lock()
         self._loads = Loads()
         self._seen = -1  # the newest record that was read,
@@ -122,9 +116,9 @@ class ArrivalRecorder:
         """Note where the main thread is; read the recorder if it would soon forget entries."""
         with self._lock:
             self._activity.sample()
-            frame, _ = innermost_in_cell(main_frame(), self._is_cell_file)
+            frame, _ = innermost_in_cell(main_frame(), self._shell.is_cell_file)
             if frame is not None:
-                where = (line_of(frame), self._name_of(frame.f_code.co_filename))
+                where = (line_of(frame), self._shell.name_of_file(frame.f_code.co_filename))
                 number = self._places.setdefault(where, len(self._places))
                 self._message.samples.extend([self._microseconds(time.time_ns()), number])
             if (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2:

@@ -20,6 +20,7 @@ from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, Pulse
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.flight_recorder import RecordedCollective, newest_of
+from nbddp.worker.shell import RankShell
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
@@ -67,25 +68,22 @@ class Sampler:
 
     Args:
         post: sends it.
-        is_cell_file: whether code of this file name is a cell's.
+        shell: knows the files of cells and scripts.
         usage: reads what the process uses.
         progress: reads what the rank has done.
-        name_of: the name of a script's file or of another cell; empty for the cell that runs.
     """
 
     def __init__(
         self,
         post: Callable[[Pulse | Arrivals], None],
-        is_cell_file: Callable[[str], bool],
+        shell: RankShell,
         usage: Usage,
         progress: Callable[[], Progress] = Progress,
-        name_of: Callable[[str], str] = lambda _filename: "",
     ) -> None:
         self._post = post
-        self._is_cell_file = is_cell_file
+        self._shell = shell
         self._usage = usage
         self._progress = progress
-        self._name_of = name_of
         self._stillness = Stillness()
         self._cell = self._last_cell = 0
         self._began_at = 0.0
@@ -93,7 +91,7 @@ class Sampler:
         self._spans_cell = True  # whether the next CPU figure is partly that of a cell
         self._told: Pulse | None = None
         self._call: object = None  # the mark of the library call that the main thread waits in
-        self._arrivals = ArrivalRecorder(post, is_cell_file, name_of)
+        self._arrivals = ArrivalRecorder(post, shell)
         self._begun = threading.Event()
 
     def start(self) -> None:
@@ -212,7 +210,7 @@ class Sampler:
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
             return Wait.SPINNING if spins else Wait.RECORDED, newest.call
-        if name := waited_in(frame, self._is_cell_file):
+        if name := waited_in(frame, self._shell.is_cell_file):
             return Wait.SEEN, Collective(name)
         self._call = mark_of_call(frame)
         return Wait.NONE if self._call is None else Wait.ONE_CALL, None
@@ -244,20 +242,25 @@ class Sampler:
         other = None if functions_in(frame) else waiting_thread()
         if other is None:
             return ""
-        here, _ = innermost_in_cell(other, self._is_cell_file)
+        here, _ = innermost_in_cell(other, self._shell.is_cell_file)
         if here is None:
             return "a background thread"
-        file = self._name_of(here.f_code.co_filename)
+        file = self._shell.name_of_file(here.f_code.co_filename)
         return f"a background thread ({say_place(line_of(here), file)})"
 
     def _place_in_cell(self, frame: FrameType) -> JsonDict:
         """Return the innermost line of a cell, and the function that it has called."""
-        here, called = innermost_in_cell(frame, self._is_cell_file)
+        here, called = innermost_in_cell(frame, self._shell.is_cell_file)
         if here is None:
             return {"line": 0, "function": called}
         filename, line = here.f_code.co_filename, line_of(here)
         code = linecache.getline(filename, line).strip()[:MAX_CODE]
-        return {"line": line, "file": self._name_of(filename), "code": code, "function": called}
+        return {
+            "line": line,
+            "file": self._shell.name_of_file(filename),
+            "code": code,
+            "function": called,
+        }
 
 
 def _is_news(pulse: Pulse, told: Pulse) -> bool:
