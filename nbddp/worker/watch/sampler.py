@@ -254,13 +254,8 @@ class Sampler:
         if here is None:
             return {"line": 0, "function": called}
         filename, line = here.f_code.co_filename, line_of(here)
-        code = linecache.getline(filename, line).strip()[:MAX_CODE]
-        return {
-            "line": line,
-            "file": self._shell.name_of_file(filename),
-            "code": code,
-            "function": called,
-        }
+        file, code = self._shell.name_of_file(filename), linecache.getline(filename, line).strip()
+        return {"line": line, "file": file, "code": code[:MAX_CODE], "function": called}
 
 
 def _is_news(pulse: Pulse, told: Pulse) -> bool:
