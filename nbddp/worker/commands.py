@@ -156,18 +156,17 @@ class Installs:
             value = run(command)
         finally:
             self._claims.set(key, json.dumps(value))
-        has_failed = type(value) is int and value != 0
-        if has_failed:
-            self._tell(command, f"it failed with exit code {value}")
+        if type(value) is int and value != 0:
+            end = f"it failed with exit code {value}"
         elif _CHANGE.search(command):
-            self._tell(command, self._way_to_see(began))
-        return value
-
-    def _tell(self, command: str, end: str) -> None:
+            end = self._way_to_see(began)
+        else:
+            return value
         shown = command.replace(sys.executable, "python").strip().partition("\n")[0]
         shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 4] + " ..."
-        who = f"rank {self._place.rank} ran `{shown}` for all ranks of its node"
-        print(f"nbddp: {who}: {end}")  # noqa: T201 - for the user, with the command's own output
+        # for the user, with the command's own output
+        print(f"nbddp: rank {self._place.rank} ran `{shown}` for all ranks of its node: {end}")  # noqa: T201
+        return value
 
     def _way_to_see(self, began: float) -> str:
         """Say what the user must do to use the installed packages on the ranks."""

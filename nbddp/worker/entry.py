@@ -56,7 +56,6 @@ from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.sampler import Progress, Sampler
 
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
-LAST_VALUE = "the last value"
 
 
 def live(start: RankStart) -> None:
@@ -344,7 +343,7 @@ class Rank:
         if command.wants_value and failure is None:
             store, key = self._clients.parcels, self._key(f"cell{command.cell}")
             try:
-                parcel = pack(store, key, value, name=LAST_VALUE)
+                parcel = pack(store, key, value, name="the last value")
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
             if note := parcel.get("note"):

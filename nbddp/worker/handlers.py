@@ -45,7 +45,4 @@ class CellHandlers:
                     handler = _handler_of(number)
                     if callable(handler):
                         self._held[number] = handler
-                        signal.signal(number, self._note)
-
-    def _note(self, number: int, _frame: object) -> None:
-        self._came.add(number)
+                        signal.signal(number, lambda number, _: self._came.add(number))

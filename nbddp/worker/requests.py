@@ -37,7 +37,6 @@ NO_GROUP = (
     "there is no process group now: what ran last has left none; a cell gets one, unless it says "
     "--no-init: `%%ddp --out NAME` fetches its last value"
 )
-_TORCHS_WORDS = "process group has not been initialized"
 UNWANTED = "nobody waits for this any more"
 
 
@@ -130,7 +129,7 @@ class Answers:
         try:
             value = eval(code, self._shell.user_ns)  # the user's own code
         except ValueError as error:
-            if dist.is_initialized() or _TORCHS_WORDS not in str(error):
+            if dist.is_initialized() or "group has not been initialized" not in str(error):
                 raise
             raise RequestError(NO_GROUP) from None
         key, name = self._key(f"request{command.request}"), command.expression

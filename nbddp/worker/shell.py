@@ -245,7 +245,6 @@ def make_shell() -> RankShell:
     """Create the process's shell; done in the forkserver, so that ranks are born with one."""
     config = Config()
     config.HistoryManager.enabled = False
-    config.InteractiveShell.banner1 = ""
     config.Completer.use_jedi = False  # evaluates nothing, but takes a second to load
     shell: RankShell = RankShell.instance(config=config)
     InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class

@@ -45,7 +45,6 @@ from nbddp.worker.streams import flush_python_streams
 from nbddp.worker.watch.main_thread import library_of_file
 
 _MAIN = "__main__"
-_MAINS = (_MAIN, "__mp_main__")  # what a spawned process sends back may be of the second
 _IPYTHONS = ("__IPYTHON__", "display")  # names of builtins: code recognizes a notebook by them
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -89,7 +88,8 @@ def run(script: Script, files: OwnFiles) -> None:
         main = ModuleType(_MAIN)
         code, names = _load(script)
         vars(main).update(names)
-        sys.modules.update(dict.fromkeys(_MAINS, main))
+        # what a spawned process sends back may be of the second
+        sys.modules.update({_MAIN: main, "__mp_main__": main})
         exec(code, vars(main))
 
 

@@ -35,15 +35,11 @@ _LIBRARIES = (
     *((Path(sysconfig.get_path(name)), "") for name in ("purelib", "platlib", "stdlib")),
 )
 _STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\s+(\w+)", re.MULTILINE)
-RUN = asyncio.BaseEventLoop.run_until_complete.__name__
 
 
 def main_thread_id() -> int:
     """The identity of the main thread."""
-    identity = threading.main_thread().ident
-    if identity is None:
-        raise RuntimeError("the main thread has not started")
-    return identity
+    return threading.main_thread().ident or 0  # None only before a thread has started
 
 
 def main_frame() -> FrameType:
@@ -100,7 +96,9 @@ def innermost_in_cell(
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames from the innermost one; where an event loop runs, those of its main task too."""
     while frame is not None:
-        task = frame.f_locals.get("future") if frame.f_code.co_name == RUN else None
+        task = (
+            frame.f_locals.get("future") if frame.f_code.co_name == "run_until_complete" else None
+        )
         if isinstance(task, asyncio.Task):
             yield from reversed(list(_suspended(task)))
         yield frame
@@ -219,16 +217,21 @@ def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
     """
     if frames := torch_frames(frame):
         return call_of(frames[-1])
-    return _wait_of_cell(frame) if is_cell_file(frame.f_code.co_filename) else ""
+    code = _code_at(frame) if is_cell_file(frame.f_code.co_filename) else ""
+    if not _WAITS.search(code):
+        return ""
+    return code if len(code) <= MAX_CALL else f"{code[: MAX_CALL - 4]} ..."
 
 
 def torch_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of torch.distributed at the end of a stack, from the innermost one."""
     found = []
-    # a frame of ours may be between two of torch's, where torch calls us back
-    while frame is not None and (_is_torchs(frame) or _is_ours(frame)):
-        if _is_torchs(frame):
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if _TORCHS.search(filename):
             found.append(frame)
+        elif not Path(filename).is_relative_to(_OURS):  # ours may be between, where torch calls us
+            break
         frame = frame.f_back
     return found
 
@@ -275,21 +278,6 @@ def call_of(frame: FrameType) -> str:
         return name
     ranks = dist.distributed_c10d._world.pg_group_ranks.get(group, {})
     return f"{name} of group {list(ranks)}"
-
-
-def _is_torchs(frame: FrameType) -> bool:
-    return _TORCHS.search(frame.f_code.co_filename) is not None
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return Path(frame.f_code.co_filename).is_relative_to(_OURS)
-
-
-def _wait_of_cell(frame: FrameType) -> str:
-    code = _code_at(frame)
-    if not _WAITS.search(code):
-        return ""
-    return code if len(code) <= MAX_CALL else f"{code[: MAX_CALL - 4]} ..."
 
 
 def _code_at(frame: FrameType) -> str:
