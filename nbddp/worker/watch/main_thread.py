@@ -96,9 +96,8 @@ def innermost_in_cell(
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames from the innermost one; where an event loop runs, those of its main task too."""
     while frame is not None:
-        task = (
-            frame.f_locals.get("future") if frame.f_code.co_name == "run_until_complete" else None
-        )
+        is_loop = frame.f_code.co_name == "run_until_complete"
+        task = frame.f_locals.get("future") if is_loop else None
         if isinstance(task, asyncio.Task):
             yield from reversed(list(_suspended(task)))
         yield frame
