@@ -55,8 +55,6 @@ from nbddp.worker.watch.main_thread import main_frame, waited_in
 from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.sampler import Progress, Sampler
 
-PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
-
 
 def live(start: RankStart) -> None:
     """Live as a rank until told to leave."""
@@ -129,7 +127,7 @@ class Rank:
         self._attempt = start.attempt
         self._cell = 0
         self._clients = clients
-        clients.parcels.set_timeout(PATIENCE)
+        clients.parcels.set_timeout(timedelta(seconds=30))  # each piece was there a moment ago
         self._outbox = outbox
         self._log = log
         self._meters = meters

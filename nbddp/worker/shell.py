@@ -29,7 +29,6 @@ from nbddp.worker.plain_values import PlainValues
 from nbddp.worker.warning_places import name_users_lines
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 
-_MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
 
 
@@ -185,7 +184,7 @@ class RankShell(InteractiveShell):
             if error is not None and (is_exit or function.startswith("safe_")):  # of %run
                 raise error
             return
-        if error is not None and asker.startswith(_MAGICS) and function != "tb":
+        if error is not None and asker.startswith("IPython.core.magics") and function != "tb":
             raise error
         try:
             error = self._get_exc_info(exc_tuple)[1]
