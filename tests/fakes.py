@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp.controller.threads import Actor, ExitWatcher, Means
 from nbddp.launch.launcher import Launcher, RankHandle
-from nbddp.promise import Promise
+from nbddp.sigint import Promise
 from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
     URGENT,

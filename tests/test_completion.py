@@ -13,7 +13,7 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.completion import Completion
 from nbddp.magics.parser import CELL, COMMANDS
-from nbddp.promise import Promise
+from nbddp.sigint import Promise
 from nbddp.train.kinds import KINDS
 from nbddp.wire.name_messages import Complete
 

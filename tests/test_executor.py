@@ -22,11 +22,11 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.states import GroupState
-from nbddp.promise import Promise
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.finished import RecordedRun
 from nbddp.record.notices import Said, Wrote
 from nbddp.record.run_folder import RunFolder
+from nbddp.sigint import Promise
 from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output
 from nbddp.wire.name_messages import Complete
 

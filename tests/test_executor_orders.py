@@ -25,9 +25,9 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.events import NodeJoined, NodeLost
 from nbddp.lifecycle.states import GroupState
-from nbddp.promise import Promise
 from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.sigint import Promise
 from nbddp.wire import messages as msg
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.letters import Letter

@@ -17,11 +17,17 @@ import pytest
 from processes import wait_until
 from stops import stopped_everywhere
 
-from nbddp import promise as promise_module
+from nbddp import sigint
 from nbddp.controller.threads import Actor
-from nbddp.imports import import_aside
-from nbddp.interrupts import interrupt_held_back
-from nbddp.promise import HEARING, Promise, await_all, kept, promised_by
+from nbddp.sigint import (
+    HEARING,
+    Promise,
+    await_all,
+    import_aside,
+    interrupt_held_back,
+    kept,
+    promised_by,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -108,7 +114,7 @@ def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise KeyboardInterrupt
             raise Empty
 
-    monkeypatch.setattr(promise_module, "SimpleQueue", Queue)
+    monkeypatch.setattr(sigint, "SimpleQueue", Queue)
     with pytest.raises(KeyboardInterrupt):
         kept(Promise())
     assert waits == [HEARING] * 3

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError, say_ranks
 from nbddp.lifecycle.reasons import NO_GROUP, unknown_rank
-from nbddp.promise import Promise, await_all
+from nbddp.sigint import Promise, await_all
 from nbddp.wire.messages import Answer, Command
 
 Make = Callable[[int], Command]  # makes the question of its number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbddp.promise import Promise
+from nbddp.sigint import Promise
 
 
 class Promises:

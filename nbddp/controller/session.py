@@ -22,19 +22,17 @@ from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.threads import ClosedError, Means, open_means
 from nbddp.errors import RequestError, StartError
-from nbddp.imports import import_aside
-from nbddp.interrupts import interrupt_held_back
 from nbddp.launch.launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP, no_such_rank
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.nodes.returning import Returned
-from nbddp.promise import Promise, kept
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.healed import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
+from nbddp.sigint import Promise, import_aside, interrupt_held_back, kept
 from nbddp.wire.messages import Answer, Answered, Command, Drop
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.launch.launcher import RankHandle
-from nbddp.promise import Promise, kept
+from nbddp.sigint import Promise, kept
 
 if TYPE_CHECKING:
     from nbddp.controller.link import StoreLink  # imports torch: not before it is needed

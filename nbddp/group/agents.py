@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbddp.errors import describe_exit
-from nbddp.interrupts import interrupt_held_back
 from nbddp.nodes.door import Node
+from nbddp.sigint import interrupt_held_back
 from nbddp.topology import TORCHRUN
 
 # The options of an agent that meets no other agent, at any free port, and starts one process. If an

@@ -20,12 +20,12 @@ from nbddp.group import push_pull
 from nbddp.group.nodes import Nodes, NodesSpec
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.timelines import timeline_of
-from nbddp.interrupts import begin, interrupt_held_back
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.nodes.joining import Join
 from nbddp.record.healed import Healed
 from nbddp.record.spent import Timeline
+from nbddp.sigint import begin, interrupt_held_back
 from nbddp.wire.name_messages import Survey
 
 ELSEWHERE = (

@@ -16,9 +16,9 @@ from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.interrupts import interrupt_held_back
 from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
+from nbddp.sigint import interrupt_held_back
 from nbddp.ui.report.sweep import (
     describe_current,
     describe_failures,

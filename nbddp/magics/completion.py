@@ -14,8 +14,8 @@ from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
-from nbddp.promise import await_all
 from nbddp.publish.tracker import KINDS as TRACKERS
+from nbddp.sigint import await_all
 from nbddp.wire.messages import Command, JsonDict
 from nbddp.wire.name_messages import Complete, Inspect
 

@@ -24,8 +24,6 @@ from nbddp.group.checking import QuietChecks
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.tracing import trace_of
-from nbddp.imports import import_aside
-from nbddp.interrupts import begin, interrupt_held_back
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.reasons import unknown_rank, with_way_on
 from nbddp.magics.auto import AutoMode
@@ -33,12 +31,12 @@ from nbddp.magics.diary import Diary, omitted
 from nbddp.magics.option_values import ALL
 from nbddp.magics.publish import Publishing
 from nbddp.magics.views import NotebookDisplay, Views
-from nbddp.promise import Promise, await_all
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
+from nbddp.sigint import Promise, await_all, begin, import_aside, interrupt_held_back
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import Steps

@@ -12,9 +12,9 @@ from nbddp.archive.summary import read_note, say_ending
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.imports import import_aside
 from nbddp.magics.desk import Desk
 from nbddp.record.finished import RecordedRun
+from nbddp.sigint import import_aside
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.stored_run import run_report

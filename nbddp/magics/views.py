@@ -17,7 +17,7 @@ from IPython.display import clear_output, publish_display_data
 from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
-from nbddp.imports import import_aside
+from nbddp.sigint import import_aside
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import Box, ConsoleBox, KernelBox, Questions

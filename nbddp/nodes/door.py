@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import WireError
-from nbddp.interrupts import begin
 from nbddp.nodes.clocks import Clock
 from nbddp.nodes.handshake import Handshake, at_the_door
 from nbddp.nodes.joining import Join
@@ -36,7 +35,7 @@ from nbddp.nodes.node_connection import (
 )
 from nbddp.nodes.returning import Living, folder_of
 from nbddp.nodes.starts import packed
-from nbddp.promise import kept, promised_by
+from nbddp.sigint import begin, kept, promised_by
 from nbddp.wire.start import RankStart
 
 logger = logging.getLogger(__name__)

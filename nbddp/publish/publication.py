@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError, describe_exit
-from nbddp.interrupts import begin
 from nbddp.publish.process import PATIENCE
 from nbddp.publish.tracker import Target
+from nbddp.sigint import begin
 
 LOOK = 0.5  # seconds between two looks at whether the run goes on
 GRACE = 5.0  # seconds that a process gets to end, once nobody waits for it

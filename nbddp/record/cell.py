@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any
 
 from nbddp.errors import RequestError
-from nbddp.promise import HEARING
 from nbddp.record.log_reader import Logged
 from nbddp.record.notices import Notice, Notices, Question, Said
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
+from nbddp.sigint import HEARING
 from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
 from nbddp.wire.trace_messages import Steps

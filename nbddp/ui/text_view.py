@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
 from nbddp.formatting import plural
-from nbddp.imports import import_aside
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.record.snapshot import RankSnapshot
+from nbddp.sigint import import_aside
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import Box, Questions
 from nbddp.ui.log_lines import agreeing

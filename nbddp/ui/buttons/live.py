@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Widget
 
-from nbddp.interrupts import interrupt_held_back
-from nbddp.promise import await_all, promised_by
+from nbddp.sigint import await_all, interrupt_held_back, promised_by
 from nbddp.ui.buttons.kernel_stream import Filter, Incoming, Way, way_to
 
 if TYPE_CHECKING:

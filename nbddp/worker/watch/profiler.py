@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
-from nbddp.interrupts import interrupt_held_back
+from nbddp.sigint import interrupt_held_back
 from nbddp.train import report
 from nbddp.wire.messages import Noticed, RunCell
 from nbddp.wire.trace_messages import GiveTrace, Steps, Traced, say_steps

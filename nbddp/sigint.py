@@ -1,18 +1,67 @@
-"""What another thread will have done; a stop may strike whoever waits for it, at any moment."""
+"""What a stop may strike: work that is held back from it, waits for other threads, imports."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+
+
+class HeldBack:
+    """Counts the deferred interrupts, and says whether a second one is raised at once."""
+
+    def __init__(self, *, raises_second: bool) -> None:
+        self.times = 0
+        self.raises_second = raises_second
+
+
+@contextmanager
+def interrupt_held_back(*, raises_second: bool = True) -> Iterator[HeldBack]:
+    """Defer an interrupt until the block ends; a second one is raised at once.
+
+    Args:
+        raises_second: False to defer all of them; the block reads ``times`` while it waits.
+    """
+    held = HeldBack(raises_second=raises_second)
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield held
+        return
+
+    def hold(signum: int, frame: FrameType | None) -> None:
+        held.times += 1
+        if held.times > 1 and held.raises_second and callable(before):
+            before(signum, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held.times:
+            signal.raise_signal(signal.SIGINT)
+
+
+def begin(thread: threading.Thread) -> None:
+    """Start a thread, whole or not at all.
+
+    ``Thread.start`` waits for an event that the new thread sets. An interrupt there can leave the
+    event's lock taken, and the thread waiting for it: one that is alive and never does anything.
+    """
+    with interrupt_held_back():
+        thread.start()
 
 
 class Promise(Generic[T]):
@@ -140,3 +189,25 @@ def promised_by(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
         work.close()
         raise
     return promise
+
+
+def import_aside(name: str) -> None:
+    """Import a module in a thread of its own, and wait for it.
+
+    An interrupt ends the wait alone. One that strikes in CPython's own import code can leave its
+    lock taken, and then every other thread that imports anything waits for good (seen in 3.11: a
+    stop in a first cell's first milliseconds, while another thread imported torch). One that breaks
+    matplotlib's off leaves a half of it in ``sys.modules``, which nobody can import any more.
+    """
+    imported: Promise[None] = Promise()
+
+    def load() -> None:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            imported.set_exception(error)
+        else:
+            imported.set_result(None)
+
+    begin(threading.Thread(target=load, name="nbddp-import", daemon=True))
+    kept(imported)
