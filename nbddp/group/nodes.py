@@ -255,12 +255,12 @@ class Nodes:
                     f"on each machine: `{self.command}`",
                 ]
                 raise RequestError("; ".join(filter(None, parts)))
-            self._await_change(min(left, LOOK))
+            self._await_change(left)
         return f"{self._here()}, after {say_seconds(time.monotonic() - began)}"
 
     def _await_change(self, seconds: float) -> None:
         with suppress(Empty):
-            self._changes.get(timeout=seconds)
+            self._changes.get(timeout=min(seconds, LOOK))
 
     @property
     def _missing(self) -> int:
@@ -288,7 +288,7 @@ class Nodes:
         """
         deadline = time.monotonic() + seconds
         while not self._are_all_back() and (left := deadline - time.monotonic()) > 0:
-            self._await_change(min(left, LOOK))
+            self._await_change(left)
             if is_stopped():
                 raise KeyboardInterrupt
         self.door.takes_back = False

@@ -59,17 +59,16 @@ class ScriptRanks:
         """The ranks that died in the last script."""
         return () if self._session is None else self._session.life.gone
 
-    def open(self, session: Session | None = None) -> Session:
-        """Return a session for the ranks of a script: a new one, or that of a script to run again.
+    def open(self) -> Session:
+        """Return a session for the ranks of a script.
 
         Raises:
             RequestError: a cell or another script runs.
         """
-        if session is None or session is not self._session:
-            self.make_way()
+        self.make_way()
         if self._cells.life.state.is_busy:
             raise RequestError(BUSY)
-        self._session = session or self._cells.second()
+        self._session = self._cells.second()
         return self._session
 
     def start(self, spec: GroupSpec, script: Script | None = None) -> None:
@@ -92,8 +91,8 @@ class ScriptRanks:
         """End the ranks of a script that is over, unless a debugger may look into them."""
         if session is not self._session:
             return  # the user has ended it
-        if session.struck:
-            self._disarm(session.struck)
+        if struck := session.struck:
+            self._disarm(struck)
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()

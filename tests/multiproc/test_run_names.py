@@ -26,7 +26,7 @@ def test_fresh_ranks_with_a_name_are_a_run_of_their_own(notebook: Notebook, base
     for line in ("--nproc 1 --name alone", "--fresh --nproc 2 --name pair", "--fresh", ""):
         assert notebook.run(f"%%ddp {line}\nnbddp.log(loss=1.0)").status == "ok"
     assert runs_of(base) == [("alone", 1), ("pair", 6)]
-    assert "`%ddp restart --name other`" in notebook.run("%%ddp --name other\n1").text
+    assert "the next run will be named other" in notebook.run("%%ddp --name other\n1").text
 
 
 def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_is_meant(

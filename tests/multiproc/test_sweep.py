@@ -154,14 +154,6 @@ def test_seeds_make_what_a_cell_draws_and_what_earlier_cells_draw(
     assert all(one[name] != other[name] for name in ("weight", "drawn", "numpy", "seed_was"))
 
 
-def test_a_sweep_of_which_nothing_goes_well_fails(notebook: Notebook, base: Path) -> None:
-    reply = notebook.run("%%ddp --nproc 2 --sweep lr=1,2\n1 / 0")
-    assert reply.error.startswith("CellFailedError: ")
-    assert "ranks 0-1: ZeroDivisionError: division by zero, line 2" in reply.error
-    assert len(swept(base)) == 2
-    assert notebook.run("%%ddp\nworld_size").text == "Out [ranks 0-1] 2\n"
-
-
 def test_values_that_are_pushed_are_there_each_time(notebook: Notebook, base: Path) -> None:
     notebook.run("scale, lr = 10, 1")
     reply = notebook.run(
