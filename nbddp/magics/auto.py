@@ -29,16 +29,9 @@ class AutoMode:
         first = next((line for line in lines if line.strip()), "")
         if first.rstrip() == "%%local":
             return ["\n" if line is first else line for line in lines]
-        if not self.is_on or not self.sends(lines, first):
-            return lines
-        return [MARK, *lines]
-
-    @staticmethod
-    def sends(lines: list[str], first: str) -> bool:
-        """Whether a cell is one for the ranks."""
         steers = any(line.split()[:1] == ["%ddp"] for line in lines)
-        is_internal = first.startswith("get_ipython()")
-        return bool(first) and not first.startswith("%%") and not steers and not is_internal
+        stays = steers or first.startswith(("%%", "get_ipython()"))  # IPython itself makes such
+        return [MARK, *lines] if self.is_on and first and not stays else lines
 
     def install(self, shell: InteractiveShell) -> None:
         """Have the shell ask for every cell."""

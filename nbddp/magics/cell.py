@@ -59,14 +59,23 @@ class CellMagics(Magics):
         desk.check_ranks(args)
         values = desk.values(args.push or ())
         spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
+        request = CellRequest(
+            source=cell,
+            ranks=args.ranks,
+            first_line=first_line,
+            execution_count=desk.prompt_number,
+            wants_value=bool(args.out),
+            needs_group=not args.no_init,
+            once=args.once,
+        )
         if args.sweep or args.repeat or args.scale:
-            self._run_trials(self._request(args, cell, first_line), args, spec, values)
+            self._run_trials(request, args, spec, values)
             return
         with desk.ready_for_cell(spec, args):
             if values:
                 desk.group.push(values)
             try:
-                result = desk.run(self._request(args, cell, first_line), args)
+                result = desk.run(request, args)
             except CellFailedError:
                 self._show_timeline(args)
                 raise
@@ -119,17 +128,6 @@ class CellMagics(Magics):
         cell = f"cell [{desk.prompt_number}]"
         desk.diary.note(Omitted(cell, "it ran several times, on ranks of its own"))
         several.run()
-
-    def _request(self, args: Namespace, cell: str, first_line: int) -> CellRequest:
-        return CellRequest(
-            source=cell,
-            ranks=args.ranks,
-            first_line=first_line,
-            execution_count=self._desk.prompt_number,
-            wants_value=bool(args.out),
-            needs_group=not args.no_init,
-            once=args.once,
-        )
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature
