@@ -35,7 +35,7 @@ def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tu
         is_for_all: whether all ranks run the cell; else all of it is guarded.
     """
     lines = text.split("\n")
-    groups = list(_by_line(ast.parse(text).body))
+    groups = _by_line(ast.parse(text).body)
     if not groups and text.strip():
         yield False, text.strip("\n")
     # the comments above a statement go with it
@@ -48,16 +48,15 @@ def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tu
         begin = end
 
 
-def _by_line(body: Iterable[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield statements, those together that share a line."""
-    group: list[ast.stmt] = []
+def _by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
+    """Return statements, those together that share a line."""
+    groups: list[list[ast.stmt]] = []
     for each in body:
-        if group and each.lineno > (group[-1].end_lineno or 0):
-            yield group
-            group = []
-        group.append(each)
-    if group:
-        yield group
+        if groups and each.lineno <= (groups[-1][-1].end_lineno or 0):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
 
 def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:

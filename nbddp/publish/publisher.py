@@ -115,7 +115,16 @@ class Publisher:
         while self.turn(is_over=True):
             pass
         self._publish(self._steps.take(math.inf))
-        outcome = self._outcome()
+        summary, facts = summarize(self._folder), read_facts(self._folder)
+        names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
+        outcome = Outcome(
+            outcome=summary.outcome,
+            why=summary.why,
+            is_live=summary.is_live,
+            ended=float(self._record[-1][0]) if self._record else time.time(),
+            sums={each: facts[each] for each in names if isinstance(facts.get(each), int | float)},
+            record=tuple(self._record),
+        )
         self._ask("finish", partial(self._tracker.finish, outcome))
         return outcome
 
@@ -129,9 +138,9 @@ class Publisher:
             case "cell":
                 at, is_again = float(event.get("began", event["time"])), event.get("again") is True
                 self._steps.begin_cell(at, is_again=is_again)
+                may_be_replay = is_again and self._own_began == -math.inf
                 # a run of a sweep, or of a scaling, is its last cell: others are replayed before
-                is_trial = not {"sweep", "scale"}.isdisjoint(read_facts(self._folder))
-                if is_again and self._own_began == -math.inf and is_trial:
+                if may_be_replay and {"sweep", "scale"} & read_facts(self._folder).keys():
                     self._own_began = math.inf
                 elif not is_again and self._own_began == math.inf:
                     self._own_began = at
@@ -183,20 +192,6 @@ class Publisher:
         if isinstance(git, dict):
             ours |= {f"{PREFIX}git.{key}": git[key] for key in ("commit", "dirty") if key in git}
         return {**{name: _plain(its) for name, its in self._config.items()}, **ours}
-
-    def _outcome(self) -> Outcome:
-        summary, facts = summarize(self._folder), read_facts(self._folder)
-        names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
-        numbers = {name: facts[name] for name in names if isinstance(facts.get(name), int | float)}
-        ended = self._record[-1][0] if self._record else time.time()
-        return Outcome(
-            outcome=summary.outcome,
-            why=summary.why,
-            is_live=summary.is_live,
-            ended=float(ended),
-            sums=numbers,
-            record=tuple(self._record),
-        )
 
     def _ask(self, what: str, act: Callable[[], Any]) -> Any:
         with self._limit(what):

@@ -147,9 +147,25 @@ class RecordedRun:
     def metrics(self, cell: RecordedCell | None = None) -> MetricStore:
         """Return the numbers that its ranks reported, in all cells or in one."""
         began = cell.began_at if cell else None
-        if began not in self._metrics:
-            self._metrics[began] = self._read_metrics(cell)
-        return self._metrics[began]
+        if began in self._metrics:
+            return self._metrics[began]
+        metrics, attempt = MetricStore(), 0
+        by_rank: dict[int, list[dict[str, Any]]] = {}
+        recoveries = [each for each in self.events if each.kind == "recovery"]
+        taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
+        heals = [each.at for each in recoveries if "healed" in each.facts]
+        for row in self.numbers(cell):
+            is_healed = bool(heals) and row["time"] > heals[0]
+            if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
+                heals = [at for at in heals if row["time"] <= at]
+                self._add_rows(metrics, by_rank)
+                metrics.resume()
+                by_rank = {}
+            attempt = row["attempt"]
+            by_rank.setdefault(row["rank"], []).append(row)
+        self._add_rows(metrics, by_rank)
+        self._metrics[began] = metrics
+        return metrics
 
     def numbers(self, cell: RecordedCell | None = None) -> Iterator[dict[str, Any]]:
         """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
@@ -179,24 +195,6 @@ class RecordedRun:
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
         self._unreadable[METRICS] = reader.unreadable
-
-    def _read_metrics(self, cell: RecordedCell | None) -> MetricStore:
-        metrics, attempt = MetricStore(), 0
-        by_rank: dict[int, list[dict[str, Any]]] = {}
-        recoveries = [each for each in self.events if each.kind == "recovery"]
-        taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
-        heals = [each.at for each in recoveries if "healed" in each.facts]
-        for row in self.numbers(cell):
-            is_healed = bool(heals) and row["time"] > heals[0]
-            if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
-                heals = [at for at in heals if row["time"] <= at]
-                self._add_rows(metrics, by_rank)
-                metrics.resume()
-                by_rank = {}
-            attempt = row["attempt"]
-            by_rank.setdefault(row["rank"], []).append(row)
-        self._add_rows(metrics, by_rank)
-        return metrics
 
     def _add_rows(
         self, metrics: MetricStore, by_rank: Mapping[int, Sequence[dict[str, Any]]]

@@ -220,7 +220,13 @@ class LogReader:
         """The last lines of the cell; from a fatal error on, if Python told of one."""
         with suppress(OSError):
             text, _ = end_of(self._path, LAST_BYTES, begin=self._cell_began)
-            return _last_words(text)
+            assembler = LineAssembler()
+            lines = [*assembler.add(text.rstrip("\n")), *assembler.flush()]
+            fatal = next((at for at, line in enumerate(lines) if line.startswith(FATAL)), None)
+            if fatal is None:
+                return "\n".join(lines[-LAST_LINES:])
+            before = lines[max(0, fatal - LAST_LINES) : fatal + 1]
+            return "\n".join([*filter(None, before), *_stack(lines[fatal + 1 :])])
         return ""
 
     def accept(self, output: Output) -> Logged | None:
@@ -275,16 +281,6 @@ def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> s
     if start == begin and len(found) <= lines:
         return "\n".join(found)
     return "\n".join([f"... earlier lines in {path}", *found[-lines:]])
-
-
-def _last_words(text: str) -> str:
-    assembler = LineAssembler()
-    lines = [*assembler.add(text.rstrip("\n")), *assembler.flush()]
-    fatal = next((at for at, line in enumerate(lines) if line.startswith(FATAL)), None)
-    if fatal is None:
-        return "\n".join(lines[-LAST_LINES:])
-    before = lines[max(0, fatal - LAST_LINES) : fatal + 1]
-    return "\n".join([*filter(None, before), *_stack(lines[fatal + 1 :])])
 
 
 def _stack(lines: Sequence[str]) -> Iterator[str]:
