@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
+from functools import cached_property
 from typing import Any
 
 from nbddp.record.snapshot import UNKNOWN, DeviceUse
@@ -38,8 +39,6 @@ class GpuWatch:
     def __init__(self, load: Callable[[], Any] = nvml) -> None:
         self._load = load
         self._looking = threading.Lock()
-        self._nvml: Any = None
-        self._has_tried = False
         self._looked_at = 0.0
         self._seen: dict[str, DeviceUse] = {}
 
@@ -56,20 +55,19 @@ class GpuWatch:
             self._looking.release()
         return self._seen
 
-    def _open(self) -> Any:
-        if not self._has_tried:
-            self._has_tried = True
-            found = self._load()
-            if found is not None:
-                try:
-                    found.nvmlInit()
-                    self._nvml = found
-                except found.NVMLError as error:
-                    logger.info("NVML does not start: %s", error)
-        return self._nvml
+    @cached_property
+    def _nvml(self) -> Any:
+        found = self._load()
+        if found is not None:
+            try:
+                found.nvmlInit()
+            except found.NVMLError as error:
+                logger.info("NVML does not start: %s", error)
+                return None
+        return found
 
     def _ask(self, uuid: str, ranks: Set[int]) -> DeviceUse:
-        found = self._open()
+        found = self._nvml
         if found is None:
             return UNKNOWN
         handle = self._either(

@@ -51,23 +51,19 @@ def known_facts(
     """For ``run.json``; what is not known now is not in it, and stays as it was."""
     facts = whereabouts.totals()
     if ready:
-        facts |= _places([ready[rank] for rank in sorted(ready)])
-        facts["device_names"] = _device_names(ready, whereabouts)
+        known = [ready[rank] for rank in sorted(ready)]
+        facts |= {
+            "backend_used": known[0].backend,
+            "devices": [each.device for each in known],
+            "hosts": [each.host for each in known],
+            "cores": cores_here(),
+            "device_names": _device_names(ready, whereabouts),
+        }
     has_steps = whereabouts.first_step is not None
     if cell is not None and cell.result is not None and has_steps:  # an evaluation has none
         batch = samples_per_step(cell.result.reports.values())
         facts |= {} if batch is None else {"samples_per_step": batch}
     return facts
-
-
-def _places(ranks: Iterable[Ready]) -> dict[str, Any]:
-    known = list(ranks)
-    return {
-        "backend_used": known[0].backend,
-        "devices": [each.device for each in known],
-        "hosts": [each.host for each in known],
-        "cores": cores_here(),
-    }
 
 
 def _device_names(ready: Mapping[int, Ready], whereabouts: Whereabouts) -> list[str]:

@@ -88,7 +88,10 @@ class Forkserver:
                         return  # closed meanwhile
                     try:
                         self._ensure_running()
-                        self._import_next_part()
+                        self._wait_until_it_serves()  # without its handler the signal would end it
+                        if self.pid is not None:
+                            os.kill(self.pid, GROW_SIGNAL)
+                        self._wait_until_it_serves()
                     except CudaUsedError:
                         return  # the first rank says so
                     except (EOFError, OSError):
@@ -138,12 +141,6 @@ class Forkserver:
     def _kill(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
-
-    def _import_next_part(self) -> None:
-        self._wait_until_it_serves()  # a signal before it has its handler would end it
-        if self.pid is not None:
-            os.kill(self.pid, GROW_SIGNAL)
-        self._wait_until_it_serves()
 
     def _wait_until_it_serves(self) -> None:
         child = RankProcess(self._server, _do_nothing, None, "nbddp-ready")

@@ -150,10 +150,9 @@ class NodesLauncher(Launcher):
         """
         lost = [slot for slot in self.lost if any(rank in slot.ranks for rank in ranks)]
         taken = [slot.node for slot in self.slots]
-        found = []
+        found: list[Node] = []
         for slot in lost:
-            found.append(self._spare_for(slot, taken))
-            taken.append(found[-1])
+            found.append(self._spare_for(slot, [*taken, *found]))
         for slot, node in zip(lost, found, strict=True):
             slot.node = node
 
