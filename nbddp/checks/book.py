@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from nbddp.checks import (  # each registers its rules  # noqa: F401
     collective_rules,
     evaluating,
-    forwards,
     places,
     rank_fact_rules,
     training,

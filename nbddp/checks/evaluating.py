@@ -6,8 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.collective_rules import COLLECTIVES
-from nbddp.checks.forwards import is_without_gradients
+from nbddp.checks.collective_rules import COLLECTIVES, is_without_gradients
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Loop, Source
 from nbddp.checks.syntax import argument, names_in, plain_names
