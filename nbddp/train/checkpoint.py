@@ -232,18 +232,14 @@ class Checkpoint:
             files.remove(twin)
         n_whole = 0
         for each in files.newest_first(self.folder):
+            identity = _identity(each)
             if n_whole >= self.keep:
                 files.remove(each)
-            elif self._is_whole(each):
+            elif identity in self._whole or not _damage(each):
+                self._whole.add(identity)
                 n_whole += 1
         seconds = round(time.perf_counter() - began, 6)
         report.happened("checkpoint", step=step, seconds=seconds, path=str(path))
-
-    def _is_whole(self, path: Path) -> bool:
-        identity = _identity(path)
-        if identity not in self._whole and not _damage(path):
-            self._whole.add(identity)
-        return identity in self._whole
 
     # ---- resuming
 

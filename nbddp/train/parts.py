@@ -76,10 +76,7 @@ def taken(parts: dict[str, Any], values: dict[str, Any], take: state.Take) -> di
 
 def of_rank(own: dict[str, Any]) -> dict[str, Any]:
     """What each rank has of its own: its random numbers, and its place in the data."""
-    states = {
-        name: state.plain(part.state_dict(), name, state.as_it_is) for name, part in own.items()
-    }
-    return {"random": state.random_state(), "own": states}
+    return {"random": state.random_state(), "own": taken(own, {}, state.as_it_is)["parts"]}
 
 
 # ---- resuming

@@ -131,11 +131,12 @@ def load(folder: Path, parts: dict[str, Any]) -> None:
 
 def _with_models(parts: dict[str, Any]) -> list[tuple[str, Any, nn.Module | None]]:
     """Each part, models first, and the model that it trains if it is an optimizer."""
-    models = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    found: list[tuple[str, Any, nn.Module | None]] = [(*each, None) for each in models.items()]
-    for name in parts.keys() - models.keys():
-        found.append((name, parts[name], _model_of(name, parts[name], models)))
-    return sorted(found, key=lambda each: (each[2] is not None, each[0]))
+    models = {name: part for name, part in sorted(parts.items()) if isinstance(part, nn.Module)}
+    others = sorted(parts.keys() - models.keys())
+    return [
+        *((name, part, None) for name, part in models.items()),
+        *((name, parts[name], _model_of(name, parts[name], models)) for name in others),
+    ]
 
 
 def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Module:

@@ -344,15 +344,6 @@ def _logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.L
 # ---- loaders and models
 
 
-def _without_workers(loader: DataLoader[Any]) -> Any:
-    """Carry a loader without the worker processes that it keeps; torch starts new ones."""
-    match loader.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
-        case (make, arguments, {"_iterator": _, **state}, *more):
-            return make, arguments, {**state, "_iterator": None}, *more
-        case reduced:  # a class that pickles itself in its own way
-            return reduced
-
-
 def _reduced_otherwise(obj: Any) -> Any:
     """Reduce objects that pickle refuses, or would not restore whole; None for all others."""
     if type(obj) is weakref.ReferenceType:
@@ -366,15 +357,17 @@ def _reduced_otherwise(obj: Any) -> Any:
     if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
         return copyreg.__newobj__, (type(obj),), _whole_state(obj)  # type: ignore[attr-defined]
     if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
-        return _without_workers(obj)
-    return _reduced_array(obj) if type(obj) is np.ndarray and obj.nbytes >= APART else None
-
-
-def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
-    if not array.flags.carray or array.dtype.hasobject:
-        return None  # the pickle keeps the order of its memory, and that it is read-only
-    memory = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return _array_of, (memory, array.dtype, array.shape)
+        match obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
+            case (make, arguments, {"_iterator": _, **rest}, *more):  # torch starts new workers
+                return make, arguments, {**rest, "_iterator": None}, *more
+            case reduced:  # a class that pickles itself in its own way
+                return reduced
+    # of another array the pickle keeps the order of its memory, and that it is read-only
+    is_large = type(obj) is np.ndarray and obj.nbytes >= APART
+    if is_large and obj.flags.carray and not obj.dtype.hasobject:
+        memory = torch.from_numpy(obj.reshape(-1).view(np.uint8))
+        return _array_of, (memory, obj.dtype, obj.shape)
+    return None
 
 
 def _array_of(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -54,6 +54,7 @@ _NO_STREAM = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
+_SAMPLERS = {DistributedSampler: "dealt", RandomSampler: "random", SequentialSampler: "in order"}
 UNSURE = "?"  # before what differs for sure where it differs, and may differ where it does not
 
 Names = Mapping[str, Any]
@@ -284,9 +285,7 @@ def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
     drawn = _drawn(sampler, samples)
     is_dealt = kind is DistributedSampler
     return facts.Loader(
-        sampler={DistributedSampler: "dealt", RandomSampler: "random"}.get(
-            kind, "in order" if kind is SequentialSampler else "other"
-        ),
+        sampler=_SAMPLERS.get(kind, "other"),
         seed=sampler.seed if is_dealt else -1,
         replicas=sampler.num_replicas if is_dealt else -1,
         place=sampler.rank if is_dealt else -1,

@@ -206,7 +206,7 @@ def wake_lost_sends() -> int:
 
 
 def _wake(library: ctypes.CDLL) -> int:
-    waits, abort = _address(library, _WAIT), library[_ABORT]
+    waits, abort = ctypes.cast(library[_WAIT], ctypes.c_void_p).value or 0, library[_ABORT]
     abort.argtypes, abort.restype = [ctypes.c_void_p], None
     # an object begins with the address of its class's functions, behind two other words
     table = ctypes.addressof(ctypes.c_char.in_dll(library, _TABLE)) + 2 * _WORD.size
@@ -219,10 +219,6 @@ def _wake(library: ctypes.CDLL) -> int:
     for each in lost:
         abort(each)
     return len(lost)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(library[name], ctypes.c_void_p).value or 0
 
 
 def _stacks(memory: int) -> Iterator[list[int]]:

@@ -75,7 +75,14 @@ class Healing:
         """Pack all names; their tensors stay here until the ranks meet."""
         _refuse_sharded(self._namespace, self._group.registry.optimizers)
         for newcomer in command.newcomers:
-            _refuse_other_part(self._group.part_without(newcomer), newcomer)
+            if part := self._group.part_without(newcomer):  # only the user knows whose are right
+                outside = "this rank is" if newcomer in part else f"rank {newcomer} was"
+                raise RequestError(
+                    f"{say_ranks(part)} have a subgroup, and {outside} not in it: rank {newcomer} "
+                    "may have had different values. `%ddp heal --from R` copies them from a rank "
+                    "with the same values, `%ddp restart --replay` restarts all ranks and runs the "
+                    "cells again"
+                )
         leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.leave]
         beside = self._cells.files, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
@@ -203,17 +210,6 @@ def _refuse_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> Non
         raise RequestError(
             f"a part of what is sharded ({cut}) died with its rank: `%ddp restart --replay`, and "
             "load a checkpoint"
-        )
-
-
-def _refuse_other_part(part: list[int], newcomer: int) -> None:
-    """Whose names are right where ranks play different parts, only the user knows."""
-    if part:
-        outside = "this rank is" if newcomer in part else f"rank {newcomer} was"
-        raise RequestError(
-            f"{say_ranks(part)} have a subgroup, and {outside} not in it: rank {newcomer} may have "
-            "had different values. `%ddp heal --from R` copies them from a rank with the same "
-            "values, `%ddp restart --replay` restarts all ranks and runs the cells again"
         )
 
 

@@ -43,8 +43,8 @@ def let_loaders_begin_anew() -> None:
 
 def note_epochs() -> None:
     """From here on, note each epoch that goes through all that a sampler of torch's gives."""
-    for kind in (DistributedSampler, RandomSampler):
-        _note_epochs_of(kind)
+    _note_epochs_of(DistributedSampler)
+    _note_epochs_of(RandomSampler)
 
 
 def _note_epochs_of(kind: Any) -> None:

@@ -85,7 +85,11 @@ class Migration:
             return []
         others, self._left = self._left, []
         if all(each["tries"] for each in told):
-            self._move(self._on_all_ranks(mine, [each["signatures"] for each in told]))
+            for kind, some in mine.items():  # what all ranks have, in the order of rank 0
+                chosen = pair([each["signatures"][kind] for each in told], dist.get_rank())
+                self._left += [(each, *_DIFFER) for at, each in enumerate(some) if at not in chosen]
+                mine[kind] = [some[index] for index in chosen]
+            self._move(mine)
         else:
             self._left += [(each, "it failed before", _ANEW) for each in mine["models"]]
         self._left += others
@@ -158,17 +162,6 @@ class Migration:
         ]
 
     # ---- moving it
-
-    def _on_all_ranks(
-        self, mine: Objects, everyone: Sequence[Mapping[str, Sequence[str]]]
-    ) -> Objects:
-        """Return those of mine that all other ranks have too, in the order of rank 0."""
-        common: Objects = {}
-        for kind, some in mine.items():
-            chosen = pair([each[kind] for each in everyone], dist.get_rank())
-            common[kind] = [some[index] for index in chosen]
-            self._left += [(each, *_DIFFER) for at, each in enumerate(some) if at not in chosen]
-        return common
 
     def _move(self, mine: Objects) -> None:
         tried = [_attempt(_bind, model) for model in mine["models"]]

@@ -61,14 +61,7 @@ class Registry:
     @property
     def optimizers(self) -> list[Any]:
         """All but wrappers, such as Lightning Fabric's: the one inside has all that counts."""
-        return [
-            each
-            for each in self._optimizers
-            if not any(
-                isinstance(inner, Optimizer) and getattr(each, "state", None) is inner.state
-                for inner in vars(each).values()
-            )
-        ]
+        return [each for each in self._optimizers if not _wraps(each)]
 
     def find(self) -> None:
         """Note what is there and was not seen being made: it was opened without its own code."""
@@ -77,6 +70,11 @@ class Registry:
             for each in found:
                 if issubclass(type(each), kind):
                     roll.note(each)
+
+
+def _wraps(optimizer: Optimizer) -> bool:
+    inner = (each for each in vars(optimizer).values() if isinstance(each, Optimizer))
+    return any(getattr(optimizer, "state", None) is each.state for each in inner)
 
 
 def _note_after(kind: type, method: str, roll: Roll) -> None:

@@ -65,7 +65,13 @@ class Regrouper:
         if failure is None:
             return ""
         self._failure = None if is_heal else failure  # of a heal, its answer tells
-        self._give_up()
+        group = self._group.current()
+        for model in self._registry.models:
+            if model.__dict__.get("process_group") is group:
+                unbind(model)
+        self._group.leave()  # which frees the others: they may wait for this rank
+        del group
+        gc.collect()  # its connections close when nothing holds it any more
         return f"{failure.name}: {failure.text}".partition("\n")[0]
 
     def take_failure(self, command: RunCell) -> Failure | None:
@@ -89,16 +95,3 @@ class Regrouper:
             raise
         for line in lines:
             self._say(line)
-
-    def _give_up(self) -> None:
-        """Leave the group that was begun, which frees the others: they may wait for this rank.
-
-        Its connections close when nothing holds it any more.
-        """
-        group = self._group.current()
-        for model in self._registry.models:
-            if model.__dict__.get("process_group") is group:
-                unbind(model)
-        self._group.leave()
-        del group
-        gc.collect()

@@ -26,13 +26,16 @@ class Surroundings:
 
     def told(self) -> dict[str, Any]:
         """All of it, to be pickled."""
+        folder = ""
+        with suppress(OSError):  # it is gone
+            folder = os.getcwd()  # noqa: PTH109 - as it is, not resolved
         # all objects of Accelerate share the attributes of a class
         accelerate = sys.modules.get("accelerate.state")
         now, before = dict(os.environ), self._environ
         changed = {name: now.get(name) for name in {*now, *before}}
         return {
             "path": [*sys.path],
-            "folder": _folder(),
+            "folder": folder,
             "environ": {name: to for name, to in changed.items() if to != before.get(name)},
             "torch": [read() for read, _ in _torch_settings()],
             "accelerate": dict(accelerate.PartialState._shared_state) if accelerate else {},
@@ -52,13 +55,6 @@ class Surroundings:
             if read() != value:
                 write(value)
         _take_accelerates_state(told["accelerate"])
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109 - as it is, not resolved
-    except OSError:
-        return ""
 
 
 def _take_accelerates_state(told: dict[str, Any]) -> None:
