@@ -162,12 +162,13 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
     )
     if not isinstance(model, DistributedDataParallel):
         return known
-    named = islice(model.module.named_parameters(), MANY_PARTS)
+    is_partly = 0 < without < len(trained)
+    named = islice(model.module.named_parameters(), MANY_PARTS if is_partly else 0)
     unused = [name for name, each in named if each.requires_grad and each.grad is None]
     return replace(
         known,
         ranks=model.process_group.size(),
-        unused=unused[:NAMED] if without < len(trained) else [],
+        unused=unused[:NAMED],
         is_nested=isinstance(model.module, DistributedDataParallel),
         finds_unused=bool(model.find_unused_parameters or model.static_graph),
         has_buffers=bool(model.broadcast_buffers and model.modules_buffers),
