@@ -169,7 +169,8 @@ def failed_push(group: Ranks, value: object) -> str:
     """Push a value of which rank 1 dies. Return what is said."""
     with pytest.raises(RequestError) as caught:
         group.push({"x": value})
-    for words in ("ranks 0,2 only", "rank 1", "%ddp heal", "%ddp restart", "%%ddp --ranks 0,2"):
+    ways = ("group.heal()", "group.restart()", "group.run(..., ranks=[0,2])")
+    for words in ("ranks 0,2 only", "rank 1", *ways):
         assert words in str(caught.value)
     return str(caught.value)
 
