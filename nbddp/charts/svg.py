@@ -19,8 +19,8 @@ SMALL = 10.0  # font size of the ticks
 DIGIT = 0.64  # the width of a digit divided by the font size
 INSET = 3.0  # keeps the first and the last dot inside the axes
 
-Align = Literal["left", "center", "right"]
-_ANCHORS = {"left": "start", "center": "middle", "right": "end"}
+Align = Literal["center", "right"]
+_ANCHORS = {"center": "middle", "right": "end"}
 _BOX = f'viewBox="0 0 {WIDTH * 10} {HEIGHT * 10}"'
 
 
@@ -113,7 +113,7 @@ class SvgCanvas:
         if path:
             self._parts.append(f'<path d="{path}" fill={_paint(color, alpha)}/>')
 
-    def text(self, x: float, y: float, text: str, align: Align = "left") -> None:
+    def text(self, x: float, y: float, text: str, align: Align) -> None:
         """Add a label."""
         self.labels.append(Label(x, HEIGHT - y, text, align))
 

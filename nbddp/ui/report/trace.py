@@ -9,7 +9,7 @@ from nbddp.errors import say_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.trace import REST, Row, Trace, is_different, rows, why_nothing
 from nbddp.ui.html_pieces import escape
-from nbddp.ui.report.blocks import Block, Cell, Markup, Report, Table, Text, note
+from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
 from nbddp.wire.trace_messages import say_steps
 
 SHOWN_ROWS = 8
@@ -87,9 +87,7 @@ def _operators(trace: Trace) -> list[Block]:
 def _table(trace: Trace, shown: Sequence[Row]) -> Table:
     is_wide = len(trace.ranks) > MAX_COLUMNS
     columns = ["least", "most"] if is_wide else [f"rank {rank}" for rank in trace.ranks]
-    cells: list[list[str | Cell]] = [
-        [_name(row), *(_extremes(row) if is_wide else _each(row))] for row in shown
-    ]
+    cells = [[_name(row), *(_extremes(row) if is_wide else _each(row))] for row in shown]
     return Table(["operator", *columns], cells, "milliseconds in operators, by rank")
 
 
