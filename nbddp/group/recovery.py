@@ -109,11 +109,8 @@ class Recovery:
         self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None:
             if verdict.is_interrupt:
-                failed = (
-                    self._restart_and_replay()
-                    if result.is_outgrown and not self._is_ended
-                    else result
-                )
+                grows = result.is_outgrown and not self._is_ended
+                failed = self._restart_and_replay() if grows else result
             else:
                 setbacks.append(self._setback(verdict))
                 failed = self._come_back(result, request, setbacks, retries)

@@ -120,12 +120,10 @@ class Desk:
         if self.group.is_live and not fresh:
             gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
             check_unchanged(spec, self.group.spec, gone=gone)
-            name = spec.name
-            if name != self.group.spec.name:  # the folder of the run that goes on has a name
-                self.group.spec = replace(self.group.spec, name=name)
-                self.views.say(
-                    f"nbddp: the run that goes on keeps its name; the next run will be named {name}"
-                )
+            if spec.name != self.group.spec.name:  # the folder of the run has a name already
+                self.group.spec = replace(self.group.spec, name=spec.name)
+                said = "the run that goes on keeps its name; the next run will be named"
+                self.views.say(f"nbddp: {said} {spec.name}")
             return
         if fresh and not is_recovery and self.group.session.undone:
             self.group.session.leave_undone(())
