@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from guests import Guests
@@ -241,7 +242,7 @@ class OneNode:
         assert control is not None
         self.control = control
         self.forwarder = StoreForwarder(self.control, 7, self._dial, self._before)
-        await self.forwarder.serve(self._listener)
+        self.forwarder.serve(self._listener)
 
     async def _dial(self) -> FrameConnection | None:
         self.refusals -= 1
@@ -345,6 +346,35 @@ def test_connections_end_with_the_control_connection_also_one_that_was_just_acce
             each.close()
 
     on_one_node(use)
+
+
+async def _ended(sock: socket.socket) -> bool:
+    with suppress(ConnectionResetError):
+        return await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+    return True
+
+
+# a socket whose task was cancelled too early closes itself, with a ResourceWarning
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("turns", range(6))  # of the event loop, in which it is accepted
+def test_a_rank_that_connects_as_its_node_loses_the_notebook_can_connect_again(turns: int) -> None:
+    async def connect_and_lose() -> bool:
+        async def no_way() -> None:
+            return None
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            forwarder = StoreForwarder(Mock(FrameConnection), 1, no_way, lambda: None)
+            forwarder.serve(listener)
+            with socket.create_connection(listener.getsockname()) as rank:
+                rank.setblocking(False)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                forwarder.close()
+                await asyncio.sleep(0.05)
+                listener.close()  # which ends a connection that nobody has accepted
+                return await asyncio.wait_for(_ended(rank), 10)
+
+    assert asyncio.run(connect_and_lose())
 
 
 # ---- logs

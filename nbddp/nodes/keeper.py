@@ -178,7 +178,7 @@ class Keeper:
             return
         self._keep_only(facts["keep"])
         self._forwarder = StoreForwarder(control, number, self._dial, self._send_news)
-        await self._forwarder.serve(self._listener)
+        self._forwarder.serve(self._listener)
 
     def _every(self, period: float, act: Callable[[], None]) -> None:
         if not self._over.done():

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
 from nbddp.errors import WireError
+
+logger = logging.getLogger(__name__)
 
 BUFFER = 1 << 20  # bytes that a stream reads ahead
 MAX_BYTES = 16 << 20  # of one frame
@@ -215,22 +218,35 @@ class StoreForwarder:
         self._before = before
         self._dials = asyncio.Semaphore(DIALS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self._is_closed = False
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Accept ranks at a copy of this socket."""
-        self._server = await asyncio.start_server(self._accept, sock=listener.dup())
+    def serve(self, listener: socket.socket) -> None:
+        """Accept ranks at this socket, which stays open."""
+        listener.settimeout(0)
+        self._start(self._accept(listener))
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_closed:
-            writer.close()
-            return
-        task = asyncio.ensure_future(self._forward(reader, writer))
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
+        """Accept one after the other.
+
+        Not by ``asyncio.start_server``: its ``close`` forgets a connection that is being accepted
+        (Python 3.11), and whoever dialed waits for ever.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # the rank has gone, or there are no descriptors
+                logger.debug("no connection accepted: %s", error)
+                await asyncio.sleep(PAUSE)
+            else:
+                self._start(self._forward(sock))
+
+    async def _forward(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock)
         try:
             async with self._dials:
                 while (far := await self._dial()) is None:
@@ -242,8 +258,5 @@ class StoreForwarder:
 
     def close(self) -> None:
         """End all connections, also those that are being accepted."""
-        self._is_closed = True
-        if self._server is not None:
-            self._server.close()
         for task in self._tasks:
             task.cancel()
