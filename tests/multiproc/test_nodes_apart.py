@@ -334,7 +334,7 @@ def test_ten_thousand_forged_messages_disturb_nobody(
     assert [said for said in one_node.said if "gone" in said] == []
     assert len(door.nodes) == 1
     assert group.pids == pids
-    assert f" {MANY + 500} " in one_node.nodes.table()
+    assert f" {MANY + 500:,} " in one_node.nodes.table()
     assert wait_until(lambda: me.num_fds() <= descriptors), (me.num_fds(), descriptors)
     gc.collect()
     assert me.memory_info().rss < held + MORE
