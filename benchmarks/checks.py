@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import time
-import nbddp.worker.entry as entry_
+import nbddp.worker.main as entry_
 from nbddp.checks.facts import RankFacts
 
 took_, survey_ = [], entry_.survey

@@ -23,7 +23,7 @@ import psutil
 
 from nbddp.errors import CellFailedError
 from nbddp.group import WorkerGroup
-from nbddp.group.nodes import NodesSpec
+from nbddp.group.node_pool import NodesSpec
 from nbddp.group.recovery import show
 from nbddp.record.cell import CellRequest
 from nbddp.ui.screen import StreamScreen

@@ -28,7 +28,7 @@ PROGRAM = """
 import sys, time
 from unittest.mock import Mock
 from IPython.core.interactiveshell import InteractiveShell
-import nbddp.magics.views as views
+import nbddp.magics.presenter as views
 import nbddp.magics.line_magic
 from nbddp.magics.line_magic import LineMagics
 published = []

@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
     from nbddp.course.exercises import Judgement, check_answer
     from nbddp.group import WorkerGroup
-    from nbddp.magics.timeline import timeline
-    from nbddp.opened import Run, compare, runs
+    from nbddp.magics.extension import timeline
     from nbddp.record.cell import CellResult
-    from nbddp.record.healed import Healed
-    from nbddp.record.spent import Timeline
+    from nbddp.record.heal.heal_report import Healed
     from nbddp.record.trace import Trace
-    from nbddp.train import faults
-    from nbddp.train.checkpoint import Checkpoint, Resumed
+    from nbddp.record.waiting.collective_timeline import Timeline
+    from nbddp.runs_api import Run, compare, runs
+    from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed
     from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
     from nbddp.train.config import config
-    from nbddp.train.data import Loader, loader
     from nbddp.train.digits import Digits, digits
-    from nbddp.train.models import prepare
+    from nbddp.train.faults import arming as faults
+    from nbddp.train.loader import Loader, loader
+    from nbddp.train.log_and_track import Track, log, track
     from nbddp.train.precision import Precision, precision
-    from nbddp.train.report import Track, log, track
+    from nbddp.train.prepare import prepare
     from nbddp.train.sonnets import sonnets
 
 __version__ = "0.1.0"
@@ -94,21 +94,21 @@ __all__ = [
 _MODULES = {
     "nbddp.course.exercises": ("Judgement", "check_answer"),
     "nbddp.group": ("WorkerGroup",),
-    "nbddp.magics.timeline": ("timeline",),
-    "nbddp.opened": ("Run", "compare", "runs"),
+    "nbddp.magics.extension": ("timeline",),
+    "nbddp.runs_api": ("Run", "compare", "runs"),
     "nbddp.record.cell": ("CellResult",),
-    "nbddp.record.healed": ("Healed",),
-    "nbddp.record.spent": ("Timeline",),
+    "nbddp.record.heal.heal_report": ("Healed",),
+    "nbddp.record.waiting.collective_timeline": ("Timeline",),
     "nbddp.record.trace": ("Trace",),
-    "nbddp.train.checkpoint": ("Checkpoint", "Resumed"),
+    "nbddp.train.checkpoint.checkpoint": ("Checkpoint", "Resumed"),
     "nbddp.train.collectives": ("all_gather", "all_reduce", "main_rank_first", "on_main"),
     "nbddp.train.config": ("config",),
-    "nbddp.train.data": ("Loader", "loader"),
+    "nbddp.train.loader": ("Loader", "loader"),
     "nbddp.train.digits": ("Digits", "digits"),
-    "nbddp.train.faults": ("faults",),
-    "nbddp.train.models": ("prepare",),
+    "nbddp.train.faults.arming": ("faults",),
+    "nbddp.train.prepare": ("prepare",),
     "nbddp.train.precision": ("Precision", "precision"),
-    "nbddp.train.report": ("Track", "log", "track"),
+    "nbddp.train.log_and_track": ("Track", "log", "track"),
     "nbddp.train.sonnets": ("sonnets",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}

@@ -6,7 +6,7 @@ import textwrap
 from functools import partial
 from typing import Any
 
-from nbddp.checks.book import look_at
+from nbddp.checks.checker import look_at
 from nbddp.checks.source import Source
 
 COMMON = "import torch\nimport torch.distributed as dist\n"

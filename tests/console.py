@@ -10,7 +10,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from nbddp.magics.line_magic import LineMagics
-from nbddp.magics.views import Views
+from nbddp.magics.presenter import Views
 
 
 def ddp(line: str, **desk: Any) -> str:

@@ -16,9 +16,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from nbddp.controller.threads import Actor, ExitWatcher, Means
-from nbddp.launch.launcher import Launcher, RankHandle
+from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Promise
-from nbddp.wire.letters import Letter
+from nbddp.wire.envelope import Letter
 from nbddp.wire.messages import (
     URGENT,
     Answer,

@@ -10,9 +10,9 @@ from typing import Any
 
 from processes import wait_until
 
-from nbddp.nodes.door import Door
 from nbddp.nodes.handshake import at_a_node
-from nbddp.nodes.keeper import about_this_node
+from nbddp.nodes.listener import Door
+from nbddp.nodes.node_agent import about_this_node
 from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
 
 

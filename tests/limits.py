@@ -11,27 +11,27 @@ import pytest
 from drivers.inside import imported
 
 from nbddp.controller import executor
-from nbddp.group import agents
 from nbddp.lifecycle import heal_steps, transitions
 from nbddp.magics import completion
-from nbddp.nodes import door, handshake, keeper
-from nbddp.record import hangs
-from nbddp.ui.panel import view
-from nbddp.worker import interrupt
+from nbddp.nodes import handshake, listener, node_agent
+from nbddp.nodes.engines import local
+from nbddp.record.waiting import hang_detector
+from nbddp.ui.panel import panel_view
+from nbddp.worker.cell import interrupt
 
 LIMITS = {
     "peers_patience": (transitions, "PEERS_PATIENCE"),
     "stuck_after": (transitions, "STUCK_AFTER"),
     "coming_back": (heal_steps, "BACK_PATIENCE"),
     "time_between_facts": (executor, "PAUSE"),
-    "rank_silent_after": (hangs, "SILENT_AFTER"),
-    "hang_after": (hangs, "HANG_AFTER"),
-    "node_silent_after": (door, "SILENT_AFTER"),
-    "notebook_silent_after": (keeper, "SILENT_AFTER"),
-    "keeper_greeting": (keeper, "GREETING"),
+    "rank_silent_after": (hang_detector, "SILENT_AFTER"),
+    "hang_after": (hang_detector, "HANG_AFTER"),
+    "node_silent_after": (listener, "SILENT_AFTER"),
+    "notebook_silent_after": (node_agent, "SILENT_AFTER"),
+    "keeper_greeting": (node_agent, "GREETING"),
     "door_greeting": (handshake, "GREETING"),
-    "agents_ending": (agents, "ENDING"),
-    "panel_opens_after": (view, "OPENING"),
+    "agents_ending": (local, "ENDING"),
+    "panel_opens_after": (panel_view, "OPENING"),
     "completion_waits": (completion, "TAB_TIMEOUT"),
     "hint_waits": (completion, "HELP_TIMEOUT"),
     "interrupted_import": (interrupt, "IMPORTING"),

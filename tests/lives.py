@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.states import Life
+from nbddp.lifecycle.group_state import Life
 from nbddp.lifecycle.transitions import advance
 
 START = ev.StartAsked(world_size=2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nbddp.train import place
-from nbddp.train.data import Loader
+from nbddp.train.loader import Loader
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from drivers.ranks import Ranks
 from processes import wait_until
 
 from nbddp import CellInterruptedError
-from nbddp.descendants import cpu_time
-from nbddp.worker import process_group
+from nbddp.child_processes import cpu_time
+from nbddp.worker.process_group import process_group
 
 RESTING = 0.2  # seconds in which who has come to rest does not wake
 COMPUTING = 0.1  # seconds of CPU that take whoever computes past what it did before

@@ -15,7 +15,7 @@ from drivers.ranks import Ranks, new_launcher
 from processes import wait_until
 from slow_link import Link
 
-from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.group.node_pool import Nodes, NodesSpec
 
 COMING = 120.0  # seconds for agents to import torch and come in
 ALONE = 20.0  # seconds that a keeper waits for a door that is gone

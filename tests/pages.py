@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.record.event_log import Happening
+from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Happening
-from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
 
 _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbddp.train.report import Sink
+from nbddp.train.log_and_track import Sink
 
 
 class Recorder(Sink):

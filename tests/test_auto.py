@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.magics.auto import AutoMode
+from nbddp.magics.auto_mode import AutoMode
 
 
 @pytest.fixture

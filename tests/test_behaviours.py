@@ -12,9 +12,9 @@ from pathlib import Path
 
 import nbddp
 from nbddp.checks import registry
-from nbddp.checks.book import BOOK
+from nbddp.checks.checker import BOOK
 from nbddp.magics.parser import CELL, COMMANDS
-from nbddp.train.faults import KINDS
+from nbddp.train.faults.arming import KINDS
 
 TESTS = Path(__file__).parent
 TABLE = ConfigParser(delimiters=("=",), interpolation=None)

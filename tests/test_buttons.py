@@ -21,9 +21,9 @@ from jupyter_client.session import Session
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.ui.buttons import live as live_module
-from nbddp.ui.buttons.kernel_stream import Way
-from nbddp.ui.buttons.live import LiveComms, Serving
+from nbddp.ui.comms import dispatcher as live_module
+from nbddp.ui.comms.dispatcher import LiveComms, Serving
+from nbddp.ui.comms.kernel_stream import Way
 
 Check = Callable[[], None]
 CELL = {"header": {"msg_id": "the cell"}}

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import nbddp
-from nbddp.worker.carry import NotOpenedError, open_names, pack_names
+from nbddp.worker.heal.namespace_transfer import NotOpenedError, open_names, pack_names
 
 CELLS = """
 import functools, torch

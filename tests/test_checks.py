@@ -15,7 +15,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.checks import registry
-from nbddp.checks.book import (
+from nbddp.checks.checker import (
     BOOK,
     CHECKLIST,
     RUN_TIME,

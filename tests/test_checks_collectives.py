@@ -8,7 +8,7 @@ import pytest
 from checked_code import COMMON, ON_FIRST, assert_alone, assert_found, under
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.checks.book import look_at
+from nbddp.checks.checker import look_at
 from nbddp.checks.conditions import depends_on_rank
 from nbddp.checks.source import Source
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from checked_code import COMMON, IMPORTS_DDP, ON_FIRST, assert_alone, assert_found, rules_in, under
 
-from nbddp.checks.book import look_at
+from nbddp.checks.checker import look_at
 from nbddp.checks.source import Source
 
 # ---- models under DDP and FSDP

@@ -10,9 +10,9 @@ import pytest
 
 from nbddp.train import place
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.flight_recorder import NCCLS, newest_of
 from nbddp.worker.watch import collective_arrivals
 from nbddp.worker.watch.collective_arrivals import BLOCK, MOST_A_SECOND, ArrivalRecorder
+from nbddp.worker.watch.flight_recorder import NCCLS, newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it
 

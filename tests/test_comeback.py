@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.lifecycle.comeback import Comeback, Retries, Setback, Way, next_way, why_stop
+from nbddp.lifecycle.retries import Comeback, Retries, Setback, Way, next_way, why_stop
 
 
 def setback(step: float | None, attempt: int = 1) -> Setback:

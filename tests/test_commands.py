@@ -13,16 +13,16 @@ from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
-from nbddp.group.nodes import NodesSpec
+from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.lifecycle.comeback import Retries
-from nbddp.magics import publish
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.desk import Desk
+from nbddp.lifecycle.retries import Retries
+from nbddp.magics.cell_magic import CellMagics
+from nbddp.magics.commands import publish
 from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.notebook_state import Desk
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.wire.messages import Push

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import pytest
 from runs_on_disk import make_run
 
-from nbddp.lifecycle.states import GroupState
-from nbddp.magics.auto import AutoMode
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.completion import Completion
 from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.sigint import Promise
-from nbddp.train.kinds import KINDS
+from nbddp.train.faults.kinds import KINDS
 from nbddp.wire.name_messages import Complete
 
 

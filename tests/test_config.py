@@ -17,16 +17,16 @@ from torch import nn
 
 import nbddp
 from nbddp.errors import ArgumentError
-from nbddp.train import report
-from nbddp.train.report import Sink
+from nbddp.train import log_and_track
+from nbddp.train.log_and_track import Sink
 
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     sink = Recorder()
-    report.set_sink(sink)
+    log_and_track.set_sink(sink)
     yield sink
-    report.set_sink(Sink())
+    log_and_track.set_sink(Sink())
 
 
 def said(recorder: Recorder) -> dict[str, Any]:

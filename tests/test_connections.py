@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch.distributed as dist
 
-from nbddp.worker.connections import Connections, Ends, descriptors
-from nbddp.worker.connections import connected as connected_here
+from nbddp.worker.process_group.connections import Connections, Ends, descriptors
+from nbddp.worker.process_group.connections import connected as connected_here
 from nbddp.worker.store_clients import StoreClient
 
 
@@ -145,12 +145,12 @@ def test_what_is_noted_while_connections_are_shut_down_stays_noted(
         if not late:
             late.append(opened())
             with monkeypatch.context() as patch:
-                patch.setattr("nbddp.worker.connections.connected", connected_here)
+                patch.setattr("nbddp.worker.process_group.connections.connected", connected_here)
                 with connections.noting():  # as the main thread may, just now
                     late.append(opened())
         return found
 
-    monkeypatch.setattr("nbddp.worker.connections.connected", listed)
+    monkeypatch.setattr("nbddp.worker.process_group.connections.connected", listed)
     connections.shut_down()
     connections.shut_down()
     assert [is_shut(each) for each in late] == [False, True]

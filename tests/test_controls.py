@@ -12,7 +12,7 @@ import pytest
 from ipywidgets import Dropdown
 from processes import wait_until
 
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.panel import controls as module
 from nbddp.ui.panel.controls import ASKING, HEAL, RESTART, Aftermath, Controls, Press

@@ -12,8 +12,8 @@ import pytest
 
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.run_recorder import samples_per_step
+from nbddp.record.event_log import TimeLine
 from nbddp.record.run_folder import FORMAT, RunFolder, RunJson, read_facts
-from nbddp.record.timeline import TimeLine
 from nbddp.wire.messages import CellEnded
 
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from nbddp.worker.gloo import Dialing
+from nbddp.worker.process_group.gloo import Dialing
 
 
 def numbers_at(listener: socket.socket) -> list[int]:

@@ -24,7 +24,7 @@ from book.links import dead_links
 from book.pages import NOTEBOOKS, lessons, write_site
 from nbddp.charts.palette import DARK, LIGHT
 from nbddp.magics.parser import CELL, COMMANDS
-from nbddp.train.faults import KINDS
+from nbddp.train.faults.arming import KINDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

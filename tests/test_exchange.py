@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nbddp.worker.exchange import _fingerprint
+from nbddp.worker.process_group.object_collectives import _fingerprint
 
 
 def test_a_fingerprint_tells_values_and_their_order() -> None:

@@ -16,14 +16,14 @@ from fakes import FakeLauncher, HandTurnedActor, HandTurnedWatcher, SilentLink, 
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.ranks import Ranks
+from nbddp.archive.stored_run import RecordedRun
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.rank_processes import Ranks
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.finished import RecordedRun
 from nbddp.record.notices import Said, Wrote
 from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Promise

@@ -20,17 +20,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.events import NodeJoined, NodeLost
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.sigint import Promise
 from nbddp.wire import messages as msg
+from nbddp.wire.envelope import Letter
 from nbddp.wire.heal_messages import Give, Meet
-from nbddp.wire.letters import Letter
 
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)

@@ -10,7 +10,7 @@ from fakes import FakeHandle
 
 from nbddp.controller import threads as watcher_module
 from nbddp.controller.threads import ExitWatcher
-from nbddp.launch.launcher import RankHandle
+from nbddp.launch.local_launcher import RankHandle
 
 
 class Ends:

@@ -16,7 +16,7 @@ import torch
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export.ipython_syntax import to_plain
 from nbddp.export.main_guard import GUARD, guarded, indented, undefined_names

@@ -21,16 +21,17 @@ from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
-from nbddp.train import faults, place, report, strikes
-from nbddp.train.faults import KINDS, Fault, FaultError, armed, at, clear
-from nbddp.train.kinds import HANDED_OVER
-from nbddp.train.report import Sink, log, reached, set_sink
+from nbddp.train import log_and_track, place
+from nbddp.train.faults import arming, fault_actions
+from nbddp.train.faults.arming import KINDS, Fault, FaultError, armed, at, clear
+from nbddp.train.faults.kinds import HANDED_OVER
+from nbddp.train.log_and_track import Sink, log, reached, set_sink
 
 
 @pytest.fixture(autouse=True)
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """Rank 1 of 2, which nobody started and nobody restarts; disarmed at the end."""
-    monkeypatch.setattr(report, "_sink", Sink())
+    monkeypatch.setattr(log_and_track, "_sink", Sink())
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("NBDDP_STRUCK", raising=False)
@@ -109,8 +110,8 @@ def test_a_wrong_fault_is_refused_on_every_rank(
 def test_a_fault_that_finds_nothing_says_what_is_missing_and_stays_armed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setattr(strikes, "prepared", list)
-    monkeypatch.setattr(strikes, "checkpoints", lambda: [Kept(None)])
+    monkeypatch.setattr(fault_actions, "prepared", list)
+    monkeypatch.setattr(fault_actions, "checkpoints", lambda: [Kept(None)])
     said = {}
     for kind in ("nan", "skip", "corrupt"):
         arm(1, kind)
@@ -172,7 +173,7 @@ def test_clear_disarms_takes_the_hook_away_and_forgets_what_struck() -> None:
     log_and_fail(1)
     clear()
     assert armed() == []
-    assert report._on_step == []
+    assert log_and_track._on_step == []
     log(step=2)
     arm(1)
     log_and_fail(1)
@@ -190,11 +191,11 @@ def test_faults_are_handed_over_and_disarmed_by_their_spelling(
     texts = ["kill@rank=1,step=3", "slow@rank=1,step=5,factor=3", "kill@rank=0,step=1"]
     monkeypatch.setenv(HANDED_OVER, ";".join([*texts, "kill@rank=99,step=1"]))
     monkeypatch.setenv("NBDDP_STRUCK", "")
-    faults.arm_handed_over()
+    arming.arm_handed_over()
     assert sink.told == []
     assert HANDED_OVER not in os.environ  # the script does not see it
     assert [str(fault) for fault in armed()] == texts[:2]  # of this rank
-    faults.disarm(texts[:1])
+    arming.disarm(texts[:1])
     assert [str(fault) for fault in armed()] == texts[1:2]
 
 
@@ -228,9 +229,9 @@ def test_in_a_cell_that_the_user_runs_what_struck_before_strikes_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NBDDP_STRUCK", "kill@rank=1,step=3")
-    monkeypatch.setattr(faults, "_is_again", True)  # and back to it afterwards
+    monkeypatch.setattr(arming, "_is_again", True)  # and back to it afterwards
     for is_again in (True, False):
-        faults.begin_cell(is_again=is_again)
+        arming.begin_cell(is_again=is_again)
         arm(3, "kill")
         assert bool(armed()) is not is_again
 
@@ -251,7 +252,9 @@ def test_those_that_end_the_process_say_so_first(
 ) -> None:
     monkeypatch.setattr(os, "kill", lambda pid, signum: sink.told.append((pid, signum)))
     monkeypatch.setattr(os, "_exit", lambda code: sink.told.append(code))
-    monkeypatch.setattr(strikes.ctypes, "string_at", lambda address: sink.told.append(address))
+    monkeypatch.setattr(
+        fault_actions.ctypes, "string_at", lambda address: sink.told.append(address)
+    )
     for step, kind in enumerate(("kill", "stop", "exit", "segfault")):
         arm(step, kind)
     log(step=3)
@@ -285,7 +288,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time stands still but for what a test says."""
     clock = Clock()
-    monkeypatch.setattr(strikes, "time", clock)
+    monkeypatch.setattr(fault_actions, "time", clock)
     return clock
 
 
@@ -317,7 +320,7 @@ def test_slow_does_not_draw_out_the_time_between_two_cells(clock: Clock) -> None
     arm(0, "slow")
     log(step=0)
     clock.now += 600
-    faults.begin_cell(is_again=True)
+    arming.begin_cell(is_again=True)
     clock.log_after(1, step=1)
     assert clock.slept == []
     clock.log_after(1, step=2)
@@ -339,7 +342,7 @@ def test_clear_ends_slow(clock: Clock) -> None:
 def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
     """Two layers, prepared."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    monkeypatch.setattr(strikes, "prepared", lambda: [model])
+    monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
     return model
 
 
@@ -382,11 +385,11 @@ def form_group_of_one() -> None:
 @pytest.fixture
 def skips(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A process group of one, which is rank 1 for the faults all the same; yields torch's own."""
-    monkeypatch.setattr(strikes, "prepared", list)
+    monkeypatch.setattr(fault_actions, "prepared", list)
     form_group_of_one()
     monkeypatch.setattr(place, "rank", lambda: 1)
     monkeypatch.setattr(place, "world_size", lambda: 2)
-    names = [name for name in strikes.COLLECTIVES if hasattr(dist, name)]
+    names = [name for name in fault_actions.COLLECTIVES if hasattr(dist, name)]
     yield SimpleNamespace(**{name: getattr(dist, name) for name in names})
     dist.destroy_process_group()
 
@@ -445,7 +448,7 @@ def ddp(skips: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa
         return done
 
     model.register_comm_hook(None, average)
-    monkeypatch.setattr(strikes, "prepared", lambda: [model])
+    monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
     return model
 
 
@@ -505,7 +508,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
     now = time.time()
     old, new = a_file(tmp_path / "old", 1000, at=now - 9), a_file(tmp_path / "new", 1000, at=now)
     kept = [Kept(new), Kept(None), Kept(old)]
-    monkeypatch.setattr(strikes, "checkpoints", lambda: kept)
+    monkeypatch.setattr(fault_actions, "checkpoints", lambda: kept)
     strike("corrupt")
     log(step=2)
     assert old.read_bytes() == bytes(1000)
@@ -515,7 +518,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
 def test_of_a_folder_the_largest_file_is_flipped(tmp_path: Path, size: int) -> None:
     smallest, path = a_file(tmp_path / "a" / "1", 0, at=0), a_file(tmp_path / "a" / "2", size, at=0)
-    strikes.flip(tmp_path)
+    fault_actions.flip(tmp_path)
     assert smallest.read_bytes() == b""
     assert len(path.read_bytes()) == size
     assert (path.read_bytes() == bytes(size)) is (size == 0)

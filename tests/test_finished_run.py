@@ -10,9 +10,9 @@ import pytest
 from pages import Page
 from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, reported
 
+from nbddp.archive.stored_run import RecordedRun
 from nbddp.errors import RequestError
-from nbddp.lifecycle.states import GroupState
-from nbddp.record.finished import RecordedRun
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.ui.report.finished_cell import Record, record_html
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbddp.worker.flight_recorder import (
+from nbddp.worker.watch.flight_recorder import (
     NCCLS,
     gpu_microseconds,
     meets,

@@ -8,13 +8,13 @@ import pytest
 from fake_nvml import FakeNvml, gpu
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller import gpus as room
-from nbddp.controller.gpus import GpuWatch
-from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.controller import gpu_monitor as room
+from nbddp.controller.gpu_monitor import GpuWatch
+from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
+from nbddp.record.event_log import TimeLine
+from nbddp.record.rank_monitor import Whereabouts
 from nbddp.record.snapshot import UNKNOWN, DeviceUse, RankSnapshot, take
-from nbddp.record.timeline import TimeLine
-from nbddp.record.whereabouts import Whereabouts
-from nbddp.ui.words import say_gpu, say_whole_gpu
+from nbddp.ui.wording import say_gpu, say_whole_gpu
 from nbddp.wire.messages import Pulse, Ready
 
 GIB = 1 << 30

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.hangs import HANG_AFTER, SILENT_AFTER, HangWatch, Sign, why_in_vain
+from nbddp.record.waiting.hang_detector import (
+    HANG_AFTER,
+    SILENT_AFTER,
+    HangWatch,
+    Sign,
+    why_in_vain,
+)
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Pulse
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.healed import Healed
-from nbddp.record.timeline import Happening
-from nbddp.ui.words import say_event
+from nbddp.record.event_log import Happening
+from nbddp.record.heal.heal_report import Healed
+from nbddp.ui.wording import say_event
 
 LOCK = "cannot pickle '_thread.lock' object"
 

@@ -52,9 +52,9 @@ from nbddp.lifecycle.events import (
     Started,
     TakeBack,
 )
+from nbddp.lifecycle.group_state import GroupState as State
+from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.heal_steps import BACK_PATIENCE
-from nbddp.lifecycle.states import GroupState as State
-from nbddp.lifecycle.states import Life, RankState
 from nbddp.lifecycle.transitions import START_PATIENCE, advance
 
 GIVEN = NamesGiven(attempt=1, generation=1)

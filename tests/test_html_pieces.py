@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import EVENTS, TEXT, Page
 
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.record.event_log import Happening
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import (
     COLORS,
@@ -25,7 +25,7 @@ from nbddp.ui.html_pieces import (
 )
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
-from nbddp.ui.words import say_event, say_refused
+from nbddp.ui.wording import say_event, say_refused
 
 ONE = RankSnapshot(rank=0, state="running")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.worker import interrupt
-from nbddp.worker.interrupt import Interrupter
+from nbddp.worker.cell import interrupt
+from nbddp.worker.cell.interrupt import Interrupter
 
 CELL = "<a cell>"
 FOREVER = "while True: time.sleep(0.01)"

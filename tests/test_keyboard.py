@@ -11,7 +11,7 @@ import pytest
 from processes import in_child, wait_until
 
 from nbddp.wire.messages import DEBUGGER, INPUT, Answered, Asked, Report, Withdrawn
-from nbddp.worker.keyboard import Keyboard
+from nbddp.worker.cell.stdin import Keyboard
 
 
 class Typing(Keyboard):

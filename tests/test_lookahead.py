@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from nbddp.worker.lookahead import may_ask
+from nbddp.worker.cell.input_forecast import may_ask
 
 EARLIER = """
 import functools

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import in_child
 
-from nbddp.train.report import Bar
+from nbddp.train.log_and_track import Bar
 from nbddp.wire.messages import Happened, Metrics, Progress, Report, decode, encode
-from nbddp.worker import meters as room
-from nbddp.worker.meters import MAX_BARS, Meters
+from nbddp.worker.output import metric_sink as room
+from nbddp.worker.output.metric_sink import MAX_BARS, Meters
 
 Make = Callable[..., Meters]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbddp.worker.nccl import LETS_LIVE, abort_all, abort_groups, let_live
+from nbddp.worker.process_group.nccl import LETS_LIVE, abort_all, abort_groups, let_live
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 

@@ -39,8 +39,8 @@ from nbddp.lifecycle.events import (
     RunAsked,
     SendInterrupt,
 )
-from nbddp.lifecycle.reasons import say_node
-from nbddp.lifecycle.states import GroupState, Life
+from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.refusals import say_node
 from nbddp.lifecycle.transitions import advance
 
 JOINED = NodeJoined(name="far", nproc=2)

@@ -24,14 +24,14 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.magics.option_values import node_range
-from nbddp.nodes import door as door_module
-from nbddp.nodes import handshake, mirror
+from nbddp.nodes import handshake, log_sync
+from nbddp.nodes import listener as door_module
 from nbddp.nodes.agent import main
-from nbddp.nodes.clocks import Clock
-from nbddp.nodes.door import Door, Node, RemoteHandle
-from nbddp.nodes.joining import Join
-from nbddp.nodes.keeper import about_this_node
-from nbddp.nodes.mirror import Inlet, Outlet
+from nbddp.nodes.clock_offset import Clock
+from nbddp.nodes.join_file import Join
+from nbddp.nodes.listener import Door, Node, RemoteHandle
+from nbddp.nodes.log_sync import Inlet, Outlet
+from nbddp.nodes.node_agent import about_this_node
 from nbddp.nodes.node_connection import (
     FrameConnection,
     FrameType,
@@ -411,7 +411,7 @@ def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
 
     write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(mirror.os, "write", full)
+        patch.setattr(log_sync.os, "write", full)
         inlet.append("rank0.log", b"1234 6789")
     inlet.append("rank0.log", b" after")
     inlet.append("rank1.log", b"another")

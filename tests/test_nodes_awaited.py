@@ -20,12 +20,12 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.group.node_pool import Nodes, NodesSpec
 from nbddp.lifecycle.events import NodeNews
-from nbddp.lifecycle.reasons import say_node
+from nbddp.lifecycle.refusals import say_node
 from nbddp.record.cell import CellRequest
 
 HOST = socket.gethostname()

@@ -14,9 +14,9 @@ import pytest
 from drivers.inside import imported
 from processes import wait_until
 
-from nbddp.group.agents import LocalAgents
-from nbddp.nodes import leftovers
-from nbddp.nodes.leftovers import AGE, Held, tidy
+from nbddp.nodes import stale_files
+from nbddp.nodes.engines.local import LocalAgents
+from nbddp.nodes.stale_files import AGE, Held, tidy
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_where_there_are_no_locks_who_gives_signs_of_life_keeps_what_he_has(
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(leftovers, "TOUCHING", 0.0)
+    monkeypatch.setattr(stale_files, "TOUCHING", 0.0)
     lives, *left = things(home)
     held = Held(lives)
     held.touch()

@@ -15,15 +15,15 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.group.nodes import NodesSpec
+from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
-from nbddp.launch.launcher import Launcher
-from nbddp.nodes.door import Door
-from nbddp.nodes.joining import Join
-from nbddp.nodes.leftovers import Held, left_open
+from nbddp.launch.local_launcher import Launcher
+from nbddp.nodes.join_file import Join
+from nbddp.nodes.listener import Door
+from nbddp.nodes.stale_files import Held, left_open
 
 
 class Back:

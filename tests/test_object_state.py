@@ -13,7 +13,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import lr_scheduler as schedules
 
 import nbddp
-from nbddp.worker.object_state import described, load_state, state_like, state_of, tensors_in
+from nbddp.worker.process_group.object_state import (
+    described,
+    load_state,
+    state_like,
+    state_of,
+    tensors_in,
+)
 
 OPTIMIZERS = {
     "sgd": partial(SGD, lr=0.1),

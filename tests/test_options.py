@@ -13,10 +13,10 @@ from IPython.core.error import UsageError
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.magics.desk import asked_spec, check_unchanged
 from nbddp.magics.line_magic import HANDLERS
+from nbddp.magics.notebook_state import asked_spec, check_unchanged
 from nbddp.magics.option_values import (
     YEAR,
     count,

@@ -14,9 +14,9 @@ from stores import MemoryStore
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError, SignatureError
-from nbddp.wire import parcels
-from nbddp.wire.parcels import discard, put, take
-from nbddp.wire.sources import dumps
+from nbddp.wire import payloads
+from nbddp.wire.function_sources import dumps
+from nbddp.wire.payloads import discard, put, take
 
 opened: list[str] = []
 
@@ -26,7 +26,7 @@ def pack(store: MemoryStore, key: str, value: Any) -> dict[str, Any]:
 
 
 def unpack(store: MemoryStore, parcel: dict[str, Any]) -> Any:
-    return parcels.opened(take(store, parcel))  # type: ignore[arg-type]
+    return payloads.opened(take(store, parcel))  # type: ignore[arg-type]
 
 
 def spring(trap: str) -> str:
@@ -50,7 +50,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(parcels, "PIECE_BYTES", 10)
+    monkeypatch.setattr(payloads, "PIECE_BYTES", 10)
     return 10
 
 
@@ -84,12 +84,12 @@ def test_a_value_that_just_fills_its_pieces_comes_out_whole(
 ) -> None:
     data = bytes(1000)
     size = len(pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL))
-    monkeypatch.setattr(parcels, "PIECE_BYTES", size // 2 + surplus)
+    monkeypatch.setattr(payloads, "PIECE_BYTES", size // 2 + surplus)
     assert unpack(store, pack(store, "key", data)) == data
 
 
 def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
-    assert parcels.PIECE_BYTES < 8 << 20
+    assert payloads.PIECE_BYTES < 8 << 20
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -177,5 +177,5 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(
             raise RequestError("not wanted")
 
     with pytest.raises(RequestError, match="not wanted"):
-        parcels.put(store, "key", bytes(10 * small_pieces), check=check)
+        payloads.put(store, "key", bytes(10 * small_pieces), check=check)
     assert store.keys == {}

@@ -17,7 +17,7 @@ import torch
 from drivers.inside import imported
 from torch.autograd import DeviceType
 
-from nbddp.train import report
+from nbddp.train import log_and_track
 from nbddp.wire.trace_messages import GiveTrace, Steps, Traced
 from nbddp.worker.watch import profiler
 from nbddp.worker.watch.profiler import (
@@ -98,12 +98,12 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 def log(*steps: int) -> None:
     for step in steps:
-        report.reached(step, source="log")
+        log_and_track.reached(step, source="log")
 
 
 def load(*steps: int) -> None:
     for step in steps:
-        report.reached(step, source="loader")
+        log_and_track.reached(step, source="loader")
 
 
 def load_and_log(*steps: int) -> None:
@@ -234,7 +234,7 @@ def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
 @pytest.mark.process
 def test_the_profiler_itself_gives_operators_and_a_file_of_the_steps(tmp_path: Path) -> None:
     script = (
-        imported(report, GiveTrace, Steps, CellProfiler)
+        imported(log_and_track, GiveTrace, Steps, CellProfiler)
         + """
 import gzip, json, torch
 from pathlib import Path

@@ -17,9 +17,9 @@ from strategies import any_message
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ReplayError, SignatureError, WireError
-from nbddp.wire import letters, parcels
+from nbddp.wire import envelope, payloads
 from nbddp.wire import queues as room
-from nbddp.wire.letters import CONTROLLER, Letter, unseal
+from nbddp.wire.envelope import CONTROLLER, Letter, unseal
 from nbddp.wire.messages import Leave, Message, Noticed, Output, Report, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 
@@ -65,7 +65,7 @@ def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Letter:
 
 def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
     """A letter as its writer puts it into a queue."""
-    head = letters.HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
+    head = envelope.HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
     body = head + encode(letter.message)
     return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256") + body
 
@@ -222,7 +222,7 @@ PIECE = 100
 @pytest.fixture
 def cut(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue in which messages travel in small pieces."""
-    monkeypatch.setattr(parcels, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(payloads, "PIECE_BYTES", PIECE)
     return queue
 
 
@@ -248,7 +248,7 @@ def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut:
 def test_a_message_that_just_fits_comes_out_whole(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
-    monkeypatch.setattr(parcels, "PIECE_BYTES", len(encode(large())) + surplus)
+    monkeypatch.setattr(payloads, "PIECE_BYTES", len(encode(large())) + surplus)
     queue.box.post(large())
     assert bool(queue.pieces) == (surplus < 0)
     assert queue.reader.collect().message == large()

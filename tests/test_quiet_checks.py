@@ -13,7 +13,7 @@ from nbddp.checks.facts import Loader, RankFacts
 from nbddp.checks.registry import Finding
 from nbddp.group import checking
 from nbddp.group.checking import QuietChecks
-from nbddp.lifecycle.states import Life, RankLife
+from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.messages import CellEnded
 

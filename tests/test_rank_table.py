@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import BIG, SNAPSHOTS, Page, cells, column, ranks, readable, titles
 
+from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import DeviceUse, RankSnapshot, Snapshot
 from nbddp.record.waiting.stragglers import StragglerLag
-from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.report.rank_table import (
     MAX_ROWS,
     STILL,
@@ -25,7 +25,7 @@ from nbddp.ui.report.rank_table import (
     slowest,
 )
 from nbddp.ui.report.render import html_of, text_lines
-from nbddp.ui.words import say_bar, say_lag
+from nbddp.ui.wording import say_bar, say_lag
 
 ONE = RankSnapshot(rank=0, state="running")
 BAR = LoopProgress("epoch 1", 50, 250, 50.0)

@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import nn
 
-from nbddp.record.rank_values import OwnValues, RankValues
+from nbddp.record.heal.rank_values import OwnValues, RankValues
 from nbddp.topology import Topology
-from nbddp.worker import plain_values
-from nbddp.worker.plain_values import MAX_VALUES, PlainValues
+from nbddp.worker.heal import plain_values
+from nbddp.worker.heal.plain_values import MAX_VALUES, PlainValues
 
 NODES = [
     Topology(rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2)

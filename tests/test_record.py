@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import BIG, SNAPSHOTS, TEXT, Page, readable
 
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellResult
+from nbddp.record.event_log import Happening
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import SHEET

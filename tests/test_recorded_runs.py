@@ -14,7 +14,7 @@ import pytest
 from console import ddp
 
 import nbddp
-from nbddp.record.finished import RecordedRun
+from nbddp.archive.stored_run import RecordedRun
 
 HERE = Path(__file__).parent
 RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")

@@ -13,14 +13,14 @@ import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
 from nbddp.group.recovery import Recovery
-from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.events import NodeJoined
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
 from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from nbddp.worker.migration import pair
-from nbddp.worker.registry import Roll, sharded_modules
+from nbddp.worker.process_group.bound_objects import Roll, sharded_modules
+from nbddp.worker.process_group.migration import pair
 from nbddp.worker.watch.namespace import names_of
 
 

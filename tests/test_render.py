@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from pages import TEXT, Page, readable
 
-from nbddp.magics import views as views_module
-from nbddp.magics.views import ViewChoice, Views
+from nbddp.magics import presenter as views_module
+from nbddp.magics.presenter import ViewChoice, Views
 from nbddp.ui.report.blocks import (
     Card,
     Cell,

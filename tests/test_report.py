@@ -20,8 +20,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import DataLoader, IterableDataset
 
 from nbddp.errors import ArgumentError
-from nbddp.train import report
-from nbddp.train.report import Bar, Sink, happened, log, set_sink, track
+from nbddp.train import log_and_track
+from nbddp.train.log_and_track import Bar, Sink, happened, log, set_sink, track
 
 
 class Recorder:
@@ -52,7 +52,7 @@ class Recorder:
 @contextmanager
 def recording() -> Iterator[Recorder]:
     """What is reported meanwhile."""
-    before, recorder = report._sink, Recorder()
+    before, recorder = log_and_track._sink, Recorder()
     set_sink(recorder)
     try:
         yield recorder
@@ -63,7 +63,7 @@ def recording() -> Iterator[Recorder]:
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """What is reported goes here for the time of a test; every move of a bar is shown."""
-    monkeypatch.setattr(report, "SHOW_PERIOD", 0.0)
+    monkeypatch.setattr(log_and_track, "SHOW_PERIOD", 0.0)
     with recording() as recorder:
         yield recorder
 
@@ -128,14 +128,14 @@ def test_a_step_may_be_left_out(sink: Recorder) -> None:
 
 def test_without_a_step_the_loop_is_where_the_count_of_its_values_is(sink: Recorder) -> None:
     reached: list[tuple[int, str]] = []
-    end = report.on_step(lambda step, source: reached.append((step, source)))
+    end = log_and_track.on_step(lambda step, source: reached.append((step, source)))
     try:
-        report.begin_cell()
+        log_and_track.begin_cell()
         for _ in range(3):
             log(loss=1)
         log(accuracy=1)
         log(loss=1, accuracy=1)
-        report.begin_cell()
+        log_and_track.begin_cell()
         log(accuracy=1)
     finally:
         end()
@@ -221,7 +221,7 @@ def test_names_that_are_no_keywords_come_in_a_mapping(sink: Recorder) -> None:
     ]
 
 
-@given(st.floats(), st.text().filter(lambda name: name not in report.RESERVED | {"step"}))
+@given(st.floats(), st.text().filter(lambda name: name not in log_and_track.RESERVED | {"step"}))
 def test_any_float_under_any_name_arrives_as_it_is(value: float, name: str) -> None:
     with recording() as recorder:
         log(step=0, **{name: value})
@@ -241,7 +241,7 @@ def test_what_happened_goes_to_the_sink_with_its_facts(sink: Recorder) -> None:
 def logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(report, "_sink", Sink())
+    monkeypatch.setattr(log_and_track, "_sink", Sink())
     caplog.set_level(logging.INFO, "nbddp")
     return caplog
 
@@ -323,7 +323,7 @@ def test_a_loop_begins_when_somebody_goes_through_it_and_moves_and_ends(sink: Re
 def test_a_fast_loop_is_not_shown_at_every_item(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "SHOW_PERIOD", 1000.0)
+    monkeypatch.setattr(log_and_track, "SHOW_PERIOD", 1000.0)
     list(track(range(100)))
     assert [told for told in sink.told if told[0] == "show"] == [("show", "", 1)]
     assert sink.bars[0].done == 100
@@ -391,7 +391,7 @@ def test_items_come_through_unchanged_and_are_counted(items: list[int], taken: i
 
 def test_a_bar_tells_its_label_its_numbers_and_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(10.0, 2.0)
-    monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(log_and_track.time, "monotonic", lambda: next(now))
     bar = Bar(label="epoch 1", total=8, began=8.0)
     bar.done = 3
     assert bar.state() == ["epoch 1", 3, 8, 2.0]

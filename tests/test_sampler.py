@@ -9,7 +9,7 @@ import pytest
 
 from nbddp.wire.messages import Pulse
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.usage import Usage, Use
+from nbddp.worker.watch.resource_usage import Usage, Use
 from nbddp.worker.watch.sampler import Sampler
 
 

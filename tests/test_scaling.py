@@ -18,8 +18,8 @@ from refusals import refusal
 from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
 from nbddp.charts.figure import draw_scaling, png_of
 from nbddp.magics.parser import CELL, parse
-from nbddp.record.spent import Overlap, Timeline
 from nbddp.record.waiting.collective_history import MatchedCollective
+from nbddp.record.waiting.collective_timeline import Overlap, Timeline
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.scaling import scaling_report
 from nbddp.wire.collective import Collective

@@ -13,11 +13,11 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.controller.threads import Actor, Means
 from nbddp.errors import RequestError, StartError
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellRequest
 from nbddp.record.notices import MAX_RICH, Wrote
 from nbddp.wire.messages import Batch, Display, Happened, Metrics, Output

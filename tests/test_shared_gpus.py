@@ -6,7 +6,7 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.process_group import choose_backend, say_shared
+from nbddp.worker.process_group.process_group import choose_backend, say_shared
 
 GPU = torch.device("cuda", 0)
 

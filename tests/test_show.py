@@ -23,10 +23,10 @@ from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 import nbddp
 from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
 from nbddp.archive.find import find_run, runs_below
+from nbddp.archive.stored_run import RecordedRun
 from nbddp.archive.summary import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.errors import RequestError
-from nbddp.magics import views
-from nbddp.record.finished import RecordedRun
+from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
 from nbddp.record.run_folder import read_facts
 from nbddp.ui.report.blocks import Report
@@ -144,7 +144,7 @@ def test_the_charts_of_a_run_have_the_scale_that_is_asked_for(
 ) -> None:
     make_run(folder, rows=rows_of(9))
     shown: list[Report] = []
-    monkeypatch.setattr(views.Views, "show", lambda _, report: shown.append(report))
+    monkeypatch.setattr(presenter.Views, "show", lambda _, report: shown.append(report))
     ddp(f"show --metrics loss {line}")
     assert ("log scale" in render_html(shown[0])) is is_log
 

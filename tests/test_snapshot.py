@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 from arrivals import letters
 
-from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.record.hangs import HANG_AFTER
+from nbddp.record.event_log import TimeLine
+from nbddp.record.rank_monitor import LoopProgress, Whereabouts
 from nbddp.record.run_folder import RunFolder
 from nbddp.record.snapshot import RankSnapshot, Snapshot, take
-from nbddp.record.timeline import TimeLine
-from nbddp.record.whereabouts import LoopProgress, Whereabouts
+from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, Pulse, Ready
 

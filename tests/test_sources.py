@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from nbddp.wire import sources
-from nbddp.wire.sources import dumps_with_sources, loads_with_sources
-from nbddp.worker import carry
+from nbddp.wire import function_sources
+from nbddp.wire.function_sources import dumps_with_sources, loads_with_sources
+from nbddp.worker.heal import namespace_transfer
 from nbddp.worker.requests import dumps
 
 Define = Callable[[str, str], dict[str, Any]]
@@ -70,9 +70,9 @@ def test_a_method_of_a_class_that_a_cell_defines_brings_its_cell(define: Define)
 def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
     namespace = function.__globals__ if as_of_a_cell else {}
     namespace["f"] = function
-    carried = carry.pack_names(namespace, leave={*namespace} - {"f"})
+    carried = namespace_transfer.pack_names(namespace, leave={*namespace} - {"f"})
     opened: dict[str, Any] = {}
-    carry.open_names(carried.data, opened, carried.storages)
+    namespace_transfer.open_names(carried.data, opened, carried.storages)
     return opened["f"]
 
 
@@ -80,7 +80,7 @@ def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
     "travel",
     [
         lambda function: pickle.loads(dumps_with_sources(function, {})),
-        lambda function: pickle.loads(sources.dumps(function)),
+        lambda function: pickle.loads(function_sources.dumps(function)),
         lambda function: pickle.loads(dumps(function, name="f")[0]),
         partial(_carried, as_of_a_cell=False),
         partial(_carried, as_of_a_cell=True),

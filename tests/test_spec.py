@@ -14,10 +14,10 @@ import pytest
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller import spec as room
-from nbddp.controller.spec import GroupSpec
+from nbddp.controller import group_spec as room
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.launch.launcher import Launcher
+from nbddp.launch.local_launcher import Launcher
 from nbddp.wire.start import RankStart
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", free_port=29501)

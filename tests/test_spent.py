@@ -14,15 +14,15 @@ from pages import readable
 
 from nbddp.charts.figure import draw_timeline, png_of
 from nbddp.charts.palette import INK
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
-from nbddp.record.spent import Overlap, Timeline, overlap_of, spent, unmet
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
+from nbddp.record.waiting.collective_timeline import Overlap, Timeline, overlap_of, spent, unmet
 from nbddp.ui.report.finished_cell import Record, record_html
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.report.timeline import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
-from nbddp.ui.words import say_awaited
+from nbddp.ui.wording import say_awaited
 from nbddp.wire.timing_messages import Arrivals
 
 WAIT_COLOR = [*to_rgba("#b9690f")]

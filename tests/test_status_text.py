@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given
 from pages import BIG, SNAPSHOTS, readable
 
-from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.lifecycle.refusals import NO_GROUP
+from nbddp.record.event_log import Happening
+from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Happening
-from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import SHOWN_EVENTS, status_report
-from nbddp.ui.words import say_bar, say_event
+from nbddp.ui.wording import say_bar, say_event
 
 ONE = RankSnapshot(rank=0, state="ready")
 TWO = Snapshot(

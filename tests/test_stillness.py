@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.worker.stillness import BUSY, SETTLED, WAKES, WORKED, Closer, Stillness, Trace, Wait
+from nbddp.worker.watch.stall_detector import (
+    BUSY,
+    SETTLED,
+    WAKES,
+    WORKED,
+    Closer,
+    Stillness,
+    Trace,
+    Wait,
+)
 
 HERE = Trace(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
 DONE = {"place": (5, 1, 9), "collectives": 4, "said": 3}

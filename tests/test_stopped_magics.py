@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.lifecycle.reasons import with_way_on
-from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
-from nbddp.magics.stopped import interrupted
+from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
+from nbddp.lifecycle.refusals import with_way_on
+from nbddp.magics.after_failure import interrupted
 
 
 def life(state: GroupState, *, attempt: int = 1, gone: tuple[int, ...] = ()) -> Life:

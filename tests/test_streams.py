@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from nbddp.wire.messages import Output
-from nbddp.worker.streams import CHUNK_BYTES, MAX_UNREAD, RankLog
+from nbddp.worker.output.log_writer import CHUNK_BYTES, MAX_UNREAD, RankLog
 
 CHATTER = (
     "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"

@@ -27,7 +27,7 @@ from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.check_facts import LARGE, MANY, data_of, survey
-from nbddp.worker.loaders import forget_epochs, note_epochs
+from nbddp.worker.watch.dataloader_waits import forget_epochs, note_epochs
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
 

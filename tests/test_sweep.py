@@ -47,7 +47,7 @@ from nbddp.ui.report.sweep import (
     describe_row,
     sweep_report,
 )
-from nbddp.wire.sources import dumps
+from nbddp.wire.function_sources import dumps
 
 
 def cell(line: str) -> Namespace:

@@ -16,8 +16,8 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.charts import figure
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.metrics import MetricStore
+from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui import text_view as room
 from nbddp.ui.text_view import Progress
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.record.run_folder import RunFolder
-from nbddp.record.timeline import (
+from nbddp.record.event_log import (
     MAX_FACT,
     MAX_OWN,
     MAX_TOLD,
@@ -22,6 +21,7 @@ from nbddp.record.timeline import (
     TimeLine,
     with_news_once,
 )
+from nbddp.record.run_folder import RunFolder
 
 
 @pytest.fixture

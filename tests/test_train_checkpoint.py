@@ -26,8 +26,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
-from nbddp.train import files, report
-from nbddp.train.checkpoint import Checkpoint, Resumed, checkpoints
+from nbddp.train import log_and_track
+from nbddp.train.checkpoint import atomic_files
+from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
 from nbddp.train.precision import precision
 
 
@@ -241,9 +242,9 @@ def test_parts_of_any_name_come_back_and_values_with_them(tmp_path: Path) -> Non
 
 def test_checkpoint_and_resume_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
-    sink = report.Sink()
+    sink = log_and_track.Sink()
     monkeypatch.setattr(sink, "happened", lambda kind, facts: events.append((kind, facts)))
-    monkeypatch.setattr(report, "_sink", sink)
+    monkeypatch.setattr(log_and_track, "_sink", sink)
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(3)
     checkpoint.save(4, asynchronous=True)
@@ -319,16 +320,16 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
 def test_a_folder_takes_the_place_of_one_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001"
     for content in ("old", "new"):
-        draft = files.draft_of(path)
+        draft = atomic_files.draft_of(path)
         draft.mkdir()
         (draft / "part").write_text(content)
-        files.commit_folder(draft, path)
+        atomic_files.commit_folder(draft, path)
     assert names(tmp_path) == ["step-00000001"]
     assert (path / "part").read_text() == "new"
     # one that was set aside comes back unless it was replaced
     for name in (".step-00000001.aside", ".step-00000002.aside"):
         (tmp_path / name).mkdir()
-    files.clean(tmp_path)
+    atomic_files.clean(tmp_path)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     assert (path / "part").read_text() == "new"
 
@@ -427,8 +428,10 @@ def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()
-    write = files.write_whole
-    monkeypatch.setattr(files, "write_whole", lambda *args: may_write.wait(10) and write(*args))
+    write = atomic_files.write_whole
+    monkeypatch.setattr(
+        atomic_files, "write_whole", lambda *args: may_write.wait(10) and write(*args)
+    )
     run, again = run_of(), run_of(seed=1)
     train(run, range(3))
     before = model_state(run)
@@ -471,7 +474,7 @@ def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
         " asynchronous=True)"
     )
     subprocess.run([sys.executable, "-c", source], check=True)
-    assert files.damage(step_in(tmp_path, 1)) == ""
+    assert atomic_files.damage(step_in(tmp_path, 1)) == ""
 
 
 # ---- one run in one folder

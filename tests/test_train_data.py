@@ -19,8 +19,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
 from nbddp.errors import ArgumentError
-from nbddp.train import report
-from nbddp.train.data import Loader, loader
+from nbddp.train import log_and_track
+from nbddp.train.loader import Loader, loader
 
 # a rank of a worker group, and pytest, have threads; workers that only load do not mind
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -327,7 +327,7 @@ def test_ranks_and_batch_size_may_change_again_in_the_same_epoch(
 
 def test_training_reports_each_step_before_it_gives_the_batch() -> None:
     steps: list[tuple[int, str]] = []
-    end = report.on_step(lambda step, source: steps.append((step, source)))
+    end = log_and_track.on_step(lambda step, source: steps.append((step, source)))
     ours = loader(range(8), 4)
     for _ in range(2):
         for _ in ours:

@@ -18,7 +18,7 @@ from torch import nn
 
 from nbddp import ArgumentError, WorkerGroup
 from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
-from nbddp.train.models import prepare, prepared
+from nbddp.train.prepare import prepare, prepared
 
 Count = namedtuple("Count", ["correct", "seen"])
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lives import INTERRUPT, OFF, START, STOP, died, ended
 
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.states import GroupState, Life, RankState
+from nbddp.lifecycle.group_state import GroupState, Life, RankState
 from nbddp.lifecycle.transitions import advance
 
 WORLD = st.integers(1, 3)

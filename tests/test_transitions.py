@@ -60,8 +60,8 @@ from nbddp.lifecycle.events import (
     Started,
     Stopped,
 )
-from nbddp.lifecycle.states import GroupState as State
-from nbddp.lifecycle.states import Life, RankState
+from nbddp.lifecycle.group_state import GroupState as State
+from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.transitions import (
     CLEANUP,
     DEATH_PATIENCE,

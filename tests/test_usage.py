@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 
-from nbddp.worker import usage as usage_module
-from nbddp.worker.usage import Usage, children_use
+from nbddp.worker.watch import resource_usage as usage_module
+from nbddp.worker.watch.resource_usage import Usage, children_use
 
 
 def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

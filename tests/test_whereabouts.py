@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nbddp.record.cell import Purpose
-from nbddp.record.hangs import Sign
-from nbddp.record.whereabouts import LoopProgress, Whereabouts
+from nbddp.record.rank_monitor import LoopProgress, Whereabouts
+from nbddp.record.waiting.hang_detector import Sign
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Metrics, Progress, Pulse
 

@@ -14,12 +14,12 @@ from pages import BARS, EVENTS
 
 import nbddp
 from nbddp.formatting import format_bytes
-from nbddp.lifecycle.comeback import Comeback, Setback, Way
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.lifecycle.retries import Comeback, Setback, Way
+from nbddp.record.event_log import Happening
+from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Happening
-from nbddp.record.whereabouts import LoopProgress
-from nbddp.ui.words import (
+from nbddp.ui.wording import (
     say_bar,
     say_event,
     say_facts,

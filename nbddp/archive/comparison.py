@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 
 from nbddp.archive.find import short_names
+from nbddp.archive.stored_run import RecordedRun
 from nbddp.archive.summary import DAMAGE, summarize
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.record.finished import RecordedRun
 from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
 
 MAX_RUNS = 8  # as many colours can be told apart

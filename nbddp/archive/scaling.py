@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from nbddp.archive.stored_run import NOT_NUMBERS
 from nbddp.formatting import plural
-from nbddp.record.finished import NOT_NUMBERS
-from nbddp.record.spent import Timeline
+from nbddp.record.waiting.collective_timeline import Timeline
 
 SCALE = "scale"  # in ``run.json``
 WARM_UP = 5  # one step in so many, the first ones, is no measure of those that follow

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
+from nbddp.archive.stored_run import RecordedRun
 from nbddp.errors import RequestError
-from nbddp.record.finished import RecordedRun
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import RunJson, read_facts
 

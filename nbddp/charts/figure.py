@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from nbddp.archive.scaling import Scaling, Size
-    from nbddp.record.spent import Timeline
+    from nbddp.record.waiting.collective_timeline import Timeline
 
 COLUMNS = 2  # of charts
 WIDE, HIGH = 3.7, 2.4  # inches of a chart; an inch is 100 CSS pixels

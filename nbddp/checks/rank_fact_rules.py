@@ -10,7 +10,7 @@ from typing import Any
 
 from nbddp.checks.facts import Facts, Loader, Model, Optimizer
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.training import backwards
+from nbddp.checks.training_rules import backwards
 from nbddp.errors import say_ranks
 from nbddp.formatting import format_few, plural
 

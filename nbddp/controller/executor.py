@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.promises import Promises
-from nbddp.controller.ranks import Ranks, Told, plain, unable
+from nbddp.controller.rank_processes import Ranks, Told, plain, unable
 from nbddp.controller.run_recorder import PAUSE, describe
 from nbddp.controller.threads import Means
 from nbddp.errors import RequestError, StartError, describe_exit
-from nbddp.launch.launcher import Launcher, RankHandle
+from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle import reasons
-from nbddp.lifecycle.comeback import Comeback
+from nbddp.lifecycle import refusals
+from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.heal_steps import KILLED
-from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import GroupState, Life
+from nbddp.lifecycle.refusals import NO_GROUP
+from nbddp.lifecycle.retries import Comeback
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import Audience, CellHandle, CellResult
 from nbddp.record.deeds import Deeds
+from nbddp.record.event_log import TimeLine
 from nbddp.record.notices import notice_of
 from nbddp.record.push_store import PushRecord
-from nbddp.record.timeline import TimeLine
-from nbddp.record.whereabouts import LOOK_PERIOD, Whereabouts
+from nbddp.record.rank_monitor import LOOK_PERIOD, Whereabouts
 from nbddp.wire import messages as msg
 from nbddp.wire.timing_messages import Arrivals
 
 if TYPE_CHECKING:
-    from nbddp.controller.spec import GroupSpec
-    from nbddp.nodes.returning import Returned
+    from nbddp.controller.group_spec import GroupSpec
+    from nbddp.nodes.rejoin import Returned
     from nbddp.record.run_folder import RunFolder
-    from nbddp.wire.letters import Letter
+    from nbddp.wire.envelope import Letter
     from nbddp.wire.start import RankStart
 
 
@@ -245,7 +245,7 @@ class Executor:
 
     def _tell_gone(self, rank: int, exitcode: int | None) -> None:
         self.promises.keep("kill", rank)
-        why = reasons.unanswered(self.life, rank, exitcode)
+        why = refusals.unanswered(self.life, rank, exitcode)
         self.promises.reject(RequestError(why), "answer", rank)
 
     def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
@@ -379,7 +379,7 @@ class Executor:
         return {}
 
     def _reject_heal(self, why: str) -> None:
-        self.promises.reject(RequestError(f"{reasons.NOT_HEALED}: {why}"), "heal")
+        self.promises.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
 
     def _ring(self, rang: ev.Rang) -> None:
         working = self._ranks.working(self.life.alive) if self._ranks else ()

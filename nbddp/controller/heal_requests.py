@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nbddp.controller.ranks import Told, try_each
+from nbddp.controller.rank_processes import Told, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.deeds import cell_that_made
-from nbddp.record.healed import SHOWN_PLACES, SHOWN_VALUES, Healed
+from nbddp.record.heal.heal_report import SHOWN_PLACES, SHOWN_VALUES, Healed
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, Drop
 
 if TYPE_CHECKING:
     from nbddp.controller.executor import Executor
-    from nbddp.lifecycle.states import HealLife
-    from nbddp.record.rank_values import OwnValues
+    from nbddp.lifecycle.group_state import HealLife
+    from nbddp.record.heal.rank_values import OwnValues
 
 
 class HealRequests:

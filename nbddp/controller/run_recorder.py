@@ -15,8 +15,8 @@ from typing import Any
 
 from nbddp.checks.facts import Loader, RankFacts
 from nbddp.record.cell import CellHandle
-from nbddp.record.timeline import TimeLine
-from nbddp.record.whereabouts import Whereabouts
+from nbddp.record.event_log import TimeLine
+from nbddp.record.rank_monitor import Whereabouts
 from nbddp.topology import cores_here
 from nbddp.wire.messages import CellEnded, Ready
 

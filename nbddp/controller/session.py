@@ -15,28 +15,28 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from nbddp.controller.executor import Executor
-from nbddp.controller.gpus import GpuWatch
-from nbddp.controller.ranks import plain, unable
+from nbddp.controller.gpu_monitor import GpuWatch
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.rank_processes import plain, unable
 from nbddp.controller.run_recorder import begin_to_ask
 from nbddp.controller.signals import handing_on
-from nbddp.controller.spec import GroupSpec
 from nbddp.controller.threads import ClosedError, Means, open_means
 from nbddp.errors import RequestError, StartError
-from nbddp.launch.launcher import Launcher, LocalLauncher
+from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.comeback import Comeback
-from nbddp.lifecycle.reasons import NO_GROUP, no_such_rank
-from nbddp.lifecycle.states import GroupState, Life
-from nbddp.nodes.returning import Returned
+from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.refusals import NO_GROUP, no_such_rank
+from nbddp.lifecycle.retries import Comeback
+from nbddp.nodes.rejoin import Returned
 from nbddp.record.cell import CellHandle, CellRequest, Deed
-from nbddp.record.healed import Healed
+from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.sigint import Promise, import_aside, interrupt_held_back, kept
 from nbddp.wire.messages import Answer, Answered, Command, Drop
 
 if TYPE_CHECKING:
-    from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
+    from nbddp.controller.store_link import StoreLink  # imports torch: only when needed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -487,7 +487,7 @@ class Session:
                 means.close()
                 self._do.forget()
             if self._do.means is None:
-                import_aside("nbddp.controller.link")  # imports torch: not before it is needed
+                import_aside("nbddp.controller.store_link")  # imports torch: only when needed
                 with interrupt_held_back():
                     try:
                         means = self._make_means()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 
 
 @contextmanager

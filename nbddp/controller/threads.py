@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from nbddp.launch.launcher import RankHandle
+from nbddp.launch.local_launcher import RankHandle
 from nbddp.sigint import Promise, kept
 
 if TYPE_CHECKING:
-    from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
-    from nbddp.wire.letters import Letter
+    from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
+    from nbddp.wire.envelope import Letter
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class Means:
 def open_means(make_link: Callable[[], StoreLink] | None = None) -> Means:
     """Return a link, by default one that serves a store on this machine, and the threads."""
     if make_link is None:
-        from nbddp.controller.link import StoreLink
+        from nbddp.controller.store_link import StoreLink
 
         make_link = StoreLink
     return Means(make_link(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nbddp.checks.book import look_at
+from nbddp.checks.checker import look_at
 from nbddp.checks.source import Source
 from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
 from nbddp.train import place
+from nbddp.train.call_agreement import meeting_place
 from nbddp.train.collectives import all_gather
-from nbddp.train.meeting import meeting_place
-from nbddp.train.models import prepare
+from nbddp.train.prepare import prepare
 
 
 @tried_on_ranks

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from nbddp.controller.spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export import template
 from nbddp.export.ipython_syntax import Edit, PlainCell, edited, span, to_plain
@@ -31,7 +31,7 @@ from nbddp.export.main_guard import (
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import SET_IN_EACH_RANK, bound_names
 from nbddp.topology import TORCHRUN
-from nbddp.wire.sources import dumps
+from nbddp.wire.function_sources import dumps
 
 MAX_LITERAL = 500  # characters of a value that is written out
 IN_EVERY_PROCESS = frozenset({"torch", "dist", "nbddp", "os"})

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from nbddp.checks.book import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
+from nbddp.checks.checker import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
 from nbddp.checks.facts import Facts, RankFacts, kinds
 from nbddp.checks.registry import Finding
 from nbddp.checks.source import Source
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.scripts import INSTEAD, script_text
+from nbddp.group.run_script import INSTEAD, script_text
 from nbddp.record.cell import CellHandle, CellRequest
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbddp.controller.asking import Asking
+from nbddp.controller.rank_requests import Asking
 from nbddp.controller.session import Session
 from nbddp.record.push_store import PushRecord, pickled
 from nbddp.ui.screen import StreamScreen

@@ -12,19 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.checks.facts import RankFacts
-from nbddp.controller.asking import Asking
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.rank_requests import Asking
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group import push_pull
-from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.group.node_pool import Nodes, NodesSpec
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.group.timelines import timeline_of
-from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import GroupState, Life
-from nbddp.nodes.joining import Join
-from nbddp.record.healed import Healed
-from nbddp.record.spent import Timeline
+from nbddp.group.timeline import timeline_of
+from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.refusals import NO_GROUP
+from nbddp.nodes.join_file import Join
+from nbddp.record.heal.heal_report import Healed
+from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import begin, interrupt_held_back
 from nbddp.wire.name_messages import Survey
 

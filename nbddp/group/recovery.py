@@ -11,7 +11,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push_again
-from nbddp.lifecycle.comeback import (
+from nbddp.lifecycle.retries import (
     Comeback,
     Retries,
     Setback,

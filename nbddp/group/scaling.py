@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.scaling import LEAST, Round, Scaling, Size, facts_of, shares, steady_pace
+from nbddp.archive.stored_run import RecordedRun
 from nbddp.archive.sweep_grid import SweepEntry, SweepPoint
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.formatting import plural
-from nbddp.group.timelines import timeline_of
+from nbddp.group.timeline import timeline_of
 from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
-from nbddp.record.finished import RecordedRun
 from nbddp.record.run_folder import read_facts
 from nbddp.topology import cores_here
 from nbddp.ui.report.scaling import scaling_report

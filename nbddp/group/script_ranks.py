@@ -7,11 +7,11 @@ from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group.push_pull import pull
-from nbddp.lifecycle.reasons import BUSY
+from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
 from nbddp.wire.script import Script
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbddp.archive.sweep_grid import SEED, State, SweepEntry
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
 from nbddp.formatting import plural
 from nbddp.group.display import TextDisplay

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.sweep_grid import grid
-from nbddp.controller.asking import Asking
-from nbddp.controller.spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.rank_requests import Asking
 from nbddp.errors import ArgumentError
 from nbddp.group.display import TextDisplay
 from nbddp.group.method_names import with_method_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
+from nbddp.group.run_script import find_script
 from nbddp.group.scaling import ScalingStudy
-from nbddp.group.scripts import find_script
 from nbddp.group.sweep import Sweep
-from nbddp.group.tracing import trace_of
+from nbddp.group.trace import trace_of
 from nbddp.group.trials import TrialRunner
-from nbddp.lifecycle.comeback import Retries
-from nbddp.opened import Run
+from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellRequest, CellResult
-from nbddp.record.healed import Healed
-from nbddp.record.spent import Timeline
+from nbddp.record.heal.heal_report import Healed
 from nbddp.record.trace import Trace
+from nbddp.record.waiting.collective_timeline import Timeline
+from nbddp.runs_api import Run
 from nbddp.wire.trace_messages import Steps
 
 NOT_STARTED = "the worker group is not started: call its start(), or use it in a `with` block"

@@ -31,10 +31,10 @@ from typing import Any
 
 import psutil
 
-from nbddp.descendants import children, cpu_time, descendants
+from nbddp.child_processes import children, cpu_time, descendants
 from nbddp.wire.helper import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL
 
-PRELOAD = ["nbddp.worker.apart", "nbddp.worker.preload", __name__]
+PRELOAD = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
 MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
@@ -206,7 +206,7 @@ class _Server(forkserver.ForkServer):
 
 
 class LocalRank(process.BaseProcess):
-    """A rank's process on this machine; see :class:`nbddp.launch.launcher.RankHandle`."""
+    """A rank's process on this machine; see :class:`nbddp.launch.local_launcher.RankHandle`."""
 
     why_gone = ""  # its exit code tells
 

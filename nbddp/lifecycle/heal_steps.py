@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from nbddp.errors import say_ranks
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle import reasons
-from nbddp.lifecycle.states import GroupState, HealLife, Life, RankLife, RankState
+from nbddp.lifecycle import refusals
+from nbddp.lifecycle.group_state import GroupState, HealLife, Life, RankLife, RankState
 
 Step = tuple[Life, list[ev.Action]]
 START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
@@ -24,7 +24,7 @@ BACK_PATIENCE = 30.0  # seconds in which ranks must return from a failed meeting
 
 def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     """Start new processes for dead ranks, and have the donor pack its names meanwhile."""
-    reason = reasons.not_to_heal(life, event.ranks, event.donor)
+    reason = refusals.not_to_heal(life, event.ranks, event.donor)
     if reason:
         return life, [ev.Refuse(reason=reason)]
     ranks = tuple(

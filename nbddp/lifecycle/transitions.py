@@ -12,9 +12,9 @@ from typing import Any
 
 from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle import heal_steps, reasons
+from nbddp.lifecycle import heal_steps, refusals
+from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState
 from nbddp.lifecycle.heal_steps import START_PATIENCE, Step
-from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankState
 
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
 DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
@@ -35,7 +35,7 @@ def advance(life: Life, event: ev.Event) -> Step:
 
 def _on_start_asked(life: Life, event: ev.StartAsked) -> Step:
     if life.state.is_live:
-        return life, [ev.Refuse(reason=reasons.already(life))]
+        return life, [ev.Refuse(reason=refusals.already(life))]
     return _start(life, event)
 
 
@@ -63,7 +63,7 @@ def _on_return_asked(life: Life, event: ev.ReturnAsked) -> Step:
     Ranks that are not there are gone, and one that is late costs the others nothing.
     """
     if life.state.is_live:
-        return life, [ev.Refuse(reason=reasons.already(life))]
+        return life, [ev.Refuse(reason=refusals.already(life))]
     living = dict(event.living)
     back = Life(
         state=GroupState.STARTING,
@@ -183,7 +183,7 @@ def _exited_in_cell(life: Life, cell: CellLife, event: ev.Exited) -> Step:
 
 def _on_kill_asked(life: Life, event: ev.KillAsked) -> Step:
     if not life.lives(event.rank):
-        return life, [ev.Refuse(reason=reasons.no_such_rank(life, event.rank))]
+        return life, [ev.Refuse(reason=refusals.no_such_rank(life, event.rank))]
     return life, [ev.Kill(ranks=(event.rank,))]
 
 
@@ -212,14 +212,14 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
 
 def _why_not_run(life: Life, event: ev.RunAsked) -> str:
     if life.state.is_busy:
-        return reasons.BUSY
+        return refusals.BUSY
     if life.state not in (GroupState.IDLE, GroupState.BROKEN):
         return f"the worker group is {life.state.value}"
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):
         return "a cell needs at least one rank, and each only once"
     for rank in event.ranks:
         if not life.lives(rank):
-            return reasons.no_such_rank(life, rank)
+            return refusals.no_such_rank(life, rank)
     return ""
 
 
@@ -282,7 +282,7 @@ def _finish(life: Life, cell: CellLife) -> Step:
         has_group=not (cell.lost_group or is_torn),
     )
     ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
-    said = [ev.Remark(text=reasons.RAN_TO_ITS_END)] if ran_to_its_end else []
+    said = [ev.Remark(text=refusals.RAN_TO_ITS_END)] if ran_to_its_end else []
     return over, [*said, ev.Finished(cell=cell.number, is_outgrown=cell.is_outgrown)]
 
 
@@ -319,7 +319,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
 
 def _on_node_news(life: Life, event: ev.NodeNews) -> Step:
     """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
-    text = reasons.say_node(life, event)
+    text = refusals.say_node(life, event)
     if life.cell is not None:
         return life, [ev.RecordNode(text=text), ev.Remark(text=text)]
     news = (*life.news, text) if life.state.is_live else ()
@@ -368,7 +368,7 @@ def _on_cell_alarm(life: Life, cell: CellLife, event: ev.Rang) -> Step:
         case ev.Alarm.STUCK:
             cell = replace(cell, is_stuck=True)
             killed_in = life.grace - STUCK_AFTER, CLEANUP - STUCK_AFTER
-            text = reasons.stuck(waiting, deaf, event, killed_in=killed_in)
+            text = refusals.stuck(waiting, deaf, event, killed_in=killed_in)
             return replace(life, cell=cell), [ev.Remark(text=text)]
         case ev.Alarm.GRACE if deaf:
             return _end_grace(life, cell, deaf, event)
@@ -385,7 +385,7 @@ def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.Rang
     C code that computes may hold Python's lock.
     """
     hung = tuple(rank for rank in deaf if rank not in event.working)
-    text = reasons.unheard(hung, event, seconds=life.grace)
+    text = refusals.unheard(hung, event, seconds=life.grace)
     life, actions = _kill(life, cell, hung, text) if hung else (life, [])
     again = [life.ring_in(ev.Alarm.GRACE, life.grace)] if hung != deaf else []
     return life, [*actions, *again]

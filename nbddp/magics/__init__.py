@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from IPython.core.error import UsageError
 
 from nbddp.errors import CellFailedError
-from nbddp.magics.cell import CellMagics
+from nbddp.magics.cell_magic import CellMagics
 from nbddp.magics.completion import Completion
-from nbddp.magics.desk import Desk
+from nbddp.magics.extension import ATTRIBUTE
 from nbddp.magics.line_magic import LineMagics
-from nbddp.magics.timeline import ATTRIBUTE
+from nbddp.magics.notebook_state import Desk
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

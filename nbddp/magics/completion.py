@@ -12,7 +12,7 @@ from IPython.core import completer as completers
 
 from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import KINDS as TRACKERS
 from nbddp.sigint import await_all
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbddp.group.rank_group import RankGroup
-    from nbddp.magics.auto import AutoMode
+    from nbddp.magics.auto_mode import AutoMode
 
 TAB_TIMEOUT = 0.2  # seconds that typing may be held up
 HELP_TIMEOUT = 1.0  # seconds that a page may wait for the text of Shift+Tab

@@ -13,16 +13,16 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbddp.errors import RequestError
 from nbddp.export.script import PulledValue
-from nbddp.group.scripts import find_script
-from nbddp.magics.check import check, steer_trace
-from nbddp.magics.desk import Desk
-from nbddp.magics.export import export
-from nbddp.magics.nodes import steer_nodes
+from nbddp.group.run_script import find_script
+from nbddp.magics.after_failure import interrupted
+from nbddp.magics.commands.diagnose import check, steer_trace
+from nbddp.magics.commands.export import export
+from nbddp.magics.commands.nodes import steer_nodes
+from nbddp.magics.commands.publish import publish_run
+from nbddp.magics.commands.runs import compare_runs, show_run, steer_runs
+from nbddp.magics.notebook_state import Desk
 from nbddp.magics.parser import command, help_text, parse
-from nbddp.magics.publish import publish_run
-from nbddp.magics.runs import compare_runs, show_run, steer_runs
-from nbddp.magics.stopped import interrupted
-from nbddp.magics.views import ViewChoice
+from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.report.timeline import timeline_report

@@ -16,7 +16,8 @@ from IPython.core.error import UsageError
 from nbddp.archive.comparison import XAxis
 from nbddp.archive.scaling import LEAST
 from nbddp.charts.axes import AxisScale
-from nbddp.controller.spec import BACKENDS
+from nbddp.controller.group_spec import BACKENDS
+from nbddp.magics.commands.publish import METAVAR, installed_target
 from nbddp.magics.option_values import (
     count,
     gpus,
@@ -36,10 +37,9 @@ from nbddp.magics.option_values import (
     whole_number,
     world_sizes,
 )
-from nbddp.magics.publish import METAVAR, installed_target
-from nbddp.magics.views import SHOWN_STEPS, ViewChoice
+from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.publish.tracker import KINDS as TRACKERS
-from nbddp.train.kinds import MEANINGS as FAULTS
+from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN as SHOWN_RUNS
 
 _TRACKER = f"{', '.join(TRACKERS)}; with a project or folder: wandb:digits"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.nodes.joining import Join
+from nbddp.nodes.join_file import Join
 
 ORPHAN_TIMEOUT = 60.0
 
@@ -67,7 +67,7 @@ def _ask() -> str:
 
 def _keep(asked: argparse.Namespace) -> str:
     """Serve until there is no more to do. Return why it ended, empty if it ended well."""
-    from nbddp.nodes.keeper import Keeper
+    from nbddp.nodes.node_agent import Keeper
 
     started = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if started > 1:

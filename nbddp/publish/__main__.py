@@ -2,6 +2,6 @@
 
 import sys
 
-from nbddp.publish.process import main
+from nbddp.publish.publisher_process import main
 
 sys.exit(main())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError, describe_exit
-from nbddp.publish.process import PATIENCE
+from nbddp.publish.publisher_process import PATIENCE
 from nbddp.publish.tracker import Target
 from nbddp.sigint import begin
 

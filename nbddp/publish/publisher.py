@@ -16,10 +16,10 @@ from nbddp.archive.summary import DAMAGE, summarize
 from nbddp.errors import RequestError
 from nbddp.publish.step_aggregator import Point, StepAggregator
 from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
+from nbddp.record.event_log import Happening
 from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import read_facts, write_whole
-from nbddp.record.timeline import Happening
-from nbddp.ui.words import say_event
+from nbddp.ui.wording import say_event
 
 STEPS_AT_ONCE = 500  # that a tracker is given: it has to answer now and then
 MOST_TOLD = 1000  # happenings that a tracker is told of as they come

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from nbddp.record.finished import NOT_NUMBERS
+from nbddp.archive.stored_run import NOT_NUMBERS
 
 PATIENCE = 5.0  # seconds that a step waits for ranks that have not reported a later one
 

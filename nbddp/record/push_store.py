@@ -134,7 +134,7 @@ def pickled(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
     Raises:
         RequestError: one cannot be pickled.
     """
-    from nbddp.wire.sources import dumps_with_sources
+    from nbddp.wire.function_sources import dumps_with_sources
 
     try:
         return dumps_with_sources(dict(values), numbers)

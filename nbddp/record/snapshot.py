@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from nbddp.errors import describe_exit
-from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.timeline import Happening, TimeLine, with_news_once
+from nbddp.record.event_log import Happening, TimeLine, with_news_once
+from nbddp.record.rank_monitor import LoopProgress, Whereabouts
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.stragglers import StragglerLag
-from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import place
-from nbddp.train.meeting import (
+from nbddp.train.call_agreement import (
     Group,
     Outcome,
     apart,

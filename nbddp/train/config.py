@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nbddp.errors import ArgumentError
-from nbddp.train import report
+from nbddp.train import log_and_track
 
 MAX_SETTINGS = 500
 MAX_TEXT = 500  # characters of a name or a value
@@ -61,7 +61,7 @@ def config(values: Any = None, /, **named: Any) -> None:
             "leave out those that no run differs in"
         )
     if settings:
-        report.happened("config", values=settings)
+        log_and_track.happened("config", values=settings)
 
 
 def _by_name(value: object) -> dict[Any, Any] | None:

@@ -21,7 +21,7 @@ from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, ink
-from nbddp.ui.words import say_left_out
+from nbddp.ui.wording import say_left_out
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
-from nbddp.ui.words import say_events
+from nbddp.ui.wording import say_events
 
 MAX_CHARTS = 12  # unless the user chooses others
 MAX_EVENTS = 6  # the newest are listed, all are on the line

@@ -12,7 +12,7 @@ from itertools import islice
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 from nbddp.ui.ansi import strip, to_html
-from nbddp.ui.words import say_tag
+from nbddp.ui.wording import say_tag
 from nbddp.wire.messages import JsonDict
 
 

@@ -14,7 +14,7 @@ from IPython.display import publish_display_data
 from nbddp.charts.palette import terminal_color
 from nbddp.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.ui.words import say_tag
+from nbddp.ui.wording import say_tag
 from nbddp.wire.messages import Display, JsonDict
 
 TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces

@@ -32,7 +32,7 @@ from nbddp.ui.screen import (
     show_rich_value,
     tagged,
 )
-from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
+from nbddp.ui.wording import say_awaited, say_bar, say_seconds, say_step
 from nbddp.wire.messages import Display, JsonDict
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
-from nbddp.wire import parcels
-from nbddp.wire.letters import HEADER, Letter, sign, unseal
-from nbddp.wire.loopback import clone
+from nbddp.wire import payloads
+from nbddp.wire.envelope import HEADER, Letter, sign, unseal
+from nbddp.wire.loopback_store import clone
 from nbddp.wire.messages import Batch, InPieces, JsonDict, Message, Report, decode, encode
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class QueueWriter:
             self._store = clone(self._store)
 
     def _put(self, sequence: int, body: bytes) -> None:
-        if len(body) > parcels.PIECE_BYTES:
+        if len(body) > payloads.PIECE_BYTES:
             key = _key(self._queue, self._sender, self._life, sequence)
-            parcel = parcels.put(self._store, key, body)
+            parcel = payloads.put(self._store, key, body)
             self._forget_read()
             self._large.append(parcel)
             body = encode(InPieces(parcel=parcel))
@@ -92,7 +92,7 @@ class QueueWriter:
             return bool(self._large) or self._store.queue_len(self._queue) > MAX_BACKLOG
 
     def _forget_read(self) -> None:
-        self._large = [each for each in self._large if parcels.is_there(self._store, each)]
+        self._large = [each for each in self._large if payloads.is_there(self._store, each)]
 
     def is_read(self) -> bool:
         """Return whether the reader has taken all letters of all writers of this queue."""
@@ -103,7 +103,7 @@ class QueueWriter:
         """Nobody will read any more: free the memory that messages in pieces take."""
         with self._lock:
             for parcel in self._large:
-                parcels.discard(self._store, parcel)
+                payloads.discard(self._store, parcel)
             self._large.clear()
 
 
@@ -164,7 +164,7 @@ class QueueReader:
         stream = letter.sender, (letter.attempt, letter.incarnation)
         if letter.sequence <= self._last.get(stream, 0):
             if isinstance(letter.message, InPieces):  # sent anew after a lost connection
-                parcels.discard(self._store, letter.message.parcel)
+                payloads.discard(self._store, letter.message.parcel)
             raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
         self._last[stream] = letter.sequence
         if isinstance(letter.message, InPieces):
@@ -174,9 +174,9 @@ class QueueReader:
     def _take(self, parcel: JsonDict) -> Message:
         try:
             try:
-                body = parcels.take(self._store, parcel)
+                body = payloads.take(self._store, parcel)
             finally:  # else its sender would wait until it is read
-                parcels.discard(self._store, parcel)
+                payloads.discard(self._store, parcel)
         except (RequestError, RuntimeError) as error:  # torch's: the connection is gone
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
         return decode(body)
@@ -192,7 +192,7 @@ class QueueReader:
         """
         lived = attempt, incarnation
         sequence = self._last.get((sender, lived), 0) + 1
-        parcels.sweep(store, _key(self._queue, sender, lived, sequence))
+        payloads.sweep(store, _key(self._queue, sender, lived, sequence))
 
 
 def _key(queue: str, sender: int, lived: Lived, sequence: int) -> str:

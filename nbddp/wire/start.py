@@ -76,4 +76,4 @@ def control_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
 
 def rank_main(start: RankStart) -> None:
     """Live as a rank until told to leave; the target of every rank's process."""
-    importlib.import_module("nbddp.worker.entry").live(start)
+    importlib.import_module("nbddp.worker.main").live(start)

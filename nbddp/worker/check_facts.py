@@ -38,8 +38,8 @@ from nbddp.checks.facts import RankFacts, Thing
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import ddp_models, parameters_in, unused_in
-from nbddp.worker.loaders import epochs_of
-from nbddp.worker.object_state import parameters_of
+from nbddp.worker.process_group.object_state import parameters_of
+from nbddp.worker.watch.dataloader_waits import epochs_of
 
 PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
 MANY_PARTS = 2000  # modules or parameters of a model: the rest is left out
@@ -107,7 +107,7 @@ def _look_at_all(
 
 def _batches(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     """Of the kit's own loaders, which no rule has to look at."""
-    kit = sys.modules.get("nbddp.train.data")  # else nobody has made one
+    kit = sys.modules.get("nbddp.train.loader")  # else nobody has made one
     known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
     return {
         name: each.batch_size for name, each in known.items() if each.shuffles and each.batch_size

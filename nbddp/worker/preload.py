@@ -15,18 +15,21 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() th
 import torch
 import torch.distributed  # noqa: F401
 
-from nbddp.descendants import adopt_orphans
+from nbddp.child_processes import adopt_orphans
 from nbddp.wire.helper import CUDA_USED, FOLDER
-from nbddp.worker import entry, growth  # noqa: F401
-from nbddp.worker.shell import make_shell, warm_shell
-from nbddp.worker.untouched import has_used_cuda
+from nbddp.worker import (
+    lazy_preload,
+    main,  # noqa: F401
+)
+from nbddp.worker.cell.shell import make_shell, warm_shell
+from nbddp.worker.cuda_probe import has_used_cuda
 
 adopt_orphans()
 # multiprocessing's: a child that it has not started, but inherited, has ended
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 folder = os.environ.pop(FOLDER)
-growth.take_along(folder)
+lazy_preload.take_along(folder)
 shell = make_shell()
 if has_used_cuda():
     (Path(folder) / CUDA_USED).touch()
-growth.listen(first=lambda: warm_shell(shell))
+lazy_preload.listen(first=lambda: warm_shell(shell))

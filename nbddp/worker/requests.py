@@ -19,17 +19,17 @@ from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
-from nbddp.wire import parcels
+from nbddp.wire import payloads
+from nbddp.wire.function_sources import Pickler, loads_with_sources
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Pull, Push, Request
 from nbddp.wire.name_messages import Complete, Inspect, Survey
-from nbddp.wire.sources import Pickler, loads_with_sources
 from nbddp.wire.trace_messages import GiveTrace, Traced
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.cell.failure import error_text
+from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import survey
-from nbddp.worker.healing import Healing
-from nbddp.worker.shell import RankShell
+from nbddp.worker.heal.healing import Healing
 from nbddp.worker.watch.profiler import GONE
 
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
@@ -113,8 +113,8 @@ class Answers:
         return Answer(request=command.request, payload=payload)
 
     def _push(self, command: Push) -> JsonDict:
-        data = parcels.take(self._store, command.parcel)
-        names, sources = parcels.opened(data, loads_with_sources)
+        data = payloads.take(self._store, command.parcel)
+        names, sources = payloads.opened(data, loads_with_sources)
         self._shell.compile.add_sources(sources)
         self._shell.push(names)
         return {"values": self._shell.plain_values.changes()}
@@ -218,7 +218,7 @@ def pack(
         pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
     """
     data, note = dumps(value, name=name)
-    parcel = parcels.put(store, key, data, check=check)
+    parcel = payloads.put(store, key, data, check=check)
     return {**parcel, "note": note} if note else parcel
 
 

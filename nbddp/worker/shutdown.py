@@ -21,8 +21,8 @@ from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
-from nbddp.descendants import adopt_orphans, descendants, end, kill
-from nbddp.worker.streams import flush_python_streams
+from nbddp.child_processes import adopt_orphans, descendants, end, kill
+from nbddp.worker.output.log_writer import flush_python_streams
 
 
 def prepare_departure() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.wire.loopback import clone, names_from_files
-from nbddp.worker.connections import Connections
+from nbddp.wire.loopback_store import clone, names_from_files
+from nbddp.worker.process_group.connections import Connections
 
 FOREVER = timedelta(days=365)
 

@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 
 from nbddp import CellFailedError, WorkerGroup
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.spec import GroupSpec
 from nbddp.group.display import TextDisplay
-from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.group.node_pool import Nodes, NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery, show
+from nbddp.group.run_script import find_script
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.group.scripts import find_script
-from nbddp.group.tracing import trace_of
-from nbddp.launch.launcher import Launcher, LocalLauncher
+from nbddp.group.trace import trace_of
+from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.launch.memory import MemoryWatch
-from nbddp.lifecycle.states import Life
+from nbddp.lifecycle.group_state import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.record.hangs import Sign
+from nbddp.record.event_log import Happening
 from nbddp.record.notices import Notice
 from nbddp.record.snapshot import Snapshot
-from nbddp.record.timeline import Happening
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
+from nbddp.record.waiting.hang_detector import Sign
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text_view import TextView
 from nbddp.wire.heal_messages import Meet

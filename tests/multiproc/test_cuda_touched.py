@@ -16,7 +16,7 @@ from drivers.inside import imported
 from drivers.ranks import Ranks
 
 from nbddp.launch import forkserver
-from nbddp.worker.untouched import DRIVER, has_used_cuda
+from nbddp.worker.cuda_probe import DRIVER, has_used_cuda
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]  # a spawned rank imports torch
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbddp.worker.connections import Connections
-from nbddp.worker.gloo import watch_new_groups
-from nbddp.worker.process_group import set_timeout
+from nbddp.worker.process_group.connections import Connections
+from nbddp.worker.process_group.gloo import watch_new_groups
+from nbddp.worker.process_group.process_group import set_timeout
 
 pytestmark = pytest.mark.multiproc
 

@@ -12,7 +12,7 @@ import pytest
 from drivers.ranks import MakeRanks, Ranks
 from moments import act_when_said, said_of_a_hang
 
-from nbddp.controller.link import StoreLink
+from nbddp.controller.store_link import StoreLink
 
 pytestmark = pytest.mark.multiproc
 

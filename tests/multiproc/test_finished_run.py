@@ -8,7 +8,7 @@ import pytest
 from drivers.ranks import Ranks
 from notebook import Notebook
 
-from nbddp.record.finished import RecordedRun
+from nbddp.archive.stored_run import RecordedRun
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True

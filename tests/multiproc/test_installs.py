@@ -11,7 +11,7 @@ import pytest
 from drivers.ranks import MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.commands import _MANAGER
+from nbddp.worker.cell.shell_commands import _MANAGER
 
 pytestmark = pytest.mark.multiproc
 

@@ -19,7 +19,7 @@ from processes import wait_until
 from torch import nn
 
 from nbddp import RequestError
-from nbddp.train import report
+from nbddp.train import log_and_track
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -115,7 +115,7 @@ def test_huge_numbers_events_and_expressions_pass(shared_group: Ranks) -> None:
     group = shared_group
     group.run(
         "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
-        f"{imported(report)}report.happened('mine', text='h' * 9_000_000)\n"
+        f"{imported(log_and_track)}report.happened('mine', text='h' * 9_000_000)\n"
     )
     assert group.last_step == 2
     told = [each for each in group.events() if each.kind == "mine"]

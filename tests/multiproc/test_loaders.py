@@ -9,7 +9,7 @@ from drivers.ranks import MakeRanks, Ranks
 from moments import come_to_rest, run_and_act
 
 from nbddp import CellInterruptedError
-from nbddp.record.hangs import SILENT_AFTER
+from nbddp.record.waiting.hang_detector import SILENT_AFTER
 
 pytestmark = pytest.mark.multiproc
 

@@ -26,7 +26,7 @@ from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.errors import RequestError
-from nbddp.group.nodes import NodesSpec
+from nbddp.group.node_pool import NodesSpec
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from processes import free_port, wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.record.cell import CellResult
-from nbddp.worker import process_group
+from nbddp.worker.process_group import process_group
 
 pytestmark = pytest.mark.multiproc
 

@@ -8,8 +8,8 @@ from drivers.ranks import MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError
-from nbddp.worker import migration
-from nbddp.worker.exchange import exchange, take_over
+from nbddp.worker.process_group import migration
+from nbddp.worker.process_group.object_collectives import exchange, take_over
 
 pytestmark = pytest.mark.multiproc
 

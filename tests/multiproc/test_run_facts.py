@@ -11,9 +11,9 @@ from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 
+from nbddp.archive.stored_run import RecordedRun
 from nbddp.archive.summary import summarize
 from nbddp.errors import CellFailedError
-from nbddp.record.finished import RecordedRun
 from nbddp.record.run_folder import read_facts
 from nbddp.ui.report.render import render_html
 from nbddp.ui.report.stored_run import run_report

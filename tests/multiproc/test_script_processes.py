@@ -14,7 +14,7 @@ from notebook import Notebook
 from processes import free_port, wait_until
 
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, RequestError
-from nbddp.controller.spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.record.cell import CellRequest
 
 pytestmark = pytest.mark.multiproc

@@ -14,7 +14,7 @@ from drivers.ranks import Ranks
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, compare, runs
 from nbddp.archive.sweep_grid import SweepEntry
 from nbddp.group import sweep
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 
 pytestmark = pytest.mark.multiproc
 

@@ -15,8 +15,8 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError
-from nbddp.record.spent import Timeline
 from nbddp.record.waiting.collective_matcher import Straggler
+from nbddp.record.waiting.collective_timeline import Timeline
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True

@@ -14,7 +14,7 @@ from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp.group import tracing
+from nbddp.group import trace as tracing
 from nbddp.record.cell import CellResult
 from nbddp.record.trace import REST, Trace, rows
 from nbddp.ui.report.render import render_text

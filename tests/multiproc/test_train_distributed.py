@@ -12,7 +12,7 @@ from drivers.ranks import MakeRanks, Ranks
 from moments import said_of_a_hang
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.train.models import prepared
+from nbddp.train.prepare import prepared
 
 pytestmark = pytest.mark.multiproc
 

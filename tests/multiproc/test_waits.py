@@ -15,7 +15,7 @@ from moments import said_of_a_hang
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
-from nbddp.worker.process_group import newest_collective
+from nbddp.worker.process_group.process_group import newest_collective
 
 pytestmark = pytest.mark.multiproc
 

@@ -17,7 +17,7 @@ import pytest
 from drivers.inside import imported
 from jupyter_client.manager import KernelManager
 
-from nbddp.ui.buttons.live import LiveComms
+from nbddp.ui.comms.dispatcher import LiveComms
 
 pytestmark = pytest.mark.notebook
 

@@ -16,9 +16,9 @@ from drivers.inside import imported
 from limits import limit, limits_source
 from notebook import Notebook, Reply
 
-from nbddp.ui.buttons.kernel_stream import Way
-from nbddp.ui.buttons.live import LiveComms
-from nbddp.ui.panel.view import PANELS_KEPT
+from nbddp.ui.comms.dispatcher import LiveComms
+from nbddp.ui.comms.kernel_stream import Way
+from nbddp.ui.panel.panel_view import PANELS_KEPT
 from nbddp.ui.screen import EMPTY
 
 pytestmark = pytest.mark.multiproc

@@ -13,7 +13,7 @@ from nbddp.charts.palette import rank_class
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.ui.chart_html import render
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.panel.pieces import Plain, box, close, html, toggle
+from nbddp.ui.panel.plain_widgets import Plain, box, close, html, toggle
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import escape
-from nbddp.ui.panel.pieces import box, bundle, close
+from nbddp.ui.panel.plain_widgets import box, bundle, close
 from nbddp.ui.screen import EMPTY, new_display_id, publish
 
 ASKING = 5.0  # seconds that a button waits for its second press

@@ -13,7 +13,7 @@ from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import muted
 from nbddp.ui.log_lines import Line, Tails, aside, block, html_rows
-from nbddp.ui.panel.pieces import Plain, box, close, html, toggle
+from nbddp.ui.panel.plain_widgets import Plain, box, close, html, toggle
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged

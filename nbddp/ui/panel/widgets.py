@@ -12,7 +12,7 @@ from nbddp.ui.html_pieces import SHEET, muted, time_line
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.log_area import LogWidgets
-from nbddp.ui.panel.pieces import box, close, html, toggle
+from nbddp.ui.panel.plain_widgets import box, close, html, toggle
 from nbddp.ui.report.rank_table import FEW, RankSparklines, rank_blocks
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, awaited_block, state_title

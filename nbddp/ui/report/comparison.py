@@ -12,7 +12,7 @@ from nbddp.formatting import plural
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
 from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
-from nbddp.ui.words import aligned, say_seconds
+from nbddp.ui.wording import aligned, say_seconds
 
 DIFF_LINES = 400  # of each run
 LONGEST = 60  # characters of a value in a text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
 from nbddp.errors import say_ranks
-from nbddp.lifecycle.comeback import Way, say_comebacks
+from nbddp.lifecycle.retries import Way, say_comebacks
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
@@ -26,7 +26,7 @@ from nbddp.ui.report.status import (
     events_block,
     state_title,
 )
-from nbddp.ui.words import say_facts, say_seconds
+from nbddp.ui.wording import say_facts, say_seconds
 
 
 @dataclass(frozen=True, slots=True)

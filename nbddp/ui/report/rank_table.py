@@ -10,12 +10,20 @@ from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
 from nbddp.errors import fold, say_place
 from nbddp.formatting import format_bytes, plural
+from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.html_pieces import escape, ink
 from nbddp.ui.report.blocks import Block, Cell, Markup, Mood, Table, Text, note
 from nbddp.ui.report.render import html_of, text_lines
-from nbddp.ui.words import say_bar, say_cpu, say_gpu, say_lag, say_seconds, say_step, say_whole_gpu
+from nbddp.ui.wording import (
+    say_bar,
+    say_cpu,
+    say_gpu,
+    say_lag,
+    say_seconds,
+    say_step,
+    say_whole_gpu,
+)
 
 FEW = 8  # ranks that have a row each; more are a line and a grid
 MAX_ROWS = 32  # of the table

@@ -24,7 +24,7 @@ from nbddp.ui.report.blocks import (
     Table,
     Text,
 )
-from nbddp.ui.words import aligned
+from nbddp.ui.wording import aligned
 
 WIDTH = 92  # characters of a paragraph under a folded title
 _CLASSES = {Mood.MUTED: "nbddp-muted", Mood.WARN: "nbddp-waits", Mood.BAD: "nbddp-wrong"}

@@ -13,7 +13,7 @@ from nbddp.formatting import format_bytes, plural
 from nbddp.record.metrics import Pairs
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
-from nbddp.ui.words import say_rate, say_seconds
+from nbddp.ui.wording import say_rate, say_seconds
 
 SHOWN = 50  # runs, unless more are asked for
 LONGEST = 28  # characters of a setting

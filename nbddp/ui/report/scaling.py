@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nbddp.archive.scaling import NOISY, Scaling, Size
 from nbddp.formatting import format_bytes, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
-from nbddp.ui.words import aligned, say_rate, say_seconds
+from nbddp.ui.wording import aligned, say_rate, say_seconds
 
 BAR = 24  # characters for an efficiency of 100 %
 

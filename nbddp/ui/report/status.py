@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from nbddp.charts.axes import AxisScale
-from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import GroupState
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import time_line
 from nbddp.ui.log_lines import Line, log_html, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
-from nbddp.ui.words import (
+from nbddp.ui.wording import (
     say_awaited,
     say_events,
     say_facts,

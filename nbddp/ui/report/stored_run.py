@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
+from nbddp.archive.stored_run import RecordedCell, RecordedRun
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural
-from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape
 from nbddp.ui.log_lines import Line, log_html
@@ -26,7 +26,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
-from nbddp.ui.words import say_facts, say_left_out, say_seconds, shorten
+from nbddp.ui.wording import say_facts, say_left_out, say_seconds, shorten
 
 SHOWN_CELLS = 20  # the newest
 SHOWN_REPORTS = 3  # of the cells that failed last

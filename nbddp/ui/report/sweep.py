@@ -8,7 +8,7 @@ from nbddp.archive.sweep_grid import State, SweepEntry, count_of
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import html_of
-from nbddp.ui.words import say_seconds
+from nbddp.ui.wording import say_seconds
 
 SHOWN = 40  # rows: those before and after the one that runs
 _DOTS = {

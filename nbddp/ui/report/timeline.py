@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nbddp.formatting import format_bytes, plural
-from nbddp.record.spent import Timeline
+from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, note
-from nbddp.ui.words import say_awaited, say_seconds, say_unmet
+from nbddp.ui.wording import say_awaited, say_seconds, say_unmet
 
 MAX_ROWS = 32  # ranks in the picture and in the table
 MAX_AWAITED = 8  # of them

@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
 
-from nbddp.wire.sources import Sources, cell_name, shown_file
+from nbddp.wire.function_sources import Sources, cell_name, shown_file
 
 
 class CellCompiler(CachingCompiler):

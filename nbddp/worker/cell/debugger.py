@@ -17,7 +17,7 @@ from IPython.core.debugger import Pdb
 
 from nbddp.wire.messages import DEBUGGER, RunCell
 from nbddp.worker.cell.failure import HIDDEN
-from nbddp.worker.keyboard import Keyboard
+from nbddp.worker.cell.stdin import Keyboard
 from nbddp.worker.watch.main_thread import library_of_file
 
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys

@@ -12,7 +12,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 
 from nbddp.wire.messages import Display, Failure, JsonDict
-from nbddp.worker.streams import flush_python_streams
+from nbddp.worker.output.log_writer import flush_python_streams
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 NO_WIDGET = (

@@ -25,14 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 import nbddp
 from nbddp.errors import say_place
 from nbddp.formatting import format_bytes, format_few, plural
+from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
-from nbddp.wire.sources import shown_file
-from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
+from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collective
 from nbddp.worker.watch.main_thread import call_of, function_name, library_of_file
 from nbddp.worker.watch.namespace import Part, walk
 
 if TYPE_CHECKING:
-    from nbddp.worker.shell import RankShell
+    from nbddp.worker.cell.shell import RankShell
 
 CONTEXT = 2  # lines shown above and below a line of the user's
 REPEATS = 3  # equal frames in a row that are shown, of a recursion

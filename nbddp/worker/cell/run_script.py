@@ -41,7 +41,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.wire.script import Script
-from nbddp.worker.streams import flush_python_streams
+from nbddp.worker.output.log_writer import flush_python_streams
 from nbddp.worker.watch.main_thread import library_of_file
 
 _MAIN = "__main__"

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from nbddp.worker.registry import instances
+from nbddp.worker.process_group.bound_objects import instances
 from nbddp.worker.watch.namespace import Part, walk
 
 NAMES = {

@@ -16,7 +16,9 @@ import torch.distributed as dist
 
 from nbddp.train import place
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.flight_recorder import (
+from nbddp.worker.cell.shell import RankShell
+from nbddp.worker.watch.dataloader_waits import Loads
+from nbddp.worker.watch.flight_recorder import (
     NCCLS,
     RECORDED,
     Entry,
@@ -27,8 +29,6 @@ from nbddp.worker.flight_recorder import (
     recorded,
     shape_of,
 )
-from nbddp.worker.loaders import Loads
-from nbddp.worker.shell import RankShell
 from nbddp.worker.watch.main_thread import (
     innermost_in_cell,
     line_of,

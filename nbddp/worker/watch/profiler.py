@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerAction, profile
 
 from nbddp.sigint import interrupt_held_back
-from nbddp.train import report
+from nbddp.train import log_and_track
 from nbddp.wire.messages import Noticed, RunCell
 from nbddp.wire.trace_messages import GiveTrace, Steps, Traced, say_steps
 from nbddp.worker.output.outbox import Outbox
@@ -74,7 +74,7 @@ class CellProfiler:
         """The cell begins. Return what ends listening to its steps."""
         if self._steps.first <= 1:  # steps count from 0 or from 1: none is reported before
             self._start(self._steps.first)
-        return report.on_step(self.reached)
+        return log_and_track.on_step(self.reached)
 
     def end(self, *, is_ok: bool) -> None:
         """The cell has ended. The step that goes on is whole if a loader began it and all is ok."""

@@ -19,11 +19,9 @@ from nbddp.errors import say_place
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, Pulse
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.flight_recorder import RecordedCollective, newest_of
-from nbddp.worker.shell import RankShell
-from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
-from nbddp.worker.usage import Usage, Use, children_use
+from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
+from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
 from nbddp.worker.watch.main_thread import (
     functions_in,
     innermost_in_cell,
@@ -35,6 +33,8 @@ from nbddp.worker.watch.main_thread import (
     waited_in,
     waiting_thread,
 )
+from nbddp.worker.watch.resource_usage import Usage, Use, children_use
+from nbddp.worker.watch.stall_detector import Closer, Stillness, Trace, Wait
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,280 @@
+"""A run opened from its folder: no ranks, no kernel and no torch are needed to read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from nbddp.errors import RequestError
+from nbddp.lifecycle.group_state import GroupState
+from nbddp.record.event_log import Happening, with_news_once
+from nbddp.record.json_lines import JsonLinesReader
+from nbddp.record.log_reader import log_name, tail
+from nbddp.record.metrics import MetricStore
+from nbddp.record.run_folder import read_facts
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.step_rate import StepRate
+
+NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
+
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+SHOWN_NUMBERS = 20  # of cells, in a message
+ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCell:
+    """A cell that ran.
+
+    Attributes:
+        ranks: those that it was run on.
+        began_at: in ``time.time()``; ``ended_at`` is None where the record ends before the cell.
+        outcome: ``ok``, or what ended it, in a line; empty where the record ends before.
+        report: for a failure, all that was said of it.
+        is_interrupted: whether it did not fail, but was stopped.
+        is_again: whether it was run again by itself, in a recovery or a replay.
+        logs: which part of the log of each rank is its own, in bytes; None where the record ends.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    source: str
+    began_at: float
+    ended_at: float | None = None
+    outcome: str = ""
+    report: str = ""
+    is_interrupted: bool = False
+    is_again: bool = False
+    logs: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end was recorded."""
+        return self.ended_at is not None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where the record ends before."""
+        return None if self.ended_at is None else max(0.0, self.ended_at - self.began_at)
+
+
+class RecordedRun:
+    """What ``.nbddp/runs/<time>-<name>/`` holds; its numbers are read once, when asked for.
+
+    Args:
+        path: the folder of the run.
+        wanted: which metrics to read, None for all; :class:`MetricStore` keeps the first 64.
+
+    Raises:
+        RequestError: there is no run in that folder.
+    """
+
+    def __init__(self, path: Path, wanted: Callable[[str], bool] | None = None) -> None:
+        self.path = path
+        self._unreadable: dict[str, int] = {}  # lines, by file
+        self._metrics: dict[float | None, MetricStore] = {}  # by beginning of the cell; None: all
+        self._wanted = wanted
+        reader = JsonLinesReader(path / EVENTS, "kind")
+        try:
+            self.events = tuple(Happening(row.pop("time"), row.pop("kind"), row) for row in reader)
+        except OSError as error:
+            raise RequestError(f"there is no run in {path}: {error.strerror}") from None
+        self._unreadable[EVENTS] = reader.unreadable
+        self.facts = read_facts(path)
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.path.name
+
+    @property
+    def unreadable(self) -> int:
+        """How many of the lines that were read a full disk or a killed process left torn."""
+        return sum(self._unreadable.values())
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether its end was recorded; else its kernel was ended before it, or it still runs."""
+        return bool(self.events) and self.events[-1].kind == "stopped"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that there were in its last attempt."""
+        sizes = [each.facts["world_size"] for each in self.events if each.kind == "start"]
+        return tuple(range(sizes[-1] if sizes else 0))
+
+    @cached_property
+    def cells(self) -> tuple[RecordedCell, ...]:
+        """Its cells, in the order in which they ran."""
+        ended = {_id(each): each for each in self.events if each.kind == "cell ended"}
+        begun = (each for each in self.events if each.kind == "cell")
+        return tuple(_cell(each, ended.get(_id(each))) for each in begun)
+
+    def log(self, rank: int) -> Path:
+        """The file of a rank's output, which may not exist."""
+        return self.path / log_name(rank)
+
+    def tail(self, rank: int, lines: int, cell: RecordedCell | None = None) -> str:
+        """The last lines of a rank's log, or of a cell's part of it.
+
+        See :func:`nbddp.record.log_reader.tail`.
+        """
+        begin, end = cell.logs.get(rank, (0, None)) if cell else (0, None)
+        try:
+            return tail(self.log(rank), lines, begin=begin, end=end)
+        except FileNotFoundError:  # it has written nothing
+            return ""
+        except OSError as error:
+            return f"{self.log(rank)} cannot be read: {error.strerror or error}"
+
+    def cell(self, number: int) -> RecordedCell:
+        """Return the newest cell of this number: a replay runs a cell again.
+
+        Raises:
+            RequestError: there is none of this number.
+        """
+        for each in reversed(self.cells):
+            if each.number == number:
+                return each
+        numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
+        raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
+
+    def metrics(self, cell: RecordedCell | None = None) -> MetricStore:
+        """Return the numbers that its ranks reported, in all cells or in one."""
+        began = cell.began_at if cell else None
+        if began in self._metrics:
+            return self._metrics[began]
+        metrics, attempt = MetricStore(), 0
+        by_rank: dict[int, list[dict[str, Any]]] = {}
+        recoveries = [each for each in self.events if each.kind == "recovery"]
+        taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
+        heals = [each.at for each in recoveries if "healed" in each.facts]
+        for row in self.numbers(cell):
+            is_healed = bool(heals) and row["time"] > heals[0]
+            if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
+                heals = [at for at in heals if row["time"] <= at]
+                self._add_rows(metrics, by_rank)
+                metrics.resume()
+                by_rank = {}
+            attempt = row["attempt"]
+            by_rank.setdefault(row["rank"], []).append(row)
+        self._add_rows(metrics, by_rank)
+        self._metrics[began] = metrics
+        return metrics
+
+    def numbers(self, cell: RecordedCell | None = None) -> Iterator[dict[str, Any]]:
+        """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
+
+        What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
+        cell: what earlier cells reported when they were done again before it is left out.
+        """
+        rows = self._all_numbers()
+        if cell is not None:
+            return (row for row in rows if _is_in(cell, row["time"]))
+        if not {"sweep", "scale"} & self.facts.keys():
+            return rows
+        began = next((each.began_at for each in self.cells if not each.is_again), math.inf)
+        return (row for row in rows if row["time"] >= began)
+
+    def _all_numbers(self) -> Iterator[dict[str, Any]]:
+        path = self.path / METRICS
+        if not path.exists():
+            return
+        reader = JsonLinesReader(path, "rank", "attempt")
+        try:
+            for row in reader:
+                if set(map(type, row.values())) <= {int, float}:  # nearly always
+                    yield row
+                elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
+                    yield {name: its for name, its in row.items() if isinstance(its, int | float)}
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
+        self._unreadable[METRICS] = reader.unreadable
+
+    def _add_rows(
+        self, metrics: MetricStore, by_rank: Mapping[int, Sequence[dict[str, Any]]]
+    ) -> None:
+        for rank, rows in by_rank.items():
+            metrics.began = min(metrics.began, rows[0]["time"])
+            metrics.ended = max(metrics.ended, rows[-1]["time"])
+            for name in dict.fromkeys(chain.from_iterable(rows)):
+                if name not in NOT_NUMBERS and (self._wanted is None or self._wanted(name)):
+                    own = [row for row in rows if name in row]
+                    times = [row["time"] for row in own]
+                    steps = [row.get("step") for row in own]
+                    metrics.extend(rank, name, times, steps, [row[name] for row in own])
+
+    def snapshot(self, cell: RecordedCell | None = None) -> Snapshot:
+        """The whole run, or one cell, as a panel draws it."""
+        events = tuple(each for each in self.events if cell is None or _is_in(cell, each.at))
+        began, ended = (events[0].at, events[-1].at) if events else (0.0, 0.0)
+        metrics = self.metrics(cell)
+        attempts = [each.facts["attempt"] for each in events if "attempt" in each.facts]
+        return Snapshot(
+            state=GroupState.OFF,
+            at=ended,
+            began=began,
+            seconds=ended - began,
+            attempt=max(attempts, default=0),
+            backend=str(self.facts.get("backend", "")).replace("auto", ""),
+            folder=str(self.path),
+            run=self.name,
+            ranks=tuple(
+                _rank(rank, events, metrics.step_rate(rank))
+                for rank in (cell.ranks if cell else self.ranks)
+            ),
+            events=with_news_once(events),
+        )
+
+
+def _id(event: Happening) -> int:
+    """Return which cell an event is of; older records have one number for this and the prompt."""
+    return int(event.facts.get("id", event.facts["number"]))
+
+
+def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
+    facts = begun.facts
+    begins, ends = facts.get("logs", {}), ended.facts.get("logs", {}) if ended else {}
+    return RecordedCell(
+        number=facts["number"],
+        ranks=tuple(facts["ranks"]),
+        source=facts["source"],
+        began_at=facts.get("began", begun.at),  # its ranks may report before it is written down
+        ended_at=ended.at if ended else None,
+        outcome=ended.facts["outcome"] if ended else "",
+        report=ended.facts.get("report", "") if ended else "",
+        is_interrupted=bool(ended and ended.facts.get("interrupted")),
+        is_again=facts.get("again", False),
+        logs={int(rank): (begin, ends.get(rank)) for rank, begin in begins.items()},
+    )
+
+
+def _is_in(cell: RecordedCell, at: float) -> bool:
+    return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + ROUNDED)
+
+
+def _rank(rank: int, events: tuple[Happening, ...], rate: StepRate | None) -> RankSnapshot:
+    exits, failures, of_others = list[str](), list[str](), set[str]()
+    for each in events:
+        is_own = each.facts.get("rank") == rank
+        if each.kind == "exit" and is_own:
+            exits.append(each.facts["how"])
+        elif each.kind == "failure" and is_own:
+            failures.append(each.facts["what"])
+        elif each.kind == "failure":
+            of_others.add(each.facts["what"])
+    wrong = [*exits, *("failed" if what in of_others else what for what in failures)]
+    return RankSnapshot(
+        rank=rank,
+        state=wrong[-1] if wrong else "done",
+        step=rate.step if rate else None,
+        steps_per_second=rate.per_second if rate else 0.0,
+        is_alive=False,
+        is_well=not wrong,
+        is_cause=bool(failures),
+    )

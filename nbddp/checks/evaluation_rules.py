@@ -1,0 +1,138 @@
+"""Rules about evaluation: what is switched off for it, and whose numbers are reported."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from nbddp.checks.collective_rules import COLLECTIVES, is_without_gradients
+from nbddp.checks.registry import Hit, rule
+from nbddp.checks.source import Loop, Source
+from nbddp.checks.syntax import argument, names_in, plain_names
+from nbddp.checks.training_rules import training_loops
+
+_GATHERS = re.compile(
+    r"(?i)reduce|gather|synchroni[sz]e|meter|metric|all_|sync|broadcast|accelerat|evaluator"
+)
+
+
+@rule("ND132")
+def _in_training_mode(source: Source) -> Iterator[Hit]:
+    trainers = {name for name, kind in source.kinds.items() if kind.endswith(" in training")}
+    if "eval(" in source.text or ".train(" in source.text:
+        return
+    for call in source.calls:
+        name = call.func.id if isinstance(call.func, ast.Name) else source.owner(call)
+        if name not in trainers or source.method(call) not in (name, "module"):
+            continue
+        if source.loops(call) and is_without_gradients(source, call):
+            yield (
+                call,
+                f"{name} is evaluated in training mode: its dropout, or batch norm, is at work.",
+            )
+            return
+
+
+def _counts(source: Source) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
+    """What is added up in a loop over a loader that is divided, while nothing is trained."""
+    training = training_loops(source)
+    for node in source.every(ast.AugAssign):
+        if not isinstance(node.target, ast.Name):
+            continue
+        loops = source.loops(node)
+        if not loops or not isinstance(loops[0], ast.For):
+            continue
+        names = plain_names(loops[0].iter)
+        if loops[0] not in training and any(_is_divided(source, each) for each in names):
+            yield node.target.id, loops[0], node
+
+
+def _is_divided(source: Source, name: str) -> bool:
+    """Whether this is a loader whose sampler divides the data among the ranks."""
+    known = source.kinds.get(name, "")
+    if known.startswith("loader "):
+        return known == "loader divided"
+    made = source.maker(name)
+    if made is None or source.kind_of_call(made) != "loader":
+        return False
+    sampler = argument(made, "sampler", 3)
+    if isinstance(sampler, ast.Name):
+        if (maker := source.maker(sampler.id)) is None:
+            return source.kinds.get(sampler.id, "").startswith("sampler")
+        sampler = maker
+    return isinstance(sampler, ast.Call) and source.kind_of_call(sampler) == "sampler"
+
+
+@rule("ND133")
+def _of_one_rank(source: Source) -> Iterator[Hit]:
+    if _puts_together(source):
+        return
+    for name, loop, added in _counts(source):
+        if not re.search(r"(?i)right|correct|total|acc|hits|loss|seen", name):
+            continue
+        function = source.function(loop)
+        for call in source.calls_in(function):
+            is_after = call.lineno > max(loop.lineno, added.lineno)
+            says_whose = "rank" in ast.unparse(call)
+            if _reports(source, call) and is_after and name in names_in(call) and not says_whose:
+                yield call, f"{name} is reported as one rank has counted it, of its own share."
+                return
+
+
+def _reports(source: Source, call: ast.Call) -> bool:
+    return source.called(call) in ("print", "nbddp.log") or (
+        source.method(call) in ("add_scalar", "log")
+    )
+
+
+def _puts_together(source: Source) -> bool:
+    """Whether anything here may add up the ranks' numbers, also by a function from elsewhere."""
+    return any(
+        source.called(each) in COLLECTIVES or _GATHERS.search(source.called(each) or "")
+        for each in source.calls
+    ) or any(_GATHERS.search(each.name) for each in source.functions)
+
+
+@rule("ND134")
+def _mean_of_means(source: Source) -> Iterator[Hit]:
+    added = {name: node for name, _loop, node in _counts(source) if _is_of_batch(node)}
+    for node in source.every(ast.BinOp) if added else ():
+        if not isinstance(node.op, ast.Div):
+            continue
+        name = node.left.id if isinstance(node.left, ast.Name) else ""
+        loops = source.loops(added[name]) if name in added else []
+        if loops and _is_its_length(node.right, loops[0]) and _is_reduced(source, node):
+            yield (
+                node,
+                f"{name} adds up means of batches; `/ {ast.unparse(node.right)}` gives the last, "
+                "smaller batch the weight of a whole one.",
+            )
+
+
+def _is_its_length(divisor: ast.expr, loop: Loop) -> bool:
+    """Whether it is ``len()`` of what the loop goes through."""
+    if not isinstance(divisor, ast.Call) or ast.unparse(divisor.func) != "len" or not divisor.args:
+        return False
+    return isinstance(loop, ast.For) and ast.unparse(divisor.args[0]) in ast.unparse(loop.iter)
+
+
+def _is_of_batch(node: ast.AugAssign) -> bool:
+    """Whether a loss is added as it is, and not times the samples it is of."""
+    text = ast.unparse(node.value)
+    is_loss = "loss" in f"{ast.unparse(node.target)} {text}"
+    return is_loss and "*" not in text and "len(" not in text
+
+
+def _is_reduced(source: Source, node: ast.AST) -> bool:
+    """Whether the mean goes straight to the other ranks."""
+    outer = source.parents.get(node)
+    if isinstance(outer, ast.Call):
+        return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called(outer)))
+    if not isinstance(outer, ast.Assign) or not isinstance(outer.targets[0], ast.Name):
+        return False
+    name = outer.targets[0].id
+    return any(
+        "reduce" in source.called(each) and name in names_in(each) and each.lineno >= outer.lineno
+        for each in source.calls
+    )

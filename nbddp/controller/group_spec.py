@@ -1,0 +1,186 @@
+"""What a worker group is: how many ranks, with what, and whether that can be had."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.lifecycle.events import StartAsked
+from nbddp.lifecycle.refusals import unknown_rank
+from nbddp.topology import cores_here
+from nbddp.train.faults.kinds import HANDED_OVER
+from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
+
+if TYPE_CHECKING:
+    from nbddp.controller.store_link import StoreLink
+    from nbddp.launch.local_launcher import Launcher
+    from nbddp.record.event_log import TimeLine
+    from nbddp.record.run_folder import RunFolder
+
+MAX_NPROC = 128
+BACKENDS = ("auto", "gloo", "nccl")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """How to start a worker group.
+
+    Attributes:
+        nproc: ranks on this machine, 1 to 128.
+        backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
+        gpus: which GPUs the ranks see, as in ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of
+            MIG devices; None for all. Of MIG devices each rank sees one: CUDA takes no more.
+        timeout: seconds after which a collective gives up.
+        env: variables that win over the kernel's environment.
+        threads: threads per rank for torch's operators; 0 for cores / ranks.
+        name: part of the run folder's name.
+        grace: seconds that a rank gets to obey before it is killed.
+        joins_group: whether ranks form a process group at the start.
+        ranks: start these ranks only; None for all.
+        more: facts for the record of the run, beside these.
+
+    Raises:
+        ArgumentError: when a value makes no sense.
+    """
+
+    nproc: int = 2
+    backend: str = "auto"
+    gpus: tuple[int | str, ...] | None = None
+    timeout: float = DEFAULT_TIMEOUT
+    env: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 0
+    name: str = ""
+    grace: float = 5.0
+    joins_group: bool = True
+    ranks: tuple[int, ...] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nproc <= MAX_NPROC:
+            raise ArgumentError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
+        if self.backend not in BACKENDS:
+            known = ", ".join(BACKENDS)
+            raise ArgumentError(f"backend must be one of {known}, got {self.backend!r}")
+        if not self.timeout > 0:
+            raise ArgumentError(f"timeout must be above 0 seconds, got {self.timeout:g}")
+        if not self.grace > 0:
+            raise ArgumentError(f"grace must be above 0 seconds, got {self.grace:g}")
+        if self.threads < 0:
+            raise ArgumentError(f"threads must be at least 1, got {self.threads}")
+        for name in self.env:
+            if not _ENV_NAME.fullmatch(name):
+                raise ArgumentError(f"{name!r} is no name for an environment variable")
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        if self.ranks is not None and not self.ranks:
+            raise ArgumentError("at least one rank must be started")
+        for rank in self.ranks or ():
+            if not 0 <= rank < self.nproc:
+                raise ArgumentError(unknown_rank(rank, self.nproc))
+
+    def start_event(self) -> StartAsked:
+        """What the lifecycle must know of it."""
+        return StartAsked(
+            world_size=self.nproc,
+            joins_group=self.joins_group,
+            grace=self.grace,
+            ranks=self.ranks,
+        )
+
+    def check_gpus(self) -> None:
+        """Refuse NCCL without a GPU for every rank; asks the driver, creates no CUDA context.
+
+        Raises:
+            RequestError: with the number that there is.
+        """
+        if self.backend != "nccl":
+            return
+        torch = importlib.import_module("torch")
+        found = torch.cuda.device_count() if self.gpus is None else len(set(self.gpus))
+        if found < self.nproc:
+            raise RequestError(
+                f"backend nccl needs a GPU for every rank: {self.nproc} ranks, "
+                f"{found} {'GPU' if found == 1 else 'GPUs'}; use --backend gloo, or fewer ranks"
+            )
+
+    def threads_per_rank(self) -> int:
+        """As asked, or the cores shared out, at least 1."""
+        return self.threads or max(1, cores_here() // self.nproc)
+
+    def environment(self, rank: int = 0, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """This one, or the kernel's as it is now, with what was asked for on top."""
+        env = dict(os.environ if base is None else base)
+        if self.gpus is not None:
+            shown = [str(gpu) for gpu in self.gpus]
+            if shown and all(name.startswith("MIG-") for name in shown):
+                shown = [shown[rank % len(shown)]]
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
+        return env | dict(self.env)
+
+    def cwd(self) -> Path:
+        """The folder that ranks begin in: the kernel's, or home when that was deleted."""
+        try:
+            return Path.cwd()
+        except FileNotFoundError:
+            return Path.home()
+
+    def facts(self) -> dict[str, Any]:
+        """What the record of a run says of it; of ``env`` the names, as values may be secret."""
+        facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        del facts["ranks"], facts["more"]  # each cell of the record has its ranks
+        facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
+        return facts | {"cwd": str(self.cwd())} | dict(self.more)
+
+    def open(self, time_line: TimeLine) -> RunFolder:
+        """The folder of the run that it belongs to."""
+        return time_line.open(self.cwd(), self.name, self.facts())
+
+    def starts(
+        self,
+        link: StoreLink,
+        *,
+        attempt: int,
+        folder: RunFolder,
+        colors: str,
+        launcher: Launcher,
+        struck: Iterable[str] = (),
+        handed_over: Iterable[str] = (),
+    ) -> list[RankStart]:
+        """What each rank must be told.
+
+        ``handed_over`` are faults to arm at once; ``struck`` are those that shall not strike again.
+        """
+        base, cwd = launcher.base_env, str(self.cwd())
+        known = {"NBDDP_STRUCK": ";".join(sorted(struck))}
+        if faults := ";".join(handed_over):
+            known[HANDED_OVER] = faults
+        return [
+            RankStart(
+                topology=place,
+                store_port=link.port,
+                store_prefix=link.prefix,
+                attempt=attempt,
+                secret=link.secret,
+                log_path=str(folder.log(place.rank)),
+                kernel_pid=os.getpid(),
+                env=self.environment(place.rank, base) | known,
+                sys_path=list(sys.path),
+                cwd=cwd,
+                backend=self.backend,
+                timeout=self.timeout,
+                threads=self.threads or max(1, launcher.cores(place) // place.local_world_size),
+                joins_group=self.joins_group,
+                run_id=folder.path.name,
+                colors=colors,
+            )
+            for place in launcher.places(self.nproc, master_port=link.free_port)
+        ]

@@ -1,0 +1,124 @@
+"""Asks ranks something and waits for all their answers; what they cannot say is said for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from nbddp.controller.session import Session
+from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
+from nbddp.sigint import Promise, await_all
+from nbddp.wire.messages import Answer, Command
+
+Make = Callable[[int], Command]  # makes the question of its number
+ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
+
+
+class Asking:
+    """Questions to the ranks of a session that run no cell.
+
+    Args:
+        session: whose ranks they are.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        """The ranks that are meant, of which there must be some; None for all that live.
+
+        Raises:
+            RequestError: there is none.
+        """
+        life = self._session.life
+        if ranks is not None and not ranks:
+            raise ArgumentError("values need at least one rank to go to")
+        self.check_ranks(ranks)
+        chosen = life.alive if ranks is None else list(ranks)
+        if not chosen:
+            raise RequestError(ALL_GONE if life.state.is_live else NO_GROUP)
+        return chosen
+
+    def check_ranks(self, ranks: Sequence[int] | None) -> None:
+        """Refuse ranks that no group of this size has.
+
+        Raises:
+            ArgumentError: there is no such rank.
+        """
+        known = len(self._session.life.ranks)
+        for rank in (ranks or ()) if known else ():
+            if not 0 <= rank < known:
+                raise ArgumentError(unknown_rank(rank, known))
+
+    def check_idle(self) -> None:
+        """Refuse what would have to wait for a cell.
+
+        Raises:
+            RequestError: a cell runs, or there are no ranks yet.
+        """
+        state = self._session.life.state
+        if not state.is_ready:
+            raise RequestError(f"the worker group is {state.value}")
+
+    def ask(
+        self, ranks: Sequence[int], make: Callable[[int], Command], *, what: str = ""
+    ) -> dict[int, Answer]:
+        """What each of these ranks answers to ``make(number)``.
+
+        Args:
+            ranks: whom to ask; one that dies meanwhile keeps the others from nothing.
+            make: makes the question of its number.
+            what: what the ranks get by it: where it has come is said if one did not get it.
+
+        Raises:
+            RequestError: a rank could not answer, or its answer is an error.
+        """
+        outcomes = self.ask_each(dict.fromkeys(ranks, make))
+        answers = {rank: each for rank, each in outcomes.items() if isinstance(each, Answer)}
+        failed = [each for each in outcomes.values() if isinstance(each, RequestError)]
+        if not failed:
+            return answers
+        for each in answers.values():
+            self._session.require_link().discard(each.parcel)
+        where = f"{what} came to {say_ranks([*answers])} only: " if what and answers else ""
+        raise RequestError(f"{where}{failed[0]}")
+
+    def ask_each(
+        self, makes: Mapping[int, Callable[[int], Command]]
+    ) -> dict[int, Answer | RequestError]:
+        """What each rank answers to a question of its own, or why it does not."""
+        futures: dict[int, Promise[Answer]] = {}
+        numbers: dict[int, int] = {}
+        try:
+            for rank, make in makes.items():
+
+                def make_noted(number: int, rank: int = rank, make: Make = make) -> Command:
+                    numbers[rank] = number
+                    return make(number)
+
+                try:
+                    futures[rank] = self._session.send(rank, make_noted)
+                except RequestError as error:
+                    futures[rank] = Promise()
+                    futures[rank].set_exception(error)
+            await_all(futures.values())
+        except BaseException:
+            for rank, number in numbers.items():  # nobody waits for the answers any more
+                if rank not in futures or not futures[rank].done():
+                    self._session.drop(rank, number)
+            for future in futures.values():  # also of one that is still to come
+                future.add_done_callback(self._discard_answer)
+            raise
+        return {rank: _outcome(rank, future) for rank, future in futures.items()}
+
+    def _discard_answer(self, future: Promise[Answer]) -> None:
+        if future.exception() is None:
+            self._session.require_link().discard(future.result().parcel)
+
+
+def _outcome(rank: int, future: Promise[Answer]) -> Answer | RequestError:
+    error = future.exception()
+    if error is not None:
+        return error if isinstance(error, RequestError) else RequestError(str(error))
+    answer = future.result()
+    return RequestError(f"rank {rank}: {answer.error}") if answer.error else answer

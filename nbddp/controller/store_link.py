@@ -1,0 +1,200 @@
+"""The kernel's end of the wire: the store's server on loopback, and the queues' ends."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+import threading
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from nbddp.wire import payloads
+from nbddp.wire.envelope import CONTROLLER, Letter
+from nbddp.wire.loopback_store import clone, names_from_files
+from nbddp.wire.messages import Answered, Command, Drop, Interrupt, JsonDict, Leave, encode
+from nbddp.wire.queues import QueueReader, QueueWriter
+from nbddp.wire.start import NEWS, UP, command_queue, control_queue
+
+FOREVER = timedelta(days=365)
+PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
+
+
+class StoreLink:
+    """A store that only this machine reaches, and signed queues to and from the ranks.
+
+    Each thread that may wait has a client of its own: a blocking call on a client holds every
+    other call on it.
+
+    Args:
+        server: the store; None to serve one.
+        prefix: what the keys of these ranks begin with in a store that serves others too.
+    """
+
+    def __init__(self, server: dist.TCPStore | None = None, prefix: str = "") -> None:
+        self.secret = secrets.token_bytes(32)
+        self.prefix = prefix
+        self._seconds = itertools.count(1)
+        with names_from_files():
+            self._server = server or _serve_on_loopback()
+            self._reserved = _reserve_port()
+            clients = [clone(self._server) for _ in range(4)]
+        if prefix:
+            clients = [dist.PrefixStore(prefix, each) for each in clients]
+        self._sender, self._parcels, inbox, urgent = clients
+        self._parcels.set_timeout(PATIENCE)
+        self._parcel_lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._reader = QueueReader(inbox, UP, secret=self.secret)
+        self._urgent = QueueReader(urgent, NEWS, secret=self.secret)
+        self._command: Command | None = None
+        self._encoded = b""
+        self._commands: dict[int, QueueWriter] = {}
+        self._controls: dict[int, QueueWriter] = {}
+        self._reborn: dict[tuple[int, int], int] = {}  # incarnations of ranks that were healed
+        self._ended: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
+
+    def second(self) -> StoreLink:
+        """Return a link to other ranks over the same store, with a secret of its own."""
+        return StoreLink(self._server, f"s{next(self._seconds)}")
+
+    @property
+    def port(self) -> int:
+        """The port of the store, on 127.0.0.1."""
+        return int(self._server.port)
+
+    @property
+    def free_port(self) -> int:
+        """A port of this machine where a script's own processes may meet; nobody else gets it."""
+        return int(self._reserved.getsockname()[1])
+
+    @property
+    def refused(self) -> int:
+        """How many messages came that were not ours."""
+        return self._reader.refused + self._urgent.refused
+
+    def take_secret(self, secret: bytes) -> None:
+        """Sign with that of ranks which another notebook has started; there are no others."""
+        self.secret = secret
+        for reader in (self._reader, self._urgent):
+            reader.use(secret)
+
+    def open_attempt(self, attempt: int, world_size: int) -> None:
+        """Make the writers for the ranks of an attempt; those of another are gone."""
+        for box in (*self._commands.values(), *self._controls.values()):
+            box.sweep()
+        self._sweep()
+        self._ended.append((attempt, world_size))
+        self._commands.clear()
+        self._controls.clear()
+        for rank in range(world_size):
+            self._open(attempt, rank, 0)
+
+    def open_again(self, attempt: int, rank: int, incarnation: int) -> None:
+        """Make the writers for a rank's new process; what the old one left unread is gone."""
+        for boxes in (self._commands, self._controls):
+            boxes[rank].sweep()
+        self._reborn[attempt, rank] = incarnation
+        self._open(attempt, rank, incarnation)
+
+    def _open(self, attempt: int, rank: int, incarnation: int) -> None:
+        self._commands[rank] = self._writer(command_queue(attempt, rank, incarnation), attempt)
+        self._controls[rank] = self._writer(control_queue(attempt, rank, incarnation), attempt)
+
+    def _sweep(self) -> None:
+        """What ranks left unfinished when they ended; by now all else of them was read."""
+        while len(self._ended) > 1:
+            attempt, world_size = self._ended.popleft()
+            for rank in range(world_size):
+                for incarnation in range(self._reborn.pop((attempt, rank), 0) + 1):
+                    for reader in (self._reader, self._urgent):
+                        reader.sweep(self._sender, rank, attempt, incarnation)
+
+    def _writer(self, queue: str, attempt: int) -> QueueWriter:
+        return QueueWriter(
+            self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt
+        )
+
+    def send(self, rank: int, command: Command) -> None:
+        """Hand a command to a rank: at once if it ends something, else in its turn."""
+        boxes = (
+            self._controls if isinstance(command, Interrupt | Drop | Answered) else self._commands
+        )
+        if command is not self._command:  # one is told to many ranks
+            self._command, self._encoded = command, encode(command)
+        boxes[rank].post_encoded(self._encoded)
+
+    def collect(self) -> Letter | None:
+        """Wait for what a cell says next, in its order; None when the link is closed."""
+        return _from_rank(self._reader.collect())
+
+    def collect_urgent(self) -> Letter | None:
+        """Wait for the next news that do not wait for output; None when the link is closed."""
+        return _from_rank(self._urgent.collect())
+
+    def put(self, data: bytes) -> JsonDict:
+        """Put a pickled value into the store for the ranks."""
+        with self._parcel_lock:
+            return payloads.put(self._parcels, f"push/{next(self._numbers)}", data)
+
+    def unpack(self, parcel: JsonDict) -> Any:
+        """Take a Python value of a rank out of the store.
+
+        Raises:
+            RequestError: it is no longer there, or cannot be opened in this process.
+        """
+        with self._parcel_lock:
+            try:
+                data = payloads.take(self._parcels, parcel)
+            finally:
+                payloads.discard(self._parcels, parcel)
+        return payloads.opened(data)  # what the rank signed for
+
+    def discard(self, parcel: JsonDict) -> None:
+        """Forget a value that nobody will collect any more."""
+        with self._parcel_lock:
+            payloads.discard(self._parcels, parcel)
+
+    def close(self) -> None:
+        """Wake whoever collects, for the last time."""
+        for queue in (UP, NEWS):
+            self._writer(queue, attempt=0).post(Leave())
+        self._reserved.close()
+
+
+def _from_rank(letter: Letter) -> Letter | None:
+    return None if letter.sender == CONTROLLER else letter
+
+
+def _reserve_port() -> socket.socket:
+    """A port that is given to nobody who asks for any, and that who names it may serve.
+
+    It is bound and does not listen, and both ends say that they share the address.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
+def _serve_on_loopback() -> dist.TCPStore:
+    """Start the store on a socket that is bound to 127.0.0.1 alone.
+
+    Left to itself, TCPStore listens on every interface.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        timeout=FOREVER,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=True,
+    )

@@ -1,0 +1,360 @@
+"""Ranks on many machines: a door for their nodes, what is to be typed there, and who has come."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.session import Session
+from nbddp.errors import RequestError, say_ranks
+from nbddp.formatting import plural
+from nbddp.launch.local_launcher import Launcher
+from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
+from nbddp.nodes.agent import ORPHAN_TIMEOUT
+from nbddp.nodes.engines.local import ALONE, LocalAgents
+from nbddp.nodes.join_file import Join
+from nbddp.nodes.listener import Door, Node
+from nbddp.nodes.node_connection import FrameType
+from nbddp.nodes.rejoin import Returned
+from nbddp.nodes.remote_launcher import NodesLauncher
+from nbddp.nodes.stale_files import Held, tidy
+from nbddp.topology import TORCHRUN
+from nbddp.ui.wording import aligned, say_seconds
+
+LOOPBACK = "127.0.0.1"
+_HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
+LOOK = 0.1  # seconds between two looks for agents of this machine that have ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSpec:
+    """What is wanted.
+
+    Attributes:
+        host: the address of this machine at which nodes come in, and no other one listens.
+        port: there; 0 for any that is free.
+        least: nodes without which no cell begins.
+        most: nodes of which cells make use; more wait as spares.
+        nproc_per_node: ranks on each.
+        orphan_timeout: seconds for which nodes and ranks wait for a notebook that is gone.
+    """
+
+    host: str = LOOPBACK
+    port: int = 0
+    least: int = 1
+    most: int = 1
+    nproc_per_node: int = 1
+    orphan_timeout: float = ORPHAN_TIMEOUT
+
+
+class Nodes:
+    """The ranks of a session are on nodes while this is open.
+
+    Args:
+        session: of a worker group that is not started.
+        spec: how many are wanted, and where they come in.
+        join: of a door that another notebook has left open.
+        active: returns the session of the cell or script that runs, or ran last.
+
+    Raises:
+        RequestError: there is a group on this machine, or nobody can listen there.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spec: NodesSpec,
+        join: Join | None = None,
+        *,
+        active: Callable[[], Session] | None = None,
+    ) -> None:
+        if session.life.state.is_live:
+            raise RequestError(
+                "the worker group runs on this machine: `%ddp stop` ends it, then open the door"
+            )
+        self.spec = spec
+        self._session = session
+        self._active = active or (lambda: session)
+        self._is_open = False  # nodes of a door that was there before may come in at once
+        self._changes: SimpleQueue[Node] = SimpleQueue()  # no lock that a stop could leave taken
+        self.door = Door(
+            spec.host, spec.port, join=join, on_change=self._note, on_lost=self._note_lost
+        )
+        tidy(Path.home())
+        self.join_file = self.door.join.path if join else self.door.join.save()
+        self._held = Held(self.join_file)
+        self._agents = self._new_agents()
+        self._before: Launcher = session.launcher
+        limits = {"least": spec.least, "most": spec.most}
+        self.launcher = NodesLauncher(self.door, **limits, way=self._way_in)
+        session.use(self.launcher)
+        self._is_open = True
+
+    def _way_in(self) -> str:
+        """Return how more nodes can join; nodes that start on this machine only need time."""
+        if coming := self._agents.awaited:
+            return f"{coming} starting on this machine: `%ddp nodes --wait 60` waits for them"
+        return f"on each machine: `{self.command}`"
+
+    def _new_agents(self) -> LocalAgents:
+        return LocalAgents(
+            self._command(str(self.join_file)),
+            self.join_file.parent.parent / "agents" / self.door.join.run,
+        )
+
+    def _note(self, node: Node) -> None:
+        """On the door's thread: nobody may be kept waiting here."""
+        self._changes.put(node)
+        if not self._is_open:
+            return
+        if not node.why_gone:
+            self._agents.note(node)
+            self._active().note_node(NodeJoined(name=node.name, nproc=node.nproc))
+            return
+        lost = NodeLost(
+            name=node.name,
+            address=node.address,
+            why=node.why_gone,
+            ranks=tuple(self.launcher.ranks_of(node)),
+        )
+        self._active().note_node(lost)
+
+    def _note_lost(self, folder: Path, error: OSError) -> None:
+        self._active().note_node(LogsTorn(folder=str(folder), why=str(error.strerror)))
+
+    # ---- what the user is told
+
+    @property
+    def command(self) -> str:
+        """The line that the user types on each machine."""
+        return " ".join([shlex.join(TORCHRUN), *self._command(self._file)])
+
+    @property
+    def _file(self) -> str:
+        with suppress(ValueError):
+            return f"~/{self.join_file.relative_to(Path.home())}"
+        return str(self.join_file)
+
+    def _command(self, join_file: str) -> Sequence[str]:
+        """What follows ``torchrun`` on the command line."""
+        seconds = self.spec.orphan_timeout
+        own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
+        ranks = f"--ranks={self.spec.nproc_per_node}"
+        return (*ALONE, "-m", "nbddp.worker", "--join", join_file, ranks, *own)
+
+    def opened(self) -> str:
+        """What to do now."""
+        join = self.door.join
+        lines = [
+            f"waiting for nodes at {join.address}:{join.port}. Run this line on each machine, "
+            "with the same versions of nbddp and Python (change Python's path if it differs):",
+            "",
+            f"    {self.command}",
+            "",
+        ]
+        if join.address == LOOPBACK:
+            lines.append(
+                "Only this machine reaches that address. For another one: "
+                f"`ssh -R {join.port}:{LOOPBACK}:{join.port} HOST` and type the line there, or "
+                "`--host ADDRESS`."
+            )
+        lines.append(
+            f"{self._file} holds the secret, and only you can read it: copy it (scp -p) where "
+            "home folders are not shared."
+        )
+        return "\n".join([*lines, self._wanted()])
+
+    def _wanted(self) -> str:
+        if self.launcher.lost:
+            return (
+                "`%ddp heal` brings them back on nodes that are free, once there are some; "
+                "`%ddp restart` goes on with those that are here."
+            )
+        here, least, most = len(self.door.nodes), self.spec.least, self.spec.most
+        if here >= least:
+            spares = f" and keeps {plural(here - most, 'spare')}" if here > most else ""
+            return f"A %%ddp cell uses {plural(min(here, most), 'node')}{spares}."
+        coming = self._agents.awaited
+        starting = f", {coming} starting on this machine" if coming else ""
+        return f"A %%ddp cell needs {plural(least, 'node')}; {here} joined{starting}."
+
+    def table(self) -> str:
+        """Who is here."""
+        nodes = self.launcher.chosen()
+        nodes += [node for node in self.door.nodes if node not in nodes]
+        join = self.door.join
+        head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
+        if self.door.refused:
+            head += f" · {plural(self.door.refused, 'connection')} refused"
+        lines = aligned([_HEAD, *map(self._row, nodes)])
+        gone = [
+            f"{say_ranks(list(slot.ranks))} gone with node {slot.node.name}: {slot.node.why_gone}"
+            for slot in self.launcher.lost
+        ]
+        return "\n".join([head, *(lines if nodes else []), *gone, self._wanted()])
+
+    def _row(self, node: Node) -> tuple[str, ...]:
+        ranks = self.launcher.ranks_of(node)
+        said = say_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
+        clock = node.clock
+        offset = f"{1000 * clock.offset:+.1f} ± {1000 * clock.error:.1f} ms"
+        return (
+            node.name,
+            node.address,
+            said if ranks else f"({node.nproc})",
+            str(node.facts["gpus"] or ""),
+            str(node.facts["cores"]),
+            f"{time.time() - node.since:.0f} s",
+            offset if clock.error < float("inf") else "",
+        )
+
+    # ---- what the user asks
+
+    def fit(self, spec: GroupSpec) -> GroupSpec:
+        """The group that the nodes make which are here.
+
+        Raises:
+            RequestError: too few are.
+        """
+        return replace(spec, nproc=self.launcher.room())
+
+    def start_local(self, count: int) -> None:
+        """Start agents on this machine, to learn and to test with."""
+        self._agents.start(count)
+
+    def wait(self, seconds: float) -> str:
+        """Wait for as many nodes as a cell needs, and for all agents of this machine.
+
+        Args:
+            seconds: how long at most.
+
+        Returns:
+            Who is here, in one line.
+
+        Raises:
+            RequestError: too few came in time, or an agent of this machine ended instead; the door
+                stays open.
+        """
+        began = time.monotonic()
+        while self._missing:
+            left = began + seconds - time.monotonic()
+            if failed := self._agents.take_failed():
+                raise RequestError(f"{failed}; {self._here()}")
+            if left <= 0:
+                refused = self.door.why_refused
+                parts = [
+                    f"{plural(self._missing, 'node')} missing after {say_seconds(seconds)}",
+                    self._here(),
+                    f"the last refused node: {refused}" if refused else "",
+                    f"on each machine: `{self.command}`",
+                ]
+                raise RequestError("; ".join(filter(None, parts)))
+            self._await_change(left)
+        return f"{self._here()}, after {say_seconds(time.monotonic() - began)}"
+
+    def _await_change(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._changes.get(timeout=min(seconds, LOOK))
+
+    @property
+    def _missing(self) -> int:
+        """Nodes that one waits for."""
+        return max(self.spec.least - len(self.door.nodes), self._agents.awaited)
+
+    def _here(self) -> str:
+        nodes = self.door.nodes
+        names = ", ".join(f"{node.name} ({plural(node.nproc, 'rank')})" for node in nodes)
+        return f"{plural(len(nodes), 'node')} joined{': ' if nodes else ''}{names}"
+
+    def take_back(self, seconds: float, is_stopped: Callable[[], bool]) -> Returned | None:
+        """Wait for the ranks that another notebook has left, and have the session go on with them.
+
+        Args:
+            seconds: how long to wait for those that are missing.
+            is_stopped: whether to wait no longer.
+
+        Returns:
+            Who they are; None if only nodes have come back, which had no ranks.
+
+        Raises:
+            RequestError: nobody has come back; see :meth:`give_up`.
+            KeyboardInterrupt: it was stopped; the same holds.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._are_all_back() and (left := deadline - time.monotonic()) > 0:
+            self._await_change(left)
+            if is_stopped():
+                raise KeyboardInterrupt
+        self.door.takes_back = False
+        nodes = self.door.nodes
+        if not nodes:
+            raise RequestError(
+                f"no node has come back in {say_seconds(seconds)}; "
+                "`%ddp nodes --rejoin --wait 60` tries again"
+            )
+        returned = self.launcher.take_back() if any(node.living for node in nodes) else None
+        sizes = [each.nproc for each in (self.launcher.slots if returned else nodes)]
+        most = max(self.spec.most, len(sizes))
+        self.spec = replace(self.spec, most=most, nproc_per_node=max(sizes))
+        self.launcher.most = most
+        self._agents = self._new_agents()
+        return returned
+
+    def say_back(self, returned: Returned | None) -> str:
+        """Return which ranks and nodes are back."""
+        if returned is None:
+            return f"{self._here()}, which had no ranks; the next cell starts them"
+        ranks, world_size = len(returned.ranks), returned.world_size
+        lost = "" if ranks == world_size else "; `%ddp heal` brings the others back"
+        return f"{ranks} of {world_size} ranks are back with their names; {self._here()}{lost}"
+
+    def _are_all_back(self) -> bool:
+        if not any(node.living for node in self.door.nodes):
+            return False
+        returned = self.launcher.returned()
+        return len(returned.ranks) == returned.world_size
+
+    def leave(self, name: str) -> str:
+        """Send a node home, and its ranks with it.
+
+        Returns:
+            Who goes, in one line.
+
+        Raises:
+            RequestError: there is none of this name.
+        """
+        for node in self.door.nodes:
+            if node.name == name:
+                ranks = self.launcher.ranks_of(node)
+                node.is_leaving = True  # a start that comes at once does not count on it
+                self.door.tell(node, FrameType.LEAVE, reason="")
+                return f"node {name} is sent home" + (f", and {say_ranks(ranks)}" if ranks else "")
+        known = ", ".join(node.name for node in self.door.nodes) or "none"
+        raise RequestError(f"no node {name!r} is here; those that are: {known}")
+
+    def leave_open(self) -> None:
+        """Go, and leave the nodes and their ranks to the notebook that comes next."""
+        self._is_open = False
+        self.door.close(sends_home=False)
+        self._held.close()
+
+    def give_up(self) -> None:
+        """Leave all of it as it was before this took any of it: later ranks are here again."""
+        self.leave_open()
+        self._session.use(self._before)
+
+    def close(self) -> None:
+        """Send all nodes home; later ranks are on this machine again."""
+        self._is_open = False
+        self._session.use(self._before)
+        self.door.close()
+        with suppress(FileNotFoundError):
+            self.join_file.unlink()
+        self._held.close()
+        self._agents.close()

@@ -1,0 +1,67 @@
+"""A cell's time line, with what the ranks' models have measured of themselves."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from pickle import UnpicklingError
+
+from nbddp.controller.rank_requests import Asking
+from nbddp.controller.session import Session
+from nbddp.errors import NbddpError
+from nbddp.record.event_log import Happening
+from nbddp.record.waiting.collective_timeline import Overlap, Timeline, overlap_of, spent, unmet
+from nbddp.wire.messages import Pull
+
+ASK = "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
+
+logger = logging.getLogger(__name__)
+
+
+def timeline_of(session: Session, last: int | None = None) -> Timeline:
+    """Where the time of the last cell went; ranks that run another one are not asked for more."""
+    collectives = session.whereabouts.collectives
+    told = collectives.history()
+    cell = session.life.cell
+    is_over = cell is None or cell.number != told.cell
+    ended = _event_of(session, "cell ended", told.cell)
+    went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
+    until = time.time() if ended is None else ended.at
+    at_end = () if went_well else unmet(told, until, is_over=is_over)
+    exits = session.time_line.since(told.began) if told.began else ()
+    died = {
+        each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= until
+    }
+    line = spent(told, collectives.straggler(), last=last, unmet=at_end, died=died)
+    begun = _event_of(session, "cell", told.cell)
+    line = replace(line, is_over=is_over, cell=begun.facts["number"] if begun else told.cell)
+    return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line
+
+
+def _event_of(session: Session, kind: str, cell: int) -> Happening | None:
+    """Return the event of a cell's beginning or end; None if it is not recorded."""
+    events = (each for each in session.time_line.since(0.0) if each.kind == kind)
+    return next((each for each in events if each.facts.get("id") == cell), None)
+
+
+def _overlaps(session: Session, began: float) -> tuple[Overlap, ...]:
+    """What was measured since the cell began, give or take what nodes' clocks are apart."""
+    if not session.life.state.is_ready:
+        return ()
+    asking = Asking(session)
+    try:
+        link = session.require_link()
+        answers = asking.ask(
+            asking.chosen(None), lambda number: Pull(request=number, expression=ASK)
+        )
+        told = {rank: link.unpack(answer.parcel) for rank, answer in answers.items()}
+    except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
+        logger.info("the models were not asked: %s", error)
+        return ()
+    found = []
+    for rank, models in told.items():
+        ahead, uncertainty = session.launcher.clock(rank)
+        since = began + ahead - uncertainty  # the earliest that the rank's own clock may have shown
+        found += [overlap_of(rank, name, measured, since=since) for name, measured in models]
+    return tuple(each for each in found if each is not None)

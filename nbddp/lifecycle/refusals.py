@@ -1,0 +1,140 @@
+"""Why something cannot be done now, or takes its time: in words, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbddp.errors import describe_exit, say_ranks
+from nbddp.formatting import plural
+from nbddp.lifecycle import events as ev
+from nbddp.lifecycle.group_state import GroupState, Life, RankState
+
+NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+BUSY = "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
+RAN_TO_ITS_END = (
+    "the interrupt did not stop the cell: the cell had already ended, or it caught the "
+    "KeyboardInterrupt"
+)
+NOT_HEALED = "the group was not healed"
+
+
+def already(life: Life) -> str:
+    """Why a group cannot be started."""
+    if life.state is GroupState.BROKEN:
+        return "a worker group with a dead rank is already running; `%ddp restart` restarts it"
+    return f"the worker group is {life.state.value} already"
+
+
+def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
+    """Why a group cannot be healed; nothing if it can."""
+    if not life.state.is_live:
+        return NO_GROUP
+    if life.state is not GroupState.BROKEN:
+        is_whole = life.state is GroupState.IDLE
+        return "no rank is gone" if is_whole else f"the worker group is {life.state.value}"
+    if not life.alive:
+        return (
+            "no rank lives that could give its names: `%ddp restart --replay` runs the cells again"
+        )
+    for rank in ranks:
+        if not 0 <= rank < len(life.ranks):
+            return unknown_rank(rank, len(life.ranks))
+        if life.lives(rank):
+            return f"rank {rank} lives"
+    missing = [rank for rank in life.gone if rank not in ranks]
+    if missing:
+        is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
+        return f"{say_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
+    return "" if life.lives(donor) else no_such_rank(life, donor)
+
+
+def no_such_rank(life: Life, rank: int) -> str:
+    """Why a rank can do nothing."""
+    if not life.ranks:
+        return NO_GROUP
+    if not 0 <= rank < len(life.ranks):
+        return unknown_rank(rank, len(life.ranks))
+    if life.ranks[rank].state is RankState.ABSENT:
+        return f"rank {rank} was not started: `--ranks` leaves it out"
+    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_on(life)}"
+
+
+def unknown_rank(rank: int, world_size: int) -> str:
+    """Why a number is no rank's."""
+    return f"there is no rank {rank}; the group has ranks 0 to {world_size - 1}"
+
+
+def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
+    """What became of a rank that was asked something, in the place of its answer."""
+    said = f"rank {rank} {describe_exit(exitcode)} before it could answer"
+    return f"{said}; {way_on(life)}" if life.state is GroupState.BROKEN else said
+
+
+def way_on(life: Life) -> str:
+    """What can be done where ranks are gone."""
+    alive = ",".join(map(str, life.alive))
+    others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
+    those = "it" if len(life.gone) == 1 else "those that are gone"
+    heal = f"`%ddp heal` replaces {those}, " if life.alive else ""
+    return f"{heal}`%ddp restart` restarts all ranks{others}"
+
+
+def with_way_on(said: str, life: Life) -> str:
+    """What is said of a heal: where it was tried in vain, with what can be done now."""
+    is_in_vain = said.startswith(NOT_HEALED) and life.gone
+    return f"{said}; {way_on(life)}" if is_in_vain else said
+
+
+def say_node(life: Life, event: ev.NodeNews) -> str:
+    """Say what has become of a node."""
+    if isinstance(event, ev.LogsTorn):
+        torn = f"the logs in {event.folder} are not whole: {event.why}"
+        return f"{torn}; each node has those of its ranks"
+    if isinstance(event, ev.NodeJoined):
+        came = f"node {event.name} has come with {plural(event.nproc, 'rank')}"
+        if not event.has_room:
+            return came
+        if life.cell is not None and life.cell.is_elastic:
+            return f"{came}: the cell begins again with them"
+        return f"{came}; `%ddp restart` takes it in, and a cell with --elastic does"
+    lost = f": {say_ranks(event.ranks)} gone" if event.ranks else ""
+    return f"node {event.name} ({event.address}): {event.why}{lost}"
+
+
+def stuck(
+    waiting: Sequence[int], deaf: Sequence[int], seen: ev.Rang, *, killed_in: tuple[float, float]
+) -> str:
+    """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
+
+    ``killed_in``: seconds until the ranks in ``deaf`` are killed, for idle and for computing ones.
+    """
+    if not deaf:
+        return (
+            f"{say_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
+            "computes); interrupt again to kill at once"
+        )
+    stopped = dict(seen.stopped)
+    asleep = [rank for rank in deaf if rank in stopped]
+    computing = [rank for rank in deaf if rank in seen.working and rank not in stopped]
+    awake = [rank for rank in deaf if rank not in asleep and rank not in computing]
+    words = []
+    if computing:
+        are = "is" if len(computing) == 1 else "are"
+        what = f"{say_ranks(computing)} {are} still computing in C code that holds the GIL"
+        words.append(f"{what} and will be killed in {killed_in[1]:.0f} s")
+    if asleep:
+        pids = " ".join(str(stopped[rank]) for rank in asleep)
+        words.append(f"{say_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
+    if awake:
+        who = say_ranks(awake)
+        words.append(f"{who} did not answer the interrupt yet (in C code that does not return?)")
+    if asleep or awake:
+        words.append(f"will be killed in {killed_in[0]:.0f} s")
+    return "; ".join(words) + ", or at once if you interrupt again"
+
+
+def unheard(deaf: Sequence[int], seen: ev.Rang, *, seconds: float) -> str:
+    """Why ranks are killed that did not answer an interrupt."""
+    asleep = [rank for rank in deaf if rank in dict(seen.stopped)]
+    why = f" ({say_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
+    return f"{say_ranks(deaf)} did not answer the interrupt in {seconds:.0f} s{why}: killed"

@@ -1,0 +1,135 @@
+"""``%%ddp``: run a cell on the ranks."""
+
+from __future__ import annotations
+
+import ast
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class
+
+from nbddp.archive.scaling import LEAST
+from nbddp.archive.sweep_grid import grid
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.errors import CellFailedError, RequestError
+from nbddp.export.script import Omitted
+from nbddp.group.run_script import explain
+from nbddp.group.scaling import ScalingStudy
+from nbddp.group.sweep import Sweep
+from nbddp.group.trials import TrialRunner
+from nbddp.magics.after_failure import interrupted
+from nbddp.magics.notebook_state import Desk
+from nbddp.magics.parser import CELL, parse
+from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
+from nbddp.record.cell import CellRequest
+from nbddp.ui.report.timeline import timeline_report
+
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+
+
+@magics_class
+class CellMagics(Magics):
+    """The cell magics."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk.shell)
+        self._desk = desk
+
+    @cell_magic
+    def ddp(self, line: str, cell: str) -> None:
+        """Run the cell on every rank of the worker group."""
+        before = self._desk.group.life
+        try:
+            args = parse(CELL, line)
+            self._run_cell(args, cell, first_line=1 if args.auto else 2)
+        except RequestError as error:
+            raise UsageError(str(error)) from None
+        except KeyboardInterrupt:
+            raise interrupted("%%ddp", before, self._desk.group.life) from None
+
+    ddp.__doc__ = CELL.format_help()  # `%%ddp?` shows it
+
+    def _run_cell(self, args: Namespace, cell: str, first_line: int) -> None:
+        desk = self._desk
+        self._check_syntax(cell, first_line)
+        desk.check_ranks(args)
+        values = desk.values(args.push or ())
+        spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
+        request = CellRequest(
+            source=cell,
+            ranks=args.ranks,
+            first_line=first_line,
+            execution_count=desk.prompt_number,
+            wants_value=bool(args.out),
+            needs_group=not args.no_init,
+            once=args.once,
+        )
+        if args.sweep or args.repeat or args.scale:
+            self._run_trials(request, args, spec, values)
+            return
+        with desk.ready_for_cell(spec, args):
+            if values:
+                desk.group.push(values)
+            try:
+                result = desk.run(request, args)
+            except CellFailedError:
+                self._show_timeline(args)
+                raise
+        self._show_timeline(args)
+        if args.out and result is not None:
+            desk.shell.user_ns[args.out] = result.values()
+
+    def _check_syntax(self, cell: str, first_line: int) -> None:
+        if not cell.strip():
+            raise UsageError("the cell is empty: nothing to run")
+        source = "\n" * (first_line - 1) + self._desk.shell.transform_cell(cell)
+        try:
+            compile(source, "cell", "exec", _FLAGS)
+        except SyntaxError as error:
+            raise UsageError(explain(error)) from None
+
+    def _show_timeline(self, args: Namespace) -> None:
+        """Who waited for whom, if that was asked for: of a cell that hung, above all."""
+        if args.timeline:
+            self._desk.views.show(timeline_report(self._desk.group.timeline(SHOWN_STEPS)))
+
+    def _run_trials(
+        self, request: CellRequest, args: Namespace, spec: GroupSpec, values: Mapping[str, Any]
+    ) -> None:
+        """Run a cell several times, each time on new ranks."""
+        desk, group = self._desk, self._desk.group
+        if args.scale and group.nodes is not None:
+            raise RequestError(
+                "--scale is for ranks of this machine: `%ddp stop` sends the nodes home"
+            )
+        display = NotebookDisplay(desk.views, quiet=args.quiet, has_pictures=False)
+        runner = TrialRunner(
+            group=group,
+            display=display,
+            run_cell=partial(desk.run_trial, args=args, display=display),
+            request=request,
+            spec=spec,
+            values=values,
+            fresh=args.fresh,
+        )
+        several: Sweep | ScalingStudy
+        if args.scale:
+            rounds = args.rounds or LEAST
+            several = ScalingStudy(runner, args.scale, rounds=rounds, is_weak=args.weak)
+        else:
+            trials = grid(args.sweep or (), args.repeat or 0)
+            several = Sweep(runner, trials, start_over=args.start_over)
+        if not group.is_live:
+            group.spec = spec
+        cell = f"cell [{desk.prompt_number}]"
+        desk.diary.note(Omitted(cell, "it ran several times, on ranks of its own"))
+        several.run()
+
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature
+        """Run the cell in the notebook's kernel, also while `%ddp auto on`."""
+        self._desk.shell.run_cell(cell).raise_error()

@@ -1,0 +1,75 @@
+"""``%ddp export``: the cells as a script for torchrun."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from nbddp.errors import RequestError
+from nbddp.export.script import ExportedScript, ExportInput, write_script
+from nbddp.export.slurm import sbatch
+from nbddp.magics.notebook_state import Desk
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def export(desk: Desk, args: Namespace) -> str:
+    """Write the script, and what lies beside it.
+
+    Returns:
+        What to say of it: what it is made of, how to run it, what was left out.
+
+    Raises:
+        RequestError: there is nothing to write, or it cannot be written.
+    """
+    path = Path(args.file).expanduser()
+    if path.suffix != ".py":
+        raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
+    _check_name(path)
+    group, diary = desk.group, desk.diary
+    given = ExportInput(diary.items(), group.spec, out=diary.out, ports=frozenset(diary.ports))
+    script = write_script(given, path)
+    files = {path: script.text.encode()}
+    if script.pickled:
+        files[path.with_suffix(".pushed.pkl")] = script.pickled
+    if args.slurm:
+        job = path.with_suffix(".sbatch")
+        command = shlex.quote(str(path))
+        has_gpus = any(
+            each.device.startswith("cuda") for each in group.session.snapshot(None).ranks
+        )
+        text = sbatch(path.stem, command, nproc=group.spec.nproc, has_gpus=has_gpus)
+        files[job] = text.encode()
+    _write(files, replaces=args.force)
+    return _say(script, list(files))
+
+
+def _check_name(path: Path) -> None:
+    """A script's folder is the first that modules are looked for in."""
+    file = getattr(sys.modules.get(path.stem), "__file__", None) or ""
+    is_installed = bool(_INSTALLED & set(Path(file).parts)) or path.stem == "nbddp"
+    if path.stem in sys.stdlib_module_names or is_installed:
+        raise RequestError(
+            f"{path.name} would stand in the way of the module {path.stem}: give it another name"
+        )
+
+
+def _write(files: dict[Path, bytes], *, replaces: bool) -> None:
+    there = [str(path) for path in files if path.exists()]
+    if there and not replaces:
+        raise RequestError(f"{', '.join(there)}: there already; `--force` replaces what is there")
+    for path, data in files.items():
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise RequestError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _say(script: ExportedScript, files: list[Path]) -> str:
+    lines = [f"wrote {', '.join(map(str, files))}; run it with", f"    {script.command}"]
+    lines += [f"    sbatch {each}" for each in files if each.suffix == ".sbatch"]
+    if script.remarks:
+        lines += ["what it does not do, or needs:", *(f"  {each}" for each in script.remarks)]
+    return "\n".join(lines)

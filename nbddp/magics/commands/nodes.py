@@ -1,0 +1,92 @@
+"""``%ddp nodes``: ranks on many machines."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from nbddp.errors import RequestError
+from nbddp.export.slurm import nodes_job
+from nbddp.group.node_pool import LOOPBACK, NodesSpec
+from nbddp.magics.notebook_state import Desk
+from nbddp.nodes.agent import ORPHAN_TIMEOUT
+from nbddp.nodes.stale_files import left_open
+
+JOB = Path("nbddp-nodes.sbatch")
+COMING_BACK = 10.0  # seconds: nodes look twice a second for a notebook that is gone
+UNREACHED = (
+    "a job's machines do not reach 127.0.0.1: open the door with --host and the address of this "
+    "machine in the cluster's network"
+)
+CLOSED = (
+    "no nodes can join: all ranks are on this machine; `%ddp nodes --nnodes 2 --nproc-per-node 8 "
+    "--host ADDRESS` lets nodes join, `%ddp nodes --local 2` starts two nodes here, to try it"
+)
+OPEN = (
+    "this notebook has an open door: `%ddp nodes` lists who is there; after `%ddp stop`, which "
+    "sends them home, it can take back what another one has left"
+)
+
+
+def steer_nodes(desk: Desk, args: Namespace) -> str:
+    """Do what the options say; return what to tell the user.
+
+    Raises:
+        RequestError: it cannot be done now.
+    """
+    if args.rejoin is not None:
+        return _rejoin(desk, args)
+    said = _open(desk, args)
+    nodes = desk.group.nodes
+    if nodes is None:
+        if args.leave or args.wait:
+            raise RequestError(CLOSED)
+        return CLOSED
+    if args.leave:
+        return nodes.leave(args.leave)
+    if args.slurm:
+        if nodes.door.join.address == LOOPBACK:
+            raise RequestError(UNREACHED)
+        spec = nodes.spec
+        JOB.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
+        said = f"wrote {JOB}: `!sbatch {JOB}`; the ranks appear when the job starts"
+    if args.local:
+        nodes.start_local(args.local)
+        are = "1 node is" if args.local == 1 else f"{args.local} nodes are"
+        said = f"{are} starting on this machine; `%ddp nodes` lists them"
+    if args.wait:
+        said = nodes.wait(args.wait)
+    return said or nodes.table()
+
+
+def _open(desk: Desk, args: Namespace) -> str:
+    """Open a door if options describe one, or if another option needs one that is not there."""
+    is_new = args.nnodes or args.nproc_per_node or args.host or args.port or args.orphan_timeout
+    needs_one = desk.group.nodes is None and (args.local or args.slurm)
+    if args.leave or not (is_new or needs_one):
+        return ""
+    spec = _spec(args)
+    if args.slurm and spec.host == LOOPBACK:
+        raise RequestError(UNREACHED)
+    return desk.group.open_nodes(spec).opened()
+
+
+def _spec(args: Namespace) -> NodesSpec:
+    least, most = args.nnodes or (args.local or 1, args.local or 1)
+    return NodesSpec(
+        host=args.host or LOOPBACK,
+        port=args.port or 0,
+        least=least,
+        most=most,
+        nproc_per_node=args.nproc_per_node or 1,
+        orphan_timeout=args.orphan_timeout or ORPHAN_TIMEOUT,
+    )
+
+
+def _rejoin(desk: Desk, args: Namespace) -> str:
+    if desk.group.nodes is not None:
+        raise RequestError(OPEN)
+    join = left_open(args.rejoin)
+    spec = replace(_spec(args), host=join.address, port=join.port)
+    return desk.group.take_back(spec, join, args.wait or COMING_BACK)

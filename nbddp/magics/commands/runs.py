@@ -1,0 +1,123 @@
+"""``%ddp runs``, ``%ddp show`` and ``%ddp compare``: runs on disk."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metric
+from nbddp.archive.find import apart, find_run
+from nbddp.archive.run_list import list_runs, remove, write_note
+from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.summary import read_note, say_ending
+from nbddp.charts.axes import AxisScale
+from nbddp.errors import RequestError
+from nbddp.formatting import plural
+from nbddp.magics.notebook_state import Desk
+from nbddp.sigint import import_aside
+from nbddp.ui.report.comparison import comparison_report
+from nbddp.ui.report.run_list import run_list_report
+from nbddp.ui.report.stored_run import run_report
+
+
+def steer_runs(desk: Desk, args: Namespace) -> None:
+    """List the runs, or remove or note what the first word says.
+
+    Raises:
+        RequestError: there is no such run, or it cannot be removed or noted.
+    """
+    word, *rest = args.run or [""]
+    current, base = desk.current_run, Path.cwd()
+    if word == "rm":
+        paths = apart(_named("rm", rest, current))
+        for path in paths:
+            remove(path, current=current)
+        names = ", ".join(path.name for path in paths)
+        desk.views.say(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
+    elif word == "note":
+        [path] = _named("note", rest[:1], current)
+        desk.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")
+    else:
+        listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
+        desk.views.show(run_list_report(listing, most=args.number))
+
+
+def _note(path: Path, words: list[str], args: Namespace) -> str:
+    """Write a note if one was given; return the note of the run."""
+    note = " ".join(words).strip()
+    if words and bool(note) == args.off:
+        raise RequestError("note needs a text, or --off alone, which takes the note away")
+    if note or args.off:
+        write_note(path, note)
+    return read_note(path)
+
+
+def _named(act: str, names: list[str], current: Path | None) -> list[Path]:
+    if not names:
+        raise RequestError(f"which run? `%ddp runs {act} NAME`; `%ddp runs` lists them")
+    base = Path.cwd()
+    return [
+        _damaged(name, base) or find_run(name, base, current=current, is_unique=True)
+        for name in names
+    ]
+
+
+def _damaged(name: str, base: Path) -> Path | None:
+    """Return the folder of exactly this name, even if no run can be read in it."""
+    path = base / ".nbddp" / "runs" / name
+    try:
+        is_one = name == path.name and not name.startswith(".") and path.is_dir()
+    except OSError:  # no folder can have such a name
+        return None
+    return path if is_one else None
+
+
+def show_run(desk: Desk, args: Namespace) -> None:
+    """Show a run, or one of its cells.
+
+    Raises:
+        RequestError: there is none, or no such cell or metric.
+    """
+    current = desk.current_run
+    wanted = metric_filter(args.metrics) if args.metrics else None
+    run = RecordedRun(find_run(args.run, Path.cwd(), current=desk.last_run), wanted)
+    cell = None if args.cell is None else run.cell(args.cell)
+    metrics = run.metrics(cell).names() if args.metrics else None
+    if metrics == []:
+        known = RecordedRun(run.path).metrics(cell)
+        what = "run" if cell is None else "cell"
+        raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
+    ending = say_ending(run, current=current)
+    scale = AxisScale(args.scale)
+    desk.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
+
+
+def compare_runs(desk: Desk, args: Namespace) -> None:
+    """Compare runs, or save their charts.
+
+    Raises:
+        RequestError: there is no such run or metric, or the file cannot be written.
+    """
+    current, base = desk.current_run, Path.cwd()
+    paths = apart(find_run(name, base, current=current) for name in args.run)
+    if len(paths) < 2 <= len(args.run):
+        raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
+    comparison = compare(paths, args.metrics, current=current)
+    over, scale = XAxis(args.over), AxisScale(args.scale)
+    if over not in comparison.axes:
+        raise RequestError("how many samples a step has is not known of all: --over step, or time")
+    if args.save is None:
+        report = comparison_report(comparison, over=over, scale=scale, is_smooth=args.smooth)
+        desk.views.show(report)
+        return
+    import_aside("nbddp.charts.figure")  # loads matplotlib
+    from nbddp.archive.compared_chart import compared_charts
+    from nbddp.charts.figure import draw_charts
+
+    charts = compared_charts(comparison, over, scale)
+    figure = draw_charts(charts, names=comparison.names, is_smooth=args.smooth)
+    try:
+        figure.savefig(args.save)
+    except OSError as error:
+        raise RequestError(f"{args.save} cannot be written: {error.strerror}") from None
+    desk.views.say(f"nbddp: {plural(len(charts), 'chart')} in {args.save}")

@@ -1,0 +1,433 @@
+"""What the magics share: the group, how it is shown, the auto mode, the cell in the background."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.session import Session
+from nbddp.errors import CellFailedError, NbddpError, RequestError, say_ranks
+from nbddp.formatting import plural
+from nbddp.group.checking import QuietChecks
+from nbddp.group.rank_group import RankGroup
+from nbddp.group.recovery import Recovery
+from nbddp.group.trace import trace_of
+from nbddp.lifecycle.refusals import unknown_rank, with_way_on
+from nbddp.lifecycle.retries import Retries
+from nbddp.magics.auto_mode import AutoMode
+from nbddp.magics.commands.publish import Publishing
+from nbddp.magics.diary import Diary, omitted
+from nbddp.magics.option_values import ALL
+from nbddp.magics.presenter import NotebookDisplay, Views
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.heal.heal_report import Healed
+from nbddp.record.names import SET_IN_EACH_RANK
+from nbddp.record.trace import Trace
+from nbddp.record.verdict import Verdict
+from nbddp.sigint import Promise, await_all, begin, import_aside, interrupt_held_back
+from nbddp.ui.frontend import begins_anew
+from nbddp.ui.report.trace import trace_report
+from nbddp.wire.trace_messages import Steps
+
+_START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
+
+
+Outcome = tuple[CellResult, Trace | None]
+
+
+class Desk:
+    """One per IPython shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.auto = AutoMode()
+        self.group = RankGroup(
+            GroupSpec(), colors=str(shell.colors), comes_back=lambda: begins_anew(shell)
+        )
+        self.checks = QuietChecks()
+        self.views = Views(shell, self.checks)
+        self.publishing = Publishing(self.views.say)
+        self.diary = Diary(self.group.session)
+        self.last_request: CellRequest | None = None
+        self.went_well = False
+        self.next_trace: Steps | None = None
+        self._background: Promise[Outcome] | None = None
+        self._failed: Verdict | None = None
+        self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt
+
+    @property
+    def current_run(self) -> Path | None:
+        """The folder of the run that goes on, if one does."""
+        session = self.group.scripts.active
+        folder = session.time_line.folder
+        return folder.path if folder and session.life.state.is_live else None
+
+    @property
+    def last_run(self) -> Path | None:
+        """The folder of the last script if no cell ran since, else of the run that goes on."""
+        session = self.group.scripts.recent
+        path = session.time_line.path
+        is_of_script = session is not self.group.session and path is not None and path.exists()
+        return path if is_of_script else self.current_run
+
+    @property
+    def prompt_number(self) -> int:
+        """The number in the prompt of the cell that runs.
+
+        In newer versions IPython's own counter is one ahead of it; its display hook knows.
+        """
+        return int(self.shell.displayhook.prompt_count)
+
+    def asked_spec(self, args: Namespace) -> GroupSpec:
+        """The group as what was written on the line asks for it.
+
+        Raises:
+            RequestError: its nodes are not here.
+        """
+        spec, nodes = asked_spec(args, self.group.spec), self.group.nodes
+        is_new = not self.group.is_live or getattr(args, "fresh", True)
+        if nodes is None or args.nproc is not None or not is_new:
+            return spec
+        return nodes.fit(spec)
+
+    def make_ready(
+        self,
+        spec: GroupSpec,
+        *,
+        fresh: bool,
+        is_recovery: bool = False,
+        begins_run: bool = False,
+    ) -> None:
+        """See to it that the group runs as asked: start it, restart it, or find it so.
+
+        Fresh ranks go on with the run as its next attempt, or, with ``begins_run``, begin another.
+        """
+        self.group.scripts.make_way(by_force=fresh)
+        if not fresh:
+            self.group.session.settle()
+        if self.group.is_live and not fresh:
+            gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
+            check_unchanged(spec, self.group.spec, gone=gone)
+            if spec.name != self.group.spec.name:  # the folder of the run has a name already
+                self.group.spec = replace(self.group.spec, name=spec.name)
+                said = "the run that goes on keeps its name; the next run will be named"
+                self.views.say(f"nbddp: {said} {spec.name}")
+            return
+        if fresh and not is_recovery and self.group.session.undone:
+            self.group.session.leave_undone(())
+        before, self.group.spec = self.group.spec, spec
+        try:
+            if begins_run and self.group.is_live:
+                self.group.session.stop()
+            if is_recovery or self.group.is_live:
+                self.group.restart(is_recovery=is_recovery)
+            else:
+                self.group.start()
+        except (RequestError, KeyboardInterrupt):
+            started = self.group.session.spec if self.group.is_live else None
+            self.group.spec = started or before
+            raise
+
+    @contextmanager
+    def ready_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
+        """As :meth:`make_ready`; where the cell will be shown, it is said at once that ranks start.
+
+        What else has to be done before the cell runs is done within.
+        """
+        is_live = self.group.is_live
+        with ExitStack() as stack:
+            if args.fresh or not is_live:
+                what = "restarting" if is_live else "starting"
+                text = f"{what} {plural(spec.nproc, 'rank')} ..."
+                session = self.group.session
+                stack.enter_context(self.views.announcing(text, session, quiet=args.quiet))
+            self.make_ready(spec, fresh=args.fresh, begins_run=args.name is not None)
+            yield
+
+    def run_script(self, request: CellRequest, args: Namespace) -> None:
+        """Run a script in ranks of its own. What is asked of them is remembered if no others run.
+
+        Raises:
+            RequestError: a cell or another script runs, or the ranks cannot be had.
+        """
+        spec = self.asked_spec(args)
+        session = self.group.scripts.open()
+        if not self.group.is_live:
+            self.group.spec = replace(spec, name=self.group.spec.name)
+        number = spec.nproc if args.ranks is None else len(args.ranks)
+        text = f"starting {plural(number, 'rank')} ..."
+        with self.views.announcing(text, session, quiet=args.quiet):
+            spec = replace(spec, ranks=args.ranks, name=args.name or "")
+            self.group.scripts.start(spec, request.script)
+            self.run(request, args, session)
+
+    def check_ranks(self, args: Namespace) -> None:
+        """See to it that there are the ranks that something is to run on.
+
+        Raises:
+            RequestError: which there is not.
+        """
+        known = args.nproc or len(self.group.life.ranks) or self.group.spec.nproc
+        for rank in (*(args.ranks or ()), *(each for each in args.break_ranks or () if each >= 0)):
+            if rank >= known:
+                raise RequestError(unknown_rank(rank, known))
+
+    def run(
+        self, request: CellRequest, args: Namespace, session: Session | None = None
+    ) -> CellResult | None:
+        """Run a cell, or a script, as the options say; None if it runs in the background.
+
+        Args:
+            request: the cell or script.
+            args: its options.
+            session: whose ranks run it; None for those of the cells.
+        """
+        session = session or self.group.session
+        recovery = Recovery(session, NotebookDisplay(self.views, quiet=args.quiet))
+        request, retries = self._as_asked(request, args, session)
+        self.diary.out[request.execution_count] = getattr(args, "out", None) or ""
+
+        def follow(begun: CellHandle | None = None) -> Outcome:
+            result = recovery.run(request, retries, begun)
+            if begun is None:
+                self.next_trace = None
+            traced = self._conclude(result, session, request)
+            if begun is not None:
+                self._tell_failure(result)
+            return result, traced
+
+        if not args.no_wait:
+            result, _ = follow()
+            self._raise_for_failure(result)
+            return result
+        with interrupt_held_back():  # a cell that nobody follows could not be waited for
+            handle = recovery.begin(request, retries)
+            self.next_trace = None
+            self._background = _in_background(lambda: follow(handle))
+        return None
+
+    def run_trial(
+        self, session: Session, request: CellRequest, args: Namespace, display: NotebookDisplay
+    ) -> CellResult:
+        """Run a cell on other ranks and show it; whatever comes of it, others may follow."""
+        request, retries = self._as_asked(request, args, session)
+        result = Recovery(session, display).run(request, retries)
+        self.went_well = result.is_ok
+        self._tell_failure(result)
+        return result
+
+    def _tell_failure(self, result: CellResult) -> None:
+        """Say why a cell failed whose error is not raised here, unless its view has said it."""
+        if result.verdict is not None and not self.views.has_record:
+            self.views.say(result.verdict.report())
+
+    def _as_asked(
+        self, request: CellRequest, args: Namespace, session: Session
+    ) -> tuple[CellRequest, Retries]:
+        stopped = session.life.everybody if args.break_ranks == ALL else args.break_ranks
+        traced = args.trace or self.next_trace
+        request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
+        self.last_request, self.went_well = request, False
+        self.publishing.follow(session, args.publish or ())
+        retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
+        return request, retries
+
+    def _conclude(self, result: CellResult, session: Session, request: CellRequest) -> Trace | None:
+        """Show what was traced, if that was asked for; after a failure, what can be done."""
+        traced, self.went_well = None, result.is_ok
+        if left_out := omitted(request, result):
+            self.diary.note(left_out)
+        if request.trace is not None:
+            traced = trace_of(session, result, request.trace)
+            self.views.show(trace_report(traced))
+
+        verdict, life = result.verdict, session.life
+        if verdict is not None and not verdict.first.is_quit:
+            self._failed, self._failed_in = verdict, (session, life.attempt)
+        if request.has_own_ranks:  # a heal or a restart gives back nothing of them
+            self.group.scripts.end(session, result)
+        elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
+            can_heal = life.gone and life.alive
+            self.views.offer(
+                restart=partial(_attempt, self._restart),
+                heal=partial(_attempt, lambda: str(self.heal())) if can_heal else None,
+            )
+        return traced
+
+    def _restart(self) -> str:
+        self.make_ready(self.group.spec, fresh=True)
+        return f"the ranks were restarted: attempt {self.group.life.attempt}"
+
+    def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
+        """Look into the last failure, on the rank of its first cause if none is named.
+
+        Raises:
+            RequestError: there is none.
+        """
+        session = self.group.scripts.active
+        failed = self._failed if self._failed_in == (session, session.life.attempt) else None
+        if rank is None and failed is None:
+            raise RequestError("no cell of these ranks has failed: there is nothing to look into")
+        chosen = failed.first.rank if rank is None and failed else rank
+        request = CellRequest(
+            source="%debug",
+            ranks=(chosen or 0,),
+            execution_count=self.prompt_number,
+            needs_group=None,
+            once=True,
+            answers=tuple(commands),
+        )
+        self._run_alone(request, session, quiet=False)
+
+    def _run_alone(self, request: CellRequest, session: Session, *, quiet: bool) -> None:
+        display = NotebookDisplay(self.views, quiet=quiet)
+        self._raise_for_failure(Recovery(session, display).run(request))
+
+    def _raise_for_failure(self, result: CellResult) -> None:
+        try:
+            result.raise_for_failure()
+        except CellFailedError as error:
+            error.is_shown = self.views.has_record
+            raise
+
+    def wait(self) -> None:
+        """Wait for the cell in the background, show its trace; raises what it raised."""
+        background = self._background
+        if background is None:
+            return
+        with self.group.scripts.active.taking_interrupts():
+            await_all([background])
+        self._background = None
+        result, traced = background.result()
+        if traced is not None:  # its cell may be far above, or not be shown any more
+            self.views.show(trace_report(traced))
+        self._raise_for_failure(result)
+
+    def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:
+        """Tell a rank to let something go wrong at a step.
+
+        Raises:
+            ArgumentError: there is no such kind, or no such rank.
+        """
+        import_aside("nbddp.train.faults.arming")  # loads torch
+        from nbddp.train.faults.arming import Fault
+
+        Fault(kind=kind, rank=rank, step=step, factor=factor)
+        options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
+        typed = f"%ddp fault {kind} --rank {rank} --step {step}"
+        request = CellRequest(
+            source=f"nbddp.faults.at({options})  # {typed}",
+            ranks=(rank,),
+            execution_count=self.prompt_number,
+        )
+        self._run_alone(request, self.group.session, quiet=True)
+
+    def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
+        """Start the ranks anew and do again what was done, or an earlier replay left to do."""
+        recovery = Recovery(self.group.session, NotebookDisplay(self.views, quiet=True))
+        failed = recovery.replay(
+            self.group.session.replay_log,
+            restart=lambda: self.make_ready(
+                spec, fresh=True, is_recovery=True, begins_run=begins_run
+            ),
+        )
+        if failed is not None:
+            failed.raise_for_failure()
+
+    def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
+        """As the group does; where it cannot, what can be done instead is said with it."""
+        try:
+            return self.group.heal(ranks, donor=donor)
+        except RequestError as error:
+            raise RequestError(with_way_on(str(error), self.group.life)) from None
+
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Names of the notebook, with their values.
+
+        Raises:
+            UsageError: one does not exist, or is each rank's own.
+        """
+        for name in names:
+            if name in SET_IN_EACH_RANK:
+                raise UsageError(
+                    f"{name} is set by nbddp in each rank, and a push would give all of them the "
+                    "notebook's: push it under another name"
+                )
+            if name not in self.shell.user_ns:
+                raise UsageError(f"there is no {name!r} in the notebook to push")
+        self.diary.note_stores(self.shell.user_ns)
+        return {name: self.shell.user_ns[name] for name in names}
+
+
+def _in_background(follow: Callable[[], Outcome]) -> Promise[Outcome]:
+    """Follow a cell on a thread whose output stays in the notebook cell that began it."""
+    outcome: Promise[Outcome] = Promise()
+
+    def follow_to_end() -> None:
+        try:
+            outcome.set_result(follow())
+        except BaseException as error:  # noqa: BLE001 - it is raised for whoever waits
+            outcome.set_exception(error)
+
+    run = copy_context().run
+    begin(threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True))
+    return outcome
+
+
+def _attempt(act: Callable[[], str]) -> str:
+    """Return what a button did, or why it could not."""
+    try:
+        return act()
+    except NbddpError as error:
+        return str(error)
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+def asked_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
+    """Return ``base`` with the options of the line."""
+    changes = {name: value for name in _START_OPTIONS if (value := getattr(args, name)) is not None}
+    if "env" in changes:
+        changes["env"] = dict(base.env) | dict(changes["env"])
+    return replace(base, **changes)
+
+
+def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
+    """Refuse options that take effect only when ranks start; name the ranks that are gone.
+
+    Raises:
+        RequestError: which options differ, and how to restart.
+    """
+    changed = [
+        name
+        for name in _START_OPTIONS
+        if name != "name" and getattr(asked, name) != getattr(current, name)
+    ]
+    if changed:
+        said = ", ".join(f"{name} {_shown(getattr(current, name))}" for name in changed)
+        flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
+        first = f"{say_ranks(gone)} of the group died; " if gone else ""
+        raise RequestError(
+            f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
+            "the new options (its names are lost), and so does --fresh in the cell"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return shlex.quote(str(value)) if value not in (None, "") else "none"

@@ -1,0 +1,269 @@
+"""How cells and the group are shown: as a panel or as text, as the user chose or the page can."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import clear_output, publish_display_data
+
+from nbddp.controller.session import Session
+from nbddp.group.checking import QuietChecks
+from nbddp.group.display import TextDisplay
+from nbddp.sigint import import_aside
+from nbddp.ui.frontend import shows_widgets
+from nbddp.ui.html_pieces import MAX_CHARTS
+from nbddp.ui.input_requests import Box, ConsoleBox, KernelBox, Questions
+from nbddp.ui.report.blocks import Report
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.status import status_report
+from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_color
+from nbddp.ui.text_view import Progress, TextView
+
+if TYPE_CHECKING:
+    from nbddp.record.metrics import MetricsSnapshot
+    from nbddp.ui.log_lines import Line
+    from nbddp.ui.panel.controls import Aftermath
+    from nbddp.ui.panel.output_slot import OutputSlot
+    from nbddp.ui.panel.panel_view import PanelView
+
+
+MATPLOTLIB = "matplotlib.backends.backend_agg"  # takes a second to import
+SHOWN_STEPS = 20  # of a time line, unless others are asked for
+
+
+class ViewChoice(Enum):
+    """How cells are shown."""
+
+    AUTO = "auto"
+    PANEL = "panel"
+    TEXT = "text"
+
+
+class Views:
+    """Makes the views of one shell, and knows the one that was made last."""
+
+    def __init__(self, shell: InteractiveShell, checks: QuietChecks) -> None:
+        self.choice = ViewChoice.AUTO
+        self._shell = shell
+        self._checks = checks
+        self._last: View | None = None
+        self._panel: PanelView | None = None  # the last view, if it is one
+        self._last_cell = 0  # the number of the cell in which it was made
+        self._next_slot: OutputSlot | None = None
+        self._announced: PanelView | None = None
+        self._aftermath: Aftermath | None = None
+
+    @property
+    def has_record(self) -> bool:
+        """Whether the last cell's view has told already why it failed."""
+        return self._last is not None and self._last.has_record
+
+    def view(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
+        """Return the view of a cell that begins.
+
+        Args:
+            session: whose ranks run it.
+            quiet: show only the values of the last line.
+            has_pictures: whether a text view shows the charts of the cell below it.
+        """
+        self._take_back_offer()
+        panel, self._announced = self._announced, None
+        if panel is None and not quiet and self.shows_panels:
+            panel = self._new_panel(session)
+        self._panel = panel
+        self._last = panel or self._new_text(session, is_quiet=quiet, has_pictures=has_pictures)
+        self._last_cell = self._shell.execution_count
+        return self._last
+
+    @property
+    def _panel_in_cell(self) -> PanelView | None:
+        """The last view, if it is a panel in the cell that runs now."""
+        return self._panel if self._last_cell == self._shell.execution_count else None
+
+    @contextmanager
+    def announcing(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
+        """Say in the place of the next cell's panel what it waits for; nothing, if that fails."""
+        if quiet or not self.shows_panels:
+            yield
+            return
+        self._announced = view = self._new_panel(session)
+        view.announce(text)
+        try:
+            yield
+        except BaseException:
+            if self._announced is view:
+                self._announced = None
+                view.slot.empty()
+            raise
+
+    def offer(self, restart: Callable[[], str], heal: Callable[[], str] | None) -> None:
+        """Show, under a record, buttons for what can be done after a failure."""
+        if not (self.has_record and hasattr(self._shell, "kernel")):
+            return
+        from nbddp.ui.panel.controls import HEAL, RESTART, Aftermath
+
+        self._take_back_offer()
+        offers = {HEAL: heal} if heal else {}
+        root = self._panel.slot.root if self._panel else None
+        self._aftermath = Aftermath(self._shell.kernel, offers | {RESTART: restart}, root)
+        self._aftermath.publish()
+
+    def _take_back_offer(self) -> None:
+        aftermath, self._aftermath = self._aftermath, None
+        if aftermath is not None:
+            from nbddp.ui.comms.dispatcher import LiveComms
+            from nbddp.ui.panel.panel_view import PANELS_KEPT
+
+            aftermath.withdraw()
+            LiveComms.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
+
+    def _new_text(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
+        is_kernel = hasattr(self._shell, "kernel")
+        is_terminal = not is_kernel and sys.stdout.isatty()
+        shown = has_pictures and is_kernel
+        progress = Progress(session, is_terminal=is_terminal, has_pictures=shown)
+        return TextView(
+            IPythonScreen(),
+            is_quiet=is_quiet,
+            has_color=shows_color(self._shell),
+            pace=PAGE_PACE,
+            progress=None if is_quiet else progress,
+            check=no_check if is_quiet else partial(self._checks.look, session),
+            questions=self._questions(session),
+        )
+
+    def _new_panel(self, session: Session) -> PanelView:
+        from nbddp.ui.comms.dispatcher import (
+            LiveComms,  # they load widgets, which no terminal needs
+        )
+        from nbddp.ui.panel.panel_view import PanelView
+
+        slot = self._next_slot if self._panel_in_cell is not None else None
+        self._next_slot = None
+        return PanelView(
+            session,
+            LiveComms.of(self._shell),
+            IPythonScreen(),
+            has_color=shows_color(self._shell),
+            check=partial(self._checks.look, session),
+            questions=self._questions(session),
+            slot=slot,
+        )
+
+    def _questions(self, session: Session) -> Questions:
+        """Where ranks can ask something: of a cell in the background, nowhere."""
+        box: Box = ConsoleBox()
+        if threading.current_thread() is not threading.main_thread():
+            box = Box("its cell runs in the background: leave --no-wait out")
+        elif hasattr(self._shell, "kernel"):
+            box = KernelBox(self._shell.kernel)
+        return Questions(box, session.answer)
+
+    def note(self, text: str) -> None:
+        """Tell the user, in the panel of the attempt that failed, what is done about it."""
+        if self._last is not None:
+            self._last.note(text)
+
+    @property
+    def shows_panels(self) -> bool:
+        """Whether the cell that runs now is shown as a panel, unless it is quiet."""
+        if self.choice is ViewChoice.AUTO:
+            return shows_widgets(self._shell)
+        return self.choice is ViewChoice.PANEL and hasattr(self._shell, "kernel")
+
+    def show(self, report: Report) -> None:
+        """Show a report as HTML, as a picture or as text, as the front end allows."""
+        text, picture = render_text(report), report.picture
+        if self.shows_panels:
+            if picture is not None and picture.html is None:
+                import_aside(MATPLOTLIB)
+            html = render_html(report)
+            publish_display_data({"text/html": html, "text/plain": text})
+        elif picture is not None and hasattr(self._shell, "kernel"):
+            import_aside(MATPLOTLIB)
+            png, width = picture.draw()
+            data = {"image/png": b64encode(png).decode(), "text/plain": text}
+            publish_display_data(data, {"image/png": {"width": width}})
+        else:
+            self.say(text)
+
+    def show_progress(self, report: Report) -> None:
+        """Show how far something is, in place of what was shown before; as text only the title."""
+        if not self.shows_panels:
+            self.say(f"nbddp: {report.title}")
+            return
+        clear_output(wait=True)
+        html = render_html(report)
+        publish_display_data({"text/html": html, "text/plain": str(report.title)})
+        panel = self._panel_in_cell
+        if panel is not None:  # a page that was loaded again sees the next run, too
+            panel.slot.clear(html)
+            self._next_slot = panel.slot
+
+    def show_status(self, session: Session) -> None:
+        """Show the group as it is now; a page also has the output of its last cell."""
+        snapshot = session.snapshot()
+        metrics: MetricsSnapshot | None = None
+        lines: Sequence[Line] = ()
+        if self.shows_panels:
+            from nbddp.ui.panel.panel_view import SHOWN  # loads widgets
+
+            last = self._panel
+            if last and last.session is session and last.attempt == snapshot.attempt:
+                metrics = session.whereabouts.metrics.snapshot(most=MAX_CHARTS)
+                lines = last.tails.lines()[-SHOWN:]
+        self.show(status_report(snapshot, metrics=metrics, lines=lines))
+
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        screen = IPythonScreen()
+        screen.write(f"{text}\n")
+        screen.flush()
+
+
+class NotebookDisplay(TextDisplay):
+    """Shows cells and trials in the output of a notebook cell.
+
+    Args:
+        views: of the notebook.
+        quiet: show only the values of the last line.
+        has_pictures: whether a text view shows charts; at the end of trials one picture has all.
+    """
+
+    def __init__(self, views: Views, *, quiet: bool, has_pictures: bool = True) -> None:
+        super().__init__(quiet=quiet)
+        self._views = views
+        self._has_pictures = has_pictures
+        self.has_table = views.shows_panels
+        self.has_notes = views.shows_panels and not quiet
+
+    def view(self, session: Session) -> View:
+        return self._views.view(session, quiet=self.quiet, has_pictures=self._has_pictures)
+
+    def note(self, text: str) -> None:
+        if self.has_notes:
+            self._views.note(text)
+        else:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        self._views.say(f"nbddp: {text}")
+
+    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
+        """Show it where the next panel appears."""
+        return self._views.announcing(text, session, quiet=self.quiet)
+
+    def show_progress(self, report: Report) -> None:
+        if not self.quiet:
+            self._views.show_progress(report)
+
+    def show(self, report: Report) -> None:
+        self._views.show(report)

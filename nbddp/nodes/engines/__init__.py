@@ -1,0 +1,1 @@
+"""What starts the nodes: one module for each way."""

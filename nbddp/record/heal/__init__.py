@@ -1,0 +1,1 @@
+"""What a heal gave back, and the values it needs."""

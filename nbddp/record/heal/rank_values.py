@@ -1,0 +1,236 @@
+"""Store each rank's plain values after each cell, and find the values of a replacement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nbddp.lifecycle.group_state import CellLife
+from nbddp.record.cell import CellHandle
+from nbddp.record.heal.evaluated import Device, evaluated
+from nbddp.record.names import SET_IN_EACH_RANK
+from nbddp.topology import Topology
+from nbddp.wire.marks import DEVICE, plain_mark, read_plain
+
+Rule = Callable[[Topology], object]
+_LAST_WORD = re.compile(r"(\w+)\W*$")
+_RANK = re.compile(r"(?i)_?((ddp|dp|dist|my|global|world)_)?rank|(global_)?process_(index|id)")
+_LOCAL = re.compile(
+    r"(?i)_?((ddp|dist|my)_)?local_(rank|process_index)|gpu(_id|_index)?|device_(id|index)"
+)
+_MAIN = re.compile(r"(?i)(\w+_)?(main|master|primary|chief|leader|rank_?(0|zero))(_\w+)?")
+_DEVICE = re.compile(r"(?i)(\w+_)?(device|dev)")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnValues:
+    """The values of a replacement.
+
+    Attributes:
+        own: for each path, the mark of the donor's value and the mark of its own value. It keeps
+            the donor's value if the mark is a fingerprint.
+        unknown: paths at which it keeps the donor's value, because its own mark is not known.
+    """
+
+    own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
+
+
+class _Known(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+        mark: its mark.
+        since: the cell that first reported it.
+        is_late: an earlier cell may have set it, and had no time to report it.
+    """
+
+    mark: str
+    since: int
+    is_late: bool = False
+
+
+class RankValues:
+    """Stores the marks of all ranks by path. A path is an expression such as ``trainer.rank``."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, _Known]] = {}
+        self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
+
+    def forget(self) -> None:
+        """Forget all marks, because all ranks are new."""
+        self._known.clear()
+        self._deaths.clear()
+
+    def note(self, rank: int, cell: int, changes: Mapping[str, Any] | None) -> None:
+        """Store the changes that a rank reports, such as at the end of a cell."""
+        if not changes:
+            return
+        before = self._known.get(rank, {})
+        now = self._known[rank] = {} if changes.get("is_all") else before
+        for path in changes.get("gone", ()):
+            now.pop(path, None)
+        for path, mark in changes["new"].items():
+            known = before.get(path)
+            if known is None or known.mark != mark:
+                known = _Known(mark, cell, path in changes.get("late", ()))
+            now[path] = known
+
+    def note_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
+        """Note that a rank has exited. If it ran a cell, the values that it set there are lost."""
+        if running is not None and cell is not None and rank in running.waiting:
+            self.note_death(rank, running.number, cell.request.source)
+
+    def note_death(self, rank: int, cell: int, source: str) -> None:
+        """Note that a rank died in a cell: the values that it set there are lost."""
+        self._deaths[rank] = (cell, source)
+
+    def note_healed(self, ranks: Sequence[int]) -> None:
+        """Note that these ranks have replacements."""
+        for rank in ranks:
+            self._deaths.pop(rank, None)
+
+    def of_replacement(
+        self, rank: int, donor: int, alive: Sequence[int], places: Sequence[Topology]
+    ) -> OwnValues:
+        """Find the values that the replacement of a rank must have instead of the donor's.
+
+        Args:
+            rank: the rank that died.
+            donor: the rank whose names the replacement gets.
+            alive: the ranks that did not die.
+            places: of all ranks.
+        """
+        cell, source = self._deaths.get(rank, (0, ""))
+        mine, theirs = self._known.get(rank, {}), self._dated(donor, cell)
+        derive = _Derivation(
+            {each: _marks(self._dated(each, cell)) for each in {*alive, donor}},
+            _marks(mine),
+            rank,
+            places,
+            source,
+        )
+        own: dict[str, tuple[str, str]] = {}
+        unknown: list[str] = []
+        missing = [path for path in mine if path not in theirs and path.isidentifier()]
+        for path, (mark, since, _) in (theirs | dict.fromkeys(missing, _Known("", 0))).items():
+            is_reset = bool(cell) and since >= cell
+            known = "" if is_reset or path not in mine else mine[path].mark
+            known = known or derive.own(path)
+            may_differ = known != mark if known else is_reset and derive.may_differ(path)
+            is_preset = path in SET_IN_EACH_RANK
+            if known and (may_differ or is_preset):
+                own[path] = mark, known
+            elif may_differ and not is_preset:
+                unknown.append(path)
+        return OwnValues(own, unknown)
+
+    def _dated(self, rank: int, cell: int) -> dict[str, _Known]:
+        """Return what is known, without values that this cell or an earlier one may have set."""
+        known = self._known.get(rank, {})
+        return {
+            path: each
+            for path, each in known.items()
+            if not (each.is_late and 0 < cell <= each.since)
+        }
+
+
+def _marks(known: Mapping[str, _Known]) -> dict[str, str]:
+    return {path: each.mark for path, each in known.items()}
+
+
+class _Derivation:
+    """Derives a dead rank's value from the values of the living ranks, if only one is possible.
+
+    Args:
+        living: the marks of the ranks that live.
+        before: the marks of the rank before the cell in which it died.
+        rank: which rank.
+        places: of all ranks.
+        source: the cell in which it died.
+    """
+
+    def __init__(
+        self,
+        living: Mapping[int, Mapping[str, str]],
+        before: Mapping[str, str],
+        rank: int,
+        places: Sequence[Topology],
+        source: str,
+    ) -> None:
+        self._living = living
+        self._rank = rank
+        self._places = places
+        self._by_code = {
+            each: _evaluated_marks(source, places[each], marks)
+            for each, marks in {**living, rank: before}.items()
+        }
+
+    def own(self, path: str) -> str:
+        """Return the mark of the rank's own value; empty if it is not certain."""
+        marks = {rank: each[path] for rank, each in self._living.items() if path in each}
+        if len(marks) < len(self._living):
+            return ""
+        if all(self._by_code[rank].get(path) == mark for rank, mark in marks.items()):
+            return self._by_code[self._rank].get(path, "")
+        found = {
+            _mark(rule(self._places[self._rank]))
+            for rule in _rules(path)
+            if all(_mark(rule(self._places[rank])) == mark for rank, mark in marks.items())
+        }
+        return found.pop() if len(found) == 1 else ""
+
+    def may_differ(self, path: str) -> bool:
+        """Return whether the rank's own value may differ from the donor's.
+
+        If two living ranks have the same value, all ranks are taken to have it. A bool is the
+        exception: it may be true only on the rank that died.
+        """
+        marks = {each.get(path, "") for each in self._living.values()}
+        is_alone = len(self._living) == 1 and path.isidentifier()
+        return is_alone or len(marks) > 1 or marks <= {"True", "False"}
+
+
+def _rules(path: str) -> list[Rule]:
+    """Return the rules for a name, such as ``rank == 0`` for ``is_main``."""
+    found = _LAST_WORD.search(path)
+    name = found[1] if found else ""
+    if _LOCAL.fullmatch(name):
+        return [lambda place: place.local_rank, *_rules_of_devices]
+    if _RANK.fullmatch(name):
+        return [lambda place: place.rank]
+    if _MAIN.fullmatch(name):
+        if "local" in name.lower():
+            return [lambda place: place.local_rank == 0]
+        return [lambda place: place.rank == 0]
+    return _rules_of_devices if _DEVICE.fullmatch(name) else []
+
+
+_rules_of_devices: list[Rule] = [
+    lambda place: f"cuda:{place.local_rank}",
+    lambda place: Device(f"cuda:{place.local_rank}"),
+]
+
+
+def _evaluated_marks(source: str, place: Topology, marks: Mapping[str, str]) -> dict[str, str]:
+    names = {path: _read(mark) for path, mark in marks.items() if path.isidentifier()}
+    known = {name: value for name, value in names.items() if value is not Ellipsis}
+    return {name: _mark(value) for name, value in evaluated(source, place, known).items()}
+
+
+def _mark(value: object) -> str:
+    return f"{DEVICE}{value}" if isinstance(value, Device) else plain_mark(value)
+
+
+def _read(mark: str) -> object:
+    """Return the value of a mark; an ellipsis if the cell may change it, or if it is not known."""
+    if mark.startswith(DEVICE):
+        return Device(mark.removeprefix(DEVICE))
+    try:
+        value = read_plain(mark)
+        hash(value)
+    except (TypeError, ValueError):
+        return ...
+    return value

@@ -1,0 +1,149 @@
+"""What ranks say of themselves: where they are, how far, with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.record.cell import Purpose
+from nbddp.record.heal.rank_values import RankValues
+from nbddp.record.metrics import MetricStore, RunTotals
+from nbddp.record.waiting.collective_matcher import CollectiveMatcher
+from nbddp.record.waiting.hang_detector import HangWatch, Sign
+from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
+from nbddp.wire.messages import Metrics, Progress, Pulse
+from nbddp.wire.timing_messages import Arrivals
+
+LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
+Sighting = Pulse | Arrivals | Metrics | Progress
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgress:
+    """A loop that a rank is in; ``total`` is 0 where it is not known."""
+
+    label: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """How fast it went so far; 0 where that cannot be said."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest will take at this rate, None where that cannot be said."""
+        if not self.total or not self.done:
+            return None
+        return max(0, self.total - self.done) / self.per_second if self.per_second else None
+
+
+class Whereabouts:
+    """Keeps what the panel shows of each rank; fed on the session's thread, read from any.
+
+    Args:
+        is_stopped, is_working: see :class:`nbddp.record.waiting.hang_detector.HangWatch`.
+
+    Attributes:
+        version: another number whenever a rank said something of itself.
+        bars: the loops that each rank is in, outermost first.
+        missed: rows of metrics that only the file has.
+        first_step: the first step that any rank reported in this cell, None if none did;
+            ``last_step`` is the highest one so far.
+    """
+
+    def __init__(
+        self,
+        is_stopped: Callable[[int], bool],
+        is_working: Callable[[int], bool] = lambda _rank: False,
+    ) -> None:
+        self.metrics = MetricStore()
+        self.collectives = CollectiveMatcher()
+        self.values = RankValues()
+        self.hangs = HangWatch(is_stopped, is_working)
+        self.version = self.missed = 0
+        self.bars: dict[int, tuple[LoopProgress, ...]] = {}
+        self.first_step: float | None = None
+        self.last_step: float | None = None
+        self._totals = RunTotals()  # of the cells before this one
+        self._is_counted = False  # whether the numbers of the last cell are of this run
+        self._is_replay = False
+
+    def begin_cell(
+        self, ranks: Sequence[int], now: float, *, cell: int = 0, purpose: Purpose = Purpose.USER
+    ) -> None:
+        """A cell begins: what was seen before says nothing about it.
+
+        The curves of a cell that is tried again go on, and a replay adds nothing to them.
+        """
+        self.hangs.begin_cell(ranks, now)
+        self.collectives.begin_cell(ranks, cell)
+        self._is_replay = purpose is Purpose.REPLAY
+        if purpose is Purpose.RETRY:
+            self.metrics.resume()
+        elif purpose is Purpose.USER:
+            if self._is_counted:
+                self._totals.add(self.metrics)
+            self.metrics.clear()
+            self._is_counted = True
+        self.missed = 0
+        self.bars = {}
+        self.first_step = self.last_step = None
+
+    def totals(self) -> dict[str, Any]:
+        """Return what the ranks of this run reported in all of its cells, for ``run.json``."""
+        return self._totals.facts(self.metrics if self._is_counted else None)
+
+    def begin_run(self) -> None:
+        """Begin the totals of another run; the metrics of the last cell can still be shown."""
+        self._totals.clear()
+        self._is_counted = False
+
+    def forget(self) -> None:
+        """The ranks that were seen are gone."""
+        self.hangs.forget()
+        self.values.forget()
+
+    def note(
+        self, rank: int, message: Sighting, now: float, clock: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        """A rank said something of itself.
+
+        ``clock``: seconds that its clock is ahead of this machine's, and by how much that may be
+        wrong.
+        """
+        self.version += 1
+        match message:
+            case Pulse():
+                self.hangs.signs[rank] = Sign(message, now)
+            case Arrivals():
+                ahead, error = clock
+                self.collectives.add(rank, message, now, ahead=ahead, error=error)
+            case Metrics(rows=rows, missed=missed):
+                self.missed += missed
+                for at, step, values in rows:
+                    self.collectives.add_step(rank, at, step)
+                    if self._is_replay:
+                        continue
+                    self.metrics.add(rank, at, step, values)
+                    if step is not None:
+                        if self.first_step is None or self.last_step is None:
+                            self.first_step = self.last_step = step
+                        self.last_step = max(step, self.last_step)
+            case Progress(bars=bars):
+                self.bars[rank] = tuple(LoopProgress(*each) for each in bars)
+
+    def lags(self, ranks: Iterable[int]) -> dict[int, StragglerLag]:
+        """Those that are slower than the others, and by how much.
+
+        Ranks that meet in collectives make the same number of steps: there it is the one that the
+        others wait for.
+        """
+        waited_for = self.collectives.stragglers()
+        if waited_for is not None:
+            return waited_for
+        rates = {rank: self.metrics.step_rate(rank) for rank in ranks}
+        return slow_by_step_rate({rank: rate for rank, rate in rates.items() if rate is not None})

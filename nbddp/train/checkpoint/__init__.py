@@ -1,0 +1,1 @@
+"""Checkpoints: written by all ranks, read by as many as there are."""

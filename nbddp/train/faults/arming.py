@@ -1,0 +1,253 @@
+"""Faults put in on purpose: at a step, on a rank, once, so that an experiment can be repeated."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch.distributed as dist
+
+from nbddp.errors import ArgumentError
+from nbddp.train import log_and_track, place
+from nbddp.train.faults.fault_actions import FaultError, Strike, aim
+from nbddp.train.faults.kinds import HANDED_OVER, KINDS
+
+__all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
+
+FACTOR = 2.0
+_FLOAT = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+SPELLING = re.compile(rf"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=({_FLOAT}))?")
+STRUCK = "NBDDP_STRUCK"  # nbddp always sets it, if only to nothing; torchrun never does
+
+
+def __dir__() -> list[str]:
+    """What Tab offers."""
+    return ["KINDS", "Fault", "FaultError", "armed", "at", "clear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: what, on which rank, at which step.
+
+    Args:
+        kind: one of ``KINDS``.
+        rank: which rank it strikes.
+        step: from which step on.
+        factor: how many times as long every step takes after it; for ``slow`` only.
+
+    Raises:
+        ArgumentError: there is no such kind, or no such rank, step or factor.
+        TypeError: rank or step is no whole number, or factor is no number.
+
+    >>> str(Fault(kind="kill", rank=1, step=30))
+    'kill@rank=1,step=30'
+    >>> Fault.parse("slow@rank=0,step=5,factor=3").factor
+    3.0
+    """
+
+    kind: str
+    rank: int
+    step: int
+    factor: float = FACTOR
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            near = get_close_matches(self.kind.lower(), KINDS, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise ArgumentError(
+                f"there is no fault {self.kind!r}; {meant}(kinds: {', '.join(KINDS)})"
+            )
+        for name in ("rank", "step"):
+            number = operator.index(getattr(self, name))
+            if number < 0:
+                raise ArgumentError(f"{name} must be 0 or more, got {number}")
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "factor", float(self.factor))
+        if self.kind != "slow" and self.factor != FACTOR:
+            raise ArgumentError(f"factor is for a fault of kind 'slow', not for {self.kind!r}")
+        if not 1 < self.factor < math.inf:
+            raise ArgumentError(f"factor must be a number above 1, got {self.factor:g}")
+
+    def __str__(self) -> str:
+        factor = f",factor={self.factor!r}".removesuffix(".0") if self.kind == "slow" else ""
+        return f"{self.kind}@rank={self.rank},step={self.step}{factor}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Read what ``str()`` writes.
+
+        Raises:
+            ArgumentError: it is written in another way; the message shows the right one.
+
+        >>> Fault.parse("kil@rank=1,step=30")
+        Traceback (most recent call last):
+        nbddp.errors.ArgumentError: there is no fault 'kil'; did you mean 'kill'? (kinds: raise, \
+kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt)
+        """
+        found = SPELLING.fullmatch("".join(text.split()))
+        if found is None:
+            raise ArgumentError(
+                f"cannot read fault {text!r}; write it like 'kill@rank=1,step=30' or "
+                f"'slow@rank=1,step=30,factor=3' (kinds: {', '.join(KINDS)})"
+            )
+        kind, rank, step, factor = found.groups()
+        return cls(kind=kind, rank=int(rank), step=int(step), factor=float(factor or FACTOR))
+
+
+def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool = False) -> None:
+    """Arm a fault: every rank calls this, and the one that is meant keeps it in mind.
+
+    It strikes right after ``nbddp.log`` reported that step or a later one; the numbers are
+    written by then. A training that logs nothing goes by the steps that ``nbddp.loader`` counts.
+    First it is put on the run's time line, then it strikes, and once only: not again when the cell
+    runs again in the same process, unless told to, and not when nbddp or torchrun runs it again
+    after a failure.
+
+    Args:
+        step: from which step on.
+        rank: which rank it strikes.
+        kind: what happens to that rank:
+
+            ``raise`` (a :class:`FaultError`), ``kill`` (SIGKILL), ``segfault``, ``exit`` (code 3),
+            ``hang`` (it sleeps), ``stop`` (SIGSTOP), ``slow`` (every later step takes ``factor``
+            times as long), ``nan`` (a gradient of the next backward of a prepared model),
+            ``skip`` (it leaves out its next collective, see
+            :class:`nbddp.train.faults.fault_actions.Skip`),
+            ``oom`` (an allocation that cannot be had), ``corrupt`` (bytes of the newest
+            checkpoint are flipped).
+        factor: for ``slow``.
+        again: also if it has struck in this process, as after :func:`clear`.
+
+    Raises:
+        ArgumentError: there is no such kind, rank, step or factor; it says which there are.
+
+    >>> at(step=30, rank=0, kind="kill")
+    >>> armed()
+    [Fault(kind='kill', rank=0, step=30, factor=2.0)]
+    >>> clear()
+    """
+    fault = Fault(kind=kind, rank=rank, step=step, factor=factor)
+    mine, ranks = _place()
+    if fault.rank >= ranks:
+        raise ArgumentError(f"there is no rank {fault.rank}: the ranks are 0 to {ranks - 1}")
+    if fault.rank == mine and not _struck_before(fault):
+        _drill.arm(fault, again=again)
+
+
+def armed() -> list[Fault]:
+    """The faults that have yet to strike this rank, the next one first."""
+    return list(_drill.armed)
+
+
+def arm_handed_over() -> None:
+    """Arm what nbddp has handed to the ranks of a script: faults of the cells' ranks."""
+    texts = os.environ.pop(HANDED_OVER, "").split(";")
+    for fault in [Fault.parse(text) for text in texts if text]:
+        if fault.rank < _place()[1]:
+            at(step=fault.step, rank=fault.rank, kind=fault.kind, factor=fault.factor)
+
+
+def disarm(texts: Sequence[str]) -> None:
+    """Disarm faults that struck a script, written as ``str()`` writes them."""
+    _drill.armed = [each for each in _drill.armed if str(each) not in texts]
+
+
+def clear() -> None:
+    """Disarm all faults of this rank, undo those that go on, and forget which ones struck."""
+    global _drill
+    _drill.end()
+    _drill = Drill()
+
+
+_is_again = True  # until a cell begins that is a new one
+
+
+def begin_cell(*, is_again: bool) -> None:
+    """Another cell begins: the time since the last step of the one before is no step.
+
+    What struck in an earlier attempt is spared if this is a cell that runs again by itself, in a
+    recovery or a replay. In one that the user runs it is asked for anew.
+    """
+    global _is_again
+    _is_again = is_again
+    _drill.begin_cell()
+
+
+def _place() -> tuple[int, int]:
+    """This rank and how many there are; torchrun's word for it before there is a process group."""
+    if dist.is_initialized():
+        return place.rank(), place.world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _struck_before(fault: Fault) -> bool:
+    """Whether it struck in an earlier attempt, as far as whoever restarted us says so.
+
+    nbddp names what struck. torchrun only counts its restarts; nbddp's count goes up with a
+    restart by hand too, which is a new experiment.
+    """
+    if STRUCK in os.environ:
+        return _is_again and str(fault) in os.environ[STRUCK].split(";")
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+class Drill:
+    """The faults of this process: armed, struck, and those that go on from there."""
+
+    def __init__(self) -> None:
+        self.armed: list[Fault] = []
+        self._struck: set[Fault] = set()
+        self._strikes: list[Strike] = []
+        self._end_hook: Callable[[], None] | None = None
+        self._has_logged = False
+        self._pid = 0
+
+    def arm(self, fault: Fault, *, again: bool) -> None:
+        """Keep it in mind, unless it is or has struck; ``again``, though it has."""
+        if fault in self.armed or (fault in self._struck and not again):
+            return
+        self._pid = os.getpid()
+        self.armed = sorted([*self.armed, fault], key=lambda each: each.step)
+        if self._end_hook is None:
+            self._end_hook = log_and_track.on_step(self.reached)
+
+    def end(self) -> None:
+        """Disarm everything, and undo what goes on."""
+        if self._end_hook is not None:
+            self._end_hook()
+        for strike in self._strikes:
+            strike.undo()
+
+    def begin_cell(self) -> None:
+        """Another cell begins."""
+        for strike in self._strikes:
+            strike.begin_cell()
+
+    def reached(self, step: int, source: str) -> None:
+        """A step was reported; by ``log`` if it ever does, because a loader counts batches."""
+        if os.getpid() != self._pid:
+            return  # a child, such as a DataLoader's worker, is no rank
+        self._has_logged |= source == "log"
+        if source != "log" and self._has_logged:
+            return
+        for strike in self._strikes:
+            strike.step()
+        for fault in [each for each in self.armed if each.step <= step]:
+            self._strike(fault, step)
+
+    def _strike(self, fault: Fault, step: int) -> None:
+        strike = aim(fault)
+        self.armed.remove(fault)
+        self._struck.add(fault)
+        self._strikes.append(strike)
+        log_and_track.happened("fault", fault=str(fault), at_step=step)
+        log_and_track.flush()  # whoever dies of it tells nobody any more
+        strike.begin()
+
+
+_drill = Drill()

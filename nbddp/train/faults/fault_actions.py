@@ -1,0 +1,281 @@
+"""What each kind of fault does to the rank it strikes."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from nbddp.train import place
+from nbddp.train.checkpoint.checkpoint import checkpoints
+from nbddp.train.prepare import prepared
+
+if TYPE_CHECKING:
+    from nbddp.train.faults.arming import Fault
+
+EXIT_CODE = 3
+TOO_MUCH = 1 << 56  # bytes: more than a process can address, so that nothing is ever taken
+FLIPPED = 64  # bytes in the middle of a file, which its checksum must notice
+COLLECTIVES = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object"),
+    *("all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single"),
+    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_single"),
+    *("reduce_scatter_tensor", "scatter", "scatter_object_list"),
+)
+
+
+class FaultError(RuntimeError):
+    """A fault of kind ``raise`` struck, or a fault found nothing to strike."""
+
+
+class Strike:
+    """What a fault does: ``act`` in an instant, or a subclass on and on until it is undone."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def begin(self) -> None:
+        """Strike now; what dies of it does not come back from here."""
+        self._act()
+
+    def step(self) -> None:
+        """The rank has reported another step since."""
+
+    def begin_cell(self) -> None:
+        """Another cell begins."""
+
+    def undo(self) -> None:
+        """Take away what is left of it."""
+
+
+def aim(fault: Fault) -> Strike:
+    """Find what the fault is to strike; nothing has happened yet.
+
+    Raises:
+        FaultError: this rank has no such thing.
+    """
+    if fault.kind in LASTING:
+        return LASTING[fault.kind](fault)
+    if fault.kind == "corrupt":
+        return Strike(partial(flip, _newest_checkpoint(fault)))
+    return Strike(partial(SUDDEN[fault.kind], fault))
+
+
+# ---- those that end something
+
+
+def _raise(fault: Fault) -> None:
+    raise FaultError(f"fault: {fault}")
+
+
+def _hang(_fault: Fault) -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _take_too_much(_fault: Fault) -> None:
+    torch.empty(TOO_MUCH, dtype=torch.uint8, device=place.device())
+
+
+SUDDEN: dict[str, Callable[[Fault], object]] = {
+    "raise": _raise,
+    "kill": lambda _fault: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda _fault: ctypes.string_at(0),
+    "exit": lambda _fault: os._exit(EXIT_CODE),
+    "hang": _hang,
+    "stop": lambda _fault: os.kill(os.getpid(), signal.SIGSTOP),
+    "oom": _take_too_much,
+}
+
+
+# ---- slow
+
+
+class Slow(Strike):
+    """Every step takes ``factor`` times as long: what it took, and a sleep for the rest."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._factor = fault.factor
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self._began = time.monotonic()
+
+    def step(self) -> None:
+        """A step is over: draw it out, then the next begins."""
+        if self._began is not None:
+            time.sleep((time.monotonic() - self._began) * (self._factor - 1))
+        self._began = time.monotonic()
+
+    def begin_cell(self) -> None:
+        """The time between two cells is no step."""
+        self._began = None
+
+    def undo(self) -> None:
+        """From now on steps take what they take."""
+        self._factor = 1.0
+
+
+# ---- nan
+
+
+class Nan(Strike):
+    """The first gradient of the next backward is nothing but NaN."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._parameters = [
+            parameter
+            for model in prepared()
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        if not self._parameters:
+            raise FaultError(
+                f"fault: {fault} finds no prepared model on this rank; "
+                "call nbddp.prepare(model) first"
+            )
+        self._handles: list[Any] = []
+
+    def begin(self) -> None:
+        """Wait for the next backward: which parameter comes first is not known."""
+        self._handles = [
+            each.register_hook(self._poison)  # type: ignore[no-untyped-call, unused-ignore]
+            for each in self._parameters
+        ]
+
+    def _poison(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not self._handles:
+            return gradient
+        self.undo()
+        return gradient * float("nan")
+
+    def undo(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._parameters = [], []
+
+
+# ---- skip
+
+
+class Skip(Strike):
+    """This rank leaves out one collective: a call of torch.distributed's, or DDP's averaging.
+
+    A function that somebody imported by its name before (``from torch.distributed import
+    all_reduce``), a collective in a new process group after an interrupt, and ``send`` and
+    ``recv`` are never left out. DDP reduces in C++, so a model that nbddp prepared is kept from
+    it for one forward and backward, as by ``no_sync``: all buckets of that backward are left out.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        if not dist.is_initialized():
+            raise FaultError(
+                f"fault: {fault} finds no process group on this rank, so no collective to skip"
+            )
+        self._models = [each for each in prepared() if isinstance(each, DistributedDataParallel)]
+        self._group = dist.group.WORLD
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._handles: list[Any] = []
+        self._muted: DistributedDataParallel | None = None
+
+    def begin(self) -> None:
+        """Wait for the next collective, whichever it is."""
+        for home in (dist, dist.distributed_c10d):
+            for name in COLLECTIVES:
+                if hasattr(home, name):  # each version of torch has its own
+                    function = getattr(home, name)
+                    self._replaced.append((home, name, function))
+                    setattr(home, name, self._instead_of(function))
+        for model in self._models:
+            self._handles.append(model.register_forward_pre_hook(self._before_forward))
+            self._handles.append(model.register_forward_hook(self._after_forward))
+
+    def undo(self) -> None:
+        """Give torch its functions back, and the models their averaging."""
+        for home, name, function in self._replaced:
+            setattr(home, name, function)
+        for handle in self._handles:
+            handle.remove()
+        self._unmute()
+        self._replaced, self._handles, self._models = [], [], []
+
+    def _instead_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def skipped(*args: Any, **options: Any) -> Any:
+            is_meant = bool(self._replaced) and self._is_same_group()
+            self.undo()
+            if not is_meant:
+                return function(*args, **options)
+            given = inspect.signature(function).bind(*args, **options).arguments
+            return _finished_work() if given.get("async_op") else None
+
+        return skipped
+
+    def _is_same_group(self) -> bool:
+        return dist.is_initialized() and dist.group.WORLD is self._group
+
+    def _before_forward(self, model: DistributedDataParallel, _args: Any) -> None:
+        self._unmute()  # a forward that raised did not come to its end
+        will_average = torch.is_grad_enabled() and model.require_backward_grad_sync
+        if will_average and self._is_same_group():
+            model.require_backward_grad_sync = False  # forward decides; backward only obeys
+            self._muted = model
+
+    def _after_forward(self, model: DistributedDataParallel, _args: Any, _output: Any) -> None:
+        if self._muted is model:
+            self.undo()
+
+    def _unmute(self) -> None:
+        if self._muted is not None:
+            self._muted.require_backward_grad_sync = True
+            self._muted.require_forward_param_sync = True  # buffers go around in the next forward
+        self._muted = None
+
+
+def _finished_work() -> Any:
+    """What an asynchronous collective returns, with nothing left to wait for."""
+    done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    done.set_result([])
+    bindings: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
+    return bindings._create_work_from_future(done)
+
+
+# ---- corrupt
+
+
+def _newest_checkpoint(fault: Fault) -> Path:
+    newest = [path for path in (each.newest() for each in checkpoints()) if path is not None]
+    if not newest:
+        raise FaultError(f"fault: {fault} finds no checkpoint; save one before that step")
+    return max(newest, key=lambda path: path.stat().st_mtime_ns)
+
+
+def flip(path: Path) -> None:
+    """Flip bytes in the middle of a file, or of the largest file in a folder; sizes stay."""
+    if path.is_dir():
+        files = [each for each in sorted(path.rglob("*")) if each.is_file()]
+        path = max(files, key=lambda each: each.stat().st_size)
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.seek(max(0, (size - FLIPPED) // 2))
+        piece = file.read(FLIPPED)
+        file.seek(-len(piece), os.SEEK_CUR)
+        file.write(bytes(byte ^ 0xFF for byte in piece))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+LASTING: dict[str, Callable[[Fault], Strike]] = {"slow": Slow, "nan": Nan, "skip": Skip}

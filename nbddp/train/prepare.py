@@ -1,0 +1,127 @@
+"""Make a model learn together with the other ranks'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nbddp.errors import ArgumentError
+from nbddp.train import place
+from nbddp.train.checkpoint.sharded import fsdp_kinds, is_spread
+from nbddp.train.warn import warn
+
+_prepared: WeakSet[nn.Module] = WeakSet()
+
+
+def prepare(
+    model: nn.Module,
+    *,
+    find_unused_parameters: bool = False,
+    sync_batch_norm: bool = True,
+    **ddp_options: Any,
+) -> nn.Module:
+    """Bring a model to this rank's device and make it learn together with the other ranks'.
+
+    Its batch norms become SyncBatchNorm and it is wrapped in DistributedDataParallel, which sends
+    rank 0's parameters to all ranks and averages gradients in ``backward()``. Call it on every
+    rank, before the optimizer is made. The model itself is then ``model.module``.
+
+    Without a process group it is only moved. A model without trainable parameters has no
+    gradients to average and is not wrapped. A model whose parameters lie on several devices stays
+    where it is. One that is prepared already comes back as it is.
+
+    Args:
+        model: any module.
+        find_unused_parameters: for a model that leaves some parameters out of some steps; slower.
+        sync_batch_norm: whether batch norms shall see the batches of all ranks. torch can do that
+            on GPUs only; on the CPU it is left out, with a warning on rank 0.
+        ddp_options: more for DistributedDataParallel, such as ``bucket_cap_mb=50``.
+
+    Returns:
+        The DistributedDataParallel model, or the model itself where nothing was to be wrapped.
+
+    Raises:
+        ArgumentError: the model averages gradients in its own way already, or a part of it does.
+        TypeError: it is no module.
+
+    >>> prepare(nn.Linear(4, 2))
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+    _check_can_be_prepared(model)
+    if not _is_ddp(model):
+        model = _wrap(
+            model,
+            sync_batch_norm=sync_batch_norm,
+            options={"find_unused_parameters": find_unused_parameters, **ddp_options},
+        )
+    _prepared.add(model)
+    return model
+
+
+def prepared() -> list[nn.Module]:
+    """The prepared models that somebody still holds.
+
+    >>> model = prepare(nn.Linear(1, 1))
+    >>> any(each is model for each in prepared())
+    True
+    """
+    return list(_prepared)
+
+
+def _is_ddp(model: nn.Module) -> bool:
+    """Whether it is wrapped already; torch.compile may have put a wrapper of its own around."""
+    return isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
+
+
+def _check_can_be_prepared(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"prepare: expected a model, got {type(model).__name__}")
+    parts = list(model.named_modules())
+    if any(isinstance(each, fsdp_kinds()) for _, each in parts):
+        raise ArgumentError(
+            "prepare: the model is sharded (FSDP) and averages gradients by itself; use it as it is"
+        )
+    if is_spread(model):
+        raise ArgumentError(
+            "prepare: the model has parameters that are spread over ranks (DTensor); prepare it "
+            "before it is spread, or use it as it is"
+        )
+    wrapped = [name for name, each in parts if isinstance(each, DistributedDataParallel)]
+    if wrapped and not _is_ddp(model):
+        raise ArgumentError(
+            f"prepare: {wrapped[0]} in the model is wrapped in DistributedDataParallel already; "
+            "prepare the model before its parts, or the parts alone"
+        )
+
+
+def _wrap(model: nn.Module, *, sync_batch_norm: bool, options: dict[str, Any]) -> nn.Module:
+    device = place.device()
+    spans_devices = len({each.device for each in model.parameters()}) > 1
+    if not spans_devices:
+        model = model.to(device)
+    if not dist.is_initialized() or not any(each.requires_grad for each in model.parameters()):
+        return model
+    if sync_batch_norm and place.world_size() > 1:
+        model = _sync_batch_norm(model, options.get("process_group"))
+    device_ids = [device.index] if device.type == "cuda" and not spans_devices else None
+    return DistributedDataParallel(model, **{"device_ids": device_ids, **options})
+
+
+def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if not any(isinstance(each, kinds) for each in model.modules()):
+        return model
+    if all(each.device.type == "cuda" for each in model.parameters()):
+        convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
+        return convert(model, process_group)
+    if place.rank() == 0:
+        warn(
+            "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
+            "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."
+        )
+    return model

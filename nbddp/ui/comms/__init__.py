@@ -1,0 +1,1 @@
+"""The comms by which the page talks to the kernel."""

@@ -1,0 +1,351 @@
+"""Keeps widgets answered while the kernel's main thread waits in a cell.
+
+A kernel answers the page's widgets between cells: a button pressed while a cell runs is heard
+when it is over. Some front ends ask for a second thread, most do not, and ipykernel 7.4 sends
+the message back to the thread that made the button. So the messages of widgets that are served
+are taken out before the kernel sees them, whatever the front end; all others go on untouched.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from ipywidgets import Widget
+
+from nbddp.sigint import await_all, interrupt_held_back, promised_by
+from nbddp.ui.comms.kernel_stream import Filter, Incoming, Way, way_to
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+logger = logging.getLogger(__name__)
+
+CONTROL = "jupyter.widget.control"  # over it a page asks for all widgets, when it opens or reloads
+BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still runs
+PATIENCE = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
+
+PENDING = "buttons answer only when the cell is over"
+_ATTRIBUTE = "_nbddp_live"
+_KINDS = ("comm_open", "comm_msg", "comm_close")
+
+
+class Serving:
+    """Some widgets that are answered from ``begin`` to ``end``; a context manager.
+
+    Attributes:
+        reloads: How often a page has asked for all widgets since it began: it was opened, or
+            loaded again, and has lost what was only printed.
+    """
+
+    def __init__(self, live: LiveComms) -> None:
+        self._live = live
+        self.comm_ids: set[str] = set()
+        self.context = contextvars.Context()
+        self.cell: dict[str, Any] | None = None
+        self.reloads = 0
+
+    def add(self, *widgets: Widget) -> None:
+        """Serve these too, with all that they are made of; again when that has changed."""
+        for widget in widgets:
+            _collect(widget, self.comm_ids)
+
+    def begin(self) -> Serving:
+        """Answer them from now on, in the context of the cell that says so."""
+        self.context = contextvars.copy_context()
+        try:
+            self._live.begin(self)
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def end(self) -> None:
+        """Answer them no longer; the kernel does, when it is free."""
+        self._live.end(self)
+
+    __enter__ = begin
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+
+
+class LiveComms:
+    """One per kernel: answers the messages of the widgets that are served, on its own thread.
+
+    Attributes:
+        cells: How many cells the user has sent while widgets were served.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.cells = 0
+        self._kernel = kernel
+        self._way = way_to(kernel)
+        self._has_failed = False
+        self._next_busy = 0.0
+        self._has_complained = False
+        self._servings: tuple[Serving, ...] = ()  # replaced, never changed: other threads read it
+        self._lock = threading.Lock()
+        self._filter: Filter | None = None
+        self._thread: threading.Thread | None = None
+        self._calls: SimpleQueue[tuple[Incoming, Serving] | None] = SimpleQueue()
+        self._control_ids: set[str] = set()
+        self._kept: defaultdict[int, deque[Callable[[], None]]] = defaultdict(deque)
+
+    @classmethod
+    def of(cls, shell: InteractiveShell | None) -> LiveComms:
+        """The one of this shell's kernel; without a kernel, one that does nothing."""
+        kernel = getattr(shell, "kernel", None)
+        live: LiveComms | None = getattr(kernel, _ATTRIBUTE, None)
+        if live is None:
+            live = cls(kernel)
+            if kernel is not None:
+                setattr(kernel, _ATTRIBUTE, live)
+        return live
+
+    @property
+    def how(self) -> Way:
+        """How the messages are reached; with ``PUMP``, whoever blocks the main thread pumps."""
+        return Way.NONE if self._has_failed else self._way
+
+    @property
+    def kernel_ends(self) -> bool:
+        """Whether the kernel was asked to end, or to start anew: no page listens any more."""
+        return getattr(self._kernel, "_shutdown_message", None) is not None
+
+    def serving(self, *widgets: Widget) -> Serving:
+        """Answer these widgets while the context lasts; nested and overlapping as you like.
+
+        Their children, layouts and styles are served with them. The main thread waits as long as
+        this lasts.
+        """
+        serving = Serving(self)
+        serving.add(*widgets)
+        return serving
+
+    def pump(self) -> None:
+        """Answer what has come: for the main thread, every 50 to 100 ms while it waits."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        # A page that learns of its first widget asks for a second shell on the control channel, and
+        # at the answer's end it shows the kernel as idle. So say now and then that the cell runs.
+        if self._servings and time.monotonic() >= self._next_busy:
+            self._next_busy = time.monotonic() + BUSY_PERIOD
+            self._publish_still_busy()
+        if self.how is not Way.PUMP or self._filter is None:
+            return
+        with interrupt_held_back():
+            self._kernel.shell_stream.flush()
+            for call in self._waiting_calls():
+                self._answer(*call)
+
+    def keep(self, close: Callable[[], None], *, most: int) -> None:
+        """Leave widgets of a cell that is over on its page; of more than ``most`` close the oldest.
+
+        A page may still be drawing them, or may not follow the output that replaces them.
+        """
+        kept = self._kept[most]
+        kept.append(close)
+        while len(kept) > most:
+            kept.popleft()()
+
+    # -- who is served
+
+    def begin(self, serving: Serving) -> None:
+        """Serve this one too."""
+        if self._way is Way.NONE:
+            return
+        # Another thread may wait as well, but the cell that the page shows as busy is not its own.
+        if threading.current_thread() is threading.main_thread():
+            serving.cell = self._kernel.get_parent("shell")
+        self._has_failed = False  # whatever held the kernel up, it has read this cell since
+        with interrupt_held_back():
+            with self._lock:
+                self._servings = (*self._servings, serving)
+            self._settle()
+
+    def end(self, serving: Serving) -> None:
+        """Serve it no longer; after the last one, the kernel is as it was found."""
+        if serving not in self._servings:
+            return
+        with interrupt_held_back():
+            with self._lock:  # nobody is just about to say that its cell is busy
+                self._servings = tuple(each for each in self._servings if each is not serving)
+            thread = self._thread
+            self._settle()
+            if thread is not None and thread is not self._thread:
+                _join(thread)
+
+    # -- the filter and the thread
+
+    def _settle(self) -> None:
+        """Have both if they are wanted, and neither if not."""
+        try:
+            if self._way is Way.TAP:
+                self._settle_on_reading_thread()
+            else:
+                self._settle_here()
+        except TimeoutError:
+            if not self._has_failed:
+                logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
+            self._has_failed = True
+        except Exception:
+            if not self.kernel_ends:  # its reading thread ends with it
+                logger.warning(PENDING, exc_info=True)
+            self._has_failed = True
+
+    def _settle_on_reading_thread(self) -> None:
+        async def settle() -> None:
+            self._settle_here()
+
+        loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
+        settled = promised_by(loop, settle())
+        await_all([settled], PATIENCE)
+        if not settled.done():
+            raise TimeoutError
+        settled.result()
+
+    def _settle_here(self) -> None:
+        is_wanted = self.how is not Way.NONE and bool(self._servings)
+        if self._way is Way.PUMP:  # while nothing blocks the main thread, the kernel answers
+            is_wanted = is_wanted and any(each.cell is not None for each in self._servings)
+        if is_wanted and self._thread is None and self._way is Way.TAP:
+            self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its
+            self._thread = threading.Thread(
+                target=self._serve, args=(self._calls,), name="nbddp-widgets", daemon=True
+            )
+            self._thread.start()
+        if self._filter is not None and not (is_wanted and self._filter.is_on_top):
+            self._remove_filter(self._filter)
+        if is_wanted and self._filter is None:
+            comms = self._kernel.comm_manager.comms.copy()
+            self._control_ids |= {key for key, each in comms.items() if each.target_name == CONTROL}
+            self._filter = Filter(self._kernel, self._take)
+        if not is_wanted and self._thread is not None:
+            self._calls.put(None)
+            self._thread = None
+
+    def _remove_filter(self, current: Filter) -> None:
+        current.take_out()
+        self._filter = None
+        if self._way is Way.PUMP:
+            for message, _ in self._waiting_calls():
+                current.pass_on(message)
+
+    def _waiting_calls(self) -> Iterator[tuple[Incoming, Serving]]:
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                yield call
+
+    # -- what is taken
+
+    def _take(self, message: Incoming) -> bool:
+        """Whether this message is for one of ours; then it will be answered."""
+        try:
+            serving = self._addressee(message)
+        except Exception:
+            if not self._has_complained:
+                logger.warning("left a message to the kernel, unread", exc_info=True)
+            self._has_complained = True
+            return False
+        if serving is None:
+            return False
+        self._calls.put((message, serving))
+        return True
+
+    def _addressee(self, message: Incoming) -> Serving | None:
+        peek = message.peek()
+        kind, servings = peek["header"]["msg_type"], self._servings
+        self.cells += kind == "execute_request"
+        if kind not in _KINDS or not servings:
+            return None
+        content = message.session.unpack(peek["content"])
+        comm_id = content["comm_id"]
+        if kind == "comm_open" and content["target_name"] == CONTROL:
+            self._control_ids.add(comm_id)
+        if comm_id in self._control_ids:
+            return servings[-1]
+        return next((each for each in reversed(servings) if comm_id in each.comm_ids), None)
+
+    # -- how it is answered
+
+    def _serve(self, calls: SimpleQueue[tuple[Incoming, Serving] | None]) -> None:
+        while (call := calls.get()) is not None:
+            try:
+                self._answer(*call)
+            except BaseException:  # such as sys.exit(): the other buttons need this thread, too
+                logger.exception("a widget's handler tried to end its thread")
+
+    def _answer(self, message: Incoming, serving: Serving) -> None:
+        # In the cell's context a handler's prints and displays land in the cell. A copy for each
+        # message: a handler may wait and pump itself, and no context can be entered twice.
+        serving.context.copy().run(self._answer_here, message)
+
+    def _answer_here(self, incoming: Incoming) -> None:
+        try:
+            identities, message = incoming.read()
+            self._publish("busy", message)
+            try:
+                self._handle(identities, message)
+            finally:
+                # Until it sees this, the page holds back what else the user does to the widget.
+                self._publish("idle", message)
+                self._publish_still_busy()
+        except Exception:
+            logger.exception("a widget's message was not answered")
+
+    def _handle(self, identities: list[bytes], message: dict[str, Any]) -> None:
+        manager, kind = self._kernel.comm_manager, message["header"]["msg_type"]
+        if kind != "comm_msg":
+            getattr(manager, kind)(None, identities, message)
+            return
+        content = message["content"]
+        comm = manager.comms.get(content["comm_id"])  # get_comm would complain in the cell
+        if comm is None:
+            return  # of a widget that has just been closed
+        # Not comm.handle_msg: around the callback it announces that a cell begins and ends, upon
+        # which matplotlib shows and closes the figure that the running cell is still drawing.
+        callback = getattr(comm, "_msg_callback", None) or comm.handle_msg
+        callback(message)
+        if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
+            for serving in self._servings:
+                serving.reloads += 1
+
+    def _publish_still_busy(self) -> None:
+        """After any "idle" the page shows the kernel as idle, though a cell still blocks it."""
+        with self._lock:
+            blocked = [each.cell for each in self._servings if each.cell is not None]
+            if blocked:
+                self._publish("busy", blocked[-1])
+
+    def _publish(self, status: str, parent: dict[str, Any]) -> None:
+        self._kernel._publish_status(status, "shell", parent=parent)
+
+
+def _collect(value: Any, comm_ids: set[str]) -> None:
+    """Find the comms of a widget and of all that its traits name: children, layout, style."""
+    if isinstance(value, Widget):
+        if value.comm is None or value.comm.comm_id in comm_ids:
+            return
+        comm_ids.add(value.comm.comm_id)
+        for key in value.keys:
+            _collect(getattr(value, key), comm_ids)
+    elif isinstance(value, dict):
+        _collect(list(value.values()), comm_ids)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _collect(each, comm_ids)
+
+
+def _join(thread: threading.Thread) -> None:
+    if thread is threading.current_thread():
+        return  # a handler ends what serves it; the thread goes when the handler is done
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        logger.warning("a widget's handler still runs after %g s", PATIENCE)

@@ -1,0 +1,303 @@
+"""A cell as a panel: live widgets while it runs, a record of it in their place when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from nbddp.charts.axes import AxisScale
+from nbddp.controller.session import Session
+from nbddp.errors import RequestError
+from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
+from nbddp.record.snapshot import Snapshot
+from nbddp.ui.comms.dispatcher import LiveComms, Serving
+from nbddp.ui.comms.kernel_stream import Way
+from nbddp.ui.html_pieces import MAX_CHARTS
+from nbddp.ui.input_requests import Questions
+from nbddp.ui.log_lines import Line, Tails, parted
+from nbddp.ui.panel.controls import Press
+from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
+from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
+from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
+from nbddp.ui.panel.widgets import PanelWidgets
+from nbddp.ui.report.blocks import Cell, Dot, Report
+from nbddp.ui.report.finished_cell import Attempt, Record, record_html, record_text
+from nbddp.ui.report.render import render_html
+from nbddp.ui.screen import TOGETHER, Check, StreamScreen, View, is_text, show_rich, show_rich_value
+from nbddp.ui.wording import shorten
+from nbddp.wire.messages import Display
+
+DELAY = 0.1  # seconds: a cell that is over by then gets its record at once
+OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
+DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
+PREVIEW_SHARE = 0.02  # of a core, or else less often
+LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
+PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
+PANELS_KEPT = 4  # panels whose widgets stay after their cells: a page may still draw them
+RECORDS_KEPT = 32  # records that stay where their panels were, for pages that follow no outputs
+SHOWN = 200  # lines of the log in the record
+SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
+NO_WIDGETS = (
+    "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
+    "and `%ddp view text` prints everything as it comes"
+)
+
+
+class PanelView:
+    """Shows one cell, from its beginning to its end, on the thread that calls ``show``.
+
+    Attributes:
+        slot: The place of the cell among its outputs.
+    """
+
+    has_record = True
+
+    def __init__(
+        self,
+        session: Session,
+        live: LiveComms,
+        screen: StreamScreen,
+        *,
+        has_color: bool,
+        questions: Questions,
+        check: Check,
+        slot: OutputSlot | None = None,
+    ) -> None:
+        self.tails = Tails(max_merged=MAX_ROWS)
+        self.attempt = 0
+        self.session = session
+        self._live = live
+        self._screen = screen
+        self._has_color = has_color
+        self._widgets: PanelWidgets | None = None
+        self._serving: Serving | None = None
+        self._questions, self._check = questions, check
+        self.slot = slot or OutputSlot()
+        self._before: list[Attempt] = []
+        self._shown: CellHandle | None = None
+        self._opens_at = 0.0
+        self._folder = ""  # of the run
+        self._log_pacer = RedrawPacer(0.015, least=0.1, most=0.3)
+        self._rest_pacer = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
+        self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # not read in haste
+        self._next_draw = 0.0
+
+    def take_over(self, before: View) -> None:
+        """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
+        if isinstance(before, PanelView) and before._shown is not None:
+            is_healed = before._shown.attempt == self.session.life.attempt
+            self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
+            self.tails, self.slot = before.tails, before.slot
+
+    def note(self, text: str) -> None:
+        """Say in the place of the panel, which is over, what is done about its failure."""
+        self.tails.say(text)
+        self.announce(text)
+
+    def announce(self, text: str) -> None:
+        """Say in the place of the panel, which is still to come, what goes on."""
+        announced = render_html(Report(Cell(text, dot=Dot.BUSY)))
+        self.slot.show_placeholder(announced, f"nbddp: {text}")
+
+    def show(self, handle: CellHandle) -> CellResult:
+        """Show a cell until it is over; the panel then is its record."""
+        self.attempt, self._shown = handle.attempt, handle
+        self._folder = shorten(self.session.snapshot(handle).folder)
+        self._next_draw = time.monotonic() + DELAY
+        self._opens_at = time.monotonic() + OPENING
+        try:
+            while not handle.is_told:
+                may_wait = time.monotonic() < self._next_draw
+                notice = handle.next_notice(self._patience(), piles_up=may_wait)
+                self._take(handle, notice)
+                self._live.pump()
+                self._ask(handle)
+                if time.monotonic() >= self._next_draw:
+                    if notice is not None:
+                        self._take_together(handle, patience=0.0 if may_wait else TOGETHER)
+                    self._draw(handle)
+            if handle.result is None:
+                raise RuntimeError("the cell's notices ended before the cell did")
+            self._finish(handle, handle.result)
+            return handle.result
+        finally:
+            self._questions.close()
+            if self._serving is not None:
+                self._serving.end()
+            if self._widgets is not None and not self._live.kernel_ends:
+                self.slot.close()  # each that an ending kernel closes is an error on the page
+
+    def _ask(self, handle: CellHandle) -> None:
+        reloads = self._serving.reloads if self._serving is not None else 0
+        self._questions.note_page((self._live.cells, reloads))
+        typed = self._questions.pump(handle.has_ended)
+        if typed is not None:
+            rank, text = typed
+            self.tails.flush(rank)
+            self.tails.write(rank, f"{text}\n")
+
+    def _patience(self) -> float:
+        """How long to wait for news: less where this very thread answers the buttons."""
+        if self._widgets is not None and self._live.how is Way.PUMP:
+            return PUMP_PERIOD
+        left = self._next_draw - time.monotonic()
+        pause = left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
+        return min(pause, self._questions.patience)
+
+    # ---- what the cell says
+
+    def _take_together(self, handle: CellHandle, *, patience: float) -> None:
+        """What ranks print at the same moment is drawn together; what has piled up is there."""
+        deadline = time.monotonic() + TOGETHER
+        while (left := deadline - time.monotonic()) > 0 and not handle.is_told:
+            notice = handle.next_notice(min(left, patience))
+            if notice is None:
+                return
+            self._take(handle, notice)
+
+    def _take(self, handle: CellHandle, notice: Notice | None) -> None:
+        match notice:
+            case Wrote(rank=rank, text=text):
+                self.tails.write(rank, text)
+            case Said(text=text):
+                if self._widgets is None or text != self.session.whereabouts.hangs.alarm:
+                    self.tails.say(text)
+            case Displayed(rank=rank, message=message):
+                self._show_display(handle, rank, message)
+            case Question() | TakenBack():
+                self._opens_at = 0.0  # who is asked shall see by whom
+                self._questions.take(notice)
+
+    def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
+        self.tails.flush(rank)  # it was printed before
+        if is_text(message):
+            self.tails.write(rank, f"{message.data['text/plain']}\n")
+            return
+        if not self.slot.is_used:  # else the record would stand below what it belongs to
+            self._preview(handle)
+        show_rich(self._screen, rank, message, has_color=self._has_color)
+        self.slot.is_followed = True
+
+    # ---- while it runs
+
+    def _draw(self, handle: CellHandle) -> None:
+        """Redraw what has changed, and the times that go on."""
+        if self._widgets is not None:
+            self._redraw(handle, self._widgets)
+        elif time.monotonic() >= self._opens_at:
+            self._open(handle)
+        else:
+            pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
+            with pacer.spending():
+                if self.slot.is_used or self.tails.version:
+                    self._preview(handle)
+            self._next_draw = min(pacer.next_at, self._opens_at)
+
+    def _preview(self, handle: CellHandle) -> None:
+        """Show it as its record will be, so that nothing jumps if that comes soon."""
+        merged = self.tails.lines()
+        record = Record(
+            snapshot=self._snapshot(handle),
+            lines=merged[-SHOWN:],
+            earlier=self._earlier(merged, SHOWN),
+            is_brief=True,
+        )
+        html = record_html(record) + late_html(record.snapshot.run, handle.prompt)
+        self.slot.show_placeholder(html, record_text(record))
+
+    def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
+        log_seen = (self.tails.version, widgets.log.looks_at)
+        self._log_pacer.draw(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
+        self._rest_pacer.draw(
+            self.session.version,
+            lambda: widgets.draw(self._snapshot(handle), can_press=self._live.how is not Way.NONE),
+        )
+        chart_seen = (self.session.version, widgets.charts.choice)
+        self._chart_pacer.draw(chart_seen, widgets.charts.draw)
+        self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
+
+    def _open(self, handle: CellHandle) -> None:
+        self._serving = self._live.serving().begin()
+        self._widgets = widgets = PanelWidgets(
+            handle.ranks,
+            lambda *it: self._press(handle, *it),
+            self.session.whereabouts.metrics.snapshot,
+            self._serving.add,
+        )
+        self._redraw(handle, widgets)
+        if self.slot.root is None:
+            self._live.keep(self.slot.close, most=RECORDS_KEPT)
+        self._serving.add(self.slot.open(widgets.parts))
+        run = self.session.snapshot(handle).run
+        self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
+
+    def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
+        count = self.tails.earlier(rank) + max(0, len(lines) - shown)
+        return say_earlier(count, log_path(self._folder, rank))
+
+    def _press(self, handle: CellHandle, press: Press, rank: int) -> None:
+        """Do what a button says, without waiting for it: the panel shows what comes of it."""
+        deeds: dict[Press, Callable[[], object]] = {
+            Press.INTERRUPT: self.session.interrupt,
+            Press.RESTART: self.session.begin_restart,
+            Press.STOP: self.session.begin_stop,
+            Press.KILL: partial(self.session.begin_kill, rank),
+        }
+        try:
+            deeds[press]()
+        except RequestError as error:
+            handle.feed(Said(str(error)))
+
+    # ---- when it is over
+
+    def _finish(self, handle: CellHandle, result: CellResult) -> None:
+        self._questions.close()  # the record says if an input box is left
+        self.tails.flush()
+        values, rich = parted(result.results)
+        record = self._record(handle, result, values)
+        self.slot.show_record(record_html(record), record_text(record))
+        for ranks, bundle in rich:
+            show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
+        if self._widgets is not None:
+            self._live.keep(self._widgets.close, most=PANELS_KEPT)
+            self._widgets = None
+
+    def _record(self, handle: CellHandle, result: CellResult, values: Sequence[Line]) -> Record:
+        scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
+        curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
+        merged, snapshot = self.tails.lines(), self._snapshot(handle)
+        missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
+        return Record(
+            snapshot=snapshot,
+            result=result,
+            lines=[*merged[-SHOWN:], *values],
+            earlier=self._earlier(merged, SHOWN),
+            log_path=log_path(self._folder, None),
+            rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
+            metrics=self.session.whereabouts.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
+            scale=scale,
+            attempts=self._before,
+            curves=curves,
+            notes=[missed if snapshot.missed else "", self._questions.stays],
+            findings=self._check(handle),
+        )
+
+    def _snapshot(self, handle: CellHandle) -> Snapshot:
+        """Of the cell from its first attempt on."""
+        snapshot = self.session.snapshot(handle)
+        if not self._before:
+            return snapshot
+        began = self._before[0].handle.began_at
+        seconds = snapshot.seconds + handle.began_at - began
+        events = self.session.time_line.since(began)
+        return replace(snapshot, began=began, seconds=seconds, events=events)
+
+    def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[Line], str]]:
+        return [
+            (rank, lines[-SHOWN_OF_RANK:], self._earlier(lines, SHOWN_OF_RANK, rank))
+            for rank in handle.ranks
+            if (lines := self.tails.lines(rank))
+        ]

@@ -1,0 +1,273 @@
+"""A rank's IPython shell: runs a cell and tells what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+from IPython.core import interactiveshell
+from IPython.core.autocall import ExitAutocall
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets import Type, default
+from traitlets.config import Config
+
+from nbddp.wire.messages import Display, RunCell
+from nbddp.wire.script import Script
+from nbddp.worker.cell import run_script
+from nbddp.worker.cell.compiler import CellCompiler
+from nbddp.worker.cell.debugger import RankPdb, post_mortem
+from nbddp.worker.cell.display import MailingPublisher, ResultHook
+from nbddp.worker.cell.failure import error_text, format_traceback
+from nbddp.worker.cell.import_hooks import change_when_imported
+from nbddp.worker.cell.signal_handlers import CellHandlers
+from nbddp.worker.cell.warning_places import name_users_lines
+from nbddp.worker.heal.plain_values import PlainValues
+from nbddp.worker.watch.profiler import CellProfiler, profiled
+
+_PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
+
+
+class CellExit(ExitAutocall):
+    """``exit`` and ``quit``: they end the cell as ``sys.exit()`` does, and the rank lives on."""
+
+    __call__ = staticmethod(sys.exit)  # no line of ours in a traceback
+
+
+class RankShell(InteractiveShell):
+    """The shell that cells run in; one per rank, kept from cell to cell."""
+
+    compiler_class = CellCompiler
+    displayhook_class = Type(ResultHook)
+    display_pub_class = Type(MailingPublisher)
+    compile: CellCompiler
+    displayhook: ResultHook
+    display_pub: MailingPublisher
+    debugger_cls = RankPdb  # of ``%debug STATEMENT`` and ipdb
+    is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
+    profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
+    handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
+    _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
+    _awaited: asyncio.Task[Any] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        self._swallowed: list[BaseException] = []
+        self._script_files = run_script.OwnFiles()
+        super().__init__(**options)
+        self.loop_runner = self._await
+        self.plain_values = PlainValues(self.user_ns)
+
+    def init_magics(self) -> None:
+        """Register IPython's magics, and an explanation in place of nbddp's."""
+        super().init_magics()
+        for kind, name in itertools.product(("line", "cell"), ("ddp", "local", "%ddp", "%local")):
+            self.magics_manager.register_function(_only_in_the_notebook, kind, name)
+        self.magics_manager.register_function(_no_pdb, "line", "pdb")
+
+    # ---- cells
+
+    def run(self, command: RunCell) -> ExecutionResult:
+        """Run a cell; raises nothing that the cell raised."""
+        # `%reset -f` takes it away, and multiprocessing cannot do without
+        self.user_module.__dict__.setdefault("__spec__", None)
+        self.execution_count = command.execution_count
+        self.compile.begin_cell(command.source, command.first_line, command.execution_count)
+        self.display_pub.cell = command.cell
+        self.displayhook.bundle = {}
+        self._swallowed.clear()
+        with profiled(command) if command.trace else nullcontext() as self.profiler:
+            result: ExecutionResult = (
+                self._run_script(Script(**command.script))
+                if command.script
+                else super().run_cell(command.source, store_history=True)
+            )
+            if result.success and self._swallowed:
+                result.error_in_exec = self._swallowed[0]
+        error = result.error_before_exec or result.error_in_exec
+        for each in self._swallowed:
+            if each is not error:
+                print(self.format_error(each))  # noqa: T201 - as IPython does
+        self._swallowed.clear()  # its frames hold what the cell held
+        return result
+
+    def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
+        """Run a cell within the cell, as ``%%capture`` does: if it fails, so does the cell.
+
+        IPython shows the error and goes on, which nobody would notice in a group of ranks.
+        """
+        outer = self.displayhook.exec_result
+        result: ExecutionResult = super().run_cell(raw_cell, *args, **options)
+        self.displayhook.exec_result = outer
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt, or an exit: it ends all of the cell
+        if error is not None and sys._getframe(1).f_code.co_name != "safe_execfile_ipy":
+            self._swallowed.append(error)  # %run of a notebook raises its error instead
+        return result
+
+    def begin(self, mail: Callable[[Display], None]) -> None:
+        """Be the shell of a rank, in its own process; ``mail`` is handed pictures."""
+        self.display_pub.mail = mail
+        self.handlers_acting = CellHandlers().acting
+        name_users_lines(self.is_cell_file)
+
+    async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
+        """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""
+        with self.handlers_acting():
+            return bool(await super().run_code(code_obj, *more, **options))
+
+    def is_cell_file(self, filename: str) -> bool:
+        """Whether a code object's file is one of the cells run here, or the user's in a script."""
+        return filename in self.compile.files or bool(self._script_files.name(filename))
+
+    def name_of_file(self, filename: str) -> str:
+        """What a script's file is called, or another cell than the one that runs: ``cell [3]``."""
+        return self._script_files.name(filename) or self.compile.name_of_cell(filename)
+
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        loop = self._loop
+        self._awaited = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(self._awaited)
+        finally:
+            self._awaited = None
+
+    def cancel(self) -> bool:
+        """Cancel what the cell awaits; false if it awaits nothing. For a signal's handler."""
+        task = self._awaited
+        if task is None:
+            return False
+        task.get_loop().call_soon_threadsafe(task.cancel)
+        return True
+
+    # ---- scripts
+
+    def _run_script(self, script: Script) -> ExecutionResult:
+        """Run what ``%ddp run`` names."""
+        result = ExecutionResult(None)
+        self.events.trigger("pre_execute")
+        try:
+            with self.handlers_acting():
+                if script.keeps:
+                    run_script.run_in(self.user_ns, script, self._script_files)
+                else:
+                    run_script.run(script, self._script_files)
+        except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
+            result.error_in_exec = error
+        self.events.trigger("post_execute")  # figures are shown
+        return result
+
+    # ---- tracebacks
+
+    def format_error(self, error: BaseException, *, is_whole: bool = False) -> str:
+        """Format an error's traceback, with ``is_whole`` for the log."""
+        has_colors = not is_whole and self.colors.lower() != "nocolor"
+        return format_traceback(error, is_whole=is_whole, has_colors=has_colors)
+
+    def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
+        """Print a traceback that was asked for; the cell's report has that of what ends the cell.
+
+        Raises:
+            BaseException: IPython would show the error and go on, as in %run.
+        """
+        caller, error = sys._getframe(1), sys.exc_info()[1]
+        asker, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
+        if asker == interactiveshell.__name__:
+            is_exit = isinstance(error, SystemExit) and function == "run_code"
+            if error is not None and (is_exit or function.startswith("safe_")):  # of %run
+                raise error
+            return
+        if error is not None and asker.startswith("IPython.core.magics") and function != "tb":
+            raise error
+        try:
+            error = self._get_exc_info(exc_tuple)[1]
+        except ValueError:
+            print("No traceback available to show.", file=sys.stderr)  # noqa: T201 - as IPython
+            return
+        print(self.format_error(error))  # noqa: T201 - as IPython does
+
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
+        """Print nothing: the error ends the cell."""
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
+        """For IPython's history, which would format every traceback a second time."""
+        return {"ename": type(exception).__name__, "evalue": error_text(exception), "traceback": []}
+
+    # ---- what a rank has not: somebody who types, and windows
+
+    @default("exiter")
+    def _exiter_default(self) -> CellExit:
+        return CellExit(self)
+
+    def init_prompts(self) -> None:
+        """Set no ``sys.ps1``, by which code such as Lightning's tells that somebody types here."""
+
+    def debugger(self, force: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
+        """Look into the last error, for ``%debug``."""
+        post_mortem()
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Start no event loop: there is no window that needs one."""
+
+    def enable_matplotlib(self, gui: str | None = None) -> Any:
+        """Have figures come as pictures, whatever kind of window was asked for."""
+        if gui not in (None, "auto", *_PICTURES):
+            print(  # noqa: T201 - for the user
+                f"nbddp: %matplotlib {gui}: a rank has no window; figures come as pictures, as "
+                "with %matplotlib inline"
+            )
+        chosen = super().enable_matplotlib(gui if gui in _PICTURES else "inline")
+        # its own runner is for windows, and forgets to turn figures on again when a script fails
+        self.magics_manager.registry["ExecutionMagics"].default_runner = None
+        return chosen
+
+
+def _only_in_the_notebook(*_: str) -> NoReturn:
+    raise UsageError(
+        "`%ddp`, `%%ddp` and `%%local` work only in the notebook, and this code runs on a rank. "
+        "Move the command to a separate cell"
+    )
+
+
+def _no_pdb(_line: str) -> NoReturn:
+    raise UsageError("%pdb does not work on a rank. After a failure, `%ddp debug` opens a debugger")
+
+
+def make_shell() -> RankShell:
+    """Create the process's shell; done in the forkserver, so that ranks are born with one."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.Completer.use_jedi = False  # evaluates nothing, but takes a second to load
+    shell: RankShell = RankShell.instance(config=config)
+    InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class
+    change_when_imported("tqdm.notebook", _use_text_bars)
+    return shell
+
+
+def _use_text_bars(module: Any) -> None:
+    """Make bars of ``tqdm.notebook`` text: as widgets of a rank they would stand still."""
+    from tqdm.std import tqdm
+
+    class TextBar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
+        """tqdm's bar of text, for code that asks for the notebook's."""
+
+        def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:  # noqa: ARG002
+            super().__init__(*args, **options)
+
+    module.tqdm = module.tqdm_notebook = TextBar
+    module.trange = module.tnrange = lambda *args, **options: TextBar(range(*args), **options)
+
+
+def warm_shell(shell: RankShell) -> None:
+    """Import what the first cell, value and completion need."""
+    for source in ("None", "0"):
+        shell.run(RunCell(cell=0, source=source))
+    shell.complete(None, "pri", 3)
+    shell.reset(new_session=True)

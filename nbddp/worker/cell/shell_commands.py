@@ -1,0 +1,196 @@
+"""System commands in a cell: ``!command``, ``names = !command`` and ``os.system()``.
+
+IPython gives a command a terminal as its input, in which the user cannot type. If the command is
+interrupted, IPython goes on with the cell. C's ``system()`` ignores SIGINT until the command has
+ended, and a rank that does not answer a stop is killed. Here a command gets the end of file, and a
+stop ends the cell.
+
+All ranks of a node share one environment, and a package manager, such as ``%pip``, ``!pip``,
+``%conda`` and ``!apt``, fails while another one runs. So the first rank of a node that reaches such
+a command runs it, and the others wait until it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import site
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+from subprocess import DEVNULL, PIPE, STDOUT
+from typing import Any
+
+import pexpect  # type: ignore[import-untyped]
+from IPython.core import interactiveshell
+from IPython.core.magics import packaging
+
+from nbddp.formatting import format_few
+from nbddp.topology import Topology
+from nbddp.worker.cell.shell import RankShell
+
+LOOK = 0.05  # polling interval in seconds, as in IPython
+ENDING = 0.2  # seconds that an interrupted command gets to end by itself, as in IPython
+CHUNK = 1 << 16
+
+
+def run(command: str) -> int:
+    """Run a command and print what it writes. Return its exit code; a signal's is negative.
+
+    It writes to a terminal: most programs hold back their output when they write to a pipe.
+    """
+    script = f"exec {quote(_shell())} -c {quote(command)} </dev/null"
+    child = pexpect.spawn("/bin/sh", ["-c", script], encoding="utf-8", codec_errors="replace")
+    try:
+        while _print_piece(child):
+            pass
+    except KeyboardInterrupt:
+        child.sendintr()
+        deadline = time.monotonic() + ENDING
+        while time.monotonic() < deadline and _print_piece(child):
+            pass
+        raise
+    finally:
+        child.terminate(force=True)
+    if child.signalstatus is not None:
+        return -int(child.signalstatus)
+    code = int(child.exitstatus or 0)
+    return 128 - code if code > 128 else code
+
+
+def _print_piece(child: Any) -> bool:
+    """Print what the command has written within a moment. Return whether there may be more."""
+    with suppress(pexpect.TIMEOUT):
+        try:
+            print(child.read_nonblocking(CHUNK, LOOK), end="", flush=True)  # noqa: T201
+        except pexpect.EOF:
+            return False
+    return True
+
+
+def output_of(command: str) -> str:
+    """Run a command. Return what it writes to standard output and error."""
+    words = [_shell(), "-c", command]
+    done = subprocess.run(words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, check=False)
+    return done.stdout.decode(errors="replace")
+
+
+def system(command: str | bytes | os.PathLike[Any]) -> int:
+    """Run a command for ``os.system()``. Return its wait status."""
+    code = subprocess.call(command, shell=True, close_fds=False)
+    return code << 8 if code >= 0 else -code
+
+
+def _shell() -> str:
+    return os.environ.get("SHELL", "sh")
+
+
+SHOWN = 60  # characters of a command
+_BEGIN = r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
+_MANAGER = re.compile(
+    _BEGIN + r"(?:(?:pip[\d.]*|apt|apt-get|dpkg|yum|dnf|apk|brew)"
+    r"|(?:conda|mamba|micromamba|uv)(?![\"']?\s+run\b)"
+    r"|python[\d.]*[\"']?\s+-m\s+(?:pip|conda|uv(?!\s+run\b)))[\"']?(?=\s|$)"
+)
+_CHANGE = re.compile(r"\b(?:un)?install\b|\b(?:add|create|remove|sync|update|upgrade)\b")
+
+
+class Installs:
+    """Runs the package managers of cells once on each node.
+
+    Args:
+        claims: a store that all ranks have.
+        prefix: of this attempt's keys in the store.
+        place: the rank's place.
+        shell: knows which cell runs.
+    """
+
+    def __init__(self, claims: Any, prefix: str, place: Topology, shell: RankShell) -> None:
+        self._claims = claims
+        self._prefix = prefix
+        self._place = place
+        self._shell = shell
+        self._counts: Counter[tuple[int, str]] = Counter()  # how often a cell reached a command
+        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not load them again
+
+    def take_over(self) -> None:
+        """Replace the functions by which cells run system commands."""
+        ipythons: Any = interactiveshell
+        ipythons.system = self._once(run)  # of ``!command``, and of magics
+        ipythons.getoutput = self._once(output_of)
+        os.system = system
+        note: Any = packaging  # it only prints to restart the kernel; nbddp's line says more
+        note.print = lambda *_: None
+
+    def _once(self, run: Callable[[str], Any]) -> Callable[[str], Any]:
+        def run_once(command: str) -> Any:
+            if _MANAGER.search(command) is None:
+                return run(command)
+            cell, node = self._shell.display_pub.cell, self._place.node_rank
+            self._counts[cell, command] += 1
+            what = hashlib.sha256(command.encode()).hexdigest()[:16]
+            key = f"{self._prefix}/{cell}/{node}/{what}/{self._counts[cell, command]}"
+            mine = str(self._place.rank)
+            if self._claims.compare_set(f"{key}/by", "", mine).decode() != mine:
+                while not self._claims.check([f"{key}/done"]):  # another rank runs it
+                    time.sleep(LOOK)
+                value = json.loads(self._claims.get(f"{key}/done"))
+            else:
+                value = self._run(run, command, f"{key}/done")
+            importlib.invalidate_caches()  # else a new package is not found for a second
+            return value
+
+        return run_once
+
+    def _run(self, run: Callable[[str], Any], command: str, key: str) -> Any:
+        began, value = time.time(), None
+        try:
+            value = run(command)
+        finally:
+            self._claims.set(key, json.dumps(value))
+        if type(value) is int and value != 0:
+            end = f"it failed with exit code {value}"
+        elif _CHANGE.search(command):
+            end = self._way_to_see(began)
+        else:
+            return value
+        shown = command.replace(sys.executable, "python").strip().partition("\n")[0]
+        shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 4] + " ..."
+        # for the user, with the command's own output
+        print(f"nbddp: rank {self._place.rank} ran `{shown}` for all ranks of its node: {end}")  # noqa: T201
+        return value
+
+    def _way_to_see(self, began: float) -> str:
+        """Say what the user must do to use the installed packages on the ranks."""
+        changed = {
+            name
+            for name, module in [*sys.modules.items()]
+            if "." not in name and _has_changed(getattr(module, "__file__", None), began)
+        }
+        folders = [*site.getsitepackages(), site.getusersitepackages()]
+        paths = [str(file) for folder in folders for file in Path(folder).glob("*.pth")]
+        has_new_paths = any(_has_changed(path, began) for path in paths)  # read at the start
+        if has_new_paths or changed & self._preloaded:
+            what = format_few(sorted(changed & self._preloaded)) or "a new import path"
+            return f"restart the kernel to use {what}"
+        if changed:
+            return f"run `%ddp restart` to reload {format_few(sorted(changed))} (already imported)"
+        return "no restart is needed"
+
+
+def _has_changed(file: Any, began: float) -> bool:
+    """Return whether a file has changed since a time; its mtime may be old if it was unpacked."""
+    if not isinstance(file, str) or not file.startswith(os.sep):
+        return False
+    try:
+        return Path(file).stat().st_ctime >= began
+    except OSError:
+        return True

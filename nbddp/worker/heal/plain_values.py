@@ -1,0 +1,314 @@
+"""The values that a rank reports at each cell's end, so that a replacement can restore them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from operator import is_
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nbddp.wire.marks import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_other, read_plain
+from nbddp.wire.messages import JsonDict
+from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, mark_of
+
+PATIENCE = 0.003  # CPU seconds for the search; values found later are not reported
+OTHERS_SHARE = 1 / 3  # of these seconds, for values that are not plain
+AT_FIRST = 2  # times as many seconds: all values are new, and so is the code that looks at them
+MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes, and attributes of one object
+MAX_VALUES, MAX_OTHERS = 2000, 200  # values that are reported, and those of them that are not plain
+AT_ONCE = 16  # values between two looks at the clock, which takes as long as one of them
+HISTORY = re.compile(
+    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
+    r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
+)
+_OF_SHELL = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
+# Values of these types are the same on all ranks, or a heal moves them to the new process group.
+_ALIKE = (
+    *(ModuleType, type, nn.Module, Optimizer, BuiltinFunctionType),
+    *(property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType),
+)
+# A heal moves parameters, buffers and hooks.
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+# The attributes of objects of these packages are not searched.
+_CLOSED = frozenset({"builtins", "torch", "numpy", "random", "nbddp"})
+
+Container = dict[str, Any] | type  # a class has its attributes in a mapping that is read-only
+Marked = tuple[str, Container, str, str]  # path, container of the value, key in it, mark
+# By path: a plain value, its items if they may be replaced, and its mark
+Memo = dict[str, tuple[object, tuple[object, ...] | None, str]]
+Holder = tuple[str, Container]  # a format for the paths of its values, and their container
+
+
+class PlainValues:
+    """The marks of a rank's values, and the changes since the last report.
+
+    Args:
+        namespace: the user's names.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._memo: Memo = {}
+        self._told: dict[str, str] | None = None
+        self._skipped: set[str] = set()
+
+    def forget(self) -> None:
+        """Report all marks the next time."""
+        self._told = None
+
+    def changes(self) -> JsonDict:
+        """Return the marks that are new, and the paths of values that are gone.
+
+        This runs at each cell's end: it runs no code of the user's and waits for no GPU.
+        """
+        before = self._told
+        if len(self._memo) > 2 * MAX_VALUES:  # most of them are gone
+            self._memo.clear()
+        patience = PATIENCE if before is not None else AT_FIRST * PATIENCE
+        search = _Search(self._namespace, self._memo, patience)
+        try:
+            now = {path: mark for path, _, _, mark in search.marked()}
+        except Exception:  # noqa: BLE001 - whatever a user's class raises: the cell must not fail
+            return {}
+        skipped, self._told, self._skipped = self._skipped, now, search.skipped
+        if before is None:
+            return {"new": now, "is_all": True}
+        new = {path: mark for path, mark in now.items() if before.get(path) != mark}
+        gone = [path for path in before if path not in now]
+        late = [path for path in new if (path if path.isidentifier() else "") in skipped]
+        said: JsonDict = {"new": new, "gone": gone} if new or gone else {}
+        return said | ({"late": late} if late else {})
+
+    def take(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
+        """Restore this rank's own values. Return the paths of those that it changed.
+
+        Args:
+            own: by path, the mark of the donor's value and the mark of this rank's own value.
+            preset: names that each rank sets for itself: restored whatever their marks are now.
+        """
+        left = {path: marks for path, marks in own.items() if not is_other(marks[1])}
+        taken: list[str] = []
+        written: dict[int, str] = {}
+        for path, holder, key, mark in [*_Search(self._namespace, {}, patience=1.0).marked()]:
+            expected, mine = left.pop(path, (mark, mark))
+            is_expected = mark == expected or path in preset
+            if mark != mine and is_expected and _write(holder, key, mine, written):
+                taken.append(path)
+        for path, (_, mine) in left.items():
+            is_missing = path.isidentifier() and path not in self._namespace
+            if is_missing and _write(self._namespace, path, mine, written):
+                taken.append(path)
+        return taken
+
+    def unlike(self, own: Mapping[str, Sequence[str]]) -> list[str]:
+        """Return the paths of the values that still differ from this rank's own ones.
+
+        Args:
+            own: as for :meth:`take`.
+        """
+        search = _Search(self._namespace, {}, patience=1.0)
+        now = {path: mark for path, _, _, mark in search.marked()}
+        found = [path for path, (theirs, mine) in own.items() if theirs and now.get(path) != mine]
+        lost = [path for path in own if path.isidentifier() and path not in self._namespace]
+        return [path for path in found if path in now] + lost
+
+
+class _Traits(NamedTuple):
+    """What the type of a value tells. To ask each value takes too long."""
+
+    may_be_plain: bool
+    has_parts: bool
+    is_alike: bool
+
+
+def _traits_of(kind: type) -> _Traits:
+    room = kind.__module__.partition(".")[0]
+    is_alike = issubclass(kind, _ALIKE)
+    # All that have a member of an enum share its attributes.
+    is_open = room not in _CLOSED and not issubclass(kind, (Enum, Optimizer, ModuleType))
+    return _Traits(
+        may_be_plain=kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic)),
+        has_parts=is_open or kind in DICTS or issubclass(kind, type),
+        is_alike=is_alike,
+    )
+
+
+class _Search:
+    """A search for values, those of names before those of attributes.
+
+    Args:
+        namespace: the user's names.
+        memo: the plain values that were found before: making a mark takes longer than finding it.
+        patience: CPU seconds that it may take.
+
+    Attributes:
+        skipped: names whose values have no mark because it would have taken too long; "" stands
+            for attributes and items.
+    """
+
+    def __init__(self, namespace: dict[str, Any], memo: Memo, patience: float) -> None:
+        self._namespace = namespace
+        self._memo = memo
+        self._deadline = time.thread_time() + patience
+        self._seconds = patience * OTHERS_SHARE
+        self._new = 0
+        self._others = MAX_OTHERS
+        self._left = MAX_VALUES
+        self._inner: list[Holder] = []
+        self._traits: dict[type, _Traits] = {}
+        self._is_over = False
+        self.skipped: set[str] = set()
+
+    def marked(self) -> Iterator[Marked]:
+        """Yield the values with their marks."""
+        holders: list[Holder] = [("", self._namespace)]
+        for _ in range(MAX_DEPTH + 1):
+            for form, holder in holders:
+                yield from self._look(form, holder)
+                if self._left <= 0 or self._is_late():
+                    self.skipped.add("")
+                    return
+            holders, self._inner = self._inner, []
+
+    def _look(self, form: str, holder: Container) -> Iterator[Marked]:
+        """Yield the values of one container, and collect nested containers for the next level."""
+        for key, value in [*_items(holder)][: self._left]:
+            if type(key) is not str or (form and key in _OF_MODULES):
+                continue
+            path = form.format(key) if form else key
+            known = self._memo.get(path)
+            if known is not None and known[0] is value and _has_items(value, known[1]):
+                mark = known[2]
+            else:
+                mark = self._new_mark(form, path, value)
+            if mark:
+                self._left -= 1
+                yield path, holder, key, mark
+
+    def _is_late(self) -> bool:
+        self._is_over = self._is_over or time.thread_time() > self._deadline
+        return self._is_over
+
+    def _skip(self, form: str, path: str) -> str:
+        self.skipped.add("" if form else path)
+        return ""
+
+    def _new_mark(self, form: str, path: str, value: Any) -> str:
+        if not form and _is_shells(path):
+            return ""
+        kind = type(value)
+        if kind not in ATOMS:
+            self._new += 1
+            if self._is_over or (self._new % AT_ONCE == 0 and self._is_late()):
+                return self._skip(form, path)
+        traits = self._traits.get(kind)
+        if traits is None:
+            traits = self._traits[kind] = _traits_of(kind)
+        if traits.may_be_plain and (mark := mark_of(value)):
+            self._remember(path, value, mark)
+            return mark
+        if traits.has_parts:
+            self._inner += _holders(path, value)
+        if traits.is_alike or (kind is FunctionType and not self._holds_values(value)):
+            return ""
+        return self._mark_of_other(form, path, value)
+
+    def _mark_of_other(self, form: str, path: str, value: Any) -> str:
+        if not self._others or self._seconds <= 0:
+            return self._skip(form, path)
+        began = time.thread_time()
+        mark = fingerprint(value)
+        self._seconds -= time.thread_time() - began
+        self._others -= 1
+        return mark
+
+    def _remember(self, path: str, value: Any, mark: str) -> None:
+        kind = type(value)
+        if kind in (list, set, tuple) and any(each in mark[1:] for each in ("[", "{", "set(")):
+            return  # an item may change in its place
+        self._memo[path] = value, (*value,) if kind in (list, set) else None, mark
+
+    def _holds_values(self, function: FunctionType) -> bool:
+        if function.__closure__:
+            return True
+        is_cells = function.__globals__ is self._namespace
+        return is_cells and bool(function.__defaults__ or function.__kwdefaults__)
+
+
+def _items(holder: Container) -> Collection[tuple[Any, Any]]:
+    if isinstance(holder, type):
+        return [(key, value) for key, value in vars(holder).items() if key[:2] != "__"]
+    return holder.items()
+
+
+def _has_items(value: Any, items: tuple[object, ...] | None) -> bool:
+    """Return whether a value still has the same items; None: they cannot be replaced."""
+    if items is None:
+        return True
+    return len(value) == len(items) and all(map(is_, (*value,), items))
+
+
+def _is_shells(name: str) -> bool:
+    if name[0:1] != "_":
+        return name in _OF_SHELL
+    return name[1:2] == "_" or HISTORY.fullmatch(name) is not None
+
+
+def _holders(path: str, value: Any) -> list[Holder]:
+    """Return the attributes of an object, or the items of a dict, and a format for their paths."""
+    safe = path.replace("{", "{{").replace("}", "}}")
+    if type(value) in DICTS:
+        return [(f"{safe}[{{!r}}]", value)] if len(value) <= MAX_PARTS else []
+    if isinstance(value, type):
+        is_cells = value.__module__ == "__main__" and not issubclass(value, Enum)
+        return [(f"{safe}.{{}}", value)] if is_cells else []
+    held = getattr(value, "__dict__", None)
+    if type(held) is not dict or not 0 < len(held) <= MAX_PARTS:
+        return []
+    return [(f"{safe}.{{}}", held)]
+
+
+def _write(holder: Container, key: str, mark: str, written: dict[int, str]) -> bool:
+    """Set a value to that of a mark. Return whether this was possible.
+
+    A list or set is changed in place, because other objects may hold it too.
+
+    Args:
+        holder: the container of the value.
+        key: its key there.
+        mark: the mark of another value.
+        written: for each list and set that was changed, its address and its mark.
+    """
+    held: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
+    if mark.startswith(DEVICE):
+        value: Any = torch.device(mark.removeprefix(DEVICE))
+    elif mark.startswith(NAMED_TUPLE):
+        name, _, items = mark.removeprefix(NAMED_TUPLE).partition(" ")
+        if type(held).__name__ != name or not is_named_tuple(type(held)):
+            return False
+        value = tuple.__new__(type(held), read_plain(items))
+    else:
+        value = read_plain(mark)
+    is_same_kind = type(value) is type(held) and type(value) in (list, set)
+    if is_same_kind and written.setdefault(id(held), mark) == mark:
+        held.clear()
+        (held.extend if type(held) is list else held.update)(value)
+    elif isinstance(holder, type):
+        type.__setattr__(holder, key, value)
+    else:
+        holder[key] = value
+    return True

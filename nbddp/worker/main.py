@@ -1,0 +1,387 @@
+"""A rank's process: find its place, meet the others, then do what the controller says."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from bdb import BdbQuit
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nbddp
+from nbddp.train import log_and_track
+from nbddp.train.faults import arming
+from nbddp.wire import messages as msg
+from nbddp.wire.envelope import CONTROLLER
+from nbddp.wire.queues import QueueReader, QueueWriter
+from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
+from nbddp.worker import lazy_preload
+from nbddp.worker.cell.debugger import Debuggers
+from nbddp.worker.cell.display import shorten_failure
+from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
+from nbddp.worker.cell.input_forecast import may_ask
+from nbddp.worker.cell.interrupt import Interrupter
+from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
+from nbddp.worker.cell.shell import RankShell, make_shell
+from nbddp.worker.cell.shell_commands import Installs
+from nbddp.worker.cell.stdin import Keyboard
+from nbddp.worker.check_facts import survey
+from nbddp.worker.heal.healing import Healing
+from nbddp.worker.output.log_writer import RankLog
+from nbddp.worker.output.metric_sink import Meters
+from nbddp.worker.output.outbox import Outbox, remark
+from nbddp.worker.process_group.nccl import let_live
+from nbddp.worker.process_group.process_group import ProcessGroup, say_shared
+from nbddp.worker.process_group.regroup import Regrouper
+from nbddp.worker.requests import EXPRESSION, Answers, pack
+from nbddp.worker.shutdown import depart, prepare_departure, watch_kernel
+from nbddp.worker.store_clients import StoreClients
+from nbddp.worker.watch.dataloader_waits import forget_epochs, let_loaders_begin_anew, note_epochs
+from nbddp.worker.watch.flight_recorder import RECORDED, count_begun
+from nbddp.worker.watch.main_thread import main_frame, waited_in
+from nbddp.worker.watch.profiler import end_profile
+from nbddp.worker.watch.resource_usage import Usage
+from nbddp.worker.watch.sampler import Progress, Sampler
+
+
+def live(start: RankStart) -> None:
+    """Live as a rank until told to leave."""
+    with suppress(PermissionError):  # already the leader of a session of its own
+        os.setsid()
+    lazy_preload.leave()
+    prepare_departure()
+    watch_kernel(start.kernel_pid)
+    settle(start)
+    clients = StoreClients.connect(start.store_port, start.store_prefix)
+    sender, attempt = start.topology.rank, start.attempt
+    writer, urgent = (
+        QueueWriter(
+            clients.reports,
+            queue,
+            secret=start.secret,
+            sender=sender,
+            attempt=attempt,
+            incarnation=start.incarnation,
+        )
+        for queue in (UP, NEWS)
+    )
+    outbox = Outbox(writer, urgent, ranks=start.topology.world_size)
+    path = Path(start.log_path)
+    log = RankLog(path, outbox)
+    meters = Meters(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
+    outbox.start(log, meters)
+    log.capture()
+    # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
+    # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
+    faulthandler.enable(file=2)
+    try:
+        rank = Rank(start, clients, outbox, log, meters)
+    except Exception as error:  # noqa: BLE001 - the controller must hear of any
+        reason = f"{type(error).__name__}: {error}"
+        outbox.post(msg.StartFailed(reason=reason, traceback=traceback.format_exc()))
+        outbox.close()
+        while True:  # the controller ends it: of an exit it might know before it reads why
+            signal.pause()
+    rank.serve()
+    depart(outbox.close)
+
+
+def settle(start: RankStart) -> None:
+    """Take over the kernel's environment, folder and import path as they were at the start."""
+    os.environ.clear()
+    os.environ.update(start.env)
+    os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
+    os.environ["OMP_NUM_THREADS"] = str(start.threads)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    is_here = start.topology.master_addr == "127.0.0.1"
+    if interface := start.interface or (loopback if is_here else ""):
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)  # else they listen on every interface
+    let_live()
+    dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
+    torch.set_num_threads(start.threads)
+
+
+class Rank:
+    """One rank: a shell, a process group, and the two queues it listens to."""
+
+    def __init__(
+        self, start: RankStart, clients: StoreClients, outbox: Outbox, log: RankLog, meters: Meters
+    ) -> None:
+        self._place = start.topology
+        self._attempt = start.attempt
+        self._cell = 0
+        self._clients = clients
+        clients.parcels.set_timeout(timedelta(seconds=30))  # each piece was there a moment ago
+        self._outbox = outbox
+        self._log = log
+        self._meters = meters
+        log_and_track.set_sink(meters)
+        arming.arm_handed_over()
+        self._group = ProcessGroup(
+            clients.groups,
+            clients.connections,
+            start.topology,
+            backend=start.backend,
+            timeout=timedelta(seconds=start.timeout),
+            attempt=start.attempt,
+        )
+        self._shell = self._make_shell(start.colors)
+        claims = f"a{start.attempt}/installs"
+        Installs(clients.commands, claims, self._place, self._shell).take_over()
+        self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
+        self._keyboard = Keyboard(
+            self._post_question, is_called_off=lambda: self._interrupter.was_asked
+        )
+        self._debuggers = Debuggers(self._keyboard, self._place.rank, self._comes_first)
+        usage = Usage(self._group.device)
+        self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
+        self._interrupter = Interrupter(
+            is_cell_file=self._may_be_interrupted,
+            cancel=self._shell.cancel,
+            note_wait=self._note_wait,
+            is_flowing=clients.connections.have_moved,
+            break_open=self._group.break_open,
+            tell_noticed=lambda cell: self._outbox.post(msg.Noticed(cell=cell)),
+        )
+        self._interrupter.listen()
+        self._answers = Answers(
+            self._shell,
+            clients.parcels,
+            self._key,
+            outbox.post,
+            self._interrupter.answering,
+            Healing(self._shell, self._group, self._regrouper, clients.parcels, self._key),
+        )
+        let_loaders_begin_anew()
+        note_epochs()
+        self._keyboard.take_over()
+        self._debuggers.take_over()
+        rank = start.topology.rank
+        commands = command_queue(start.attempt, rank, start.incarnation)
+        reopen = self._reconnect if start.may_return else None
+        self._commands = QueueReader(clients.commands, commands, secret=start.secret, reopen=reopen)
+        control = control_queue(start.attempt, rank, start.incarnation)
+        reopen = self._reconnect_control if start.may_return else None
+        self._control = QueueReader(clients.control, control, secret=start.secret, reopen=reopen)
+        if start.joins_group:
+            self._group.form(0)
+            self._group.settle()
+        ranks = start.topology.local_world_size
+        self._say(say_shared(start.backend, self._group.backend, self._group.device, ranks))
+        threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
+        self._outbox.post(self._sampler.look())
+        self._sampler.start()
+        self._say_ready()
+
+    def _say_ready(self) -> None:
+        self._shell.plain_values.forget()
+        self._sampler.forget_told()
+        device, backend = str(self._group.device), self._group.backend
+        host = socket.gethostname()
+        ready = msg.Ready(
+            pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell
+        )
+        self._outbox.post(ready)
+
+    def _make_shell(self, colors: str) -> RankShell:
+        shell = RankShell.instance() if RankShell.initialized() else make_shell()
+        if colors:
+            shell.colors = colors
+        shell.begin(self._outbox.post)
+        self._names = {
+            "rank": self._place.rank,
+            "local_rank": self._place.local_rank,
+            "world_size": self._place.world_size,
+            "device": self._group.device,
+            "torch": torch,
+            "dist": dist,
+            "nbddp": nbddp,
+        }
+        shell.push(self._names, interactive=False)
+        return shell
+
+    def serve(self) -> None:
+        """Do what the commands say, one after the other, until told to leave."""
+        for message in self._from_controller(self._commands):
+            match message:
+                case msg.Leave():
+                    break
+                case msg.RunCell() as command:
+                    self._run_cell(command)
+                case msg.Regroup() as command:
+                    self._regrouper.regroup(command)
+                case command if isinstance(command, msg.Request):
+                    self._answers.give(command)
+        if self._group.backend == "nccl":
+            self._group.leave()  # NCCL warns when its communicators are left to the end
+
+    def _from_controller(self, reader: QueueReader) -> Iterator[Any]:
+        while True:
+            letter = reader.collect()
+            if letter.sender == CONTROLLER and letter.attempt == self._attempt:
+                yield letter.message
+
+    def _listen(self) -> None:
+        for message in self._from_controller(self._control):
+            match message:
+                case msg.Interrupt() as command:
+                    self._interrupt(command)
+                case msg.Answered() as answer:
+                    self._keyboard.answered(answer)
+                case msg.Drop(request=request):
+                    self._answers.drop(request)
+                    self._interrupter.give_up(request)
+
+    def _interrupt(self, command: msg.Interrupt) -> None:
+        try:
+            self._interrupter.interrupt(command.cell, is_for_death=command.is_for_death)
+        except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
+            traceback.print_exc()
+
+    def _reconnect(self) -> dist.Store:
+        """Connect to another notebook's store, on the main thread between cells."""
+        store: dist.Store = self._clients.commands.reconnect()
+        self._clients.parcels.reconnect()
+        self._outbox.reconnect()
+        self._clients.groups.lose()
+        self._say_ready()
+        return store
+
+    def _reconnect_control(self) -> dist.Store:
+        """Connect the control thread, and end a cell that runs: no notebook shows it any more."""
+        store: dist.Store = self._clients.control.reconnect()
+        self._interrupt(msg.Interrupt(cell=self._cell))
+        return store
+
+    def _note_wait(self) -> None:
+        if waited_in(main_frame(), self._shell.is_cell_file):
+            self._group.note_wait()
+
+    # ---- cells
+
+    def _run_cell(self, command: msg.RunCell) -> None:
+        self._was_quit = False
+        may_begin = self._prepare(command)
+        failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
+        if not may_begin:
+            interrupt = KeyboardInterrupt.__name__
+            failure = msg.Failure(name=interrupt, text="", traceback="", at=time.time())
+        if failure is not None:
+            self._interrupter.end_cell()
+            self._sampler.end_cell()
+            self._end_cell(command, 0.0, failure)
+            return
+        began = time.monotonic()
+        pid = os.getpid()
+        result = self._shell.run(command)
+        if os.getpid() != pid:  # a child that the cell forked came back here: one loop per rank
+            leave_as_forked(result.error_before_exec or result.error_in_exec)
+        self._debuggers.end_cell()
+        self._interrupter.end_cell()
+        self._interrupter.hear()  # a signal that comes late would meet the cell's own handler
+        self._sampler.end_cell()
+        seconds, at = time.monotonic() - began, time.time()
+        end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
+        self._log.restore_python_streams()
+        error = result.error_before_exec or result.error_in_exec
+        # the error knows its frames, and one of them this: what they hold is freed without it
+        result.error_before_exec = result.error_in_exec = None
+        if exit_code(error) == 0:
+            error = None  # a script that says sys.exit() at its end has done its work
+        self._group.note_failure(error)
+        # the user left the debugger, or its input ended; of an interrupted cell it quits too
+        self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_asked
+        if error is not None:
+            if not self._was_quit:  # what was looked into may be looked into again
+                self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
+            self._log.keep(self._shell.format_error(error, is_whole=True))
+            stuck_in = self._group.stuck_in
+            failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
+        self._end_cell(command, seconds, failure, result.result)
+
+    def _may_be_interrupted(self, filename: str) -> bool:
+        return filename == EXPRESSION or is_ending(filename) or self._shell.is_cell_file(filename)
+
+    def _prepare(self, command: msg.RunCell) -> bool:
+        """Get ready for a cell; false if it was interrupted before it could begin."""
+        for name, value in self._names.items():
+            self._shell.user_ns.setdefault(name, value)
+        self._cell = command.cell
+        self._sampler.begin_cell(command.cell)  # what comes next may free much, slowly
+        self._keyboard.begin_cell(command.answers)
+        self._debuggers.begin_cell(command)
+        self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
+        self._meters.begin_cell()
+        log_and_track.begin_cell()
+        forget_epochs()
+        arming.begin_cell(is_again=command.is_again)
+        self._outbox.begin_cell()
+        return self._interrupter.begin_cell(command.cell)
+
+    def _end_cell(
+        self, command: msg.RunCell, seconds: float, failure: msg.Failure | None, value: Any = None
+    ) -> None:
+        parcel: msg.JsonDict = {}
+        if command.wants_value and failure is None:
+            store, key = self._clients.parcels, self._key(f"cell{command.cell}")
+            try:
+                parcel = pack(store, key, value, name="the last value")
+            except Exception as error:  # noqa: BLE001 - of pickle, or of the store
+                failure = failure_outside_cells(error)
+            if note := parcel.get("note"):
+                self._outbox.post(remark(note, command.cell))
+        self._outbox.post(
+            msg.CellEnded(
+                cell=command.cell,
+                seconds=seconds,
+                in_group=self._group.is_intact(),
+                sequence=count_begun(),
+                groups=self._group.groups(),
+                is_interrupted=self._interrupter.was_asked or self._was_quit,
+                is_quit=self._was_quit,
+                failure=asdict(shorten_failure(failure)) if failure else {},
+                result=self._shell.displayhook.bundle if failure is None else {},
+                parcel=parcel,
+                facts=survey(self._shell.user_ns, command.source, failure=failure).json(),
+                values=self._shell.plain_values.changes(),
+                armed=[str(each) for each in arming.armed()],
+            )
+        )
+
+    def _post_question(self, question: msg.Report) -> None:
+        self._outbox.post(question)
+        self._outbox.post(self._sampler.look(self._cell))  # the panel says so at once
+
+    def _comes_first(self) -> bool:
+        """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
+        key, mine = f"a{self._attempt}/break/{self._cell}", str(self._place.rank)
+        return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
+
+    def _progress(self) -> Progress:
+        said = self._meters.reports + self._log.prints
+        return Progress(said, self._log.mark(), self._keyboard.asks, dict(self._meters.steps))
+
+    def _say(self, line: str) -> None:
+        """Tell the user what all ranks know, once."""
+        if line and self._place.rank == 0:
+            self._outbox.post(remark(line))
+
+    def _key(self, name: str) -> str:
+        return f"a{self._attempt}/parcel/{self._place.rank}/{name}"

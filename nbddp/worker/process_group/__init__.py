@@ -1,0 +1,1 @@
+"""The process group of a rank: made, left, made anew after a failure."""

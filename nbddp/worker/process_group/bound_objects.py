@@ -1,0 +1,125 @@
+"""What lives in this rank and is bound to a process group, whatever the user calls it.
+
+Most code keeps its model in an object of its own, or behind ``torch.compile``. So DDP models,
+optimizers and schedules are noted when they are made; weakly, for nobody shall live longer by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from nbddp.train.checkpoint.sharded import fsdp_kinds
+
+
+class Roll:
+    """The living objects of one kind, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+    def note(self, one: Any) -> None:
+        """Put an object on the roll, once."""
+        self._objects.setdefault(id(one), one)
+
+    def __iter__(self) -> Iterator[Any]:
+        """In the order in which they were made."""
+        return iter(list(self._objects.values()))
+
+
+class Registry:
+    """Every DDP model, optimizer, learning-rate schedule and gradient scaler of this process."""
+
+    def __init__(self) -> None:
+        self.models = Roll()
+        self._optimizers = Roll()
+        self.schedules = Roll()
+        self.scalers = Roll()
+        self._kinds: list[tuple[type, Roll]] = [
+            (DistributedDataParallel, self.models),
+            (Optimizer, self._optimizers),
+            (LRScheduler, self.schedules),
+            (ReduceLROnPlateau, self.schedules),  # which does not call LRScheduler.__init__
+            (torch.amp.GradScaler, self.scalers),
+        ]
+        for kind, roll in self._kinds:  # from here on, whatever is made, unpickled or copied
+            _note_after(kind, "__init__", roll)
+            if hasattr(kind, "__setstate__"):
+                _note_after(kind, "__setstate__", roll)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """All but wrappers, such as Lightning Fabric's: the one inside has all that counts."""
+        return [each for each in self._optimizers if not _wraps(each)]
+
+    def find(self) -> None:
+        """Note what is there and was not seen being made: it was opened without its own code."""
+        found = instances([kind for kind, _ in self._kinds])
+        for kind, roll in self._kinds:
+            for each in found:
+                if issubclass(type(each), kind):
+                    roll.note(each)
+
+
+def _wraps(optimizer: Optimizer) -> bool:
+    inner = (each for each in vars(optimizer).values() if isinstance(each, Optimizer))
+    return any(getattr(optimizer, "state", None) is each.state for each in inner)
+
+
+def _note_after(kind: type, method: str, roll: Roll) -> None:
+    original = getattr(kind, method)
+
+    @functools.wraps(original)
+    def noting(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        roll.note(self)
+
+    setattr(kind, method, noting)
+
+
+def instances(kinds: Iterable[type]) -> list[Any]:
+    """The objects of these types and of those made from them; none of their code runs."""
+    family = [*kinds]
+    for kind in family:  # it grows meanwhile
+        family += type.__subclasses__(kind)
+    known = {id(kind) for kind in family}
+    referrers = gc.get_referrers(*family)  # an object refers to its type; Python looks far slower
+    return [each for each in referrers if id(type(each)) in known]
+
+
+def loaders() -> list[Any]:
+    """Those of ``nbddp.loader`` that train, in the order in which they were made."""
+    data = sys.modules.get("nbddp.train.loader")
+    found = [] if data is None else instances([data.Loader])
+    return sorted((each for each in found if not each.is_evaluation), key=attrgetter("number"))
+
+
+def accumulations(optimizers: Iterable[Optimizer]) -> list[Any]:
+    """Return each ``nbddp.precision`` that is in the middle of a step of these optimizers."""
+    module = sys.modules.get("nbddp.train.precision")
+    found = [] if module is None else instances([module.Precision])
+    return [each for each in found if any(each._optimizer is one for one in optimizers)]
+
+
+def is_sharded(optimizer: Any) -> bool:
+    """Whether it keeps a part of the state on each rank, as ZeroRedundancyOptimizer does."""
+    return "process_group" in vars(optimizer)
+
+
+def sharded_modules() -> list[nn.Module]:
+    """The outermost modules that FSDP, old or new, has cut up."""
+    kinds = fsdp_kinds()
+    found = instances(kinds) if kinds else []
+    inner = {id(part) for each in found for part in each.modules() if part is not each}
+    return [each for each in found if id(each) not in inner]

@@ -1,0 +1,251 @@
+"""A rank's process group: formed, counted, broken open when it is stuck, formed again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbddp.topology import Topology
+from nbddp.train import place
+from nbddp.wire.messages import RunCell
+from nbddp.wire.start import DEFAULT_TIMEOUT
+from nbddp.worker.process_group.bound_objects import Registry
+from nbddp.worker.process_group.connections import Connections, check_room
+from nbddp.worker.process_group.gloo import Afterlife, Dialing, wake_lost_sends, watch_new_groups
+from nbddp.worker.process_group.nccl import abort_groups, comes_from_backend
+from nbddp.worker.process_group.rendezvous import (
+    Rendezvous,
+    let_cell_choose_start_method,
+    refuse_launchers,
+)
+from nbddp.worker.store_clients import StoreClient
+from nbddp.worker.watch.flight_recorder import RecordedCollective, count_begun, newest_collective
+from nbddp.worker.watch.main_thread import functions_in, main_frame
+
+HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
+FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
+CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
+BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
+GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
+# torch 2.15 made it public, and warns when the private function is called
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+
+
+class ProcessGroup:
+    """The default process group of a rank, over one store, under a fresh prefix each time.
+
+    A prefix that was used before still holds the addresses of ranks that are gone, and gloo
+    dials them for half a minute.
+    """
+
+    def __init__(
+        self,
+        store: StoreClient,
+        connections: Connections,
+        topology: Topology,
+        *,
+        backend: str,
+        timeout: timedelta,
+        attempt: int,
+    ) -> None:
+        self._store = store
+        self._connections = connections
+        self._dialing = Dialing()
+        self.registry = Registry()
+        self._afterlife = Afterlife(connections.close_groups, self.registry.models)
+        self._parts: set[frozenset[int]] = set()
+        watch_new_groups(self._making, self._afterlife.hold)
+        self._topology = topology
+        self._timeout = timeout
+        self._attempt = attempt
+        self.backend = choose_backend(backend, topology.local_world_size)
+        self.device = place.device()
+        self.is_broken = False
+        self._holds = False
+        self.stuck_in: RecordedCollective | None = None
+        self._rendezvous = Rendezvous(topology, attempt, store.another)
+        self._rendezvous.serve()
+        refuse_launchers()
+
+    @contextmanager
+    def _making(self, ranks: Sequence[int]) -> Iterator[None]:
+        """A group of these ranks is made within."""
+        self._parts.add(frozenset(ranks))
+        with self._dialing.forming(), self._connections.noting_group():
+            yield
+
+    def current(self) -> object:
+        """The default process group, None without one."""
+        return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
+
+    def form(self, generation: int) -> None:
+        """Leave the old group, if any, and meet the other ranks in a new one.
+
+        A group keeps the timeout that it was made with in a send, in a recv and in the checks of
+        TORCH_DISTRIBUTED_DEBUG. So it is made with the user's, and the ranks, which may take longer
+        to come, meet before.
+        """
+        self.leave()
+        self._parts.clear()
+        check_room(self._topology.world_size + BESIDE_PAIRS)
+        _number_groups_from(0)
+        prefix = f"a{self._attempt}/group/{generation}"
+        store = dist.PrefixStore(prefix, self._store.open())
+        world = self._topology.world_size
+        enough = max(self._timeout, CONNECTING * world)
+        self._meet(store, world)
+        dist.init_process_group(
+            self.backend,
+            store=store,
+            rank=self._topology.rank,
+            world_size=world,
+            timeout=enough,
+            device_id=self.device if self.backend == "nccl" else None,
+        )
+        if self.is_broken:  # it only looks as if all ranks were connected
+            raise RuntimeError("an interrupt ended the process group while it formed")
+        self._limit(max(enough, FORM_TIMEOUT))
+
+    def settle(self) -> None:
+        """What the ranks had to tell each other is told: from here on the user's timeout holds."""
+        self._limit(self._timeout)
+        self._holds = False
+
+    def _limit(self, timeout: timedelta) -> None:
+        if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+            set_timeout(timeout)
+
+    def _meet(self, store: dist.Store, world_size: int) -> None:
+        """Wait until every rank is here."""
+        if store.add("here", 1) == world_size:
+            store.set("all here", "")
+        try:
+            store.wait(["all here"], FORM_TIMEOUT)
+        except dist.DistStoreError as error:
+            came, seconds = store.add("here", 0), FORM_TIMEOUT.total_seconds()
+            raise TimeoutError(
+                f"{came} of {world_size} ranks came to form the process group in {seconds:.0f} s; "
+                "`%ddp status` shows where the others are"
+            ) from error
+
+    def leave(self) -> None:
+        """Destroy the process group and all that were made from it."""
+        self.is_broken = False
+        module: Any = dist.distributed_c10d
+        if not dist.is_initialized() and module._world.pg_map:
+            # an interrupt came before torch made the new group the default one
+            module._update_default_pg(next(iter(module._world.pg_map)))
+        if dist.is_initialized():
+            self._afterlife.destroy()  # threads that wait in a broken group may need time to end
+            self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
+
+    def part_without(self, other: int) -> list[int]:
+        """The ranks of a group, made since this one was formed, of which one of us two was not."""
+        mine = self._topology.rank
+        parts = (each for each in self._parts if (mine in each) != (other in each))
+        return min((sorted(part) for part in parts if len(part) > 1), default=[])
+
+    def is_intact(self) -> bool:
+        """Whether there is a process group of all ranks, in order, and not broken open."""
+        if not dist.is_initialized() or self.is_broken:
+            return False
+        mine = self._topology
+        return (dist.get_rank(), dist.get_world_size()) == (mine.rank, mine.world_size)
+
+    def groups(self) -> dict[str, int]:
+        """Return each subgroup's number of collectives, and the number of groups created."""
+        world: Any = dist.distributed_c10d._world
+        begun = Counter({"new_group": int(world.group_count)})
+        for group in set(world.pg_names) - {world.default_pg}:
+            ranks = world.pg_group_ranks.get(group)  # None: interrupted while created
+            if ranks is not None:
+                begun[str(list(ranks))] += count_begun(group)
+        return dict(begun)
+
+    def break_open(self, *, others_too: bool) -> None:
+        """Free the main thread from a wait that never ends; the group is lost by it.
+
+        Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
+        ends when its connection does, and so does one on the store. So the connections that
+        process groups wait on are shut down; with ``others_too`` all but the mail's. A group that
+        forms waits for connections that are to come: it gets some. Who still waits when it is
+        asked for again may wait for a send that Gloo has lost.
+        """
+        was_broken, self.is_broken = self.is_broken, True
+        self._store.lose()
+        self.note_wait()
+        if self.backend == "nccl" and dist.is_initialized():
+            abort_groups()
+        self._dialing.answer_for_absent(self._topology.world_size)
+        self._connections.shut_down(others_too=others_too)
+        if was_broken:
+            wake_lost_sends()
+
+    def note_wait(self) -> None:
+        """The cell is to be interrupted while it waits.
+
+        Another rank that is interrupted may end the wait before this one has to break it open.
+        """
+        newest = newest_collective(functions_in(main_frame()))
+        if newest is not None and newest.is_in_flight:
+            self.stuck_in = newest
+
+    def note_failure(self, error: BaseException | None) -> None:
+        """After an error of the backend's own, such as a timeout, its connections are closed."""
+        self.is_broken = self.is_broken or comes_from_backend(error)
+
+    def begin_cell(self, command: RunCell, *, may_ask: bool = False) -> None:
+        """A cell may make groups and processes of its own, or ask the user something."""
+        self.stuck_in = None
+        if dist.is_initialized() and may_ask is not self._holds:
+            # a wait that has begun keeps its timeout, so that this must be known before
+            self._limit(HELD if may_ask else self._timeout)
+            self._holds = may_ask
+        if command.script and self._timeout.total_seconds() != DEFAULT_TIMEOUT:
+            module: Any = dist.distributed_c10d
+            module.default_pg_timeout = module.default_pg_nccl_timeout = self._timeout
+        self._rendezvous.begin_cell(command.cell, running=len(command.ranks))
+        let_cell_choose_start_method()
+        self._afterlife.begin_cell()
+        _number_groups_from(command.cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
+
+
+def _number_groups_from(number: int) -> None:
+    """Give the next group this number, as all other ranks do.
+
+    Ranks meet under the number that torch counted up to, and an attempt that failed on one rank
+    alone, or a group that one rank alone has made, leaves the ranks with different ones.
+    """
+    dist.distributed_c10d._world.group_count = number
+
+
+def choose_backend(asked: str, local_world_size: int) -> str:
+    """NCCL when there is a GPU for every rank of this machine, else Gloo."""
+    if asked != "auto":
+        return asked
+    return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
+
+
+def say_shared(asked: str, backend: str, device: torch.device, ranks: int) -> str:
+    """What the user must know who asked for no backend and has more ranks than GPUs; or nothing.
+
+    Args:
+        asked: the backend that was asked for.
+        backend: the one that there is.
+        device: this rank's.
+        ranks: those of this machine.
+    """
+    if asked != "auto" or backend != "gloo" or device.type != "cuda":
+        return ""
+    gpus = torch.cuda.device_count()
+    shared = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
+    return (
+        f"{ranks} ranks share {shared}: collectives go over Gloo, by way of the CPU, "
+        "and send and recv take no tensor that is on a GPU (`.cpu()` first)"
+    )

@@ -1,0 +1,247 @@
+"""``init_process_group()`` of a cell, and functions that start processes for a process group.
+
+As with torchrun, a rank that asks for its own rank and world size meets the others in nbddp's
+store, unless another store is served at the address that it asks for. So a cell needs no port and
+no file, and can run again. All other calls go to torch's own handler.
+
+A cell starts no processes for a process group: the ranks are running. A script may.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import linecache
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import context
+from types import FrameType
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.distributed_c10d import default_pg_timeout
+
+from nbddp.topology import Topology
+from nbddp.worker.cell.import_hooks import change_when_imported
+
+TIMEOUT = 1.0  # seconds to connect to a store on this machine
+TWICE = (
+    "trying to initialize the default process group twice! The ranks have one already: leave this "
+    "line out, or run the cell with --no-init"
+)
+_SPAWN = "torch.multiprocessing.spawn"
+_LAUNCHER = "torch.distributed.launcher.api"  # of torchrun and accelerate.notebook_launcher
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which place, of how many, at which address."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+    @classmethod
+    def read(cls, url: str) -> Asked | None:
+        """As torch reads it; None where something is missing, which torch then says."""
+        parts, env = urlparse(url), os.environ
+        is_env = parts.scheme == "env"
+        try:
+            given = {name: env.get(name.upper(), "") for name in ("rank", "world_size") if is_env}
+            given |= parse_qsl(parts.query)
+            return cls(
+                rank=int(given["rank"]),
+                world_size=int(given["world_size"]),
+                address=env["MASTER_ADDR"] if is_env else parts.hostname or "",
+                port=int(env["MASTER_PORT"]) if is_env else parts.port or 0,
+            )
+        except (KeyError, ValueError):
+            return None
+
+
+class Rendezvous:
+    """Serves ``env://``, ``tcp://`` and ``file://`` in this rank and in what it forks.
+
+    Args:
+        topology: the rank's place.
+        attempt: which start of the group this is.
+        open_store: a client of our store for one more process group.
+    """
+
+    def __init__(
+        self, topology: Topology, attempt: int, open_store: Callable[[], dist.Store]
+    ) -> None:
+        self._topology = topology
+        self._attempt = attempt
+        self._open_store = open_store
+        self._pid = os.getpid()
+        self._cell = "start"
+        self._running = topology.world_size
+        self._count: Counter[int] = Counter()  # by world size
+
+    def begin_cell(self, cell: int, *, running: int) -> None:
+        """From here on ranks meet under this cell's prefix; ``running`` of them run it."""
+        self._cell = f"cell{cell}"
+        self._running = running
+        self._count.clear()
+
+    def serve(self) -> None:
+        """Take torch's place in this process."""
+        # the package's attribute of this name is the function
+        handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+        # An interrupt cannot end the wait in a FileStore, and a file of an earlier run misleads the
+        # next one: torch removes it only when the last rank has freed its process group.
+        for scheme in ("env", "tcp", "file"):
+            handlers[scheme] = self._meet(handlers[scheme])
+        module: Any = dist.distributed_c10d
+        original = module.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **options: Any) -> None:
+            if dist.is_initialized():
+                raise ValueError(TWICE)
+            original(*args, **options)
+
+        dist.init_process_group = module.init_process_group = init_process_group
+
+    def _meet(self, elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+        def meet(
+            url: str, timeout: timedelta = default_pg_timeout, **options: Any
+        ) -> Iterator[tuple[dist.Store, int, int]]:
+            asked = Asked.read(url)
+            if asked is None or not self._is_ours(asked, url):
+                yield from elsewhere(url, timeout=timeout, **options)
+                return
+            store = self._store_there(asked, timeout) or self._our_store(asked, timeout)
+            yield store, asked.rank, asked.world_size
+            raise RuntimeError("cannot meet a second time")
+
+        return meet
+
+    def _is_ours(self, asked: Asked, url: str) -> bool:
+        """Whether only ranks can come, each at its own place or where we told them to meet."""
+        if os.getpid() != self._pid or asked.world_size > self._running:
+            return False
+        mine = self._topology
+        shown = (mine.master_addr, mine.master_port)
+        if url.startswith("env:") and (asked.address, asked.port) == shown:
+            return True
+        is_own_place = (asked.rank, asked.world_size) == (mine.rank, mine.world_size)
+        here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
+        return is_own_place and (asked.address in here or url.startswith("file:"))
+
+    def _store_there(self, asked: Asked, timeout: timedelta) -> dist.Store | None:
+        """The store that somebody serves at the address, such as a notebook; None without one."""
+        if asked.port != self._topology.master_port:
+            with suppress(OSError):  # nobody listens there
+                socket.create_connection((asked.address, asked.port), TIMEOUT).close()
+                return dist.TCPStore(asked.address, asked.port, asked.world_size, timeout=timeout)
+        return None
+
+    def _our_store(self, asked: Asked, timeout: timedelta) -> dist.Store:
+        """Under a prefix that was never used, the same on all ranks that meet.
+
+        What one rank does alone, as rank 0 of 1, does not count for the others.
+        """
+        size = asked.world_size
+        self._count[size] += 1
+        prefix = f"a{self._attempt}/env/{self._cell}/{size}/{self._count[size]}"
+        if size == 1:
+            prefix += f"/{self._topology.rank}"
+        store = self._open_store()
+        store.set_timeout(timeout)
+        return dist.PrefixStore(prefix, store)
+
+
+# ---- processes that a cell starts
+
+
+def let_cell_choose_start_method() -> None:
+    """Let ``set_start_method`` be called once in this cell too. The chosen method stays."""
+    default: Any = context._default_context
+    if default._actual_context is not None:
+        default._default_context, default._actual_context = default._actual_context, None
+
+
+def refuse_launchers() -> None:
+    """Have functions that start processes for a process group say what a cell does instead."""
+    spawn: Any = importlib.import_module(_SPAWN)
+    package: Any = torch.multiprocessing
+    package.start_processes = spawn.start_processes = _only_in_scripts(
+        spawn.start_processes, _instead_of_spawn
+    )
+
+    def refuse(launcher: Any) -> None:
+        launcher.launch_agent = _only_in_scripts(launcher.launch_agent, _instead_of_launch)
+
+    change_when_imported(_LAUNCHER, refuse)
+
+
+def _only_in_scripts(original: Callable[..., Any], say: Callable[..., str]) -> Callable[..., Any]:
+    """Refuse a call of a cell. A started process can import a script, but not a cell."""
+
+    @functools.wraps(original)
+    def start(*args: Any, **options: Any) -> Any:
+        if getattr(sys.modules["__main__"], "__file__", None) is None:
+            raise RuntimeError(say(*args, **options))
+        return original(*args, **options)
+
+    return start
+
+
+def _instead_of_launch(_config: Any, entrypoint: Any, *_args: Any, **_options: Any) -> str:
+    name = getattr(entrypoint, "__name__", "train")
+    return (
+        "the ranks are already running, and this launcher would start more processes on each of "
+        f"them. Call {name}() directly, without the launcher"
+    )
+
+
+def _instead_of_spawn(fn: Any, *_args: Any, **_options: Any) -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals["__name__"] in (__name__, _SPAWN):
+        frame = frame.f_back
+    caller = "" if frame is None else str(frame.f_globals["__name__"])
+    if caller.partition(".")[0] in _LIGHTNING:
+        return (
+            "this Lightning strategy starts its own processes, but the ranks are already running: "
+            'use strategy="ddp" with devices=world_size'
+        )
+    call = _call_of_rank(frame) or f"{getattr(fn, '__name__', 'main')}(rank, ...)"
+    return f"the ranks are here already: call `{call}`"
+
+
+def _call_of_rank(frame: FrameType | None) -> str:
+    """Return the call in a rank that replaces the ``mp.spawn(main, args=(x,))`` of a frame's line.
+
+    It is empty if the source of that line is not known.
+    """
+    if frame is None:
+        return ""
+    with suppress(SyntaxError):
+        lines = linecache.getlines(frame.f_code.co_filename)
+        for call in ast.walk(ast.parse("".join(lines))):
+            if isinstance(call, ast.Call) and _starts(call, frame.f_lineno):
+                given = dict(zip(("fn", "args"), call.args, strict=False))
+                given |= {each.arg: each.value for each in call.keywords if each.arg}
+                more = given.get("args", ast.Tuple([]))
+                rest = more.elts if isinstance(more, ast.Tuple | ast.List) else [ast.Starred(more)]
+                return f"{ast.unparse(given['fn'])}({', '.join(['rank', *map(ast.unparse, rest)])})"
+    return ""
+
+
+def _starts(call: ast.Call, line: int) -> bool:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    is_here = call.lineno <= line <= (call.end_lineno or call.lineno)
+    return is_here and name in ("spawn", "start_processes")

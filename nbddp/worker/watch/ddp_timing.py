@@ -1,0 +1,38 @@
+"""What the models of a rank have measured of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nbddp.train.prepare import prepared
+
+MOST = 8  # models
+_KEPT = (
+    "iteration",
+    "backward_compute_time_end",
+    "avg_forward_compute_time",
+    "avg_backward_compute_time",
+    "avg_backward_comm_time",
+    "avg_backward_compute_comm_overlap_time",
+    "bucket_sizes",
+    "rebuilt_bucket_sizes",
+)
+
+
+def measured(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What DDP says of each of its models that has a name, or was prepared: its numbers by name."""
+    named = [each for each in list(names.items()) if not each[0].startswith("_")]
+    named += [("prepared", each) for each in prepared()]
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in named:
+        model = getattr(value, "_orig_mod", value) if isinstance(value, nn.Module) else None
+        if isinstance(model, DistributedDataParallel) and len(found) < MOST:
+            found.setdefault(id(model), (name, model))
+    told = [(name, model._get_ddp_logging_data()) for name, model in found.values()]
+    return [
+        (name, {key: numbers[key] for key in _KEPT if key in numbers}) for name, numbers in told
+    ]

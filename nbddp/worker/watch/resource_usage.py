@@ -1,0 +1,91 @@
+"""What a rank's process uses: CPU and memory, and its GPU where it has one."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from nbddp.child_processes import descendants
+
+SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks make any figure
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """CPU in percent of one core, below 0 while that is not known; memory (resident) in bytes.
+
+    ``gpu`` is the UUID of the GPU, empty without one.
+    """
+
+    cpu: float
+    memory: int
+    gpu: str = ""
+    gpu_name: str = ""
+    gpu_memory: int = 0
+    gpu_reserved: int = 0
+
+
+class Usage:
+    """Reads it; CPU is the mean since the last reading, but over no less than ``SPAN``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._process = psutil.Process()
+        self._process.cpu_percent()
+        self._measured_at = time.monotonic()
+        self._cpu = -1.0
+        self._memory = 0
+        self._device = device
+        self._gpu: tuple[str, str] | None = None
+
+    def read(self) -> Use:
+        """What the process uses now; touches no GPU that the cells have not touched."""
+        with suppress(OSError):  # a cell has taken all descriptors: the last figures will do
+            if time.monotonic() - self._measured_at >= SPAN:
+                self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
+            self._memory = self._process.memory_info().rss
+        cpu, memory = self._cpu, self._memory
+        if self._device.type != "cuda" or not torch.cuda.is_initialized():
+            return Use(cpu, memory)
+        if self._gpu is None:
+            found = torch.cuda.get_device_properties(self._device)
+            self._gpu = str(getattr(found, "uuid", "")), str(found.name)
+        return Use(
+            cpu,
+            memory,
+            *self._gpu,
+            gpu_memory=torch.cuda.memory_allocated(self._device),
+            gpu_reserved=torch.cuda.memory_reserved(self._device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenUse:
+    """What the descendants of a process do.
+
+    ``cpu_time`` is seconds of CPU, with those that ended; ``is_reading`` says that one waits for a
+    disk; ``written`` is the bytes that they have written, 0 where the system does not tell (macOS).
+    """
+
+    cpu_time: float
+    is_reading: bool
+    written: int
+
+
+def children_use() -> ChildrenUse:
+    """What the descendants of this process do, and have done."""
+    ended = os.times()
+    seconds = ended.children_user + ended.children_system
+    is_reading, written = False, 0
+    for each in descendants(os.getpid()):
+        with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
+            used = each.cpu_times()
+            seconds += used.user + used.system + used.children_user + used.children_system
+            is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
+            if hasattr(each, "io_counters"):
+                written += each.io_counters().write_chars
+    return ChildrenUse(seconds, is_reading, written)
