@@ -29,7 +29,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.commands import publish as publish_module
-from nbddp.magics.commands.publish import Publishing
+from nbddp.magics.publishing import Publishing
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse
 from nbddp.publish.publication import Publication

@@ -27,10 +27,10 @@ from nbddp.group.trace import trace_of
 from nbddp.lifecycle.refusals import unknown_rank, with_way_on
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
-from nbddp.magics.commands.publish import Publishing
 from nbddp.magics.diary import Diary, omitted
 from nbddp.magics.option_values import ALL
 from nbddp.magics.presenter import NotebookDisplay, Views
+from nbddp.magics.publishing import Publishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.names import SET_IN_EACH_RANK

@@ -21,7 +21,7 @@ from nbddp.train.checkpoint.checkpoint import checkpoints
 from nbddp.train.prepare import prepared
 
 if TYPE_CHECKING:
-    from nbddp.train.faults.arming import Fault
+    from nbddp.train.faults.kinds import Fault
 
 EXIT_CODE = 3
 TOO_MUCH = 1 << 56  # bytes: more than a process can address, so that nothing is ever taken

@@ -1,6 +1,14 @@
-"""The kinds of faults, in words; nothing here loads torch, so that a notebook can list them."""
+"""The kinds of faults, and one fault; without torch, so that a notebook can list them."""
 
 from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from nbddp.errors import ArgumentError
 
 MEANINGS = {
     "raise": "a FaultError",
@@ -18,3 +26,75 @@ MEANINGS = {
 
 KINDS = tuple(MEANINGS)
 HANDED_OVER = "NBDDP_FAULTS"  # the variable by which the ranks of a script get armed faults
+FACTOR = 2.0
+_FLOAT = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+SPELLING = re.compile(rf"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=({_FLOAT}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: what, on which rank, at which step.
+
+    Args:
+        kind: one of ``KINDS``.
+        rank: which rank it strikes.
+        step: from which step on.
+        factor: how many times as long every step takes after it; for ``slow`` only.
+
+    Raises:
+        ArgumentError: there is no such kind, or no such rank, step or factor.
+        TypeError: rank or step is no whole number, or factor is no number.
+
+    >>> str(Fault(kind="kill", rank=1, step=30))
+    'kill@rank=1,step=30'
+    >>> Fault.parse("slow@rank=0,step=5,factor=3").factor
+    3.0
+    """
+
+    kind: str
+    rank: int
+    step: int
+    factor: float = FACTOR
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            near = get_close_matches(self.kind.lower(), KINDS, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise ArgumentError(
+                f"there is no fault {self.kind!r}; {meant}(kinds: {', '.join(KINDS)})"
+            )
+        for name in ("rank", "step"):
+            number = operator.index(getattr(self, name))
+            if number < 0:
+                raise ArgumentError(f"{name} must be 0 or more, got {number}")
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "factor", float(self.factor))
+        if self.kind != "slow" and self.factor != FACTOR:
+            raise ArgumentError(f"factor is for a fault of kind 'slow', not for {self.kind!r}")
+        if not 1 < self.factor < math.inf:
+            raise ArgumentError(f"factor must be a number above 1, got {self.factor:g}")
+
+    def __str__(self) -> str:
+        factor = f",factor={self.factor!r}".removesuffix(".0") if self.kind == "slow" else ""
+        return f"{self.kind}@rank={self.rank},step={self.step}{factor}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Read what ``str()`` writes.
+
+        Raises:
+            ArgumentError: it is written in another way; the message shows the right one.
+
+        >>> Fault.parse("kil@rank=1,step=30")
+        Traceback (most recent call last):
+        nbddp.errors.ArgumentError: there is no fault 'kil'; did you mean 'kill'? (kinds: raise, \
+kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt)
+        """
+        found = SPELLING.fullmatch("".join(text.split()))
+        if found is None:
+            raise ArgumentError(
+                f"cannot read fault {text!r}; write it like 'kill@rank=1,step=30' or "
+                f"'slow@rank=1,step=30,factor=3' (kinds: {', '.join(KINDS)})"
+            )
+        kind, rank, step, factor = found.groups()
+        return cls(kind=kind, rank=int(rank), step=int(step), factor=float(factor or FACTOR))
