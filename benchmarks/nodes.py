@@ -49,7 +49,7 @@ def bring(
     ``most``: how many nodes there may be in the end.
     """
     door = group._group.open_nodes(NodesSpec(least=nodes, most=most or nodes, nproc_per_node=ranks))
-    command = [sys.executable, "-m", "nbddp.worker", "--join", str(door.join_file)]
+    command = [sys.executable, "-m", "nbddp.nodes", "--join", str(door.join_file)]
     command += ["--ranks", str(ranks)]
     keepers = []
     for number in range(nodes):

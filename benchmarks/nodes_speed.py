@@ -93,7 +93,7 @@ def report_joins(group: WorkerGroup, joins: int) -> None:
     for number in range(joins):
         scratch = tempfile.mkdtemp(prefix="joining-")
         began = time.monotonic()
-        command = [sys.executable, "-m", "nbddp.worker", "--join", str(nodes.join_file)]
+        command = [sys.executable, "-m", "nbddp.nodes", "--join", str(nodes.join_file)]
         keeper = subprocess.Popen(
             [*command, "--folder", scratch],
             start_new_session=True,

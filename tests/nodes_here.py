@@ -101,7 +101,7 @@ class OnNodes:
 
         Args:
             nproc: its ranks.
-            options: more of them, for ``python -m nbddp.worker``.
+            options: more of them, for ``python -m nbddp.nodes``.
             port: of this machine where it dials; else the door's.
             env: its environment; else this process's.
             prefix: what starts it.
@@ -113,7 +113,7 @@ class OnNodes:
         folder = Path.home() / f"keeper{number}"
         file = replace(join, port=port or join.port).save(folder)
         agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", "--master-port=0"]
-        command = [sys.executable, *(agent if with_agent else ()), "-m", "nbddp.worker"]
+        command = [sys.executable, *(agent if with_agent else ()), "-m", "nbddp.nodes"]
         command += ["--join", str(file), "--ranks", str(nproc), "--folder", str(folder / "logs")]
         command += ["--orphan-timeout", str(ALONE), *options]
         keeper = subprocess.Popen([*prefix, *command], start_new_session=True, env=env)

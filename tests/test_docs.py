@@ -103,7 +103,7 @@ def test_every_kind_of_fault_is_written_about() -> None:
 
 def test_the_pages_use_only_names_that_there_are_and_all_of_them() -> None:
     names = set(re.findall(r"\bnbddp\.([A-Za-z_]+)", FOR_USERS))
-    assert names - {"nbddp", "worker"} <= set(nbddp.__all__)
+    assert names - {"nbddp", "nodes"} <= set(nbddp.__all__)
     public = {name for name in nbddp.__all__ if not name[0].isupper() or name == "Checkpoint"}
     assert public - {"load_ipython_extension", "unload_ipython_extension"} <= set(
         re.findall(r"\w+", FOR_USERS)

@@ -26,7 +26,7 @@ from nbddp.errors import RequestError
 from nbddp.magics.option_values import node_range
 from nbddp.nodes import handshake, log_sync
 from nbddp.nodes import listener as door_module
-from nbddp.nodes.agent import main
+from nbddp.nodes.__main__ import main
 from nbddp.nodes.clock_offset import Clock
 from nbddp.nodes.join_file import Join
 from nbddp.nodes.listener import Door, Node, RemoteHandle

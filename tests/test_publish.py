@@ -29,9 +29,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.commands import publish as publish_module
-from nbddp.magics.publishing import Publishing
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse
+from nbddp.magics.publishing import Publishing
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher, name_there, note, read_note
 from nbddp.publish.step_aggregator import Point

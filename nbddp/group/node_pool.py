@@ -16,9 +16,8 @@ from nbddp.errors import RequestError, say_ranks
 from nbddp.formatting import plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
-from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.engines.local import ALONE, LocalAgents
-from nbddp.nodes.join_file import Join
+from nbddp.nodes.join_file import ORPHAN_TIMEOUT, Join
 from nbddp.nodes.listener import Door, Node
 from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.rejoin import Returned
@@ -146,7 +145,7 @@ class Nodes:
         seconds = self.spec.orphan_timeout
         own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
         ranks = f"--ranks={self.spec.nproc_per_node}"
-        return (*ALONE, "-m", "nbddp.worker", "--join", join_file, ranks, *own)
+        return (*ALONE, "-m", "nbddp.nodes", "--join", join_file, ranks, *own)
 
     def opened(self) -> str:
         """What to do now."""

@@ -19,6 +19,7 @@ from nbddp.errors import RequestError
 
 SECRET_BYTES = 32
 FOLDER = ".nbddp/join"  # in the home folder, which machines of a cluster often share
+ORPHAN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

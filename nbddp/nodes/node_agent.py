@@ -1,6 +1,6 @@
 """A node's side: comes in at the door, forks ranks, carries what they say, and sees them end.
 
-torchrun starts it (:mod:`nbddp.nodes.agent`). It loads no torch itself: ranks are forked from a
+torchrun starts it (:mod:`nbddp.nodes.__main__`). It loads no torch itself: ranks are forked from a
 warm helper, so that a restart costs no import, and their exit codes are seen as they are.
 """
 

@@ -282,7 +282,7 @@ def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
     def dialing() -> list[psutil.Process]:
         agents = me.children()
         keepers = [each for agent in agents for each in agent.children()]
-        return [each for each in keepers if "nbddp.worker" in each.cmdline() and each.children()]
+        return [each for each in keepers if "nbddp.nodes" in each.cmdline() and each.children()]
 
     assert wait_until(lambda: bool(dialing()), timeout=COMING)
     its = [process for each in dialing() for process in family(each)]

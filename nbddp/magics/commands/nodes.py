@@ -10,7 +10,7 @@ from nbddp.errors import RequestError
 from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
 from nbddp.magics.notebook_state import Desk
-from nbddp.nodes.agent import ORPHAN_TIMEOUT
+from nbddp.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.nodes.stale_files import left_open
 
 JOB = Path("nbddp-nodes.sbatch")

@@ -1,4 +1,4 @@
-"""``torchrun ... -m nbddp.worker --join FILE --ranks N``: the process of a node.
+"""``torchrun ... -m nbddp.nodes --join FILE --ranks N``: the process of a node.
 
 torchrun starts one such process on each machine, which starts the ranks.
 """
@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.nodes.join_file import Join
-
-ORPHAN_TIMEOUT = 60.0
+from nbddp.nodes.join_file import ORPHAN_TIMEOUT, Join
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m nbddp.worker",
+        prog="python -m nbddp.nodes",
         description="Give this machine's ranks to a notebook; started by torchrun.",
     )
     parser.add_argument(
@@ -73,7 +71,7 @@ def _keep(asked: argparse.Namespace) -> str:
     if started > 1:
         raise RequestError(
             f"torchrun started {started} processes, and nbddp needs one on each machine: write "
-            f"--nproc-per-node=1 before -m nbddp.worker, and --ranks={started} after it"
+            f"--nproc-per-node=1 before -m nbddp.nodes, and --ranks={started} after it"
         )
     path = Path(asked.join).expanduser()
     join = Join.read_token(_ask()) if asked.join == "-" else Join.load(path)
@@ -96,3 +94,7 @@ def _keep(asked: argparse.Namespace) -> str:
         return await keeper.keep()
 
     return asyncio.run(keep())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
