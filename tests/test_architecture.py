@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,57 @@ def test_nothing_is_loaded_before_it_is_needed(tmp_path: Path) -> None:
         loaded = set(line.split())
         assert "nbddp" in loaded
         assert loaded & unwanted == set(), stage
+
+
+MODULES = {
+    "nbddp." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name != "__init__.py"
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of nbddp that one imports, also in functions, for types alone, or by its name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                found |= {each.name for each in names}
+            case ast.ImportFrom(module=str(package), names=names):
+                found |= {package, *(f"{package}.{each.name}" for each in names)}
+            case ast.Constant(value=str(text)):
+                found.add(text)
+    return found & set(MODULES)
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    waiting = {name: imports_of(path) - {name} for name, path in MODULES.items()}
+    while free := {name for name, imports in waiting.items() if not imports & set(waiting)}:
+        waiting = {name: imports for name, imports in waiting.items() if name not in free}
+    assert waiting == {}  # these are in circles, or import one that is
+
+
+def test_a_folder_has_15_modules_at_most() -> None:
+    counts = Counter(path.parent.relative_to(PACKAGE) for path in MODULES.values())
+    assert len(counts) > 10
+    assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
+
+
+SHARED_NAMES = {  # one topic at several layers
+    "__main__",
+    "comparison",
+    "display",
+    "run_list",
+    "run_script",
+    "scaling",
+    "script",
+    "stored_run",
+    "sweep",
+    "timeline",
+    "trace",
+}
+
+
+def test_a_name_of_a_file_stands_for_one_topic() -> None:
+    counts = Counter(path.stem for path in MODULES.values())
+    assert {name for name, count in counts.items() if count > 1} == SHARED_NAMES

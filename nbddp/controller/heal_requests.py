@@ -13,7 +13,7 @@ from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, Drop
 
 if TYPE_CHECKING:
-    from nbddp.controller.executor import Executor
+    from nbddp.controller.threads import Runtime
     from nbddp.lifecycle.group_state import HealLife
     from nbddp.record.heal.rank_values import OwnValues
 
@@ -26,7 +26,7 @@ class HealRequests:
         heal: names the ranks that get a new process, and the donor.
     """
 
-    def __init__(self, executor: Executor, heal: HealLife) -> None:
+    def __init__(self, executor: Runtime, heal: HealLife) -> None:
         self._do = executor
         self.ranks = heal.newcomers
         self._donor = heal.donor

@@ -20,8 +20,7 @@ from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.executor import Executor
-    from nbddp.controller.threads import Means
+    from nbddp.controller.threads import Means, Runtime
     from nbddp.nodes.rejoin import Returned
     from nbddp.record.run_folder import RunFolder
     from nbddp.wire.envelope import Letter
@@ -42,7 +41,7 @@ class Ranks:
         owner: told of them, on the session's thread.
     """
 
-    def __init__(self, attempt: int, means: Means, launcher: Launcher, owner: Executor) -> None:
+    def __init__(self, attempt: int, means: Means, launcher: Launcher, owner: Runtime) -> None:
         self.attempt = attempt
         self._means = means
         self._launcher = launcher

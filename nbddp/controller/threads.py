@@ -13,13 +13,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from nbddp.launch.local_launcher import RankHandle
+from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Promise, kept
 
 if TYPE_CHECKING:
+    from nbddp.controller.promises import Promises
     from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
+    from nbddp.lifecycle.group_state import Life
+    from nbddp.record.deeds import Deeds
+    from nbddp.record.event_log import TimeLine
+    from nbddp.record.rank_monitor import Whereabouts
     from nbddp.wire.envelope import Letter
 
 logger = logging.getLogger(__name__)
@@ -250,3 +255,28 @@ def open_means(make_link: Callable[[], StoreLink] | None = None) -> Means:
 
         make_link = StoreLink
     return Means(make_link(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())
+
+
+class Runtime(Protocol):
+    """What the processes and the requests of a session need of its executor."""
+
+    life: Life
+    launcher: Launcher
+    time_line: TimeLine
+    whereabouts: Whereabouts
+    deeds: Deeds
+    promises: Promises
+    numbers: itertools.count[int]
+
+    @property
+    def means_now(self) -> Means:
+        """What the ranks are reached by."""
+
+    def read(self, letter: Letter) -> None:
+        """Handle a message of a rank."""
+
+    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
+        """A rank could not be started."""
+
+    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        """A rank's process has ended."""

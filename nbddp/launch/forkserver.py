@@ -7,6 +7,7 @@ Jupyter's interrupt, and tells a rank nothing of the kernel's ``__main__``.
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import shutil
@@ -33,11 +34,17 @@ import psutil
 
 from nbddp.child_processes import children, cpu_time, descendants
 from nbddp.wire.helper import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL
+from nbddp.wire.start import RankStart
 
 PRELOAD = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
 MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
+
+
+def rank_main(start: RankStart) -> None:
+    """Run as a rank until told to leave; the target of every rank's process."""
+    importlib.import_module("nbddp.worker.main").live(start)
 
 
 class CudaUsedError(RuntimeError):

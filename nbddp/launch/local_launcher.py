@@ -18,12 +18,13 @@ from nbddp.launch.forkserver import (
     Forkserver,
     LocalRank,
     give_main_a_spec,
+    rank_main,
     sigint_blocked,
     start_resource_tracker_apart,
 )
 from nbddp.launch.memory import memory_limit
 from nbddp.topology import Topology, cores_here
-from nbddp.wire.start import RankStart, rank_main
+from nbddp.wire.start import RankStart
 
 logger = logging.getLogger(__name__)
 

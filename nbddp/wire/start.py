@@ -5,7 +5,6 @@ The kernel imports this while torch is still being imported in the background.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
 
 from nbddp.topology import Topology
@@ -72,8 +71,3 @@ def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
 def control_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
     """The queue of a rank's control thread, which answers while a cell runs."""
     return f"a{attempt}.{incarnation}/control/{rank}"
-
-
-def rank_main(start: RankStart) -> None:
-    """Live as a rank until told to leave; the target of every rank's process."""
-    importlib.import_module("nbddp.worker.main").live(start)

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from IPython.core.error import UsageError
@@ -31,9 +31,6 @@ from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collec
 from nbddp.worker.watch.main_thread import call_of, function_name, library_of_file
 from nbddp.worker.watch.namespace import Part, walk
 
-if TYPE_CHECKING:
-    from nbddp.worker.cell.shell import RankShell
-
 CONTEXT = 2  # lines shown above and below a line of the user's
 REPEATS = 3  # equal frames in a row that are shown, of a recursion
 HIDDEN = ("nbddp", "IPython")  # libraries whose frames are in no traceback
@@ -47,8 +44,23 @@ _HIDDEN_TEXT = re.compile(
 _REMOTE = ("_RemoteTraceback", "RemoteTraceback")  # the traceback of another process, as a cause
 
 
+class Shell(Protocol):
+    """What a cell ran in."""
+
+    user_ns: dict[str, Any]
+
+    def is_cell_file(self, filename: str) -> bool:
+        """Whether the code of this file is a cell's."""
+
+    def name_of_file(self, filename: str) -> str:
+        """The name under which a file is shown."""
+
+    def format_error(self, error: BaseException, /) -> str:
+        """The traceback of an error."""
+
+
 def describe_failure(
-    error: BaseException, shell: RankShell, *, stuck_in: RecordedCollective | None, at: float
+    error: BaseException, shell: Shell, *, stuck_in: RecordedCollective | None, at: float
 ) -> Failure:
     """Describe what ended a cell: its text, the user's innermost line, its first cause.
 
