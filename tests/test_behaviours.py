@@ -24,7 +24,7 @@ WRITTEN = ("failures", "panel")  # sections that no list of the package has
 
 # files that a file of tests reads, with the ids that its tests go through
 DATA = {
-    "test_checks.py": [Path(registry.__file__).with_name("rules.md")],
+    "unit/checks/test_checks.py": [Path(registry.__file__).with_name("rules.md")],
 }
 # what the test of a name says in its place: a magic, or the function that returns the object
 INSTEAD = {

@@ -39,7 +39,7 @@ run_tests() {
     cd "$scratch/clone"
     # -W default: packages of that age warn of newer ones
     "$here/pytest" -q -W default -p no:cacheprovider \
-        tests/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
+        tests/unit/ui/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
         tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \
         tests/notebooks/test_panel.py tests/platforms/classic_notebook.py \
         "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[00_quickstart]"

@@ -1,7 +1,7 @@
 """A colour for each rank: in a terminal, on any page, and on pages known to be light or dark.
 
 No two of the eight colours of a set look alike with any kind of colour blindness, as
-``tests/test_palette.py`` measures.
+``tests/unit/charts/test_palette.py`` measures.
 """
 
 from __future__ import annotations

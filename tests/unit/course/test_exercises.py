@@ -149,7 +149,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 CALL = re.compile(r'nbddp\.check_answer\("(\d\d\.\d)", ([^)]*)\)')
 EXERCISE = re.compile(r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", re.DOTALL)
 ON_RANKS = set(CODE_EXERCISES) - set(RIGHT_ANSWERS)

@@ -16,7 +16,7 @@ from console import ddp
 import nbddp
 from nbddp.archive.stored_run import RecordedRun
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2]
 RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")
 NAMES = ("loops", "resumed", "killed", "lr0.1", "slow", "fast")
 

@@ -126,7 +126,7 @@ EXAMPLES: dict[str, tuple[Facts, Facts]] = {
 }
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 RULES = list(BOOK.values())
 
 

@@ -362,7 +362,7 @@ def test_a_relative_folder_stays_where_it_was(
 @pytest.mark.process
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.full)])
 def test_a_writer_killed_many_times_always_leaves_a_whole_one(tmp_path: Path, kills: int) -> None:
-    script = Path(__file__).with_name("checkpoint_killer.py")
+    script = Path(__file__).parents[3] / "checkpoint_killer.py"
     command = [sys.executable, "-W", "error", str(script), str(tmp_path), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
     assert done.returncode == 0, done.stderr

@@ -169,7 +169,7 @@ def test_errors_that_are_each_others_cause_are_shown_once(fail: Fail) -> None:
     [
         (torch.nn.modules.module.__file__, "torch"),
         (torch.distributed.__file__, "torch"),
-        (__file__.replace("tests/test_failure.py", "nbddp/wire/start.py"), "nbddp"),
+        (str(OURS / "wire" / "start.py"), "nbddp"),
         (asyncio.__file__, "asyncio"),
         ("<frozen runpy>", "runpy"),
         ("<frozen importlib._bootstrap>", "importlib"),
