@@ -130,7 +130,7 @@ def test_no_frame_of_nbddp_or_ipython_is_in_a_traceback(fail: Fail) -> None:
     def inner() -> None:
         raise ValueError("deep")
 
-    files = (OURS / "train" / "report.py", IPython.core.interactiveshell.__file__)
+    files = (OURS / "train" / "log_and_track.py", IPython.core.interactiveshell.__file__)
     for file, is_whole in itertools.product(files, (False, True)):
         between = eval(compile("lambda f: f()", str(file), "eval"))
         error = fail("between(inner)", between=between, inner=inner)

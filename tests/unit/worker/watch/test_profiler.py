@@ -241,7 +241,7 @@ from pathlib import Path
 profiler = CellProfiler(Steps(first=0, last=0), 3)
 profiler.begin()
 torch.ones(9).sum()
-report.reached(0, source="log")
+log_and_track.reached(0, source="log")
 told, _ = profiler.give(GiveTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
 assert not told.why, told.why
 assert "aten::sum" in told.spent
