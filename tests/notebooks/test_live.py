@@ -346,8 +346,9 @@ def test_what_a_handler_prints_and_displays_lands_in_the_cell(page: Page) -> Non
     shown = page.of(cell, "display_data") + page.of(cell, "update_display_data")
     assert [each["data"]["text/plain"] for each in shown] == ["shown", "again"]
     assert page.of(click, "stream") == page.of(click, "display_data") == []
-    whole = [("0", "busy"), ("1", "busy"), ("1", "idle"), ("0", "busy"), ("0", "idle")]
-    assert page.statuses(cell, click) == whole  # the message is done, and the cell still busy
+    begin, end = [("0", "busy"), ("1", "busy"), ("1", "idle")], [("0", "idle")]
+    still_busy = [("0", "busy")]  # said when the message is done, unless the cell ends just then
+    assert page.statuses(cell, click) in (begin + still_busy + end, begin + end)
 
 
 def test_a_long_wait_is_reported_again_and_again(page: Page) -> None:
