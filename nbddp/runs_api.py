@@ -15,7 +15,7 @@ from typing import Any
 
 from nbddp.archive.comparison import compare as compare_folders
 from nbddp.archive.find import find_run, runs_below
-from nbddp.archive.stored_run import RecordedCell, RecordedRun
+from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.archive.summary import DAMAGE, say_ending
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
@@ -75,7 +75,7 @@ class Run:
         return [{"time": each.at, "kind": each.kind, **each.facts} for each in events]
 
     @property
-    def cells(self) -> tuple[RecordedCell, ...]:
+    def cells(self) -> tuple[StoredCell, ...]:
         """Its cells in the order in which they ran: ``source``, ``outcome``, ``seconds``, ..."""
         return self._recorded.cells
 
@@ -120,7 +120,7 @@ class Run:
         from nbddp.charts.figure import draw_charts  # loads matplotlib
 
         chosen = [metrics] if isinstance(metrics, str) else metrics
-        run = RecordedRun(self.path, frozenset(chosen).__contains__) if chosen else self._recorded
+        run = StoredRun(self.path, frozenset(chosen).__contains__) if chosen else self._recorded
         store = run.metrics()
         missing = [name for name in chosen or () if name not in store.names()]
         if missing or not store.names():
@@ -172,14 +172,14 @@ def _opened(path: Path) -> Iterator[Run]:
         logger.warning("left out: %s", error)
 
 
-def _open(path: Path) -> RecordedRun:
+def _open(path: Path) -> StoredRun:
     """The record, looked at as far as everything else builds on it.
 
     Raises:
         RequestError: it is damaged, or of something else.
     """
     try:
-        run = RecordedRun(path)
+        run = StoredRun(path)
         _ = run.cells, run.ranks
     except DAMAGE as error:
         what = f"{type(error).__name__}: {error}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 BASE = 1e9  # the time.time() at which the cell begins
 KIND = ["all_reduce", "float [72]", "", True, 0]
@@ -14,7 +14,7 @@ KIND = ["all_reduce", "float [72]", "", True, 0]
 
 def letters(
     came: list[float], *, cell: int = 1, first: int = 1, kind: list[Any] = KIND, **more: Any
-) -> Iterator[Arrivals]:
+) -> Iterator[CollectiveArrivals]:
     """A rank's letters, one for each second in which it came to a collective; the last is its end.
 
     ``came`` are seconds since the cell began.
@@ -25,8 +25,8 @@ def letters(
     end = round((came[-1] + 0.15) * 1e6)  # by then the last one is there, too
     for second, rows in seconds.items():
         until = min(end, round(1e6 * (second + 1)))
-        yield Arrivals(cell=cell, base=BASE, kinds=[kind], rows=rows, until=until, **more)
-    yield Arrivals(cell=cell, base=BASE, until=end, is_over=True)
+        yield CollectiveArrivals(cell=cell, base=BASE, kinds=[kind], rows=rows, until=until, **more)
+    yield CollectiveArrivals(cell=cell, base=BASE, until=end, is_over=True)
 
 
 def told(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from nbddp.checks.checker import look_at
-from nbddp.checks.source import Source
+from nbddp.checks.source import CellSource
 
 COMMON = "import torch\nimport torch.distributed as dist\n"
 IMPORTS_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -21,7 +21,7 @@ def under(head: str, *texts: str) -> str:
 
 def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> list[str]:
     """The rules that find something."""
-    return [each.rule for each in look_at(Source(text, kinds, **options))]
+    return [each.rule for each in look_at(CellSource(text, kinds, **options))]
 
 
 def assert_found(rules: str, *texts: str, head: str = "", **options: Any) -> None:

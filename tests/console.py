@@ -10,13 +10,13 @@ import pytest
 from IPython.core.error import UsageError
 
 from nbddp.magics.line_magic import LineMagics
-from nbddp.magics.presenter import Views
+from nbddp.magics.presenter import Presenter
 
 
 def ddp(line: str, **desk: Any) -> str:
     """Type ``%ddp`` and the line, and return what it says; ``desk`` is what the notebook has."""
     said: list[str] = []
-    views = Views(Mock(spec=[]), Mock())
+    views = Presenter(Mock(spec=[]), Mock())
     views.say = said.append  # type: ignore[method-assign]
     known = {
         "views": views,

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from nbddp.controller.threads import Actor, ExitWatcher, Means
+from nbddp.controller.threads import EventThread, ExitWatcher, Runtime
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Promise
-from nbddp.wire.envelope import Letter
+from nbddp.wire.envelope import Envelope
 from nbddp.wire.messages import (
     URGENT,
     Answer,
@@ -27,12 +27,12 @@ from nbddp.wire.messages import (
     Complete,
     Inspect,
     JsonDict,
-    Leave,
     Message,
     Pull,
     Push,
     Ready,
     RunCell,
+    Shutdown,
 )
 from nbddp.wire.start import RankStart
 
@@ -179,8 +179,8 @@ class FakeLink:
         self.faults: deque[Exception | None] = deque()
         self.is_broken = False
         self.on_send: Callable[[int, int, Command], Any] = lambda *_sent: None
-        self.letters: SimpleQueue[Letter | Exception | None] = SimpleQueue()
-        self.urgent: SimpleQueue[Letter | None] = SimpleQueue()
+        self.letters: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
+        self.urgent: SimpleQueue[Envelope | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
         self._sequence = itertools.count(1)
 
@@ -200,10 +200,10 @@ class FakeLink:
         self.sent.append((rank, command))
         self.on_send(self.attempt, rank, command)
 
-    def say(self, rank: int, message: Message, *, attempt: int | None = None) -> Letter:
+    def say(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
         """Have a rank say something."""
         number = self.attempt if attempt is None else attempt
-        letter = Letter(rank, number, next(self._sequence), message)
+        letter = Envelope(rank, number, next(self._sequence), message)
         (self.urgent if isinstance(message, URGENT) else self.letters).put(letter)
         return letter
 
@@ -211,13 +211,13 @@ class FakeLink:
         """Have whoever collects fail."""
         self.letters.put(error)
 
-    def collect(self) -> Letter | None:
+    def collect(self) -> Envelope | None:
         letter = self.letters.get()
         if isinstance(letter, Exception):
             raise letter
         return letter
 
-    def collect_urgent(self) -> Letter | None:
+    def collect_urgent(self) -> Envelope | None:
         return self.urgent.get()
 
     def put(self, data: bytes) -> JsonDict:
@@ -243,7 +243,7 @@ class SilentLink(FakeLink):
         super().__init__()
         self._closed = threading.Event()
 
-    def collect(self) -> Letter | None:
+    def collect(self) -> Envelope | None:
         self._closed.wait()
 
     collect_urgent = collect
@@ -252,7 +252,7 @@ class SilentLink(FakeLink):
         self._closed.set()
 
 
-class HandTurnedActor(Actor):
+class HandTurnedActor(EventThread):
     """Does on the test's own thread what it was told, when the test turns it."""
 
     def __init__(self) -> None:
@@ -328,14 +328,14 @@ class HandTurnedWatcher(ExitWatcher):
     def close(self) -> None: ...
 
 
-def hand_turned(link: FakeLink) -> Means:
-    """Means without a thread."""
-    return Means(link, HandTurnedActor(), HandTurnedActor(), HandTurnedWatcher())
+def hand_turned(link: FakeLink) -> Runtime:
+    """A runtime without a thread."""
+    return Runtime(link, HandTurnedActor(), HandTurnedActor(), HandTurnedWatcher())
 
 
-def with_threads(link: FakeLink) -> Means:
-    """Means with all their threads."""
-    return Means(link, Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())
+def with_threads(link: FakeLink) -> Runtime:
+    """A runtime with all their threads."""
+    return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher())
 
 
 def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
@@ -352,7 +352,7 @@ def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
                 | Inspect(request=request)
             ):
                 link.say(rank, Answer(request=request), attempt=attempt)
-            case Leave():
+            case Shutdown():
                 launcher.handles[attempt, rank].end(0)
 
     launcher.on_launch = lambda start: link.say(

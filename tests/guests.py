@@ -11,7 +11,7 @@ from typing import Any
 from processes import wait_until
 
 from nbddp.nodes.handshake import at_a_node
-from nbddp.nodes.listener import Door
+from nbddp.nodes.listener import NodeListener
 from nbddp.nodes.node_agent import about_this_node
 from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
 
@@ -19,7 +19,7 @@ from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
 class Guest:
     """Who comes to a door, on a thread of its own."""
 
-    def __init__(self, door: Door, secret: bytes | None = None) -> None:
+    def __init__(self, door: NodeListener, secret: bytes | None = None) -> None:
         self.frames: list[tuple[FrameType, bytes]] = []
         self.is_lost = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -67,7 +67,7 @@ class Guest:
 class Guests:
     """All who come to a door until a test is over."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: NodeListener) -> None:
         self.door = door
         self._all: list[Guest] = []
 

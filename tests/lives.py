@@ -13,19 +13,24 @@ START = ev.StartAsked(world_size=2)
 INTERRUPT = ev.InterruptAsked()
 STOP = ev.StopAsked()
 HEAL = ev.HealAsked(ranks=(1,), donor=0)
-TOLD = (ev.Remark, ev.Refuse, ev.NotStarted, ev.NotHealed)  # the actions with a text for the user
+TOLD = (
+    ev.Notify,
+    ev.Refuse,
+    ev.GroupStartFailed,
+    ev.HealFailed,
+)  # the actions with a text for the user
 
 
 def ready(rank: int, attempt: int = 1) -> ev.RankReady:
     return ev.RankReady(attempt=attempt, rank=rank)
 
 
-def unable(rank: int) -> ev.RankUnable:
-    return ev.RankUnable(attempt=1, rank=rank, reason="OSError: no")
+def unable(rank: int) -> ev.RankStartFailed:
+    return ev.RankStartFailed(attempt=1, rank=rank, reason="OSError: no")
 
 
-def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> ev.Exited:
-    return ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode)
+def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> ev.ProcessExited:
+    return ev.ProcessExited(attempt=attempt, rank=rank, exitcode=exitcode)
 
 
 def run(*ranks: int, cell: int = 1, needs_group: bool | None = True) -> ev.RunAsked:
@@ -40,36 +45,36 @@ def ended(
     in_group: bool = True,
     sequence: int = 0,
     attempt: int = 1,
-) -> ev.RankEnded:
-    return ev.RankEnded(
+) -> ev.RankEndedCell:
+    return ev.RankEndedCell(
         attempt=attempt, rank=rank, cell=cell, is_ok=is_ok, in_group=in_group, sequence=sequence
     )
 
 
-def failed(rank: int, **more: Any) -> ev.RankEnded:
+def failed(rank: int, **more: Any) -> ev.RankEndedCell:
     return ended(rank, is_ok=False, **more)
 
 
-def noticed(rank: int, cell: int = 1) -> ev.RankNoticed:
-    return ev.RankNoticed(attempt=1, rank=rank, cell=cell)
+def noticed(rank: int, cell: int = 1) -> ev.RankAcknowledged:
+    return ev.RankAcknowledged(attempt=1, rank=rank, cell=cell)
 
 
-def rang(kind: ev.Alarm, cell: int = 1, attempt: int = 1, **more: Any) -> ev.Rang:
-    return ev.Rang(alarm=kind, attempt=attempt, cell=cell, **more)
+def rang(kind: ev.Deadline, cell: int = 1, attempt: int = 1, **more: Any) -> ev.DeadlinePassed:
+    return ev.DeadlinePassed(alarm=kind, attempt=attempt, cell=cell, **more)
 
 
 def alarm(
-    kind: ev.Alarm, seconds: float, cell: int = 1, attempt: int = 1, **more: Any
-) -> ev.SetAlarm:
-    return ev.SetAlarm(seconds=seconds, rang=rang(kind, cell, attempt, **more))
+    kind: ev.Deadline, seconds: float, cell: int = 1, attempt: int = 1, **more: Any
+) -> ev.SetDeadline:
+    return ev.SetDeadline(seconds=seconds, rang=rang(kind, cell, attempt, **more))
 
 
 def kill(*ranks: int) -> ev.Kill:
     return ev.Kill(ranks=ranks)
 
 
-def leave(*ranks: int) -> ev.SendLeave:
-    return ev.SendLeave(ranks=ranks)
+def leave(*ranks: int) -> ev.SendShutdown:
+    return ev.SendShutdown(ranks=ranks)
 
 
 def terminate(*ranks: int) -> ev.Terminate:
@@ -100,7 +105,7 @@ def effect_of(life: Life, event: ev.Event) -> tuple[Any, ...]:
 def texts_of(causes: Mapping[str, tuple[Life, ev.Event]]) -> dict[str, str]:
     """Return the texts for the user that events lead to, by the name of the row."""
     return {
-        name: each.text if isinstance(each, ev.Remark) else each.reason
+        name: each.text if isinstance(each, ev.Notify) else each.reason
         for name, cause in causes.items()
         for each in advance(*cause)[1]
         if isinstance(each, TOLD)

@@ -15,7 +15,7 @@ from drivers.ranks import Ranks, new_launcher
 from processes import wait_until
 from slow_link import Link
 
-from nbddp.group.node_pool import Nodes, NodesSpec
+from nbddp.group.node_pool import NodePool, NodesSpec
 
 COMING = 120.0  # seconds for agents to import torch and come in
 ALONE = 20.0  # seconds that a keeper waits for a door that is gone
@@ -53,7 +53,7 @@ class OnNodes:
         # grace: survivors that share two cores with all else are slow, and not deaf
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=host, least=least, most=most, nproc_per_node=nproc_per_node)
-        self.nodes: Nodes = self.group.open_nodes(spec)
+        self.nodes: NodePool = self.group.open_nodes(spec)
         self.keepers: list[subprocess.Popen[bytes]] = []
         self._links: list[Link] = []
 

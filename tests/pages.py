@@ -10,7 +10,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.event_log import Happening
+from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.ansi import strip
@@ -166,8 +166,8 @@ _FACTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
-def _event(kind: str) -> st.SearchStrategy[Happening]:
-    return st.builds(Happening, st.floats(0, 2e9), st.just(kind), _FACTS[kind])
+def _event(kind: str) -> st.SearchStrategy[RunEvent]:
+    return st.builds(RunEvent, st.floats(0, 2e9), st.just(kind), _FACTS[kind])
 
 
 EVENTS = st.sampled_from(sorted(_FACTS)).flatmap(_event)

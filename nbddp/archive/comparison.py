@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nbddp.archive.find import short_names
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import DAMAGE, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
@@ -54,7 +54,7 @@ class ComparedRun:
     ) -> None:
         self.name = path.name
         try:
-            self.run = RecordedRun(path, wanted)
+            self.run = StoredRun(path, wanted)
             self.cells = self.run.cells
             self.summary = summarize(path, current=current)
         except (*DAMAGE, RequestError) as error:
@@ -201,7 +201,7 @@ def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = 
     runs = tuple(ComparedRun(path, wanted=wanted, current=current) for path in paths)
     counts = Counter(name for run in runs for name in run.metrics.names())
     if metrics and not counts:
-        names = (name for path in paths for name in RecordedRun(path).metrics().names())
+        names = (name for path in paths for name in StoredRun(path).metrics().names())
         raise no_such_metric(metrics, [*dict.fromkeys(names)], of="runs")
     known = [name for name, _ in counts.most_common()]
     shown = tuple(known[: MAX_CHARTS if metrics else CHARTS])

@@ -20,7 +20,7 @@ NOISY = 0.1  # rounds that lie further apart are no measure of a machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Repetition:
     """What one run of the cell came to.
 
     Attributes:
@@ -46,11 +46,11 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class WorldSizeResult:
     """A world size, with its rounds; there is at least one."""
 
     ranks: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[Repetition, ...]
 
     @property
     def pace(self) -> float:
@@ -96,7 +96,7 @@ class Scaling:
         devices: of the largest size, by rank.
     """
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[WorldSizeResult, ...]
     is_weak: bool = False
     cores: int = 1
     devices: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Scaling:
         """Whether the samples a second are known of all."""
         return self.counts_steps and all(size.samples for size in self.sizes)
 
-    def speed_up(self, size: Size) -> float:
+    def speed_up(self, size: WorldSizeResult) -> float:
         """How many times as much work a second as the smallest size."""
         first = self.sizes[0]
         if self.has_samples and size.samples and first.samples:
@@ -119,7 +119,7 @@ class Scaling:
         grows = size.ranks / first.ranks if self.is_weak else 1.0
         return size.pace / first.pace * grows
 
-    def efficiency(self, size: Size) -> float:
+    def efficiency(self, size: WorldSizeResult) -> float:
         """The speed-up as a part of what so many ranks would have if none cost anything."""
         return self.speed_up(size) * self.sizes[0].ranks / size.ranks
 
@@ -135,7 +135,7 @@ class Scaling:
         ]
 
     @property
-    def noisy(self) -> list[Size]:
+    def noisy(self) -> list[WorldSizeResult]:
         """Those whose rounds lie further apart than a tenth."""
         return [size for size in self.sizes if size.spread > NOISY]
 

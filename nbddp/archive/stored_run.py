@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.event_log import Happening, with_news_once
+from nbddp.record.event_log import RunEvent, with_news_once
 from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, tail
 from nbddp.record.metrics import MetricStore
@@ -28,7 +28,7 @@ ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCell:
+class StoredCell:
     """A cell that ran.
 
     Attributes:
@@ -63,7 +63,7 @@ class RecordedCell:
         return None if self.ended_at is None else max(0.0, self.ended_at - self.began_at)
 
 
-class RecordedRun:
+class StoredRun:
     """What ``.nbddp/runs/<time>-<name>/`` holds; its numbers are read once, when asked for.
 
     Args:
@@ -81,7 +81,7 @@ class RecordedRun:
         self._wanted = wanted
         reader = JsonLinesReader(path / EVENTS, "kind")
         try:
-            self.events = tuple(Happening(row.pop("time"), row.pop("kind"), row) for row in reader)
+            self.events = tuple(RunEvent(row.pop("time"), row.pop("kind"), row) for row in reader)
         except OSError as error:
             raise RequestError(f"there is no run in {path}: {error.strerror}") from None
         self._unreadable[EVENTS] = reader.unreadable
@@ -109,7 +109,7 @@ class RecordedRun:
         return tuple(range(sizes[-1] if sizes else 0))
 
     @cached_property
-    def cells(self) -> tuple[RecordedCell, ...]:
+    def cells(self) -> tuple[StoredCell, ...]:
         """Its cells, in the order in which they ran."""
         ended = {_id(each): each for each in self.events if each.kind == "cell ended"}
         begun = (each for each in self.events if each.kind == "cell")
@@ -119,7 +119,7 @@ class RecordedRun:
         """The file of a rank's output, which may not exist."""
         return self.path / log_name(rank)
 
-    def tail(self, rank: int, lines: int, cell: RecordedCell | None = None) -> str:
+    def tail(self, rank: int, lines: int, cell: StoredCell | None = None) -> str:
         """The last lines of a rank's log, or of a cell's part of it.
 
         See :func:`nbddp.record.log_reader.tail`.
@@ -132,7 +132,7 @@ class RecordedRun:
         except OSError as error:
             return f"{self.log(rank)} cannot be read: {error.strerror or error}"
 
-    def cell(self, number: int) -> RecordedCell:
+    def cell(self, number: int) -> StoredCell:
         """Return the newest cell of this number: a replay runs a cell again.
 
         Raises:
@@ -144,7 +144,7 @@ class RecordedRun:
         numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
-    def metrics(self, cell: RecordedCell | None = None) -> MetricStore:
+    def metrics(self, cell: StoredCell | None = None) -> MetricStore:
         """Return the numbers that its ranks reported, in all cells or in one."""
         began = cell.began_at if cell else None
         if began in self._metrics:
@@ -167,7 +167,7 @@ class RecordedRun:
         self._metrics[began] = metrics
         return metrics
 
-    def numbers(self, cell: RecordedCell | None = None) -> Iterator[dict[str, Any]]:
+    def numbers(self, cell: StoredCell | None = None) -> Iterator[dict[str, Any]]:
         """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
 
         What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
@@ -209,7 +209,7 @@ class RecordedRun:
                     steps = [row.get("step") for row in own]
                     metrics.extend(rank, name, times, steps, [row[name] for row in own])
 
-    def snapshot(self, cell: RecordedCell | None = None) -> Snapshot:
+    def snapshot(self, cell: StoredCell | None = None) -> Snapshot:
         """The whole run, or one cell, as a panel draws it."""
         events = tuple(each for each in self.events if cell is None or _is_in(cell, each.at))
         began, ended = (events[0].at, events[-1].at) if events else (0.0, 0.0)
@@ -232,15 +232,15 @@ class RecordedRun:
         )
 
 
-def _id(event: Happening) -> int:
+def _id(event: RunEvent) -> int:
     """Return which cell an event is of; older records have one number for this and the prompt."""
     return int(event.facts.get("id", event.facts["number"]))
 
 
-def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
+def _cell(begun: RunEvent, ended: RunEvent | None) -> StoredCell:
     facts = begun.facts
     begins, ends = facts.get("logs", {}), ended.facts.get("logs", {}) if ended else {}
-    return RecordedCell(
+    return StoredCell(
         number=facts["number"],
         ranks=tuple(facts["ranks"]),
         source=facts["source"],
@@ -254,11 +254,11 @@ def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
     )
 
 
-def _is_in(cell: RecordedCell, at: float) -> bool:
+def _is_in(cell: StoredCell, at: float) -> bool:
     return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + ROUNDED)
 
 
-def _rank(rank: int, events: tuple[Happening, ...], rate: StepRate | None) -> RankSnapshot:
+def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> RankSnapshot:
     exits, failures, of_others = list[str](), list[str](), set[str]()
     for each in events:
         is_own = each.facts.get("rank") == rank

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import RunJson, read_facts
@@ -115,7 +115,7 @@ def _summarize(path: Path, current: Path | None) -> Summary:
 
 def _facts_of_events(path: Path) -> dict[str, Any]:
     """Return what the events of a run say that has no end: they are newer than ``run.json``."""
-    run, known = RecordedRun(path), RunJson()
+    run, known = StoredRun(path), RunJson()
     for event in run.events:
         known.update(event.kind, event.facts)
     began = run.events[0].at if run.events else 0.0
@@ -197,7 +197,7 @@ def is_number(value: object) -> bool:
 # ---- how it ended
 
 
-def say_ending(run: RecordedRun, *, current: Path | None) -> str:
+def say_ending(run: StoredRun, *, current: Path | None) -> str:
     """How a run ended; ``current`` is the one of this kernel that goes on, if one does."""
     if run.was_stopped:
         return STOPPED

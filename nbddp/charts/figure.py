@@ -26,7 +26,7 @@ from nbddp.charts.palette import ALERT, INK, LETTERS, rank_color
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from nbddp.archive.scaling import Scaling, Size
+    from nbddp.archive.scaling import Scaling, WorldSizeResult
     from nbddp.record.waiting.collective_timeline import Timeline
 
 COLUMNS = 2  # of charts
@@ -254,7 +254,7 @@ def _draw_speed_up(ax: Axes, scaling: Scaling) -> None:
     ax.legend(loc="upper left")
 
 
-def _draw_shares(ax: Axes, sizes: Sequence[Size]) -> None:
+def _draw_shares(ax: Axes, sizes: Sequence[WorldSizeResult]) -> None:
     waits = [size.share("waiting") or 0.0 for size in sizes]
     loads = [size.share("loading") or 0.0 for size in sizes]
     computing = [max(0.0, 1 - wait - load) for wait, load in zip(waits, loads, strict=True)]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nbddp.checks.conditions import (
-    Condition,
+    RankCondition,
     early_leavers,
     has_rank_condition,
     left_after,
@@ -19,7 +19,7 @@ from nbddp.checks.conditions import (
     tests_at,
 )
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Source, once
+from nbddp.checks.source import CellSource, once
 from nbddp.checks.syntax import (
     argument,
     is_false,
@@ -77,7 +77,7 @@ def short(name: str) -> str:
     return f"dist.{last}" if room == ["torch", "distributed"] else last
 
 
-def collective(source: Source, call: ast.Call) -> str:
+def collective(source: CellSource, call: ast.Call) -> str:
     """Return the name of a collective of all ranks; empty for other calls.
 
     A collective in a group of some ranks does not count.
@@ -87,7 +87,7 @@ def collective(source: Source, call: ast.Call) -> str:
     return name if is_one and _is_of_all(call, _GROUP_PLACES.get(name.rpartition(".")[2])) else ""
 
 
-def _of_shards(source: Source, call: ast.Call) -> str:
+def _of_shards(source: CellSource, call: ast.Call) -> str:
     """Return the name of a call that all ranks with a shard must make; empty for other calls."""
     name, method = source.called(call), source.method(call)
     if _OF_SHARDS.fullmatch(name):
@@ -101,14 +101,14 @@ def _of_shards(source: Source, call: ast.Call) -> str:
     return f"{ast.unparse(call.func)}()" if is_method or is_clip or is_whole else ""
 
 
-def _gathers_state(source: Source, name: str) -> bool:
+def _gathers_state(source: CellSource, name: str) -> bool:
     """Return whether ``state_dict()`` of a model gathers its shards, as in FSDP version 1."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
     is_first = any(source.called(each).endswith(".FullyShardedDataParallel") for each in made)
     return is_first and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
 
 
-def _takes_shards(source: Source, call: ast.Call, *, may_guess: bool) -> bool:
+def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> bool:
     """Return whether a sharded model is among the arguments.
 
     With ``may_guess``, an unknown argument counts as one if the code shards models and has no DDP.
@@ -132,13 +132,13 @@ def _is_of_all(call: ast.Call, place: int | None) -> bool:
 
 
 @once
-def meetings_of_shards(source: Source) -> dict[ast.Call, str]:
+def meetings_of_shards(source: CellSource) -> dict[ast.Call, str]:
     """Return every call that all ranks with a shard of a tensor or a model must make together."""
     return {each: name for each in source.calls if (name := _of_shards(source, each))}
 
 
 @once
-def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
+def all_meetings(source: CellSource) -> list[tuple[ast.Call, str]]:
     """Return every call that all ranks must make, and every call of a function that makes one."""
     direct = [(each, name) for each in source.calls if (name := collective(source, each))]
     functions = [source.function(each) for each, _ in direct if not _is_apart(source, each)]
@@ -155,7 +155,7 @@ def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
     return direct + indirect
 
 
-def _is_apart(source: Source, call: ast.Call) -> bool:
+def _is_apart(source: CellSource, call: ast.Call) -> bool:
     """Return whether only some ranks may make a call.
 
     It is under a condition on the rank, or the caller of its function decides which ranks make it.
@@ -170,7 +170,7 @@ def _is_apart(source: Source, call: ast.Call) -> bool:
 
 
 @rule("ND101")
-def _of_some_ranks(source: Source) -> Iterator[Hit]:
+def _of_some_ranks(source: CellSource) -> Iterator[Hit]:
     of_shards = meetings_of_shards(source)
     meetings = all_meetings(source) + list(of_shards.items())
     conditions = [
@@ -193,7 +193,7 @@ def _of_some_ranks(source: Source) -> Iterator[Hit]:
                 break
 
 
-def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
+def _others_meet_below(source: CellSource, call: ast.Call, outer: ast.AST) -> bool:
     """Return whether the other ranks make a collective after ``outer``.
 
     The ranks that make ``call`` leave before it, by ``return``, ``raise``, ``break`` or
@@ -209,7 +209,7 @@ def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
 
 
 @once
-def _lines_of_meetings(source: Source) -> dict[ast.AST, list[int]]:
+def _lines_of_meetings(source: CellSource) -> dict[ast.AST, list[int]]:
     found: dict[ast.AST, list[int]] = {}
     for call, _ in all_meetings(source):
         found.setdefault(source.function(call), []).append(source.line(call))
@@ -219,7 +219,7 @@ def _lines_of_meetings(source: Source) -> dict[ast.AST, list[int]]:
 class _Partners:
     """Under which conditions ranks meet, and whether the others then meet under another one."""
 
-    def __init__(self, source: Source, conditions: list[Condition]) -> None:
+    def __init__(self, source: CellSource, conditions: list[RankCondition]) -> None:
         self._branches: dict[ast.AST, set[int]] = {}
         self._keys: dict[ast.AST, str] = {}
         for each in conditions:
@@ -233,7 +233,7 @@ class _Partners:
                 if self._keys.get(outer, key) != key:
                     self._related.update((inner, outer))
 
-    def has(self, condition: Condition) -> bool:
+    def has(self, condition: RankCondition) -> bool:
         """Whether the other ranks meet too: in another branch, or under another condition."""
         node = condition.node
         others = len(self._keys) - self._alike[self._keys[node]] - self._related[node]
@@ -241,7 +241,7 @@ class _Partners:
 
 
 @rule("ND103")
-def _behind_a_leaver(source: Source) -> Iterator[Hit]:
+def _behind_a_leaver(source: CellSource) -> Iterator[Hit]:
     of_shards = meetings_of_shards(source)
     meetings = all_meetings(source) + list(of_shards.items())
     around = _around(source, meetings)
@@ -270,13 +270,13 @@ def _behind_a_leaver(source: Source) -> Iterator[Hit]:
                 break
 
 
-def _around(source: Source, meetings: list[tuple[ast.Call, str]]) -> set[ast.AST]:
+def _around(source: CellSource, meetings: list[tuple[ast.Call, str]]) -> set[ast.AST]:
     """All that any of them stands in."""
     return {outer for call, _ in meetings for outer in source.above(call)}
 
 
 @rule("ND104")
-def _in_except(source: Source) -> Iterator[Hit]:
+def _in_except(source: CellSource) -> Iterator[Hit]:
     meetings = all_meetings(source)
     around = _around(source, meetings)
     for call, name in meetings:
@@ -300,7 +300,7 @@ def _in_except(source: Source) -> Iterator[Hit]:
 
 
 @rule("ND105")
-def _not_waited_for(source: Source) -> Iterator[Hit]:
+def _not_waited_for(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = source.called(call)
         is_alone = isinstance(source.parents.get(call), ast.Expr)
@@ -313,7 +313,7 @@ def _not_waited_for(source: Source) -> Iterator[Hit]:
 
 
 @rule("ND107")
-def _summed_gradients(source: Source) -> Iterator[Hit]:
+def _summed_gradients(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         if source.called(call) != "torch.distributed.all_reduce" or not call.args:
             continue
@@ -326,7 +326,7 @@ def _summed_gradients(source: Source) -> Iterator[Hit]:
 
 
 @once
-def _makes_mean(_source: Source, function: ast.AST) -> bool:
+def _makes_mean(_source: CellSource, function: ast.AST) -> bool:
     """Return whether anything in a function divides."""
     return any(
         isinstance(each, ast.Div)
@@ -336,7 +336,7 @@ def _makes_mean(_source: Source, function: ast.AST) -> bool:
 
 
 @rule("ND102")
-def _ddp_of_some_ranks(source: Source) -> Iterator[Hit]:
+def _ddp_of_some_ranks(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         is_fsdp = source.is_fsdp(name)
@@ -359,7 +359,7 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Hit]:
             break
 
 
-def _has_buffers(source: Source, name: str) -> bool:
+def _has_buffers(source: CellSource, name: str) -> bool:
     """Return whether DDP sends buffers of this model in forward, as it does for batch norm.
 
     It does so in each forward with gradients, and in the first one without (torch 2.13.0,
@@ -375,7 +375,7 @@ def _has_buffers(source: Source, name: str) -> bool:
     )
 
 
-def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
+def _has_norm(source: CellSource, value: ast.AST, depth: int = 3) -> bool:
     """Return whether an expression, or the code of a name in it, mentions batch norm."""
     if re.search(r"BatchNorm|batchnorm", ast.unparse(value)):
         return True
@@ -387,7 +387,7 @@ def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
     )
 
 
-def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
+def _is_wrapped_later(source: CellSource, name: str, call: ast.Call) -> bool:
     """Return whether the code wraps the model in DDP only after this call of the model."""
     wraps = _wraps(source, name)
     return bool(wraps) and all(
@@ -399,14 +399,14 @@ def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
 
 
 @once
-def _wraps(source: Source, name: str) -> list[ast.Call]:
+def _wraps(source: CellSource, name: str) -> list[ast.Call]:
     """Return the calls that wrap what has this name in DDP."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
     return [each for each in made if source.kind_of_call(each) == "ddp"]
 
 
 @once
-def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
+def _may_join(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
     """Return whether a ``Join`` may cover a node, so that finished ranks still take part.
 
     A ``Join`` around the node or around a call of its function counts. So does one that is
@@ -424,7 +424,7 @@ def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
 
 
 @once
-def _joins(source: Source) -> set[ast.AST | None]:
+def _joins(source: CellSource) -> set[ast.AST | None]:
     """Return the ``with`` statements of each ``Join``, and None for a ``Join`` without one."""
     found: set[ast.AST | None] = set()
     for call in source.calls_of("Join") + source.calls_of("join"):
@@ -437,7 +437,7 @@ def _joins(source: Source) -> set[ast.AST | None]:
     return found
 
 
-def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
+def _all_branches_call(source: CellSource, condition: RankCondition, name: str) -> bool:
     node = condition.node
     return isinstance(node, ast.If) and all(
         any(
@@ -449,7 +449,7 @@ def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
     )
 
 
-def is_without_gradients(source: Source, call: ast.Call) -> bool:
+def is_without_gradients(source: CellSource, call: ast.Call) -> bool:
     """Return whether a call is under ``no_grad`` or the like: DDP averages no gradients there."""
     for outer in source.above(call):
         if isinstance(outer, ast.With | ast.AsyncWith):

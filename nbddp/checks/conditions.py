@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from nbddp.checks.source import Source, once
+from nbddp.checks.source import CellSource, once
 from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
@@ -115,7 +115,7 @@ def _number(node: ast.AST) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def is_guarded(source: Source, node: ast.AST) -> bool:
+def is_guarded(source: CellSource, node: ast.AST) -> bool:
     """Whether it stands under a condition that may mean one rank, or behind one that leaves."""
     inner = node
     for outer in source.above(node):
@@ -144,7 +144,7 @@ def _asked(outer: ast.AST) -> list[ast.expr]:
 
 
 @once
-def _behind_leavers(_source: Source, outer: ast.AST, field: str) -> set[ast.AST]:
+def _behind_leavers(_source: CellSource, outer: ast.AST, field: str) -> set[ast.AST]:
     """Return the statements of a block behind a condition under which some ranks may leave it."""
     block = getattr(outer, field, None)
     rest: Iterator[ast.AST] = iter(block if isinstance(block, list) else ())
@@ -154,7 +154,7 @@ def _behind_leavers(_source: Source, outer: ast.AST, field: str) -> set[ast.AST]
     return {*rest}
 
 
-def is_called_guarded(source: Source, node: ast.AST, depth: int = 3) -> bool:
+def is_called_guarded(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
     """Whether it is guarded where it stands, or everywhere its function is called."""
     if is_guarded(source, node):
         return True
@@ -165,7 +165,7 @@ def is_called_guarded(source: Source, node: ast.AST, depth: int = 3) -> bool:
 
 
 @once
-def _is_always_guarded(source: Source, name: str, depth: int) -> bool:
+def _is_always_guarded(source: CellSource, name: str, depth: int) -> bool:
     """Whether a function of this name is called by one rank only, by its name or each call."""
     if guards(ast.Name(name)):
         return True
@@ -173,7 +173,7 @@ def _is_always_guarded(source: Source, name: str, depth: int) -> bool:
     return bool(calls) and all(is_called_guarded(source, each, depth - 1) for each in calls)
 
 
-def early_leavers(source: Source) -> Iterator[tuple[ast.If, ast.AST]]:
+def early_leavers(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
     """Conditions on the rank under which a function, or a loop, is left; and what is left."""
     for node in source.every(ast.If):
         if not node.orelse and _leaves(node, depends_on_rank):
@@ -191,7 +191,7 @@ def _leaves(node: ast.If, test: Callable[[ast.expr], bool]) -> bool:
     return isinstance(node.body[-1], _LEAVING) and test(node.test)
 
 
-def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
+def left_after(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | None:
     """Return the loop or function that the code leaves at the end of a node's block.
 
     Blocks outside of ``outer`` do not count. Return None if the code leaves nothing.
@@ -215,13 +215,13 @@ def _block(outer: ast.AST, inner: ast.AST) -> list[Any]:
     return next((each for each in blocks if isinstance(each, list) and inner in each), [])
 
 
-def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
+def are_apart(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
     """Whether they stand in branches that exclude each other: who comes to one misses the other."""
     others = {(text, is_so) for text, is_so, _ in tests_at(source, other)}
     return any((text, not is_so) in others for text, is_so, _ in tests_at(source, one))
 
 
-def tests_at(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
+def tests_at(source: CellSource, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
     """Yield the conditions that hold at a node in its function: text, whether it is true, code.
 
     They are the conditions around the node, and those before it under which the code leaves.
@@ -262,7 +262,7 @@ def _parts(test: ast.expr, *, is_so: bool) -> Iterator[tuple[str, bool, ast.expr
         yield *_said(test, is_so=is_so), test
 
 
-def may_exclude(source: Source, one: ast.AST, other: ast.AST) -> bool:
+def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
     """Return whether a process may run only one of two nodes.
 
     Conditions on the rank are ignored. Two nodes certainly exclude each other if one needs a
@@ -293,7 +293,7 @@ def _said(test: ast.expr, *, is_so: bool) -> tuple[str, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class RankCondition:
     """A condition on the rank, and in which of its branches some code is.
 
     Attributes:
@@ -314,7 +314,7 @@ class Condition:
     def __str__(self) -> str:
         r"""As it is written.
 
-        >>> source = Source("if rank:\n    pass\nelse:\n    dist.barrier()")
+        >>> source = CellSource("if rank:\n    pass\nelse:\n    dist.barrier()")
         >>> str(next(rank_conditions(source, source.calls[0])))
         'the `else` of `if rank`'
         """
@@ -328,7 +328,7 @@ class Condition:
         return f"{'the `else` of ' if self.branch else ''}`if {asked[0]}`"
 
 
-def rank_conditions(source: Source, node: ast.AST) -> Iterator[Condition]:
+def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:
     """Those that it stands under in its function, from the inside out."""
     inner = node
     for outer in source.above(node):
@@ -340,21 +340,21 @@ def rank_conditions(source: Source, node: ast.AST) -> Iterator[Condition]:
         inner = outer
 
 
-def has_rank_condition(source: Source, node: ast.AST) -> bool:
+def has_rank_condition(source: CellSource, node: ast.AST) -> bool:
     """Whether there is one."""
     return next(rank_conditions(source, node), None) is not None
 
 
-def _condition(outer: ast.AST, inner: ast.AST) -> Condition | None:
+def _condition(outer: ast.AST, inner: ast.AST) -> RankCondition | None:
     match outer:
         case ast.If(test=test, body=body) if inner is not test and depends_on_rank(test):
-            return Condition(outer, (test,), int(inner not in body))
+            return RankCondition(outer, (test,), int(inner not in body))
         case ast.IfExp(test=test, body=one) if inner is not test and depends_on_rank(test):
-            return Condition(outer, (test,), int(inner is not one))
+            return RankCondition(outer, (test,), int(inner is not one))
         case ast.While(test=test, body=body) if inner in body and depends_on_rank(test):
-            return Condition(outer, (test,))
+            return RankCondition(outer, (test,))
         case ast.BoolOp(values=values) if inner in values:
             before = tuple(values[: values.index(inner)])
             asked = [each for each in before if depends_on_rank(each)]
-            return Condition(outer, before) if asked else None
+            return RankCondition(outer, before) if asked else None
     return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from nbddp.checks.collective_rules import COLLECTIVES, is_without_gradients
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Loop, Source
+from nbddp.checks.source import CellSource, Loop
 from nbddp.checks.syntax import argument, names_in, plain_names
 from nbddp.checks.training_rules import training_loops
 
@@ -18,7 +18,7 @@ _GATHERS = re.compile(
 
 
 @rule("ND132")
-def _in_training_mode(source: Source) -> Iterator[Hit]:
+def _in_training_mode(source: CellSource) -> Iterator[Hit]:
     trainers = {name for name, kind in source.kinds.items() if kind.endswith(" in training")}
     if "eval(" in source.text or ".train(" in source.text:
         return
@@ -34,7 +34,7 @@ def _in_training_mode(source: Source) -> Iterator[Hit]:
             return
 
 
-def _counts(source: Source) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
+def _counts(source: CellSource) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
     """What is added up in a loop over a loader that is divided, while nothing is trained."""
     training = training_loops(source)
     for node in source.every(ast.AugAssign):
@@ -48,7 +48,7 @@ def _counts(source: Source) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
             yield node.target.id, loops[0], node
 
 
-def _is_divided(source: Source, name: str) -> bool:
+def _is_divided(source: CellSource, name: str) -> bool:
     """Whether this is a loader whose sampler divides the data among the ranks."""
     known = source.kinds.get(name, "")
     if known.startswith("loader "):
@@ -65,7 +65,7 @@ def _is_divided(source: Source, name: str) -> bool:
 
 
 @rule("ND133")
-def _of_one_rank(source: Source) -> Iterator[Hit]:
+def _of_one_rank(source: CellSource) -> Iterator[Hit]:
     if _puts_together(source):
         return
     for name, loop, added in _counts(source):
@@ -80,13 +80,13 @@ def _of_one_rank(source: Source) -> Iterator[Hit]:
                 return
 
 
-def _reports(source: Source, call: ast.Call) -> bool:
+def _reports(source: CellSource, call: ast.Call) -> bool:
     return source.called(call) in ("print", "nbddp.log") or (
         source.method(call) in ("add_scalar", "log")
     )
 
 
-def _puts_together(source: Source) -> bool:
+def _puts_together(source: CellSource) -> bool:
     """Whether anything here may add up the ranks' numbers, also by a function from elsewhere."""
     return any(
         source.called(each) in COLLECTIVES or _GATHERS.search(source.called(each) or "")
@@ -95,7 +95,7 @@ def _puts_together(source: Source) -> bool:
 
 
 @rule("ND134")
-def _mean_of_means(source: Source) -> Iterator[Hit]:
+def _mean_of_means(source: CellSource) -> Iterator[Hit]:
     added = {name: node for name, _loop, node in _counts(source) if _is_of_batch(node)}
     for node in source.every(ast.BinOp) if added else ():
         if not isinstance(node.op, ast.Div):
@@ -124,7 +124,7 @@ def _is_of_batch(node: ast.AugAssign) -> bool:
     return is_loss and "*" not in text and "len(" not in text
 
 
-def _is_reduced(source: Source, node: ast.AST) -> bool:
+def _is_reduced(source: CellSource, node: ast.AST) -> bool:
     """Whether the mean goes straight to the other ranks."""
     outer = source.parents.get(node)
     if isinstance(outer, ast.Call):

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar, get_args
 
-from nbddp.checks.source import Source
+from nbddp.checks.source import CellSource
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
+class LoaderFacts:
     """A DataLoader.
 
     Attributes:
@@ -42,7 +42,7 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelFacts:
     """A module, wrapped by DDP or not.
 
     Attributes:
@@ -77,7 +77,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
+class OptimizerFacts:
     """An optimizer.
 
     Attributes:
@@ -92,12 +92,12 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaler:
+class ScalerFacts:
     """A GradScaler."""
 
 
-Thing = Loader | Model | Optimizer | Scaler
-T = TypeVar("T", Loader, Model, Optimizer, Scaler)
+Thing = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts
+T = TypeVar("T", LoaderFacts, ModelFacts, OptimizerFacts, ScalerFacts)
 _KINDS: dict[str, type[Thing]] = {each.__name__: each for each in get_args(Thing)}
 
 
@@ -124,7 +124,7 @@ class RankFacts:
     def json(self) -> dict[str, Any]:
         """As it travels.
 
-        >>> rank = RankFacts(things={"adam": Optimizer(rates=[0.1])}, cores=2)
+        >>> rank = RankFacts(things={"adam": OptimizerFacts(rates=[0.1])}, cores=2)
         >>> RankFacts.read(rank.json()) == rank
         True
         """
@@ -139,7 +139,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class GroupFacts:
     """All of it.
 
     Attributes:
@@ -152,7 +152,7 @@ class Facts:
 
     ranks: Mapping[int, RankFacts]
     world_size: int
-    source: Source
+    source: CellSource
     is_ok: bool = True
     is_asked: bool = False
 
@@ -186,12 +186,12 @@ def kinds(rank: RankFacts) -> dict[str, str]:
     """What rules over code are told of a rank's names."""
     found: dict[str, str] = {}
     for name, each in rank.things.items():
-        if isinstance(each, Model):
+        if isinstance(each, ModelFacts):
             mode = " in training" if each.is_training and each.minds_mode else ""
             buffers = " with buffers" if each.has_buffers else ""
             kind = "ddp" if each.ranks else "fsdp" if each.is_sharded else "module"
             found[name] = f"{kind}{buffers}{mode}"
-        elif isinstance(each, Loader):
+        elif isinstance(each, LoaderFacts):
             found[name] = "loader divided" if each.sampler == "dealt" else "loader plain"
         else:
             found[name] = type(each).__name__.lower()

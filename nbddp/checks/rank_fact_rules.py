@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbddp.checks.facts import Facts, Loader, Model, Optimizer
+from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training_rules import backwards
 from nbddp.errors import say_ranks
@@ -17,16 +17,16 @@ from nbddp.formatting import format_few, plural
 SAME = 1e-6  # of a number: more than rounding
 
 
-def _trains_with(facts: Facts, name: str) -> bool:
+def _trains_with(facts: GroupFacts, name: str) -> bool:
     """Whether the cell has a loop over this loader in which something goes backward."""
     loops = [each for call in backwards(facts.source) for each in facts.source.loops(call)]
     heads = [each.test if isinstance(each, ast.While) else each.iter for each in loops]
     return any(re.search(rf"\b{re.escape(name)}\b", ast.unparse(each)) for each in heads)
 
 
-def _trains(facts: Facts) -> bool:
+def _trains(facts: GroupFacts) -> bool:
     """Whether the cell names a DDP model that is in training."""
-    models = [its for _, its in facts.all_have(Model)]
+    models = [its for _, its in facts.all_have(ModelFacts)]
     return any(all(each.ranks and each.is_training for each in its.values()) for its in models)
 
 
@@ -46,8 +46,8 @@ def _differ(values: Mapping[int, Any]) -> bool:
 
 
 @rule("ND201")
-def _same_samples(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Loader):
+def _same_samples(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(LoaderFacts):
         known = {each.data for each in its.values()}
         is_stream = all(each.sampler == "stream" for each in its.values())
         is_whole = all(each.sampler in ("random", "in order") for each in its.values()) or is_stream
@@ -60,14 +60,14 @@ def _same_samples(facts: Facts) -> Iterator[Hit]:
             yield name, f"{name} gives every rank {given}, so all ranks train on the same data."
 
 
-def _dealt(facts: Facts) -> Iterator[tuple[str, dict[int, Loader]]]:
-    for name, its in facts.all_have(Loader):
+def _dealt(facts: GroupFacts) -> Iterator[tuple[str, dict[int, LoaderFacts]]]:
+    for name, its in facts.all_have(LoaderFacts):
         if all(each.sampler == "dealt" for each in its.values()):
             yield name, its
 
 
 @rule("ND202")
-def _other_seeds(facts: Facts) -> Iterator[Hit]:
+def _other_seeds(facts: GroupFacts) -> Iterator[Hit]:
     for name, its in _dealt(facts):
         seeds = {rank: each.seed for rank, each in its.items()}
         if _differ(seeds) and any(each.shuffles for each in its.values()):
@@ -75,7 +75,7 @@ def _other_seeds(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND203")
-def _wrong_shares(facts: Facts) -> Iterator[Hit]:
+def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
     if any(each.ddp != [facts.world_size] for each in facts.ranks.values()):
         return  # some have no such model, or share it with a part of the ranks
     for name, its in _dealt(facts):
@@ -94,7 +94,7 @@ def _wrong_shares(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND210")
-def _same_epoch(facts: Facts) -> Iterator[Hit]:
+def _same_epoch(facts: GroupFacts) -> Iterator[Hit]:
     for name, its in _dealt(facts):
         epochs = its[min(its)].epochs
         again = [each for each in epochs if epochs.count(each) > 1]
@@ -107,7 +107,7 @@ def _same_epoch(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND205")
-def _other_data(facts: Facts) -> Iterator[Hit]:
+def _other_data(facts: GroupFacts) -> Iterator[Hit]:
     for name, its in _dealt(facts):
         samples = {rank: each.samples for rank, each in its.items()}
         data = {rank: each.data for rank, each in its.items()}
@@ -137,21 +137,21 @@ def _is_in_other_order(orders: list[str]) -> bool:
 
 
 @rule("ND206")
-def _uneven(facts: Facts) -> Iterator[Hit]:
+def _uneven(facts: GroupFacts) -> Iterator[Hit]:
     if not facts.has_ddp or "join" in facts.source.text.lower():
         return
-    for name, its in facts.all_have(Loader):
+    for name, its in facts.all_have(LoaderFacts):
         batches = {rank: each.batches for rank, each in its.items()}
         if _differ(batches) and -1 not in batches.values() and _trains_with(facts, name):
             yield name, f"the ranks have unequal numbers of batches: {_parted(batches)}."
 
 
 @rule("ND207")
-def _drifted(facts: Facts) -> Iterator[Hit]:
+def _drifted(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
         return  # they may differ on purpose
     by_hand = re.search(r"all_reduce\([\w.]*\.grad\b", facts.source.text)
-    for name, its in facts.all_have(Model):
+    for name, its in facts.all_have(ModelFacts):
         is_shared = all(each.ranks == facts.world_size for each in its.values())
         is_trained = is_shared or (by_hand and facts.line(name))
         shapes = {each.shapes for each in its.values()}
@@ -179,8 +179,8 @@ def _unlike_the_first(samples: Mapping[int, list[float]]) -> list[int]:
 
 
 @rule("ND208")
-def _other_rates(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Optimizer):
+def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(OptimizerFacts):
         rates = {rank: each.rates for rank, each in its.items()}
         is_one = len({(each.shapes, len(each.rates)) for each in its.values()}) == 1
         if facts.is_ok and facts.has_ddp and is_one and _differ(rates):
@@ -189,8 +189,8 @@ def _other_rates(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND209")
-def _one_gpu(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Model):
+def _one_gpu(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(ModelFacts):
         where: dict[tuple[str, str], list[int]] = {}
         for rank, each in its.items():
             if each.device and each.ranks:
@@ -201,7 +201,7 @@ def _one_gpu(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND212")
-def _too_many_threads(facts: Facts) -> Iterator[Hit]:
+def _too_many_threads(facts: GroupFacts) -> Iterator[Hit]:
     hosts: dict[str, list[int]] = {}
     for rank, each in facts.ranks.items():
         hosts.setdefault(each.host, []).append(rank)
@@ -218,8 +218,8 @@ def _too_many_threads(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND213")
-def _too_many_workers(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Loader):
+def _too_many_workers(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(LoaderFacts):
         for host in {each.host for each in facts.ranks.values()}:
             here = [rank for rank, each in facts.ranks.items() if each.host == host]
             total, cores = sum(its[rank].workers for rank in here), facts.ranks[here[0]].cores
@@ -233,15 +233,15 @@ def _too_many_workers(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND214")
-def _nested(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Model):
+def _nested(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(ModelFacts):
         if all(each.is_nested for each in its.values()):
             yield name, f"{name} is a DDP model inside another DDP model."
 
 
 @rule("ND215")
-def _of_another_model(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Optimizer):
+def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(OptimizerFacts):
         lost = its[min(its)].was_of
         steps = re.search(rf"\b{re.escape(name)}\.step\(", facts.source.text)
         if lost and all(each.was_of for each in its.values()) and (steps or facts.is_asked):
@@ -252,9 +252,9 @@ def _of_another_model(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND216")
-def _unused(facts: Facts) -> Iterator[Hit]:
+def _unused(facts: GroupFacts) -> Iterator[Hit]:
     is_trained = facts.is_ok and bool(backwards(facts.source))
-    for name, its in facts.all_have(Model):
+    for name, its in facts.all_have(ModelFacts):
         parts = [each for each in its.values() if each.ranks and not each.finds_unused]
         is_so = len(parts) == len(its) and all(each.with_gradient for each in parts)
         seen = [each for each in parts if each.without] if is_trained and is_so else []
@@ -271,8 +271,8 @@ def _unused(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("ND217", is_fact=True)
-def _effective_batch(facts: Facts) -> Iterator[Hit]:
-    for name, its in facts.all_have(Loader):
+def _effective_batch(facts: GroupFacts) -> Iterator[Hit]:
+    for name, its in facts.all_have(LoaderFacts):
         sizes = {each.batch_size for each in its.values()}
         is_dealt = all(each.sampler == "dealt" and each.shuffles for each in its.values())
         size = max(sizes)

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from nbddp.checks.collective_rules import collective
 from nbddp.checks.conditions import depends_on_rank, is_called_guarded
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Source, once
+from nbddp.checks.source import CellSource, once
 from nbddp.checks.syntax import argument, names_in, plain_names
 
 _OWN = re.compile(r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio")
 
 
-def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
+def _saves(source: CellSource) -> Iterator[tuple[ast.Call, ast.expr]]:
     for call in source.calls:
         name, path = source.called(call), None
         if name == "torch.save":
@@ -29,7 +29,7 @@ def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 @rule("ND141")
-def _one_file(source: Source) -> Iterator[Hit]:
+def _one_file(source: CellSource) -> Iterator[Hit]:
     meets = any(collective(source, each) for each in source.calls)
     if not (source.is_cell or source.is_distributed or meets):
         return
@@ -41,7 +41,7 @@ def _one_file(source: Source) -> Iterator[Hit]:
             yield call, f"every rank writes {ast.unparse(path)}, all at the same time."
 
 
-def _has_helper(source: Source) -> bool:
+def _has_helper(source: CellSource) -> bool:
     """Whether printing or saving is arranged for elsewhere, as some scripts do."""
     return any(
         re.search(r"(?i)accelerat|lightning|deepspeed|fabric|master_only|rank_zero|fsdp", each)
@@ -49,7 +49,7 @@ def _has_helper(source: Source) -> bool:
     )
 
 
-def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
+def _is_own(source: CellSource, path: ast.expr, depth: int = 3) -> bool:
     """Whether the rank, or something else of its own, is in the path."""
     if isinstance(path, ast.Constant):  # all ranks write it alike
         return path.value == os.devnull
@@ -70,6 +70,6 @@ def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
 
 
 @once
-def _is_own_name(source: Source, name: str, depth: int) -> bool:
+def _is_own_name(source: CellSource, name: str, depth: int) -> bool:
     """Whether anything that the name is given has something of the rank's own in it."""
     return any(_is_own(source, each, depth - 1) for each in source.values(name))

@@ -31,12 +31,12 @@ V = TypeVar("V")
 
 
 def once(
-    find: Callable[Concatenate[Source, P], V],
-) -> Callable[Concatenate[Source, P], V]:
+    find: Callable[Concatenate[CellSource, P], V],
+) -> Callable[Concatenate[CellSource, P], V]:
     """Make a function keep its results with each source: rules ask the same of many places."""
 
     @wraps(find)
-    def found(source: Source, /, *args: P.args, **options: P.kwargs) -> V:
+    def found(source: CellSource, /, *args: P.args, **options: P.kwargs) -> V:
         key = (find, *args)
         if key not in source.known:
             source.known[key] = find(source, *args, **options)
@@ -46,7 +46,7 @@ def once(
     return found
 
 
-class Source:
+class CellSource:
     """Some code.
 
     Args:
@@ -131,7 +131,7 @@ class Source:
     def dotted(self, node: ast.AST) -> str:
         """The whole name of what stands here, with what imports say of it; empty if it has none.
 
-        >>> source = Source("from torch import distributed as d; d.barrier()")
+        >>> source = CellSource("from torch import distributed as d; d.barrier()")
         >>> source.dotted(source.calls[0].func)
         'torch.distributed.barrier'
         """
@@ -167,7 +167,7 @@ class Source:
 
     def calls_of(self, method: str) -> list[ast.Call]:
         """The calls of this function, or method of whatever."""
-        return self._calls_by(Source.method).get(method, [])
+        return self._calls_by(CellSource.method).get(method, [])
 
     def owner(self, call: ast.Call) -> str:
         """The plain name before the dot of what is called: ``model`` of ``model.eval()``."""
@@ -236,7 +236,7 @@ class Source:
     def shared_names(self) -> dict[str, int]:
         """The names that the code has in common with other cells, and where each is first used.
 
-        >>> Source("f = lambda x: x + [y for y in z]").shared_names["z"]
+        >>> CellSource("f = lambda x: x + [y for y in z]").shared_names["z"]
         1
         """
         own: dict[ast.AST, set[str]] = {
@@ -275,11 +275,11 @@ class Source:
 
     def calls_in(self, function: ast.AST) -> list[ast.Call]:
         """The calls in a function, or in none, in the order of the text."""
-        return self._calls_by(Source.function).get(function, [])
+        return self._calls_by(CellSource.function).get(function, [])
 
     @once
     def _calls_by(
-        self, of: Callable[[Source, ast.Call], Hashable]
+        self, of: Callable[[CellSource, ast.Call], Hashable]
     ) -> dict[Hashable, list[ast.Call]]:
         found: dict[Hashable, list[ast.Call]] = {}
         for each in self.calls:

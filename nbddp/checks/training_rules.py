@@ -7,33 +7,33 @@ from collections.abc import Iterator
 
 from nbddp.checks.conditions import are_apart
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Loop, Source, once
+from nbddp.checks.source import CellSource, Loop, once
 from nbddp.checks.syntax import plain_names
 
 
-def backwards(source: Source) -> list[ast.Call]:
+def backwards(source: CellSource) -> list[ast.Call]:
     """Every ``something.backward()``."""
     return [each for each in source.calls_of("backward") if isinstance(each.func, ast.Attribute)]
 
 
 @once
-def training_loops(source: Source) -> set[ast.AST]:
+def training_loops(source: CellSource) -> set[ast.AST]:
     """The loops that have one in their own body, and not in a loop inside."""
     return {loop for each in backwards(source) for loop in source.loops(each)[:1]}
 
 
-def _steps_in(source: Source, loop: Loop) -> list[ast.Call]:
+def _steps_in(source: CellSource, loop: Loop) -> list[ast.Call]:
     return [each for each in source.within(loop) if _updates(source, each)]
 
 
-def _updates(source: Source, call: ast.Call) -> bool:
+def _updates(source: CellSource, call: ast.Call) -> bool:
     """Whether it is the ``step()`` of an optimizer."""
     name = source.owner(call)
     is_optimizer = source.kinds.get(name) == "optimizer" or "optim" in name.lower() or name == "opt"
     return is_optimizer and source.method(call) == "step"
 
 
-def _every(source: Source, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | None:
+def _every(source: CellSource, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | None:
     """The ``if i % K == 0`` that the step stands under within this loop, and K."""
     for outer in source.above(step):
         if outer is loop:
@@ -58,7 +58,7 @@ def _contains(outer: ast.AST, inner: ast.AST) -> bool:
 
 
 @rule("ND121")
-def _undivided(source: Source) -> Iterator[Hit]:
+def _undivided(source: CellSource) -> Iterator[Hit]:
     imported = " ".join(source.aliases.values())
     if "accelerate" in imported or "deepspeed" in imported:
         return
@@ -82,7 +82,7 @@ def _undivided(source: Source) -> Iterator[Hit]:
             )
 
 
-def _uses_scaler(source: Source) -> dict[str, list[ast.Call]]:
+def _uses_scaler(source: CellSource) -> dict[str, list[ast.Call]]:
     """The calls of each GradScaler that scales a loss here, by its name."""
     owners = {source.owner(each) for each in source.calls_of("scale")}
     names = [each for each in owners if source.kinds.get(each) == "scaler" or "scaler" in each]
@@ -93,7 +93,7 @@ def _uses_scaler(source: Source) -> dict[str, list[ast.Call]]:
 
 
 @rule("ND123")
-def _clips_scaled(source: Source) -> Iterator[Hit]:
+def _clips_scaled(source: CellSource) -> Iterator[Hit]:
     clips = source.calls_of("clip_grad_norm_") + source.calls_of("clip_grad_value_")
     for name, calls in _uses_scaler(source).items():
         unscaled = {source.function(each) for each in calls if source.method(each) == "unscale_"}
@@ -103,7 +103,7 @@ def _clips_scaled(source: Source) -> Iterator[Hit]:
                 yield clip, f"the gradients are clipped while {name}'s factor is still in them."
 
 
-def _is_scaled(source: Source, clip: ast.Call, name: str) -> bool:
+def _is_scaled(source: CellSource, clip: ast.Call, name: str) -> bool:
     """Whether one way through its function has the clipping, and the scaler's scale and step."""
     here = source.calls_in(source.function(clip))
     beside = [each for each in here if source.owner(each) == name]
@@ -112,7 +112,7 @@ def _is_scaled(source: Source, clip: ast.Call, name: str) -> bool:
 
 
 @rule("ND124")
-def _half_a_scaler(source: Source) -> Iterator[Hit]:
+def _half_a_scaler(source: CellSource) -> Iterator[Hit]:
     for name, calls in _uses_scaler(source).items():
         methods = {source.method(each) for each in calls}
         if not source.is_cell and any(
@@ -131,7 +131,7 @@ def _half_a_scaler(source: Source) -> Iterator[Hit]:
 
 
 @rule("ND125")
-def _around_the_wrapper(source: Source) -> Iterator[Hit]:
+def _around_the_wrapper(source: CellSource) -> Iterator[Hit]:
     inputs = {
         id(each.func.value) for each in backwards(source) if isinstance(each.func, ast.Attribute)
     }
@@ -151,7 +151,7 @@ def _around_the_wrapper(source: Source) -> Iterator[Hit]:
             )
 
 
-def _reaches_backward(source: Source, call: ast.Call, function: ast.AST) -> bool:
+def _reaches_backward(source: CellSource, call: ast.Call, function: ast.AST) -> bool:
     """Whether what is made of the result, by name, has a backward() in the same function."""
     names: set[str] = set()
     for node in source.every(ast.Assign):
@@ -165,7 +165,7 @@ def _reaches_backward(source: Source, call: ast.Call, function: ast.AST) -> bool
 
 
 @rule("ND126")
-def _threads_in_a_rank(source: Source) -> Iterator[Hit]:
+def _threads_in_a_rank(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = source.called(call)
         if not (name.startswith("torch.nn.") and name.endswith(".DataParallel")):
@@ -176,7 +176,7 @@ def _threads_in_a_rank(source: Source) -> Iterator[Hit]:
 
 
 @rule("ND127")
-def _converts_too_late(source: Source) -> Iterator[Hit]:
+def _converts_too_late(source: CellSource) -> Iterator[Hit]:
     for call in source.calls_of("convert_sync_batchnorm"):
         given = call.args[0] if call.args else None
         made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"
@@ -184,7 +184,7 @@ def _converts_too_late(source: Source) -> Iterator[Hit]:
             yield call, "SyncBatchNorm is put into a model that DDP has already."
 
 
-def _was_wrapped(source: Source, name: str, call: ast.Call) -> bool:
+def _was_wrapped(source: CellSource, name: str, call: ast.Call) -> bool:
     before = [
         source.kind_of_call(node.value) if isinstance(node.value, ast.Call) else ""
         for node in source.every(ast.Assign)

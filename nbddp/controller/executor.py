@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.promises import Promises
-from nbddp.controller.rank_processes import Ranks, Told, plain, unable
+from nbddp.controller.rank_processes import RankProcesses, Told, plain, unable
 from nbddp.controller.run_recorder import PAUSE, describe
-from nbddp.controller.threads import Means
+from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -22,22 +22,22 @@ from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.refusals import NO_GROUP
-from nbddp.lifecycle.retries import Comeback
+from nbddp.lifecycle.retries import RecoveryRecord
 from nbddp.lifecycle.transitions import advance
-from nbddp.record.cell import Audience, CellHandle, CellResult
-from nbddp.record.deeds import Deeds
-from nbddp.record.event_log import TimeLine
+from nbddp.record.cell import CellHandle, CellResult, NoticeRouter
+from nbddp.record.deeds import ReplayLog
+from nbddp.record.event_log import EventLog
 from nbddp.record.notices import notice_of
 from nbddp.record.push_store import PushRecord
-from nbddp.record.rank_monitor import LOOK_PERIOD, Whereabouts
+from nbddp.record.rank_monitor import LOOK_PERIOD, RankMonitor
 from nbddp.wire import messages as msg
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 if TYPE_CHECKING:
     from nbddp.controller.group_spec import GroupSpec
-    from nbddp.nodes.rejoin import Returned
+    from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.record.run_folder import RunFolder
-    from nbddp.wire.envelope import Letter
+    from nbddp.wire.envelope import Envelope
     from nbddp.wire.start import RankStart
 
 
@@ -62,22 +62,22 @@ class Executor:
         self.spec: GroupSpec | None = None
         self.cell: CellHandle | None = None
         self.ready: dict[int, msg.Ready] = {}
-        self.means: Means | None = None
-        self.deeds = Deeds()
-        self.comeback: Comeback | None = None
+        self.means: Runtime | None = None
+        self.deeds = ReplayLog()
+        self.comeback: RecoveryRecord | None = None
         self.struck: set[str] = set()
         self.armed: dict[int, list[str]] = {}
         self.handed_over: tuple[str, ...] = ()
-        self._audience = Audience(lambda: self.cell)
-        self.time_line = TimeLine(self._audience.say)
-        self.whereabouts = Whereabouts(
+        self._audience = NoticeRouter(lambda: self.cell)
+        self.time_line = EventLog(self._audience.say)
+        self.whereabouts = RankMonitor(
             lambda rank: self._ranks is not None and self._ranks.is_stopped(rank),
             lambda rank: self._ranks is not None and self._ranks.is_working(rank),
         )
         self.launcher = launcher
         self.colors = colors
-        self._ranks: Ranks | None = None
-        self.returned: Returned | None = None  # what another notebook has left
+        self._ranks: RankProcesses | None = None
+        self.returned: SurvivingGroup | None = None  # what another notebook has left
         self._newest_cell = 0
         self._start_error: StartError | None = None
         self.promises = Promises()
@@ -94,7 +94,7 @@ class Executor:
         self.means = self._ranks = self.cell = None
 
     @property
-    def means_now(self) -> Means:
+    def means_now(self) -> Runtime:
         """What the ranks are reached by.
 
         Raises:
@@ -106,7 +106,7 @@ class Executor:
 
     # ---- while a cell runs
 
-    def answer(self, rank: int, answer: msg.Answered) -> None:
+    def answer(self, rank: int, answer: msg.InputReply) -> None:
         """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
         if self.life.lives(rank):
             self.means_now.link.send(rank, answer)
@@ -139,7 +139,7 @@ class Executor:
 
     # ---- news
 
-    def read(self, letter: Letter) -> None:  # noqa: C901 - a table, a line or two a case
+    def read(self, letter: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
         """News of a rank."""
         if self._ranks is None or not self._ranks.takes(letter):
             return
@@ -147,9 +147,9 @@ class Executor:
         match letter.message:
             case msg.Output() as output:
                 self._audience.feed(self._ranks.accept(rank, output))
-            case msg.Asked(question=question) if not self._audience.listens:
-                self.answer(rank, msg.Answered(question=question, is_end=True))
-            case msg.Display() | msg.Asked() | msg.Withdrawn() as said:
+            case msg.InputRequested(question=question) if not self._audience.listens:
+                self.answer(rank, msg.InputReply(question=question, is_end=True))
+            case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
                 self._audience.feed(notice_of(rank, said))
             case msg.Answer() as answer:
                 self.whereabouts.values.note(rank, self._newest_cell, answer.payload.get("values"))
@@ -164,20 +164,22 @@ class Executor:
                 self._newest_cell = max(self._newest_cell, ready.cell)
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
-                unable = ev.RankUnable(attempt=attempt, rank=rank, reason=reason, details=traceback)
+                unable = ev.RankStartFailed(
+                    attempt=attempt, rank=rank, reason=reason, details=traceback
+                )
                 self.step(unable)
-            case Arrivals() as came:
+            case CollectiveArrivals() as came:
                 clock = self.launcher.clock(rank)
                 self.whereabouts.note(rank, came, time.monotonic(), clock)
-            case msg.Pulse() | msg.Metrics() | msg.Progress() as sighting:
+            case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
                 self.whereabouts.note(rank, sighting, time.monotonic())
                 self._note_comeback()
-            case msg.Happened(kind=kind, facts=facts):
+            case msg.EventReported(kind=kind, facts=facts):
                 self.time_line.note(rank, kind, facts)
                 if kind == "fault":
                     self.struck.add(str(facts.get("fault")))
-            case msg.Noticed(cell=cell):
-                self.step(ev.RankNoticed(attempt=attempt, rank=rank, cell=cell))
+            case msg.InterruptAcknowledged(cell=cell):
+                self.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.CellEnded() as report:
                 self._read_report(rank, attempt, report)
 
@@ -200,7 +202,7 @@ class Executor:
                 if report.is_quit:
                     self.interrupt_unless_asked()
         finally:
-            ended = ev.RankEnded(
+            ended = ev.RankEndedCell(
                 attempt=attempt,
                 rank=rank,
                 cell=report.cell,
@@ -239,7 +241,9 @@ class Executor:
             self._read_last(rank, exitcode, why)
         finally:
             self.whereabouts.values.note_exit(rank, self.life.cell, self.cell)
-            exited = ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why))
+            exited = ev.ProcessExited(
+                attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why)
+            )
             self.step(exited)  # is_told: the loss of its whole node was reported
             self._tell_gone(rank, exitcode)
 
@@ -291,7 +295,7 @@ class Executor:
         except Exception as error:
             if not isinstance(error, StartError | OSError):
                 logger.exception("nbddp could not do %s", type(action).__name__)
-            is_start = isinstance(action, ev.Spawn)
+            is_start = isinstance(action, ev.StartRanks)
             ranks = self.life.alive if is_start else getattr(action, "ranks", ())
             failed = dict.fromkeys(ranks, error)
         for rank, why in failed.items():
@@ -307,12 +311,14 @@ class Executor:
                 report = msg.CellEnded(cell=cell, seconds=0.0, in_group=True, failure=failure)
                 self.means_now.actor.tell(self._read_report, rank, self.life.attempt, report)
                 return
-            case ev.SendGive(generation=generation):
+            case ev.RequestNamespace(generation=generation):
                 said = f"rank {rank} cannot be asked: {plain(error)}"
-                event = ev.NamesGiven(attempt=self.life.attempt, generation=generation, reason=said)
+                event = ev.NamespaceSent(
+                    attempt=self.life.attempt, generation=generation, reason=said
+                )
                 self.means_now.actor.tell(self.step, event)
                 return
-            case ev.Spawn():
+            case ev.StartRanks():
                 self._start_error = self._start_error or unable("the ranks", error)
             case _ if self._ranks is not None and self._ranks.has_process(rank):
                 is_kill = isinstance(action, ev.Kill)
@@ -331,26 +337,28 @@ class Executor:
 
     def _act(self, action: ev.Action) -> Told:  # noqa: C901 - a table, a line or two a case
         match action:
-            case ev.Spawn():
+            case ev.StartRanks():
                 self._spawn(action)
-            case ev.SetAlarm():
+            case ev.SetDeadline():
                 self.means_now.actor.later(action.seconds, self._ring, action.rang)
-            case ev.Remark(text=text):
+            case ev.Notify(text=text):
                 self._audience.say(text)
             case ev.RecordNode(text=text):
                 self.time_line.record("node", what=text)
-            case ev.Started():
+            case ev.GroupStarted():
                 self.time_line.record("ready", attempt=self.life.attempt)
                 self.promises.keep("start")
                 self._describe()
-            case ev.NotStarted(reason=reason, details=details):
+            case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
                 said = details or self.time_line.last_words(gone)
                 self._start_error = self._start_error or StartError(reason, details=said)
                 self.time_line.record("start failed", reason=str(self._start_error))
-            case ev.TakeBack() if self.returned is not None:
+            case ev.RejoinRanks() if self.returned is not None:
                 self._take_back(self.returned)
-            case ev.Revive(ranks=ranks) if self._ranks is not None and self.life.heal is not None:
+            case ev.StartReplacements(ranks=ranks) if (
+                self._ranks is not None and self.life.heal is not None
+            ):
                 self._heal = HealRequests(self, self.life.heal)
                 starts = self._starts()
                 self._ranks.revive(
@@ -359,20 +367,24 @@ class Executor:
                     )
                     for rank in ranks
                 )
-            case ev.NotHealed(reason=reason):
+            case ev.HealFailed(reason=reason):
                 self.time_line.record("not healed", reason=reason)
                 if self._heal is not None:
                     self._heal.close()
                     for rank in self._heal.ranks:  # none of them lives any more
                         self._tell_gone(rank, KILLED)
                 self._reject_heal(reason)
-            case ev.Revived() | ev.SendGive() | ev.SendMeet() | ev.SendDrop() | ev.Healed() if (
-                self._heal is not None
-            ):
+            case (
+                ev.ReplacementsReady()
+                | ev.RequestNamespace()
+                | ev.RequestJoin()
+                | ev.CancelJoin()
+                | ev.HealFinished()
+            ) if self._heal is not None:
                 return self._heal.perform(action)
-            case ev.Finished(is_outgrown=is_outgrown):
+            case ev.CellFinished(is_outgrown=is_outgrown):
                 self._finish(is_outgrown=is_outgrown)
-            case ev.Stopped():
+            case ev.GroupStopped():
                 self._tell_stopped()
             case _ if self._ranks is not None:
                 return self._ranks.perform(action, cell=self.cell)
@@ -381,7 +393,7 @@ class Executor:
     def _reject_heal(self, why: str) -> None:
         self.promises.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
 
-    def _ring(self, rang: ev.Rang) -> None:
+    def _ring(self, rang: ev.DeadlinePassed) -> None:
         working = self._ranks.working(self.life.alive) if self._ranks else ()
         self.step(replace(rang, stopped=self.stopped(), working=working))
 
@@ -393,26 +405,26 @@ class Executor:
         """Return the ranks whose process was killed and is not gone yet."""
         return self._ranks.ending(self.life.alive) if self._ranks else []
 
-    def _spawn(self, action: ev.Spawn) -> None:
+    def _spawn(self, action: ev.StartRanks) -> None:
         self._start_error = None
         self.ready = {}
         self.deeds.forget()
         self.whereabouts.forget()
         self._audience.forget_ranks()
-        self._ranks = Ranks(action.attempt, self.means_now, self.launcher, self)
+        self._ranks = RankProcesses(action.attempt, self.means_now, self.launcher, self)
         self.launcher.settle(action.world_size)
         starts = [each for each in self._starts() if self.life.lives(each.topology.rank)]
         self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
         self._ranks.launch(starts, action.world_size)
 
-    def _take_back(self, returned: Returned) -> None:
+    def _take_back(self, returned: SurvivingGroup) -> None:
         self._start_error = None
         self.deeds.leave((), is_all=True)
         self.means_now.link.take_secret(returned.secret)
         folder = self.time_line.go_on(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
         self.time_line.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
-        self._ranks = Ranks(returned.attempt, self.means_now, self.launcher, self)
+        self._ranks = RankProcesses(returned.attempt, self.means_now, self.launcher, self)
         self._ranks.take_back(returned, folder)
 
     def next_cell(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from typing import Any
 
-from nbddp.record.snapshot import UNKNOWN, DeviceUse
+from nbddp.record.snapshot import UNKNOWN, GpuUsage
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def nvml() -> Any:
         return None
 
 
-class GpuWatch:
+class GpuMonitor:
     """Looks at the GPUs that it is asked for, and no oftener than it makes sense.
 
     Args:
@@ -40,9 +40,9 @@ class GpuWatch:
         self._load = load
         self._looking = threading.Lock()
         self._looked_at = 0.0
-        self._seen: dict[str, DeviceUse] = {}
+        self._seen: dict[str, GpuUsage] = {}
 
-    def look(self, pids: Mapping[str, Set[int]]) -> Mapping[str, DeviceUse]:
+    def look(self, pids: Mapping[str, Set[int]]) -> Mapping[str, GpuUsage]:
         """What is known of the GPUs with these UUIDs, on which these processes are ranks."""
         if not pids or not self._looking.acquire(blocking=False):
             return self._seen
@@ -66,7 +66,7 @@ class GpuWatch:
                 return None
         return found
 
-    def _ask(self, uuid: str, ranks: Set[int]) -> DeviceUse:
+    def _ask(self, uuid: str, ranks: Set[int]) -> GpuUsage:
         found = self._nvml
         if found is None:
             return UNKNOWN
@@ -79,7 +79,7 @@ class GpuWatch:
         memory = self._either(lambda: found.nvmlDeviceGetMemoryInfo(handle))
         rates = self._either(lambda: found.nvmlDeviceGetUtilizationRates(handle))
         running = self._either(lambda: found.nvmlDeviceGetComputeRunningProcesses(handle))
-        return DeviceUse(
+        return GpuUsage(
             load=float(rates.gpu) if rates is not None else -1.0,
             used=int(memory.used) if memory is not None else 0,
             total=int(memory.total) if memory is not None else 0,

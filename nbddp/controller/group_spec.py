@@ -21,7 +21,7 @@ from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink
     from nbddp.launch.local_launcher import Launcher
-    from nbddp.record.event_log import TimeLine
+    from nbddp.record.event_log import EventLog
     from nbddp.record.run_folder import RunFolder
 
 MAX_NPROC = 128
@@ -140,7 +140,7 @@ class GroupSpec:
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())} | dict(self.more)
 
-    def open(self, time_line: TimeLine) -> RunFolder:
+    def open(self, time_line: EventLog) -> RunFolder:
         """The folder of the run that it belongs to."""
         return time_line.open(self.cwd(), self.name, self.facts())
 

@@ -9,11 +9,11 @@ from nbddp.controller.rank_processes import Told, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.heal.heal_report import SHOWN_PLACES, SHOWN_VALUES, Healed
-from nbddp.wire.heal_messages import Give, Meet
-from nbddp.wire.messages import Answer, Drop
+from nbddp.wire.heal_messages import JoinGroup, SendNamespace
+from nbddp.wire.messages import Answer, CancelRequest
 
 if TYPE_CHECKING:
-    from nbddp.controller.threads import Runtime
+    from nbddp.controller.threads import ExecutorInterface
     from nbddp.lifecycle.group_state import HealLife
     from nbddp.record.heal.rank_values import OwnValues
 
@@ -26,7 +26,7 @@ class HealRequests:
         heal: names the ranks that get a new process, and the donor.
     """
 
-    def __init__(self, executor: Runtime, heal: HealLife) -> None:
+    def __init__(self, executor: ExecutorInterface, heal: HealLife) -> None:
         self._do = executor
         self.ranks = heal.newcomers
         self._donor = heal.donor
@@ -42,15 +42,15 @@ class HealRequests:
     def perform(self, action: ev.Action) -> Told:
         """Do the next step of the heal. Return the ranks that could not be told, and why."""
         match action:
-            case ev.Revived():
+            case ev.ReplacementsReady():
                 self._forked = self._packed = time.monotonic()
-            case ev.SendGive(donor=donor):
+            case ev.RequestNamespace(donor=donor):
                 return try_each([donor], lambda _donor: self._give(action))
-            case ev.SendMeet(ranks=ranks):
+            case ev.RequestJoin(ranks=ranks):
                 return try_each(ranks, lambda rank: self._meet(action, rank))
-            case ev.SendDrop(ranks=ranks):
+            case ev.CancelJoin(ranks=ranks):
                 return try_each(ranks, self._drop)
-            case ev.Healed():
+            case ev.HealFinished():
                 healed = self._report()
                 try:
                     self.close()
@@ -59,22 +59,22 @@ class HealRequests:
                     self._do.promises.keep("heal", value=healed)
         return {}
 
-    def _give(self, action: ev.SendGive) -> None:
+    def _give(self, action: ev.RequestNamespace) -> None:
         self._discard()
         number = next(self._do.numbers)
         self._gives[number] = action.generation
         leave, newcomers = [*action.leave], [*action.newcomers]
-        command = Give(request=number, leave=leave, newcomers=newcomers)
+        command = SendNamespace(request=number, leave=leave, newcomers=newcomers)
         self._do.means_now.link.send(action.donor, command)
 
-    def _meet(self, action: ev.SendMeet, rank: int) -> None:
+    def _meet(self, action: ev.RequestJoin, rank: int) -> None:
         if self._given is None:
             raise RuntimeError("ranks were to meet before the names were packed")
         if not self._own:
             self._find_own_values()
         number = next(self._do.numbers)
         self._meets[number] = rank, action.generation
-        command = Meet(
+        command = JoinGroup(
             request=number,
             generation=action.generation,
             donor=self._donor,
@@ -88,7 +88,7 @@ class HealRequests:
     def _drop(self, rank: int) -> None:
         for number, (asked, _) in self._meets.items():
             if asked == rank:
-                self._do.means_now.link.send(rank, Drop(request=number))
+                self._do.means_now.link.send(rank, CancelRequest(request=number))
 
     def _find_own_values(self) -> None:
         """Find the values that the new ranks must have instead of the donor's."""
@@ -102,7 +102,7 @@ class HealRequests:
             for rank in self.ranks
         }
 
-    def event_of(self, answer: Answer) -> ev.NamesGiven | ev.RankMet | None:
+    def event_of(self, answer: Answer) -> ev.NamespaceSent | ev.GroupJoined | None:
         """Return the event that an answer causes; None if the answer is to another request."""
         attempt = self._do.life.attempt
         if (given := self._gives.pop(answer.request, None)) is not None:
@@ -110,7 +110,7 @@ class HealRequests:
             if self._is_over:
                 self._discard()
             reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
-            return ev.NamesGiven(attempt=attempt, generation=given, reason=reason)
+            return ev.NamespaceSent(attempt=attempt, generation=given, reason=reason)
         if (met := self._meets.pop(answer.request, None)) is None:
             return None
         (rank, generation), payload = met, answer.payload
@@ -118,7 +118,7 @@ class HealRequests:
             known += [path for path in payload.get(kind, ()) if path not in known]
         unmade = payload.get("unopened", {})
         self._unmade |= unmade
-        return ev.RankMet(
+        return ev.GroupJoined(
             attempt=attempt,
             generation=generation,
             rank=rank,

@@ -14,16 +14,16 @@ from nbddp.errors import StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
-from nbddp.record.log_reader import Logged, LogReader
-from nbddp.record.notices import Wrote
-from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
+from nbddp.record.log_reader import LogReader, LogSpan
+from nbddp.record.notices import OutputText
+from nbddp.wire.messages import Command, Interrupt, Output, Regroup, Shutdown
 from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.threads import Means, Runtime
-    from nbddp.nodes.rejoin import Returned
+    from nbddp.controller.threads import ExecutorInterface, Runtime
+    from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.record.run_folder import RunFolder
-    from nbddp.wire.envelope import Letter
+    from nbddp.wire.envelope import Envelope
 
 WORKING = 0.05  # of a core; five threads that only wait for Python's lock use 0.015 together
 SHORTEST_LOOK = 0.5  # seconds; in a shorter interval a computing rank may get no CPU time
@@ -31,7 +31,7 @@ SHORTEST_LOOK = 0.5  # seconds; in a shorter interval a computing rank may get n
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 
 
-class Ranks:
+class RankProcesses:
     """All ranks of one attempt, each with its process, its queues and its log.
 
     Args:
@@ -41,14 +41,16 @@ class Ranks:
         owner: told of them, on the session's thread.
     """
 
-    def __init__(self, attempt: int, means: Means, launcher: Launcher, owner: Runtime) -> None:
+    def __init__(
+        self, attempt: int, means: Runtime, launcher: Launcher, owner: ExecutorInterface
+    ) -> None:
         self.attempt = attempt
         self._means = means
         self._launcher = launcher
         self._owner = owner
         self._handles: dict[int, RankHandle] = {}
         self._logs: dict[int, LogReader] = {}
-        self._early: dict[int, list[Letter]] = {}
+        self._early: dict[int, list[Envelope]] = {}
         self._killed: set[int] = set()
         self._given_up: set[int] = set()
         self._cpu: dict[int, tuple[float, float, bool]] = {}  # time, CPU time, whether it worked
@@ -80,7 +82,7 @@ class Ranks:
         for start in starts:
             self._means.launching.tell(self._launch, start)
 
-    def take_back(self, returned: Returned, folder: RunFolder) -> None:
+    def take_back(self, returned: SurvivingGroup, folder: RunFolder) -> None:
         """Listen to processes that there are, and which write into these logs."""
         self._means.link.open_attempt(self.attempt, returned.world_size)
         returned.serve(self._means.link.port)
@@ -135,7 +137,7 @@ class Ranks:
         for letter in self._early.pop(rank, ()):
             self._owner.read(letter)
 
-    def takes(self, letter: Letter) -> bool:
+    def takes(self, letter: Envelope) -> bool:
         """Whether a letter is to be read now; one that is earlier than its sender is kept."""
         is_of_now = letter.incarnation == self._incarnations.get(letter.sender, 0)
         if letter.attempt != self.attempt or not is_of_now:
@@ -159,8 +161,8 @@ class Ranks:
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
                 self.working(ranks)  # measure their CPU time from here on
                 return self._interrupt(ranks, Interrupt(cell=number, is_for_death=is_for_death))
-            case ev.SendLeave(ranks=ranks):
-                return self._send(ranks, Leave())
+            case ev.SendShutdown(ranks=ranks):
+                return self._send(ranks, Shutdown())
             case ev.Terminate(ranks=ranks):
                 return try_each(ranks, lambda rank: self._handles[rank].terminate())
             case ev.Kill(ranks=ranks):
@@ -233,12 +235,12 @@ class Ranks:
         """The process ids of some ranks."""
         return {rank: self._handles[rank].pid or 0 for rank in ranks if rank in self._handles}
 
-    def accept(self, rank: int, output: Output) -> Wrote | Logged | None:
+    def accept(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """What of a mailed piece of output was not shown yet."""
         log = self._logs[rank].accept(output)
         if log is None or output.is_left:
             return log
-        return Wrote(rank, output.text, log) if output.text else None
+        return OutputText(rank, output.text, log) if output.text else None
 
     def was_killed(self, rank: int) -> bool:
         """Whether it got its SIGKILL from here."""
@@ -248,7 +250,7 @@ class Ranks:
         """The last lines that a rank wrote in its cell."""
         return self._logs[rank].last_words()
 
-    def last_output(self, rank: int) -> Logged | None:
+    def last_output(self, rank: int) -> LogSpan | None:
         """What a rank that is gone wrote and could not mail any more."""
         return self._logs[rank].rest()
 

@@ -14,7 +14,7 @@ Make = Callable[[int], Command]  # makes the question of its number
 ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
 
 
-class Asking:
+class RankRequests:
     """Questions to the ranks of a session that run no cell.
 
     Args:

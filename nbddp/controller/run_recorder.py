@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nbddp.checks.facts import Loader, RankFacts
+from nbddp.checks.facts import LoaderFacts, RankFacts
 from nbddp.record.cell import CellHandle
-from nbddp.record.event_log import TimeLine
-from nbddp.record.rank_monitor import Whereabouts
+from nbddp.record.event_log import EventLog
+from nbddp.record.rank_monitor import RankMonitor
 from nbddp.topology import cores_here
 from nbddp.wire.messages import CellEnded, Ready
 
@@ -26,9 +26,9 @@ PAUSE = 10.0  # seconds between two times that it is written while a cell runs
 
 
 def describe(
-    time_line: TimeLine,
+    time_line: EventLog,
     ready: Mapping[int, Ready],
-    whereabouts: Whereabouts,
+    whereabouts: RankMonitor,
     cell: CellHandle | None,
     *,
     pause: float = 0.0,
@@ -46,7 +46,7 @@ def describe(
 
 
 def known_facts(
-    ready: Mapping[int, Ready], whereabouts: Whereabouts, cell: CellHandle | None
+    ready: Mapping[int, Ready], whereabouts: RankMonitor, cell: CellHandle | None
 ) -> dict[str, Any]:
     """For ``run.json``; what is not known now is not in it, and stays as it was."""
     facts = whereabouts.totals()
@@ -66,7 +66,7 @@ def known_facts(
     return facts
 
 
-def _device_names(ready: Mapping[int, Ready], whereabouts: Whereabouts) -> list[str]:
+def _device_names(ready: Mapping[int, Ready], whereabouts: RankMonitor) -> list[str]:
     """By rank; of a GPU that no cell has touched yet it is not known."""
     names = []
     for rank in sorted(ready):
@@ -89,8 +89,8 @@ def processor() -> str:
 def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
     """The batch that all ranks make together, where one loader of their cell shuffles.
 
-    >>> train = Loader(sampler="dealt", shuffles=True, batch_size=32)
-    >>> rank = RankFacts(things={"train": train, "test": Loader(batch_size=100)})
+    >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
+    >>> rank = RankFacts(things={"train": train, "test": LoaderFacts(batch_size=100)})
     >>> ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=rank.json())
     >>> samples_per_step([ended, ended])
     64
@@ -105,7 +105,7 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
 
 def _batches(rank: RankFacts) -> dict[str, int]:
     """Of the loaders that shuffle, as those for training do."""
-    loaders = {name: each for name, each in rank.things.items() if isinstance(each, Loader)}
+    loaders = {name: each for name, each in rank.things.items() if isinstance(each, LoaderFacts)}
     shuffled = {name: each.batch_size for name, each in loaders.items() if each.shuffles}
     return {name: size for name, size in shuffled.items() if size > 0} | dict(rank.batches)
 

@@ -15,25 +15,25 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from nbddp.controller.executor import Executor
-from nbddp.controller.gpu_monitor import GpuWatch
+from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import plain, unable
 from nbddp.controller.run_recorder import begin_to_ask
 from nbddp.controller.signals import handing_on
-from nbddp.controller.threads import ClosedError, Means, open_means
+from nbddp.controller.threads import ClosedError, Runtime, open_means
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import NO_GROUP, no_such_rank
-from nbddp.lifecycle.retries import Comeback
-from nbddp.nodes.rejoin import Returned
+from nbddp.lifecycle.retries import RecoveryRecord
+from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.sigint import Promise, import_aside, interrupt_held_back, kept
-from nbddp.wire.messages import Answer, Answered, Command, Drop
+from nbddp.wire.messages import Answer, CancelRequest, Command, InputReply
 
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink  # imports torch: only when needed
@@ -71,7 +71,7 @@ class Session:
         launcher: Launcher | None = None,
         *,
         colors: str = "",
-        make_means: Callable[[], Means] = open_means,
+        make_means: Callable[[], Runtime] = open_means,
     ) -> None:
         self._make_means = make_means
         self._do = Executor(launcher or LocalLauncher(), colors=colors)
@@ -79,7 +79,7 @@ class Session:
         self._opening = threading.Lock()
         self.times_ended = 0
         self._push_store = PushStore()
-        self._gpus = GpuWatch()
+        self._gpus = GpuMonitor()
 
     @property
     def launcher(self) -> Launcher:
@@ -171,7 +171,7 @@ class Session:
         self.call(self._do.note_push, pushed)
 
     @on_thread
-    def expect(self, comeback: Comeback) -> None:
+    def expect(self, comeback: RecoveryRecord) -> None:
         """The next step that is reported is the first one after a failure."""
         self._do.comeback = comeback
         self.time_line.record("recovery", attempt=self.life.attempt, **comeback.facts())
@@ -202,7 +202,7 @@ class Session:
         """The link, which exists as soon as a group was started; else this is refused."""
         return self._do.means_now.link
 
-    def start(self, spec: GroupSpec, returned: Returned | None = None) -> None:
+    def start(self, spec: GroupSpec, returned: SurvivingGroup | None = None) -> None:
         """Start a group, or take ranks back, and wait until every rank is ready.
 
         Raises:
@@ -355,7 +355,7 @@ class Session:
         self._do.interrupt_unless_asked()
 
     @on_thread
-    def answer(self, rank: int, answer: Answered) -> None:
+    def answer(self, rank: int, answer: InputReply) -> None:
         """Hand a rank the answer to its question."""
         if self._do.cell is not None:
             self._do.cell.note_answer(rank, answer)
@@ -463,7 +463,7 @@ class Session:
         """Tell a rank that nobody waits any more for the answer to this request."""
         means = self._do.means
         if means is not None:
-            means.actor.tell(means.link.send, rank, Drop(request=number))
+            means.actor.tell(means.link.send, rank, CancelRequest(request=number))
 
     def close(self) -> None:
         """Stop the group and end all threads and helpers; a later start opens it again."""

@@ -13,9 +13,17 @@ from typing import Any
 import torch.distributed as dist
 
 from nbddp.wire import payloads
-from nbddp.wire.envelope import CONTROLLER, Letter
+from nbddp.wire.envelope import CONTROLLER, Envelope
 from nbddp.wire.loopback_store import clone, names_from_files
-from nbddp.wire.messages import Answered, Command, Drop, Interrupt, JsonDict, Leave, encode
+from nbddp.wire.messages import (
+    CancelRequest,
+    Command,
+    InputReply,
+    Interrupt,
+    JsonDict,
+    Shutdown,
+    encode,
+)
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, command_queue, control_queue
 
@@ -121,17 +129,19 @@ class StoreLink:
     def send(self, rank: int, command: Command) -> None:
         """Hand a command to a rank: at once if it ends something, else in its turn."""
         boxes = (
-            self._controls if isinstance(command, Interrupt | Drop | Answered) else self._commands
+            self._controls
+            if isinstance(command, Interrupt | CancelRequest | InputReply)
+            else self._commands
         )
         if command is not self._command:  # one is told to many ranks
             self._command, self._encoded = command, encode(command)
         boxes[rank].post_encoded(self._encoded)
 
-    def collect(self) -> Letter | None:
+    def collect(self) -> Envelope | None:
         """Wait for what a cell says next, in its order; None when the link is closed."""
         return _from_rank(self._reader.collect())
 
-    def collect_urgent(self) -> Letter | None:
+    def collect_urgent(self) -> Envelope | None:
         """Wait for the next news that do not wait for output; None when the link is closed."""
         return _from_rank(self._urgent.collect())
 
@@ -161,11 +171,11 @@ class StoreLink:
     def close(self) -> None:
         """Wake whoever collects, for the last time."""
         for queue in (UP, NEWS):
-            self._writer(queue, attempt=0).post(Leave())
+            self._writer(queue, attempt=0).post(Shutdown())
         self._reserved.close()
 
 
-def _from_rank(letter: Letter) -> Letter | None:
+def _from_rank(letter: Envelope) -> Envelope | None:
     return None if letter.sender == CONTROLLER else letter
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from nbddp.controller.promises import Promises
     from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
     from nbddp.lifecycle.group_state import Life
-    from nbddp.record.deeds import Deeds
-    from nbddp.record.event_log import TimeLine
-    from nbddp.record.rank_monitor import Whereabouts
-    from nbddp.wire.envelope import Letter
+    from nbddp.record.deeds import ReplayLog
+    from nbddp.record.event_log import EventLog
+    from nbddp.record.rank_monitor import RankMonitor
+    from nbddp.wire.envelope import Envelope
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class ClosedError(RuntimeError):
     """What was asked of an actor is not done any more."""
 
 
-class Actor:
+class EventThread:
     """Owns a thread and all state that only this thread may touch.
 
-    >>> actor = Actor("demo")
+    >>> actor = EventThread("demo")
     >>> actor.call(max, 2, 3)
     3
     >>> actor.close()
@@ -196,7 +196,7 @@ class ExitWatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class Runtime:
     """What there is while there are, or may be, processes.
 
     Attributes:
@@ -208,12 +208,12 @@ class Means:
     """
 
     link: StoreLink
-    actor: Actor
-    launching: Actor
+    actor: EventThread
+    launching: EventThread
     watcher: ExitWatcher
     collectors: list[threading.Thread] = field(default_factory=list)
 
-    def listen(self, read: Callable[[Letter], Any], lose: Callable[[Exception], Any]) -> None:
+    def listen(self, read: Callable[[Envelope], Any], lose: Callable[[Exception], Any]) -> None:
         """Have the actor read what comes from the ranks, or be told that nothing can be read."""
         for name, collect, tell in (
             ("mail", self.link.collect, self.actor.tell),
@@ -248,31 +248,33 @@ class Means:
         self.actor.close()
 
 
-def open_means(make_link: Callable[[], StoreLink] | None = None) -> Means:
+def open_means(make_link: Callable[[], StoreLink] | None = None) -> Runtime:
     """Return a link, by default one that serves a store on this machine, and the threads."""
     if make_link is None:
         from nbddp.controller.store_link import StoreLink
 
         make_link = StoreLink
-    return Means(make_link(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())
+    return Runtime(
+        make_link(), EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher()
+    )
 
 
-class Runtime(Protocol):
+class ExecutorInterface(Protocol):
     """What the processes and the requests of a session need of its executor."""
 
     life: Life
     launcher: Launcher
-    time_line: TimeLine
-    whereabouts: Whereabouts
-    deeds: Deeds
+    time_line: EventLog
+    whereabouts: RankMonitor
+    deeds: ReplayLog
     promises: Promises
     numbers: itertools.count[int]
 
     @property
-    def means_now(self) -> Means:
+    def means_now(self) -> Runtime:
         """What the ranks are reached by."""
 
-    def read(self, letter: Letter) -> None:
+    def read(self, letter: Envelope) -> None:
         """Handle a message of a rank."""
 
     def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from nbddp.checks.checker import look_at
-from nbddp.checks.source import Source
+from nbddp.checks.source import CellSource
 from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
 from nbddp.train import place
 from nbddp.train.call_agreement import meeting_place
@@ -187,7 +187,7 @@ def _silence_one_finding(lines: Any) -> str:
     if not isinstance(lines, str):
         return f"The lines are asked for, as text; this is a {type(lines).__name__}."
     try:
-        source = Source(lines)
+        source = CellSource(lines)
     except SyntaxError as error:
         return f"That is no Python: {error.msg}, line {error.lineno}."
     kept = [line.split("#")[0].strip() for line in lines.splitlines() if line.split("#")[0].strip()]

@@ -8,9 +8,9 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from nbddp.checks.checker import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
-from nbddp.checks.facts import Facts, RankFacts, kinds
+from nbddp.checks.facts import GroupFacts, RankFacts, kinds
 from nbddp.checks.registry import Finding
-from nbddp.checks.source import Source
+from nbddp.checks.source import CellSource
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.run_script import INSTEAD, script_text
@@ -34,7 +34,7 @@ def check_script(name: str) -> list[Finding]:
         raise RequestError(f"{name} is not checked as a script: {instead}")
     file = Path(name).expanduser()
     with script_text(file, name) as text:
-        return look_at(Source(text, is_cell=False))
+        return look_at(CellSource(text, is_cell=False))
 
 
 def check_cell(
@@ -60,13 +60,15 @@ def check_cell(
     """
     known = kinds(ranks[min(ranks)]) if ranks else {}
     is_script = request.script is not None
-    source = Source(
+    source = CellSource(
         "" if is_script else request.source,
         known,
         first_line=request.first_line,
         aliases=ranks[min(ranks)].aliases if ranks else {},
     )
-    facts = Facts(ranks=ranks, world_size=world_size, source=source, is_ok=is_ok, is_asked=is_asked)
+    facts = GroupFacts(
+        ranks=ranks, world_size=world_size, source=source, is_ok=is_ok, is_asked=is_asked
+    )
     is_for_all = request.ranks is None or set(request.ranks) == set(range(world_size))
     found = [
         each

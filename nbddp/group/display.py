@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from nbddp.controller.session import Session
-from nbddp.ui.input_requests import ConsoleBox, Questions
+from nbddp.ui.input_requests import ConsoleInput, InputQueue
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_text
-from nbddp.ui.screen import StreamScreen, View
+from nbddp.ui.screen import StreamTarget, View
 from nbddp.ui.text_view import TextView
 
 
@@ -29,8 +29,8 @@ class TextDisplay:
 
     def view(self, session: Session) -> View:
         """Return the view of the next attempt."""
-        questions = Questions(ConsoleBox(), session.answer)
-        return TextView(StreamScreen(), is_quiet=self.quiet, questions=questions)
+        questions = InputQueue(ConsoleInput(), session.answer)
+        return TextView(StreamTarget(), is_quiet=self.quiet, questions=questions)
 
     def note(self, text: str) -> None:
         """Say what is done after a failure, in the view of the failed attempt if it can."""
@@ -62,6 +62,6 @@ class TextDisplay:
             self.say(text)
 
     def _write(self, text: str) -> None:
-        screen = StreamScreen()
+        screen = StreamTarget()
         screen.write(f"{text}\n")
         screen.flush()

@@ -17,12 +17,12 @@ from nbddp.formatting import plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
 from nbddp.nodes.engines.local import ALONE, LocalAgents
-from nbddp.nodes.join_file import ORPHAN_TIMEOUT, Join
-from nbddp.nodes.listener import Door, Node
+from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
+from nbddp.nodes.listener import Node, NodeListener
 from nbddp.nodes.node_connection import FrameType
-from nbddp.nodes.rejoin import Returned
-from nbddp.nodes.remote_launcher import NodesLauncher
-from nbddp.nodes.stale_files import Held, tidy
+from nbddp.nodes.rejoin import SurvivingGroup
+from nbddp.nodes.remote_launcher import RemoteLauncher
+from nbddp.nodes.stale_files import LockedPath, tidy
 from nbddp.topology import TORCHRUN
 from nbddp.ui.wording import aligned, say_seconds
 
@@ -52,7 +52,7 @@ class NodesSpec:
     orphan_timeout: float = ORPHAN_TIMEOUT
 
 
-class Nodes:
+class NodePool:
     """The ranks of a session are on nodes while this is open.
 
     Args:
@@ -69,7 +69,7 @@ class Nodes:
         self,
         session: Session,
         spec: NodesSpec,
-        join: Join | None = None,
+        join: JoinFile | None = None,
         *,
         active: Callable[[], Session] | None = None,
     ) -> None:
@@ -82,16 +82,16 @@ class Nodes:
         self._active = active or (lambda: session)
         self._is_open = False  # nodes of a door that was there before may come in at once
         self._changes: SimpleQueue[Node] = SimpleQueue()  # no lock that a stop could leave taken
-        self.door = Door(
+        self.door = NodeListener(
             spec.host, spec.port, join=join, on_change=self._note, on_lost=self._note_lost
         )
         tidy(Path.home())
         self.join_file = self.door.join.path if join else self.door.join.save()
-        self._held = Held(self.join_file)
+        self._held = LockedPath(self.join_file)
         self._agents = self._new_agents()
         self._before: Launcher = session.launcher
         limits = {"least": spec.least, "most": spec.most}
-        self.launcher = NodesLauncher(self.door, **limits, way=self._way_in)
+        self.launcher = RemoteLauncher(self.door, **limits, way=self._way_in)
         session.use(self.launcher)
         self._is_open = True
 
@@ -271,7 +271,7 @@ class Nodes:
         names = ", ".join(f"{node.name} ({plural(node.nproc, 'rank')})" for node in nodes)
         return f"{plural(len(nodes), 'node')} joined{': ' if nodes else ''}{names}"
 
-    def take_back(self, seconds: float, is_stopped: Callable[[], bool]) -> Returned | None:
+    def take_back(self, seconds: float, is_stopped: Callable[[], bool]) -> SurvivingGroup | None:
         """Wait for the ranks that another notebook has left, and have the session go on with them.
 
         Args:
@@ -305,7 +305,7 @@ class Nodes:
         self._agents = self._new_agents()
         return returned
 
-    def say_back(self, returned: Returned | None) -> str:
+    def say_back(self, returned: SurvivingGroup | None) -> str:
         """Return which ranks and nodes are back."""
         if returned is None:
             return f"{self._here()}, which had no ranks; the next cell starts them"

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbddp.controller.rank_requests import Asking
+from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.record.push_store import PushRecord, pickled
-from nbddp.ui.screen import StreamScreen
+from nbddp.ui.screen import StreamTarget
 from nbddp.wire.messages import Pull, Push
 
 
@@ -20,7 +20,7 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
         ArgumentError: there is no such rank.
         RequestError: a value cannot be pickled, or the ranks cannot take it now.
     """
-    asking = Asking(session)
+    asking = RankRequests(session)
     asking.check_idle()
     chosen = asking.chosen(ranks)  # before pickling: a rank that dies from now on is missed
     data = pickled(values, prompt_numbers())
@@ -29,7 +29,7 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
 
 def push_again(session: Session, pushed: PushRecord) -> None:
     """Send what was sent then, whatever became of it in this process."""
-    _send(session, pushed, pushed.data(), Asking(session).chosen(pushed.ranks))
+    _send(session, pushed, pushed.data(), RankRequests(session).chosen(pushed.ranks))
 
 
 def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
@@ -37,7 +37,9 @@ def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int
     parcel = link.put(data)
     what = ", ".join(pushed.names)
     try:
-        Asking(session).ask(ranks, lambda number: Push(request=number, parcel=parcel), what=what)
+        RankRequests(session).ask(
+            ranks, lambda number: Push(request=number, parcel=parcel), what=what
+        )
         session.note_push(pushed)
     finally:
         link.discard(parcel)
@@ -50,12 +52,12 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
         ArgumentError: there is no such rank.
         RequestError: it does not exist in a rank, or cannot be pickled.
     """
-    link, asking = session.require_link(), Asking(session)
+    link, asking = session.require_link(), RankRequests(session)
     answers = asking.ask(
         asking.chosen(ranks), lambda number: Pull(request=number, expression=expression)
     )
     for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
-        StreamScreen().write(f"nbddp: {note}\n" if note else "")
+        StreamTarget().write(f"nbddp: {note}\n" if note else "")
     left, values = [answer.parcel for answer in answers.values()], []
     try:
         while left:

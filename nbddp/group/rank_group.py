@@ -13,20 +13,20 @@ from typing import Any
 
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_requests import Asking
+from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group import push_pull
-from nbddp.group.node_pool import Nodes, NodesSpec
+from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.timeline import timeline_of
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import NO_GROUP
-from nbddp.nodes.join_file import Join
+from nbddp.nodes.join_file import JoinFile
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import begin, interrupt_held_back
-from nbddp.wire.name_messages import Survey
+from nbddp.wire.name_messages import CollectFacts
 
 ELSEWHERE = (
     "this worker group belongs to process {}, which made it; a forked process can make its own"
@@ -56,7 +56,7 @@ class RankGroup:
         not_started: str = NO_GROUP,
         comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.nodes: Nodes | None = None
+        self.nodes: NodePool | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
@@ -176,7 +176,7 @@ class RankGroup:
 
     # ---- many machines
 
-    def open_nodes(self, spec: NodesSpec, join: Join | None = None) -> Nodes:
+    def open_nodes(self, spec: NodesSpec, join: JoinFile | None = None) -> NodePool:
         """Listen for nodes; the next ranks run on those that join.
 
         Raises:
@@ -189,10 +189,10 @@ class RankGroup:
             )
         self.close_at_exit()
         with interrupt_held_back():  # a door that nobody knows of could not be closed
-            self.nodes = Nodes(self.session, spec, join, active=lambda: self.scripts.active)
+            self.nodes = NodePool(self.session, spec, join, active=lambda: self.scripts.active)
         return self.nodes
 
-    def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> str:
+    def take_back(self, spec: NodesSpec, join: JoinFile, seconds: float) -> str:
         """Go on with the nodes and ranks that another notebook has left.
 
         Args:
@@ -246,7 +246,7 @@ class RankGroup:
         session = self.scripts.active
         if not session.life.state.is_live:
             raise RequestError(self._not_started)
-        Asking(session).check_ranks([rank])
+        RankRequests(session).check_ranks([rank])
         session.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
@@ -277,8 +277,8 @@ class RankGroup:
         """What every rank says of its names, for checks; nothing while they are busy, or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
-        asking = Asking(self.session)
-        answers = asking.ask(self.life.alive, lambda number: Survey(request=number))
+        asking = RankRequests(self.session)
+        answers = asking.ask(self.life.alive, lambda number: CollectFacts(request=number))
         return {rank: RankFacts.read(each.payload) for rank, each in answers.items()}
 
 

@@ -12,21 +12,21 @@ from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push_again
 from nbddp.lifecycle.retries import (
-    Comeback,
+    AttemptFailure,
+    RecoveryMethod,
+    RecoveryRecord,
     Retries,
-    Setback,
-    Way,
     next_way,
     say_comebacks,
     why_stop,
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Purpose
 from nbddp.record.deeds import say_deeds
-from nbddp.record.notices import Question
+from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
 from nbddp.ui.screen import View
-from nbddp.wire.messages import DEBUGGER, Answered
+from nbddp.wire.messages import DEBUGGER, InputReply
 
 ENDED = "you asked to end it"
 NO_RETRIES = Retries()
@@ -105,7 +105,7 @@ class Recovery:
         return self._session.times_ended > self._times_ended
 
     def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
-        setbacks: list[Setback] = []
+        setbacks: list[AttemptFailure] = []
         self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None:
             if verdict.is_interrupt:
@@ -122,9 +122,9 @@ class Recovery:
             self._display.say(f"done {say_comebacks(ways, self._seconds_lost)}")
         return result
 
-    def _setback(self, verdict: Verdict) -> Setback:
+    def _setback(self, verdict: Verdict) -> AttemptFailure:
         life = self._session.life
-        return Setback(
+        return AttemptFailure(
             attempt=life.attempt,
             what=verdict.summary(),
             at=verdict.first.at,
@@ -136,7 +136,7 @@ class Recovery:
         self,
         result: CellResult,
         request: CellRequest,
-        setbacks: list[Setback],
+        setbacks: list[AttemptFailure],
         retries: Retries,
     ) -> CellResult | None:
         """Heal or restart the group for another attempt; return the last result if there is none.
@@ -153,7 +153,9 @@ class Recovery:
             count = sum(each.way is way for each in setbacks[:-1]) + 1
             self._display.note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
             setback = replace(setbacks[-1], way=way)
-            if way is Way.RESTART or request.has_own_ranks:  # then no names are to be kept
+            if (
+                way is RecoveryMethod.RESTART or request.has_own_ranks
+            ):  # then no names are to be kept
                 setbacks[-1] = setback
                 return self._restart_and_replay(setback)
             try:
@@ -170,7 +172,7 @@ class Recovery:
             self._display.say(f"not started again: {reason}")
         return result
 
-    def _heal(self, setback: Setback) -> None:
+    def _heal(self, setback: AttemptFailure) -> None:
         """Put new ranks in the places of dead ones; the cell takes up what it had reported.
 
         Raises:
@@ -180,9 +182,9 @@ class Recovery:
         healed = self._session.heal()
         for line in healed.lines()[1:]:
             self._display.say(line)
-        self._take_up(Comeback(setback=setback, detected=detected, healed=healed.seconds))
+        self._take_up(RecoveryRecord(setback=setback, detected=detected, healed=healed.seconds))
 
-    def _restart_and_replay(self, setback: Setback | None = None) -> CellResult | None:
+    def _restart_and_replay(self, setback: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all nodes that are here, and replay; return the result of a failed cell."""
         found = time.time()
         before, deeds, began = len(self._session.life.ranks), self._session.deeds, time.monotonic()
@@ -193,8 +195,8 @@ class Recovery:
                 self._display.note(f"{ranks} ranks now, {before} before")
             failed = self._replay(deeds)
         if failed is None and setback is not None:
-            comeback = Comeback(
-                setback=replace(setback, way=Way.RESTART),
+            comeback = RecoveryRecord(
+                setback=replace(setback, way=RecoveryMethod.RESTART),
                 detected=found - setback.at,
                 restarted=ready - began,
                 replayed=time.monotonic() - ready,
@@ -203,7 +205,7 @@ class Recovery:
             self._take_up(comeback)
         return failed
 
-    def _take_up(self, comeback: Comeback) -> None:
+    def _take_up(self, comeback: RecoveryRecord) -> None:
         self._session.expect(comeback)
         self._seconds_lost += comeback.seconds
         self._display.note(str(comeback))
@@ -266,14 +268,14 @@ class Recovery:
         with self._session.taking_interrupts():
             handle = self._hand_over(request)
             for notice in handle.notices():
-                if isinstance(notice, Question):  # nobody sees it
+                if isinstance(notice, InputRequest):  # nobody sees it
                     self._session.answer(notice.rank, _answer_again(notice, typed))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result
 
 
-def _answer_again(question: Question, typed: list[tuple[int, Answered]]) -> Answered:
+def _answer_again(question: InputRequest, typed: list[tuple[int, InputReply]]) -> InputReply:
     """Return the rank's next recorded answer; without one, let a debugger continue."""
     asked = question.asked
     for each in typed:
@@ -281,7 +283,7 @@ def _answer_again(question: Question, typed: list[tuple[int, Answered]]) -> Answ
             typed.remove(each)
             return replace(each[1], question=asked.question)
     goes_on = asked.what == DEBUGGER
-    return Answered(question=asked.question, text="c" if goes_on else "", is_end=not goes_on)
+    return InputReply(question=asked.question, text="c" if goes_on else "", is_end=not goes_on)
 
 
 def _ended(done: int, count: int) -> CellInterruptedError:

@@ -8,8 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.scaling import LEAST, Round, Scaling, Size, facts_of, shares, steady_pace
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.scaling import (
+    LEAST,
+    Repetition,
+    Scaling,
+    WorldSizeResult,
+    facts_of,
+    shares,
+    steady_pace,
+)
+from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.sweep_grid import SweepEntry, SweepPoint
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
@@ -58,7 +66,7 @@ class ScalingStudy:
             SweepEntry(SweepPoint(number, {"ranks": size, "round": each}))
             for number, (each, size) in enumerate(settings, start=1)
         ]
-        self._rounds: dict[int, list[Round]] = {size: [] for size in self._specs}
+        self._rounds: dict[int, list[Repetition]] = {size: [] for size in self._specs}
         self._devices: tuple[str, ...] = ()
 
     def run(self) -> Scaling:
@@ -74,7 +82,9 @@ class ScalingStudy:
         self._runner.run_all(self._rows, self._run_one, self._describe, what="scale")
         self._display.show_progress(sweep_report(self._rows, what="scale"))
         scaling = Scaling(
-            sizes=tuple(Size(ranks, tuple(done)) for ranks, done in self._rounds.items() if done),
+            sizes=tuple(
+                WorldSizeResult(ranks, tuple(done)) for ranks, done in self._rounds.items() if done
+            ),
             is_weak=self._is_weak,
             cores=cores_here(),
             devices=self._devices,
@@ -99,7 +109,7 @@ class ScalingStudy:
         last = self._rounds[row.trial.settings["ranks"]][-1]
         return f"{last.pace:.3g} steps/s" if last.counts_steps else f"{1 / last.pace:.3g} s"
 
-    def _measure(self, session: Session, result: CellResult) -> Round:
+    def _measure(self, session: Session, result: CellResult) -> Repetition:
         """Measure a cell that succeeded, while its ranks are idle."""
         pace, known = 1 / max(result.seconds, 1e-9), dict[str, Any]()
         steady = None
@@ -117,7 +127,7 @@ class ScalingStudy:
             if facts.get("backend_used") == "nccl":
                 known["waiting"] = None  # NCCL: the timeline has the times of enqueueing
         ranks = session.snapshot().ranks
-        return Round(
+        return Repetition(
             pace=pace,
             counts_steps=steady is not None,
             **known,
@@ -137,7 +147,7 @@ def _shares(session: Session, pace: float, steps: int) -> dict[str, float | None
 def _steady(path: Path) -> tuple[float, int] | None:
     """Return steps a second of the last cell, and how many; None if no steps are recorded."""
     try:
-        recorded = RecordedRun(path)
+        recorded = StoredRun(path)
         if recorded.cells:  # a full disk recorded none
             return steady_pace([*recorded.numbers()], recorded.cells[-1].began_at)
     except (RequestError, OSError) as error:  # it was deleted

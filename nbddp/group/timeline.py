@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 from pickle import UnpicklingError
 
-from nbddp.controller.rank_requests import Asking
+from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
-from nbddp.record.event_log import Happening
-from nbddp.record.waiting.collective_timeline import Overlap, Timeline, overlap_of, spent, unmet
+from nbddp.record.event_log import RunEvent
+from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline, overlap_of, spent, unmet
 from nbddp.wire.messages import Pull
 
 ASK = "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
@@ -39,17 +39,17 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line
 
 
-def _event_of(session: Session, kind: str, cell: int) -> Happening | None:
+def _event_of(session: Session, kind: str, cell: int) -> RunEvent | None:
     """Return the event of a cell's beginning or end; None if it is not recorded."""
     events = (each for each in session.time_line.since(0.0) if each.kind == kind)
     return next((each for each in events if each.facts.get("id") == cell), None)
 
 
-def _overlaps(session: Session, began: float) -> tuple[Overlap, ...]:
+def _overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     """What was measured since the cell began, give or take what nodes' clocks are apart."""
     if not session.life.state.is_ready:
         return ()
-    asking = Asking(session)
+    asking = RankRequests(session)
     try:
         link = session.require_link()
         answers = asking.ask(

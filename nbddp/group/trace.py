@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.controller.rank_requests import Asking
+from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellResult
 from nbddp.record.trace import MOST_EVENTS, Trace, write
 from nbddp.wire.messages import Answer
-from nbddp.wire.trace_messages import GiveTrace, Steps, Traced
+from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 
 DIED = "it died"
 STOPPED = "the ranks are gone, and what they had traced with them"
 
 
-def trace_of(session: Session, result: CellResult, asked: Steps) -> Trace:
+def trace_of(session: Session, result: CellResult, asked: TraceSteps) -> Trace:
     """What the ranks have traced of a cell that has ended, in one file if there is anything.
 
     What goes wrong is said in it: a trace that cannot be had ends nothing else.
@@ -59,9 +59,9 @@ def _collect(
     """Ask all ranks at once, and put together what they have."""
     nodes, zero = session.launcher.nodes(), _zero(session, result)
 
-    def question(rank: int) -> Callable[[int], GiveTrace]:
+    def question(rank: int) -> Callable[[int], SendTrace]:
         ahead, _ = session.launcher.clock(rank)
-        return lambda number: GiveTrace(
+        return lambda number: SendTrace(
             request=number,
             cell=result.number,
             rank=rank,
@@ -71,13 +71,13 @@ def _collect(
             node=nodes.get(rank, ""),
         )
 
-    outcomes = Asking(session).ask_each({rank: question(rank) for rank in ranks})
-    missing, traced = dict(nothing.missing), dict[int, Traced]()
+    outcomes = RankRequests(session).ask_each({rank: question(rank) for rank in ranks})
+    missing, traced = dict(nothing.missing), dict[int, TraceSent]()
     for rank, outcome in sorted(outcomes.items()):
         if not isinstance(outcome, Answer):
             missing[rank] = str(outcome)
             continue
-        told = Traced(**outcome.payload)
+        told = TraceSent(**outcome.payload)
         try:
             if not told.why:
                 _take_files(session, place, rank, outcome)

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.archive.sweep_grid import grid
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_requests import Asking
+from nbddp.controller.rank_requests import RankRequests
 from nbddp.errors import ArgumentError
 from nbddp.group.display import TextDisplay
 from nbddp.group.method_names import with_method_names
@@ -28,7 +28,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.runs_api import Run
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 NOT_STARTED = "the worker group is not started: call its start(), or use it in a `with` block"
 
@@ -333,7 +333,7 @@ class WorkerGroup:
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._group.check_started()
-        Asking(self._group.session).check_ranks(request.ranks)
+        RankRequests(self._group.session).check_ranks(request.ranks)
         self._group.scripts.make_way()
         result = Recovery(self._group.session, TextDisplay(quiet=quiet)).run(request, retries)
         result.raise_for_failure()
@@ -393,7 +393,7 @@ class WorkerGroup:
         """
         if not 0 <= first <= last:
             raise ArgumentError(f"not steps of a cell: {first} to {last}")
-        steps = Steps(first=first, last=last, with_memory=memory)
+        steps = TraceSteps(first=first, last=last, with_memory=memory)
         request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
         result = self._run(request, Retries(), quiet=quiet)
         return trace_of(self._group.session, result, steps)

@@ -107,7 +107,7 @@ class Forkserver:
                         raise
             self._has_grown = True
 
-    def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
+    def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> ForkedProcess:
         """Fork a process from the helper that runs ``target(argument)``.
 
         Raises:
@@ -116,7 +116,7 @@ class Forkserver:
         with self._lock:
             self._ensure_running()
             with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
-                child = RankProcess(self._server, target, argument, name)
+                child = ForkedProcess(self._server, target, argument, name)
             child.start()
         # watched and ended here: a process that was forked shall not ask after it
         process._children.discard(child)  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ class Forkserver:
             os.kill(self.pid, signal.SIGKILL)
 
     def _wait_until_it_serves(self) -> None:
-        child = RankProcess(self._server, _do_nothing, None, "nbddp-ready")
+        child = ForkedProcess(self._server, _do_nothing, None, "nbddp-ready")
         child.start()  # returns when the helper has forked it
         child.join()
 
@@ -241,7 +241,7 @@ class LocalRank(process.BaseProcess):
         return time.monotonic(), 0.0
 
 
-class RankProcess(LocalRank):
+class ForkedProcess(LocalRank):
     """A process forked from a helper; not daemonic, so that a DataLoader can have workers."""
 
     _start_method = "fork"  # for what the rank starts: a DataLoader's workers know its cells
@@ -260,14 +260,14 @@ class RankProcess(LocalRank):
         return {**self.__dict__, "server": None}
 
     @staticmethod
-    def _Popen(process_obj: RankProcess) -> _RankPopen:  # noqa: N802 - multiprocessing's name
+    def _Popen(process_obj: ForkedProcess) -> _RankPopen:  # noqa: N802 - multiprocessing's name
         return _RankPopen(process_obj)
 
 
 class _RankPopen(popen_forkserver.Popen):
     """As its base, but asks our helper and sends no word of the kernel's ``__main__``."""
 
-    def __init__(self, process_obj: RankProcess) -> None:
+    def __init__(self, process_obj: ForkedProcess) -> None:
         self._polling = threading.Lock()
         super().__init__(process_obj)
 
@@ -282,7 +282,7 @@ class _RankPopen(popen_forkserver.Popen):
             self._ranks.discard(self.pid)
         return exitcode
 
-    def _launch(self, process_obj: RankProcess) -> None:
+    def _launch(self, process_obj: ForkedProcess) -> None:
         if process_obj.server is None:
             raise RuntimeError("a rank cannot be started from within a rank")
         self._ranks = process_obj.server.ranks

@@ -11,7 +11,7 @@ from enum import Enum
 GRACE = 5.0  # seconds between asking a process to end and killing it
 
 
-class Alarm(Enum):
+class Deadline(Enum):
     """What a deadline is for."""
 
     START = "start"
@@ -53,7 +53,7 @@ class StartAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnAsked(Event):
+class RejoinAsked(Event):
     """Take back ranks that another notebook has left: of all, the incarnations of the living."""
 
     attempt: int
@@ -81,7 +81,7 @@ class HealAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamesGiven(News):
+class NamespaceSent(News):
     """The donor has packed its names for the new ranks, or ``reason`` says why not."""
 
     generation: int
@@ -89,7 +89,7 @@ class NamesGiven(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMet(News):
+class GroupJoined(News):
     """A rank is back from the meeting in which the new ranks get their names.
 
     Attributes:
@@ -140,7 +140,7 @@ class RankReady(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankUnable(News):
+class RankStartFailed(News):
     """A rank could not get ready; ``details`` is its traceback."""
 
     rank: int
@@ -149,7 +149,7 @@ class RankUnable(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnded(News):
+class RankEndedCell(News):
     """A rank is through with a cell."""
 
     rank: int
@@ -160,7 +160,7 @@ class RankEnded(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankNoticed(News):
+class RankAcknowledged(News):
     """The cell of a rank got its KeyboardInterrupt, and may be cleaning up."""
 
     rank: int
@@ -168,7 +168,7 @@ class RankNoticed(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited(News):
+class ProcessExited(News):
     """A rank's process is gone; ``is_told``: the user knows already."""
 
     rank: int
@@ -177,14 +177,14 @@ class Exited(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rang(News):
+class DeadlinePassed(News):
     """A deadline passed. The event has the state of the ranks' processes at that moment.
 
     ``stopped`` are ranks that got a SIGSTOP, with their process ids. ``working`` are ranks whose
     processes use the CPU.
     """
 
-    alarm: Alarm
+    alarm: Deadline
     cell: int
     generation: int = 0
     stopped: tuple[tuple[int, int], ...] = ()
@@ -243,7 +243,7 @@ class RankAction(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawn(Action):
+class StartRanks(Action):
     """Start processes for all ranks."""
 
     attempt: int
@@ -251,22 +251,22 @@ class Spawn(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBack(Action):
+class RejoinRanks(Action):
     """Listen to the processes that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revive(RankAction):
+class StartReplacements(RankAction):
     """Start new processes in the places of dead ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revived(Action):
+class ReplacementsReady(Action):
     """All of them are ready to be given names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendGive(Action):
+class RequestNamespace(Action):
     """Tell the donor to pack its names, except those in ``leave``.
 
     ``newcomers`` is empty if the user chose the donor.
@@ -279,7 +279,7 @@ class SendGive(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendMeet(RankAction):
+class RequestJoin(RankAction):
     """Tell ranks to form a new process group, in which new ranks get the donor's names."""
 
     generation: int
@@ -288,17 +288,17 @@ class SendMeet(RankAction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendDrop(RankAction):
+class CancelJoin(RankAction):
     """Tell ranks to leave the meeting: it has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Healed(Action):
+class HealFinished(Action):
     """The new ranks have their names, and all ranks have met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotHealed(Action):
+class HealFailed(Action):
     """The dead ranks stay dead, for a reason; the others live on."""
 
     reason: str
@@ -328,7 +328,7 @@ class SendInterrupt(RankAction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendLeave(RankAction):
+class SendShutdown(RankAction):
     """Tell idle ranks to end in good order."""
 
 
@@ -343,11 +343,11 @@ class Kill(RankAction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAlarm(Action):
+class SetDeadline(Action):
     """Ring in this many seconds, unless it no longer matters then."""
 
     seconds: float
-    rang: Rang
+    rang: DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +358,7 @@ class Refuse(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark(Action):
+class Notify(Action):
     """Something the user should be told while the cell runs."""
 
     text: str
@@ -372,12 +372,12 @@ class RecordNode(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started(Action):
+class GroupStarted(Action):
     """All ranks are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotStarted(Action):
+class GroupStartFailed(Action):
     """The start failed; the ranks are being ended."""
 
     reason: str
@@ -385,7 +385,7 @@ class NotStarted(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished(Action):
+class CellFinished(Action):
     """All ranks are through with the cell, or gone.
 
     ``is_outgrown``: it was ended because a restart would make more ranks.
@@ -396,5 +396,5 @@ class Finished(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped(Action):
+class GroupStopped(Action):
     """All processes are gone."""

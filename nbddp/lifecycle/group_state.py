@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from nbddp.lifecycle.events import GRACE, Alarm, Rang, SetAlarm, StartAsked
+from nbddp.lifecycle.events import GRACE, Deadline, DeadlinePassed, SetDeadline, StartAsked
 
 
 class GroupState(Enum):
@@ -156,15 +156,15 @@ class Life:
         changed = replace(self.ranks[rank], state=state, exitcode=exitcode)
         return replace(self, ranks=(*self.ranks[:rank], changed, *self.ranks[rank + 1 :]))
 
-    def ring_in(self, alarm: Alarm, seconds: float) -> SetAlarm:
+    def ring_in(self, alarm: Deadline, seconds: float) -> SetDeadline:
         """A deadline of what goes on now."""
-        rang = Rang(
+        rang = DeadlinePassed(
             alarm=alarm,
             attempt=self.attempt,
             cell=self.cell.number if self.cell else 0,
             generation=self.generation,
         )
-        return SetAlarm(seconds=seconds, rang=rang)
+        return SetDeadline(seconds=seconds, rang=rang)
 
     @property
     def everybody(self) -> tuple[int, ...]:

@@ -34,15 +34,15 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     heal = HealLife(newcomers=event.ranks, donor=event.donor, checks=event.checks)
     healing, give = _ask_donor(replace(life, state=GroupState.HEALING, ranks=ranks), heal)
     return healing, [
-        ev.Revive(ranks=event.ranks),
+        ev.StartReplacements(ranks=event.ranks),
         *give,
-        healing.ring_in(ev.Alarm.START, START_PATIENCE),
+        healing.ring_in(ev.Deadline.START, START_PATIENCE),
     ]
 
 
 def _ask_donor(life: Life, heal: HealLife) -> Step:
     generation = life.generation + 1  # no ranks ever meet where others did, or tried to
-    give = ev.SendGive(
+    give = ev.RequestNamespace(
         donor=heal.donor,
         generation=generation,
         leave=heal.unmade,
@@ -56,10 +56,10 @@ def on_newcomer_ready(life: Life, heal: HealLife) -> Step:
     if life.in_state(RankState.STARTING):
         return life, []
     life, actions = _meet(life, heal)
-    return life, [ev.Revived(), *actions]
+    return life, [ev.ReplacementsReady(), *actions]
 
 
-def on_names_given(life: Life, event: ev.NamesGiven) -> Step:
+def on_names_given(life: Life, event: ev.NamespaceSent) -> Step:
     """The donor has packed its names, or could not."""
     heal = life.heal
     if heal is None or event.generation != life.generation or heal.is_given:
@@ -74,7 +74,7 @@ def _meet(life: Life, heal: HealLife) -> Step:
     if not heal.is_given or life.in_state(RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, meeting=frozenset(life.alive))
-    meet = ev.SendMeet(
+    meet = ev.RequestJoin(
         ranks=tuple(life.alive),
         generation=life.generation,
         donor=heal.donor,
@@ -83,7 +83,7 @@ def _meet(life: Life, heal: HealLife) -> Step:
     return replace(life, heal=heal), [meet]
 
 
-def on_rank_met(life: Life, event: ev.RankMet) -> Step:
+def on_rank_met(life: Life, event: ev.GroupJoined) -> Step:
     """A rank is back from the meeting, in which it met all others or not."""
     heal = life.heal
     if heal is None or event.generation != life.generation or event.rank not in heal.meeting:
@@ -110,7 +110,10 @@ def _go_on(life: Life, heal: HealLife) -> Step:
     if heal.meeting and heal.failures and not heal.is_dropped:
         ranks = tuple(sorted(heal.meeting))
         dropped = replace(life, heal=replace(heal, is_dropped=True))
-        return dropped, [ev.SendDrop(ranks=ranks), dropped.ring_in(ev.Alarm.BACK, BACK_PATIENCE)]
+        return dropped, [
+            ev.CancelJoin(ranks=ranks),
+            dropped.ring_in(ev.Deadline.BACK, BACK_PATIENCE),
+        ]
     if heal.meeting:
         return replace(life, heal=heal), []
     if heal.is_again and not heal.is_lost:
@@ -120,18 +123,18 @@ def _go_on(life: Life, heal: HealLife) -> Step:
         return _ask_donor(life, again)
     if heal.failures:  # what one rank failed of is why others were left
         return give_up(life, heal, min(heal.failures, key=lambda each: each[0])[1])
-    return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.Healed()]
+    return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.HealFinished()]
 
 
-def on_rang(life: Life, heal: HealLife, event: ev.Rang) -> Step:
+def on_rang(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
     """New processes are not ready in time, or ranks not back that gave up a meeting."""
     if event.generation != life.generation:
         return life, []  # of the start, or of a meeting before
     starting, late = life.in_state(RankState.STARTING), sorted(heal.meeting)
-    if event.alarm is ev.Alarm.START and starting:
+    if event.alarm is ev.Deadline.START and starting:
         why = f"{say_ranks(starting)} did not get ready in {START_PATIENCE:.0f} s"
         return fail(life, heal, why)
-    if event.alarm is not ev.Alarm.BACK or not late or not heal.is_dropped:
+    if event.alarm is not ev.Deadline.BACK or not late or not heal.is_dropped:
         return life, []
     return give_up(
         life,
@@ -150,7 +153,7 @@ def give_up(life: Life, heal: HealLife, reason: str) -> Step:
     )
     kill: list[ev.Action] = [ev.Kill(ranks=doomed)] if doomed else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
-    return broken, [*kill, ev.NotHealed(reason=reason)]  # whoever waited may heal again at once
+    return broken, [*kill, ev.HealFailed(reason=reason)]  # whoever waited may heal again at once
 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:

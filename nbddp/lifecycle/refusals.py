@@ -102,7 +102,11 @@ def say_node(life: Life, event: ev.NodeNews) -> str:
 
 
 def stuck(
-    waiting: Sequence[int], deaf: Sequence[int], seen: ev.Rang, *, killed_in: tuple[float, float]
+    waiting: Sequence[int],
+    deaf: Sequence[int],
+    seen: ev.DeadlinePassed,
+    *,
+    killed_in: tuple[float, float],
 ) -> str:
     """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
 
@@ -133,7 +137,7 @@ def stuck(
     return "; ".join(words) + ", or at once if you interrupt again"
 
 
-def unheard(deaf: Sequence[int], seen: ev.Rang, *, seconds: float) -> str:
+def unheard(deaf: Sequence[int], seen: ev.DeadlinePassed, *, seconds: float) -> str:
     """Why ranks are killed that did not answer an interrupt."""
     asleep = [rank for rank in deaf if rank in dict(seen.stopped)]
     why = f" ({say_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""

@@ -11,7 +11,7 @@ from nbddp.errors import ArgumentError
 from nbddp.formatting import plural
 
 
-class Way(Enum):
+class RecoveryMethod(Enum):
     """How a cell is begun again: what is tried first stands first."""
 
     HEAL = "heal"  # new ranks in the places of dead ones, the others keep all that they have
@@ -35,13 +35,13 @@ class Retries:
             if not isinstance(count, int) or count < 0:
                 raise ArgumentError(f"{name} must be a whole number, 0 or more, got {count!r}")
 
-    def of(self, way: Way) -> int:
+    def of(self, way: RecoveryMethod) -> int:
         """How often this way."""
-        return self.heals if way is Way.HEAL else self.restarts
+        return self.heals if way is RecoveryMethod.HEAL else self.restarts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setback:
+class AttemptFailure:
     """A failure that ended an attempt.
 
     Attributes:
@@ -58,11 +58,11 @@ class Setback:
     at: float
     step: float | None
     is_death: bool = False
-    way: Way = Way.RESTART
+    way: RecoveryMethod = RecoveryMethod.RESTART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comeback:
+class RecoveryRecord:
     """How an attempt took up the work.
 
     Attributes:
@@ -73,7 +73,7 @@ class Comeback:
         healed: seconds that it took instead of both where the setback's way was to heal.
     """
 
-    setback: Setback
+    setback: AttemptFailure
     detected: float
     restarted: float = 0.0
     replayed: float = 0.0
@@ -96,7 +96,7 @@ class Comeback:
 
     def facts(self) -> dict[str, float | int]:
         """For the record, in seconds and cells."""
-        if self.setback.way is Way.HEAL:
+        if self.setback.way is RecoveryMethod.HEAL:
             return {"detected": round(self.detected, 3), "healed": round(self.healed, 3)}
         return {
             "detected": round(self.detected, 3),
@@ -127,36 +127,36 @@ def say_comeback(facts: Mapping[str, Any]) -> str:
     )
 
 
-def say_comebacks(ways: Sequence[Way], seconds: float) -> str:
+def say_comebacks(ways: Sequence[RecoveryMethod], seconds: float) -> str:
     """How often a cell was begun again, in which ways, and what that cost.
 
-    >>> say_comebacks([Way.RESTART], 0.84)
+    >>> say_comebacks([RecoveryMethod.RESTART], 0.84)
     'after 1 restart, 0.8 s lost'
-    >>> say_comebacks([Way.HEAL, Way.HEAL, Way.RESTART], 1.36)
+    >>> say_comebacks([RecoveryMethod.HEAL, RecoveryMethod.HEAL, RecoveryMethod.RESTART], 1.36)
     'after 2 heals, 1 restart, 1.4 s lost'
     """
-    counts = [plural(ways.count(way), way.value) for way in Way if way in ways]
+    counts = [plural(ways.count(way), way.value) for way in RecoveryMethod if way in ways]
     return f"after {', '.join(counts)}, {seconds:.1f} s lost"
 
 
-def next_way(setbacks: Sequence[Setback], retries: Retries) -> Way | None:
+def next_way(setbacks: Sequence[AttemptFailure], retries: Retries) -> RecoveryMethod | None:
     """How to go on from the last setback; None if no way is left.
 
-    >>> died = Setback(attempt=1, what="rank 1 is gone", at=0.0, step=30, is_death=True)
+    >>> died = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30, is_death=True)
     >>> next_way([died], Retries(heals=1, restarts=1)), next_way([died], Retries())
-    (<Way.HEAL: 'heal'>, None)
+    (<RecoveryMethod.HEAL: 'heal'>, None)
     """
-    for way in Way:
+    for way in RecoveryMethod:
         used = sum(each.way is way for each in setbacks[:-1])
-        if used < retries.of(way) and (way is not Way.HEAL or setbacks[-1].is_death):
+        if used < retries.of(way) and (way is not RecoveryMethod.HEAL or setbacks[-1].is_death):
             return way
     return None
 
 
-def why_stop(setbacks: Sequence[Setback], retries: Retries) -> str:
+def why_stop(setbacks: Sequence[AttemptFailure], retries: Retries) -> str:
     """Return why the cell is not started again; empty if it is.
 
-    >>> first = Setback(attempt=1, what="rank 1 is gone", at=0.0, step=30)
+    >>> first = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30)
     >>> why_stop([first], Retries(restarts=3))
     ''
     >>> why_stop([first, first], Retries(restarts=3))
@@ -167,7 +167,7 @@ def why_stop(setbacks: Sequence[Setback], retries: Retries) -> str:
     if next_way(setbacks, retries) is None:
         if retries.heals and not retries.restarts and not setbacks[-1].is_death:
             return "no rank died, so there is none to heal"
-        used = [plural(retries.of(way), way.value) for way in Way if retries.of(way)]
+        used = [plural(retries.of(way), way.value) for way in RecoveryMethod if retries.of(way)]
         return f"no retries left ({', '.join(used)})" if used else "no restart was allowed"
     if len(setbacks) > 1 and setbacks[-1].step == setbacks[-2].step:
         step = setbacks[-1].step

@@ -53,11 +53,11 @@ def _start(life: Life, event: ev.StartAsked) -> Step:
         ),
         grace=event.grace,
     )
-    spawn = ev.Spawn(attempt=attempt, world_size=event.world_size)
-    return born, [spawn, born.ring_in(ev.Alarm.START, START_PATIENCE)]
+    spawn = ev.StartRanks(attempt=attempt, world_size=event.world_size)
+    return born, [spawn, born.ring_in(ev.Deadline.START, START_PATIENCE)]
 
 
-def _on_return_asked(life: Life, event: ev.ReturnAsked) -> Step:
+def _on_return_asked(life: Life, event: ev.RejoinAsked) -> Step:
     """Wait until each that lives says that it is ready: none may be in a cell.
 
     Ranks that are not there are gone, and one that is late costs the others nothing.
@@ -76,7 +76,7 @@ def _on_return_asked(life: Life, event: ev.ReturnAsked) -> Step:
         ),
         is_return=True,
     )
-    return back, [ev.TakeBack(), back.ring_in(ev.Alarm.START, START_PATIENCE)]
+    return back, [ev.RejoinRanks(), back.ring_in(ev.Deadline.START, START_PATIENCE)]
 
 
 def _on_restart_asked(life: Life, event: ev.RestartAsked) -> Step:
@@ -98,15 +98,15 @@ def _on_stop_asked(life: Life, _event: ev.StopAsked) -> Step:
     stopping = replace(life, state=GroupState.STOPPING, heal=None)
     if not life.alive:
         return _all_gone(stopping)
-    actions: list[ev.Action] = [ev.SendLeave(ranks=idle)] if idle else []
+    actions: list[ev.Action] = [ev.SendShutdown(ranks=idle)] if idle else []
     actions += [ev.Terminate(ranks=busy)] if busy else []
-    return stopping, [*actions, stopping.ring_in(ev.Alarm.STOP, life.grace)]
+    return stopping, [*actions, stopping.ring_in(ev.Deadline.STOP, life.grace)]
 
 
 def _all_gone(life: Life) -> Step:
     gone = replace(life, state=GroupState.OFF, ranks=(), cell=None, news=(), next_start=None)
-    actions: list[ev.Action] = [ev.Finished(cell=life.cell.number)] if life.cell else []
-    actions.append(ev.Stopped())
+    actions: list[ev.Action] = [ev.CellFinished(cell=life.cell.number)] if life.cell else []
+    actions.append(ev.GroupStopped())
     if life.next_start is None:
         return gone, actions
     started, more = _start(gone, life.next_start)
@@ -126,10 +126,10 @@ def _started(life: Life) -> Step:
     if life.in_state(RankState.STARTING):
         return life, []
     state = GroupState.BROKEN if life.gone else GroupState.IDLE
-    return replace(life, state=state, is_return=False), [ev.Started()]
+    return replace(life, state=state, is_return=False), [ev.GroupStarted()]
 
 
-def _on_rank_unable(life: Life, event: ev.RankUnable) -> Step:
+def _on_rank_unable(life: Life, event: ev.RankStartFailed) -> Step:
     reason = f"rank {event.rank} could not start: {event.reason}"
     if life.heal is not None:
         return heal_steps.fail(life, life.heal, reason)
@@ -140,7 +140,7 @@ def _on_rank_unable(life: Life, event: ev.RankUnable) -> Step:
 
 def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
     stopping = replace(life, state=GroupState.STOPPING)
-    told = ev.NotStarted(reason=reason, details=details)
+    told = ev.GroupStartFailed(reason=reason, details=details)
     if not life.alive:
         gone, actions = _all_gone(stopping)
         return gone, [told, *actions]
@@ -150,7 +150,7 @@ def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
 # ---- processes that end
 
 
-def _on_exited(life: Life, event: ev.Exited) -> Step:
+def _on_exited(life: Life, event: ev.ProcessExited) -> Step:
     if all(each.rank != event.rank or not each.is_alive for each in life.ranks):
         return life, []
     life = life.mark(event.rank, RankState.GONE, event.exitcode)
@@ -170,14 +170,14 @@ def _on_exited(life: Life, event: ev.Exited) -> Step:
     return replace(life, state=GroupState.BROKEN), []
 
 
-def _exited_in_cell(life: Life, cell: CellLife, event: ev.Exited) -> Step:
+def _exited_in_cell(life: Life, cell: CellLife, event: ev.ProcessExited) -> Step:
     actions: list[ev.Action] = []
     if event.rank in cell.waiting:
         life, actions = _one_less(life, cell, event.rank, has_failed=True, lost_group=True)
     is_told = event.is_told or life.cell is None or event.rank in cell.killed
     if not is_told:  # the others may take their time: say at once who is gone
         said = f"rank {event.rank} {describe_exit(event.exitcode)}"
-        actions = [ev.Remark(text=said), *actions]
+        actions = [ev.Notify(text=said), *actions]
     return life, actions
 
 
@@ -206,7 +206,7 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
         for each in life.ranks
     )
     running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, news=())
-    news = [ev.Remark(text=text) for text in life.news]
+    news = [ev.Notify(text=text) for text in life.news]
     return running, [*actions, ev.SendCell(cell=event.cell, ranks=event.ranks), *news]
 
 
@@ -233,7 +233,7 @@ def _with_right_group(life: Life, *, needs_group: bool | None) -> Step:
     return replace(life, generation=generation, has_group=needs_group), [regroup]
 
 
-def _on_rank_ended(life: Life, event: ev.RankEnded) -> Step:
+def _on_rank_ended(life: Life, event: ev.RankEndedCell) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
         return life, []
@@ -246,7 +246,7 @@ def _on_rank_ended(life: Life, event: ev.RankEnded) -> Step:
     )
 
 
-def _on_rank_noticed(life: Life, event: ev.RankNoticed) -> Step:
+def _on_rank_noticed(life: Life, event: ev.RankAcknowledged) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell:
         return life, []
@@ -267,7 +267,9 @@ def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_g
     if not cell.waiting:
         return _finish(life, cell)
     if life.state is GroupState.RUNNING and is_news:
-        return life, [life.ring_in(ev.Alarm.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)]
+        return life, [
+            life.ring_in(ev.Deadline.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)
+        ]
     return life, []
 
 
@@ -282,8 +284,8 @@ def _finish(life: Life, cell: CellLife) -> Step:
         has_group=not (cell.lost_group or is_torn),
     )
     ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
-    said = [ev.Remark(text=refusals.RAN_TO_ITS_END)] if ran_to_its_end else []
-    return over, [*said, ev.Finished(cell=cell.number, is_outgrown=cell.is_outgrown)]
+    said = [ev.Notify(text=refusals.RAN_TO_ITS_END)] if ran_to_its_end else []
+    return over, [*said, ev.CellFinished(cell=cell.number, is_outgrown=cell.is_outgrown)]
 
 
 def _on_interrupt_asked(life: Life, _event: ev.InterruptAsked) -> Step:
@@ -308,9 +310,9 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
         return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
         ev.SendInterrupt(cell=cell.number, ranks=waiting),
-        life.ring_in(ev.Alarm.STUCK, STUCK_AFTER),
-        life.ring_in(ev.Alarm.GRACE, life.grace),
-        life.ring_in(ev.Alarm.CLEANUP, CLEANUP),
+        life.ring_in(ev.Deadline.STUCK, STUCK_AFTER),
+        life.ring_in(ev.Deadline.GRACE, life.grace),
+        life.ring_in(ev.Deadline.CLEANUP, CLEANUP),
     ]
 
 
@@ -321,7 +323,7 @@ def _on_node_news(life: Life, event: ev.NodeNews) -> Step:
     """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
     text = refusals.say_node(life, event)
     if life.cell is not None:
-        return life, [ev.RecordNode(text=text), ev.Remark(text=text)]
+        return life, [ev.RecordNode(text=text), ev.Notify(text=text)]
     news = (*life.news, text) if life.state.is_live else ()
     return replace(life, news=news), [ev.RecordNode(text=text)]
 
@@ -336,50 +338,50 @@ def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
 # ---- deadlines
 
 
-def _on_rang(life: Life, event: ev.Rang) -> Step:
-    if event.alarm is ev.Alarm.START and life.state is GroupState.STARTING:
+def _on_rang(life: Life, event: ev.DeadlinePassed) -> Step:
+    if event.alarm is ev.Deadline.START and life.state is GroupState.STARTING:
         late = life.in_state(RankState.STARTING)
         text = f"{say_ranks(late)} did not get ready in {START_PATIENCE:.0f} s"
         if life.is_return:
-            return life, [ev.Remark(text=f"{text}: killed"), ev.Kill(ranks=late)]
+            return life, [ev.Notify(text=f"{text}: killed"), ev.Kill(ranks=late)]
         return _give_up_start(life, text)
     if life.heal is not None:
         return heal_steps.on_rang(life, life.heal, event)
-    if event.alarm is ev.Alarm.STOP and life.state is GroupState.STOPPING:
+    if event.alarm is ev.Deadline.STOP and life.state is GroupState.STOPPING:
         text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
-        return life, [ev.Remark(text=text), ev.Kill(ranks=tuple(life.alive))]
+        return life, [ev.Notify(text=text), ev.Kill(ranks=tuple(life.alive))]
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
     return _on_cell_alarm(life, cell, event)
 
 
-def _on_cell_alarm(life: Life, cell: CellLife, event: ev.Rang) -> Step:
+def _on_cell_alarm(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> Step:
     waiting = tuple(sorted(cell.waiting))
     deaf = tuple(sorted(cell.waiting - cell.noticed))
     match event.alarm:
-        case ev.Alarm.PEERS if life.state is GroupState.RUNNING:
+        case ev.Deadline.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
                 ev.SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
-                life.ring_in(ev.Alarm.GRACE, life.grace),
-                life.ring_in(ev.Alarm.CLEANUP, CLEANUP),
+                life.ring_in(ev.Deadline.GRACE, life.grace),
+                life.ring_in(ev.Deadline.CLEANUP, CLEANUP),
             ]
-        case ev.Alarm.STUCK:
+        case ev.Deadline.STUCK:
             cell = replace(cell, is_stuck=True)
             killed_in = life.grace - STUCK_AFTER, CLEANUP - STUCK_AFTER
             text = refusals.stuck(waiting, deaf, event, killed_in=killed_in)
-            return replace(life, cell=cell), [ev.Remark(text=text)]
-        case ev.Alarm.GRACE if deaf:
+            return replace(life, cell=cell), [ev.Notify(text=text)]
+        case ev.Deadline.GRACE if deaf:
             return _end_grace(life, cell, deaf, event)
-        case ev.Alarm.CLEANUP:
+        case ev.Deadline.CLEANUP:
             text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
             return _kill(life, cell, waiting, text)
         case _:
             return life, []
 
 
-def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.Rang) -> Step:
+def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.DeadlinePassed) -> Step:
     """Kill the deaf ranks that do not compute. Check the others again after a further grace.
 
     C code that computes may hold Python's lock.
@@ -387,7 +389,7 @@ def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.Rang
     hung = tuple(rank for rank in deaf if rank not in event.working)
     text = refusals.unheard(hung, event, seconds=life.grace)
     life, actions = _kill(life, cell, hung, text) if hung else (life, [])
-    again = [life.ring_in(ev.Alarm.GRACE, life.grace)] if hung != deaf else []
+    again = [life.ring_in(ev.Deadline.GRACE, life.grace)] if hung != deaf else []
     return life, [*actions, *again]
 
 
@@ -395,16 +397,16 @@ def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") ->
     """Kill ranks in the middle of a cell, and say so once, not of each."""
     text = text or f"{say_ranks(ranks)}: killed, as the cell was interrupted again"
     life = replace(life, cell=replace(cell, killed=cell.killed | set(ranks)))
-    return life, [ev.Remark(text=text), ev.Kill(ranks=ranks)]
+    return life, [ev.Notify(text=text), ev.Kill(ranks=ranks)]
 
 
 _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     ev.StartAsked: _on_start_asked,
-    ev.ReturnAsked: _on_return_asked,
+    ev.RejoinAsked: _on_return_asked,
     ev.RestartAsked: _on_restart_asked,
     ev.HealAsked: heal_steps.on_heal_asked,
-    ev.NamesGiven: heal_steps.on_names_given,
-    ev.RankMet: heal_steps.on_rank_met,
+    ev.NamespaceSent: heal_steps.on_names_given,
+    ev.GroupJoined: heal_steps.on_rank_met,
     ev.RunAsked: _on_run_asked,
     ev.InterruptAsked: _on_interrupt_asked,
     ev.KillAsked: _on_kill_asked,
@@ -414,9 +416,9 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     ev.CapacityChanged: _on_capacity_changed,
     ev.StopAsked: _on_stop_asked,
     ev.RankReady: _on_rank_ready,
-    ev.RankUnable: _on_rank_unable,
-    ev.RankNoticed: _on_rank_noticed,
-    ev.RankEnded: _on_rank_ended,
-    ev.Exited: _on_exited,
-    ev.Rang: _on_rang,
+    ev.RankStartFailed: _on_rank_unable,
+    ev.RankAcknowledged: _on_rank_noticed,
+    ev.RankEndedCell: _on_rank_ended,
+    ev.ProcessExited: _on_exited,
+    ev.DeadlinePassed: _on_rang,
 }

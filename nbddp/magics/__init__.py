@@ -12,7 +12,7 @@ from nbddp.magics.cell_magic import CellMagics
 from nbddp.magics.completion import Completion
 from nbddp.magics.extension import ATTRIBUTE
 from nbddp.magics.line_magic import LineMagics
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -28,7 +28,7 @@ class _Extension:
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self.desk = Desk(shell)
+        self.desk = NotebookState(shell)
         shell.register_magics(CellMagics(self.desk), LineMagics(self.desk))
         for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
             shell.magics_manager.register_function(_not_in_the_first_line, "line", name)

@@ -22,7 +22,7 @@ from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
 from nbddp.group.trials import TrialRunner
 from nbddp.magics.after_failure import interrupted
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
 from nbddp.record.cell import CellRequest
@@ -35,7 +35,7 @@ _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 class CellMagics(Magics):
     """The cell magics."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: NotebookState) -> None:
         super().__init__(desk.shell)
         self._desk = desk
 

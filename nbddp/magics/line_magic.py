@@ -20,7 +20,7 @@ from nbddp.magics.commands.export import export
 from nbddp.magics.commands.nodes import steer_nodes
 from nbddp.magics.commands.publish import publish_run
 from nbddp.magics.commands.runs import compare_runs, show_run, steer_runs
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command, help_text, parse
 from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
@@ -36,14 +36,14 @@ SCRIPT_RANKS_DIED = (
     "no rank of the cells is gone: the dead ranks ran a script, which gets new ones each time"
 )
 
-Handler = Callable[[Desk, Namespace], Any]
+Handler = Callable[[NotebookState, Namespace], Any]
 
 
 @magics_class
 class LineMagics(Magics):
     """The line magic."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: NotebookState) -> None:
         super().__init__(desk.shell)
         self._desk = desk
 
@@ -67,19 +67,19 @@ class LineMagics(Magics):
             raise interrupted(f"%ddp {name}", before, desk.group.life) from None
 
 
-def _status(desk: Desk, _args: Namespace) -> None:
+def _status(desk: NotebookState, _args: Namespace) -> None:
     scripts = desk.group.scripts
     desk.views.show_status(scripts.active)
     if scripts.are_kept:
         desk.views.say(KEPT)
 
 
-def _start(desk: Desk, args: Namespace) -> None:
+def _start(desk: NotebookState, args: Namespace) -> None:
     desk.make_ready(replace(desk.asked_spec(args), joins_group=True), fresh=False)
     desk.views.show_status(desk.group.session)
 
 
-def _restart(desk: Desk, args: Namespace) -> None:
+def _restart(desk: NotebookState, args: Namespace) -> None:
     spec, begins_run = desk.asked_spec(args), args.name is not None
     if args.replay:
         desk.restart_and_replay(spec, begins_run=begins_run)
@@ -88,7 +88,7 @@ def _restart(desk: Desk, args: Namespace) -> None:
     desk.views.show_status(desk.group.session)
 
 
-def _run(desk: Desk, args: Namespace) -> None:
+def _run(desk: NotebookState, args: Namespace) -> None:
     desk.check_ranks(args)
     script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
     request = CellRequest(
@@ -106,20 +106,20 @@ def _run(desk: Desk, args: Namespace) -> None:
         desk.run(request, args)
 
 
-def _interrupt(desk: Desk, _args: Namespace) -> None:
+def _interrupt(desk: NotebookState, _args: Namespace) -> None:
     if not desk.group.scripts.active.life.state.is_at_work:
         raise RequestError("no cell is running")
     desk.group.interrupt()
 
 
-def _heal(desk: Desk, args: Namespace) -> None:
+def _heal(desk: NotebookState, args: Namespace) -> None:
     if desk.group.scripts.lost and not desk.group.life.gone:
         desk.views.say(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
     desk.views.say(f"nbddp: {desk.heal(args.rank or (), donor=args.donor)}")
 
 
-def _logs(desk: Desk, args: Namespace) -> None:
+def _logs(desk: NotebookState, args: Namespace) -> None:
     folder, name = desk.last_run, log_name(args.rank)
     if folder is None or (folder.exists() and not (folder / name).exists()):
         raise RequestError(f"there is no log of rank {args.rank}")
@@ -131,12 +131,12 @@ def _logs(desk: Desk, args: Namespace) -> None:
     desk.views.say(said)
 
 
-def _push(desk: Desk, args: Namespace) -> None:
+def _push(desk: NotebookState, args: Namespace) -> None:
     names = [name for word in args.names for name in word.split(",") if name]
     desk.group.push(desk.values(names or args.names), ranks=args.ranks)
 
 
-def _pull(desk: Desk, args: Namespace) -> Any:
+def _pull(desk: NotebookState, args: Namespace) -> Any:
     expression = args.expression
     try:
         ast.parse(expression, mode="eval")
@@ -152,11 +152,11 @@ def _pull(desk: Desk, args: Namespace) -> Any:
     return None if args.line.endswith(";") else value  # as IPython does for a statement
 
 
-def _auto(desk: Desk, args: Namespace) -> None:
+def _auto(desk: NotebookState, args: Namespace) -> None:
     desk.auto.is_on = args.switch == "on"
 
 
-def _view(desk: Desk, args: Namespace) -> None:
+def _view(desk: NotebookState, args: Namespace) -> None:
     desk.views.choice = ViewChoice(args.choice)
 
 

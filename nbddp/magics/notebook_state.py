@@ -29,8 +29,8 @@ from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.diary import Diary, omitted
 from nbddp.magics.option_values import ALL
-from nbddp.magics.presenter import NotebookDisplay, Views
-from nbddp.magics.publishing import Publishing
+from nbddp.magics.presenter import NotebookDisplay, Presenter
+from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.names import SET_IN_EACH_RANK
@@ -39,7 +39,7 @@ from nbddp.record.verdict import Verdict
 from nbddp.sigint import Promise, await_all, begin, import_aside, interrupt_held_back
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
@@ -47,7 +47,7 @@ _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name
 Outcome = tuple[CellResult, Trace | None]
 
 
-class Desk:
+class NotebookState:
     """One per IPython shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -57,12 +57,12 @@ class Desk:
             GroupSpec(), colors=str(shell.colors), comes_back=lambda: begins_anew(shell)
         )
         self.checks = QuietChecks()
-        self.views = Views(shell, self.checks)
-        self.publishing = Publishing(self.views.say)
+        self.views = Presenter(shell, self.checks)
+        self.publishing = LivePublishing(self.views.say)
         self.diary = Diary(self.group.session)
         self.last_request: CellRequest | None = None
         self.went_well = False
-        self.next_trace: Steps | None = None
+        self.next_trace: TraceSteps | None = None
         self._background: Promise[Outcome] | None = None
         self._failed: Verdict | None = None
         self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nbddp.archive.sweep_grid import Swept
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 YEAR = 365 * 86400
 ALL = (-1,)  # ranks, however many there are
@@ -97,9 +97,9 @@ def _gpus(text: str) -> tuple[int | str, ...]:
 gpus = expecting("GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c", _gpus)
 
 
-def _steps(text: str) -> Steps:
+def _steps(text: str) -> TraceSteps:
     first, last = _pair(text, ":")
-    return Steps(first=first, last=last)
+    return TraceSteps(first=first, last=last)
 
 
 step_range = expecting(

@@ -20,17 +20,17 @@ from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_aside
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.input_requests import Box, ConsoleBox, KernelBox, Questions
+from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
-from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_color
-from nbddp.ui.text_view import Progress, TextView
+from nbddp.ui.screen import PAGE_PACE, NotebookTarget, View, no_check, shows_color
+from nbddp.ui.text_view import ProgressLine, TextView
 
 if TYPE_CHECKING:
     from nbddp.record.metrics import MetricsSnapshot
-    from nbddp.ui.log_lines import Line
-    from nbddp.ui.panel.controls import Aftermath
+    from nbddp.ui.log_lines import LogLine
+    from nbddp.ui.panel.controls import RetryButtons
     from nbddp.ui.panel.output_slot import OutputSlot
     from nbddp.ui.panel.panel_view import PanelView
 
@@ -47,7 +47,7 @@ class ViewChoice(Enum):
     TEXT = "text"
 
 
-class Views:
+class Presenter:
     """Makes the views of one shell, and knows the one that was made last."""
 
     def __init__(self, shell: InteractiveShell, checks: QuietChecks) -> None:
@@ -59,7 +59,7 @@ class Views:
         self._last_cell = 0  # the number of the cell in which it was made
         self._next_slot: OutputSlot | None = None
         self._announced: PanelView | None = None
-        self._aftermath: Aftermath | None = None
+        self._aftermath: RetryButtons | None = None
 
     @property
     def has_record(self) -> bool:
@@ -108,30 +108,30 @@ class Views:
         """Show, under a record, buttons for what can be done after a failure."""
         if not (self.has_record and hasattr(self._shell, "kernel")):
             return
-        from nbddp.ui.panel.controls import HEAL, RESTART, Aftermath
+        from nbddp.ui.panel.controls import HEAL, RESTART, RetryButtons
 
         self._take_back_offer()
         offers = {HEAL: heal} if heal else {}
         root = self._panel.slot.root if self._panel else None
-        self._aftermath = Aftermath(self._shell.kernel, offers | {RESTART: restart}, root)
+        self._aftermath = RetryButtons(self._shell.kernel, offers | {RESTART: restart}, root)
         self._aftermath.publish()
 
     def _take_back_offer(self) -> None:
         aftermath, self._aftermath = self._aftermath, None
         if aftermath is not None:
-            from nbddp.ui.comms.dispatcher import LiveComms
+            from nbddp.ui.comms.dispatcher import CommDispatcher
             from nbddp.ui.panel.panel_view import PANELS_KEPT
 
             aftermath.withdraw()
-            LiveComms.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
+            CommDispatcher.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
 
     def _new_text(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
         is_kernel = hasattr(self._shell, "kernel")
         is_terminal = not is_kernel and sys.stdout.isatty()
         shown = has_pictures and is_kernel
-        progress = Progress(session, is_terminal=is_terminal, has_pictures=shown)
+        progress = ProgressLine(session, is_terminal=is_terminal, has_pictures=shown)
         return TextView(
-            IPythonScreen(),
+            NotebookTarget(),
             is_quiet=is_quiet,
             has_color=shows_color(self._shell),
             pace=PAGE_PACE,
@@ -142,7 +142,7 @@ class Views:
 
     def _new_panel(self, session: Session) -> PanelView:
         from nbddp.ui.comms.dispatcher import (
-            LiveComms,  # they load widgets, which no terminal needs
+            CommDispatcher,  # they load widgets, which no terminal needs
         )
         from nbddp.ui.panel.panel_view import PanelView
 
@@ -150,22 +150,22 @@ class Views:
         self._next_slot = None
         return PanelView(
             session,
-            LiveComms.of(self._shell),
-            IPythonScreen(),
+            CommDispatcher.of(self._shell),
+            NotebookTarget(),
             has_color=shows_color(self._shell),
             check=partial(self._checks.look, session),
             questions=self._questions(session),
             slot=slot,
         )
 
-    def _questions(self, session: Session) -> Questions:
+    def _questions(self, session: Session) -> InputQueue:
         """Where ranks can ask something: of a cell in the background, nowhere."""
-        box: Box = ConsoleBox()
+        box: InputBackend = ConsoleInput()
         if threading.current_thread() is not threading.main_thread():
-            box = Box("its cell runs in the background: leave --no-wait out")
+            box = InputBackend("its cell runs in the background: leave --no-wait out")
         elif hasattr(self._shell, "kernel"):
-            box = KernelBox(self._shell.kernel)
-        return Questions(box, session.answer)
+            box = StdinPrompt(self._shell.kernel)
+        return InputQueue(box, session.answer)
 
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""
@@ -212,7 +212,7 @@ class Views:
         """Show the group as it is now; a page also has the output of its last cell."""
         snapshot = session.snapshot()
         metrics: MetricsSnapshot | None = None
-        lines: Sequence[Line] = ()
+        lines: Sequence[LogLine] = ()
         if self.shows_panels:
             from nbddp.ui.panel.panel_view import SHOWN  # loads widgets
 
@@ -224,7 +224,7 @@ class Views:
 
     def say(self, text: str) -> None:
         """Tell the user something."""
-        screen = IPythonScreen()
+        screen = NotebookTarget()
         screen.write(f"{text}\n")
         screen.flush()
 
@@ -238,7 +238,7 @@ class NotebookDisplay(TextDisplay):
         has_pictures: whether a text view shows charts; at the end of trials one picture has all.
     """
 
-    def __init__(self, views: Views, *, quiet: bool, has_pictures: bool = True) -> None:
+    def __init__(self, views: Presenter, *, quiet: bool, has_pictures: bool = True) -> None:
         super().__init__(quiet=quiet)
         self._views = views
         self._has_pictures = has_pictures

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nbddp.controller.session import Session
 
 
-class Publishing:
+class LivePublishing:
     """What this notebook publishes while it goes on: each run once to each tracker.
 
     Args:

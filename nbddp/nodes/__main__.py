@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.nodes.join_file import ORPHAN_TIMEOUT, Join
+from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _ask() -> str:
 
 def _keep(asked: argparse.Namespace) -> str:
     """Serve until there is no more to do. Return why it ended, empty if it ended well."""
-    from nbddp.nodes.node_agent import Keeper
+    from nbddp.nodes.node_agent import NodeAgent
 
     started = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if started > 1:
@@ -74,7 +74,7 @@ def _keep(asked: argparse.Namespace) -> str:
             f"--nproc-per-node=1 before -m nbddp.nodes, and --ranks={started} after it"
         )
     path = Path(asked.join).expanduser()
-    join = Join.read_token(_ask()) if asked.join == "-" else Join.load(path)
+    join = JoinFile.read_token(_ask()) if asked.join == "-" else JoinFile.load(path)
     folder = asked.folder / f"{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _keep(asked: argparse.Namespace) -> str:
         ) from error
 
     async def keep() -> str:
-        keeper = Keeper(
+        keeper = NodeAgent(
             join,
             nproc=asked.ranks,
             folder=folder,

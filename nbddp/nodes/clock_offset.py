@@ -15,10 +15,10 @@ from collections import deque
 ROUNDS = 60
 
 
-class Clock:
+class ClockOffset:
     """What is known of another machine's clock.
 
-    >>> clock = Clock()
+    >>> clock = ClockOffset()
     >>> clock.note(10.0, 13.05, 10.1)
     >>> round(clock.offset, 3), round(clock.error, 3)
     (3.0, 0.05)

@@ -23,7 +23,7 @@ ORPHAN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class JoinFile:
     """Where to come in, and how to prove that one may.
 
     Attributes:
@@ -32,8 +32,8 @@ class Join:
         run: the name of this opening of the door.
         secret: 32 random bytes.
 
-    >>> join = Join.new("10.0.0.5", 29400)
-    >>> Join.read_token(join.token()) == join
+    >>> join = JoinFile.new("10.0.0.5", 29400)
+    >>> JoinFile.read_token(join.token()) == join
     True
     """
 
@@ -43,7 +43,7 @@ class Join:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def new(cls, address: str, port: int) -> Join:
+    def new(cls, address: str, port: int) -> JoinFile:
         """One that was never used."""
         return cls(
             address=address,
@@ -58,7 +58,7 @@ class Join:
         return base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
     @classmethod
-    def read_token(cls, token: str) -> Join:
+    def read_token(cls, token: str) -> JoinFile:
         """Take it from such a line.
 
         Raises:
@@ -88,7 +88,7 @@ class Join:
         return path
 
     @classmethod
-    def load(cls, path: Path) -> Join:
+    def load(cls, path: Path) -> JoinFile:
         """Read it from its file.
 
         Raises:

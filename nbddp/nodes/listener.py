@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import WireError
-from nbddp.nodes.clock_offset import Clock
+from nbddp.nodes.clock_offset import ClockOffset
 from nbddp.nodes.handshake import Handshake, at_the_door
-from nbddp.nodes.join_file import Join
-from nbddp.nodes.log_sync import Inlet
+from nbddp.nodes.join_file import JoinFile
+from nbddp.nodes.log_sync import LogReceiver
 from nbddp.nodes.node_connection import (
     BROKEN,
     Frame,
@@ -33,7 +33,7 @@ from nbddp.nodes.node_connection import (
     facts_of,
     forward,
 )
-from nbddp.nodes.rejoin import Living, folder_of
+from nbddp.nodes.rejoin import SurvivingRank, folder_of
 from nbddp.nodes.remote_start import packed
 from nbddp.sigint import begin, kept, promised_by
 from nbddp.wire.start import RankStart
@@ -67,11 +67,11 @@ class Node:
     facts: dict[str, Any]
     number: int = 0
     since: float = field(default_factory=time.time)
-    clock: Clock = field(default_factory=Clock)
+    clock: ClockOffset = field(default_factory=ClockOffset)
     is_leaving: bool = False
     why_gone: str = ""
-    handles: dict[int, RemoteHandle] = field(default_factory=dict)
-    living: list[Living] = field(default_factory=list)
+    handles: dict[int, RemoteRankHandle] = field(default_factory=dict)
+    living: list[SurvivingRank] = field(default_factory=list)
     forwarding: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -96,10 +96,10 @@ def lost_node(nproc: int) -> Node:
     )
 
 
-class RemoteHandle:
+class RemoteRankHandle:
     """A rank's process on a node; see :class:`nbddp.launch.local_launcher.RankHandle`."""
 
-    def __init__(self, door: Door, node: Node, number: int, folder: Path) -> None:
+    def __init__(self, door: NodeListener, node: Node, number: int, folder: Path) -> None:
         self._door = door
         self._number = number
         self.node = node
@@ -107,7 +107,7 @@ class RemoteHandle:
         self.exitcode: int | None = None
         self.why_gone = ""
         self.used = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
-        self.files = Inlet(folder, door.note_lost)
+        self.files = LogReceiver(folder, door.note_lost)
         self.sentinel, self._writer = os.pipe()
         self._has_ended = threading.Event()
 
@@ -149,7 +149,7 @@ class RemoteHandle:
             os.close(self._writer)
 
 
-class Door:
+class NodeListener:
     """Where nodes come in.
 
     Args:
@@ -169,7 +169,7 @@ class Door:
         host: str,
         port: int = 0,
         *,
-        join: Join | None = None,
+        join: JoinFile | None = None,
         on_change: Callable[[Node], None] = lambda _: None,
         on_lost: Callable[[Path, OSError], None] = lambda *_: None,
     ) -> None:
@@ -186,7 +186,7 @@ class Door:
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
         self.takes_back = join is not None
-        self.join = join or Join.new(host, port)
+        self.join = join or JoinFile.new(host, port)
         self._handshake = Handshake(at_the_door(self.join.secret), self._admit)
         begin(self._thread)
         try:
@@ -294,10 +294,10 @@ class Door:
             if start["store_prefix"]:
                 continue  # a rank of a script ends with the notebook that started it
             folder = folder_of(start)
-            handle = RemoteHandle(self, node, number, folder)
+            handle = RemoteRankHandle(self, node, number, folder)
             handle.pid = each["pid"]
             node.handles[number] = handle
-            node.living.append(Living(handle, start))
+            node.living.append(SurvivingRank(handle, start))
             self._numbers = itertools.count(max(next(self._numbers), number + 1))
             log = folder / str(start["log"])
             keep[number] = {log.name: log.stat().st_size} if log.exists() else {}
@@ -374,12 +374,12 @@ class Door:
         self._store_port = port
         self._loop.call_soon_threadsafe(self._serves.set)
 
-    def launch(self, node: Node, start: RankStart) -> RemoteHandle:
+    def launch(self, node: Node, start: RankStart) -> RemoteRankHandle:
         """Have a node start a rank; returns before it has.
 
         If the node is gone, or goes meanwhile, the rank has ended.
         """
-        handle = RemoteHandle(self, node, next(self._numbers), Path(start.log_path).parent)
+        handle = RemoteRankHandle(self, node, next(self._numbers), Path(start.log_path).parent)
         facts = packed(start)
 
         def begin() -> None:

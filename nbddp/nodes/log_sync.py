@@ -22,7 +22,7 @@ class _Growing:
     whole_lines: bool
 
 
-class Outlet:
+class LogSender:
     """Sends what is new in the files of one node's ranks.
 
     Args:
@@ -81,7 +81,7 @@ class Outlet:
             return
 
 
-class Inlet:
+class LogReceiver:
     """Copies of the files that one process writes on a node, in the notebook's run folder.
 
     Args:

@@ -25,8 +25,8 @@ import psutil
 from nbddp.child_processes import cpu_time
 from nbddp.launch.local_launcher import LocalLauncher, RankHandle
 from nbddp.nodes.handshake import at_a_node
-from nbddp.nodes.join_file import Join
-from nbddp.nodes.log_sync import Outlet
+from nbddp.nodes.join_file import JoinFile
+from nbddp.nodes.log_sync import LogSender
 from nbddp.nodes.node_connection import (
     BROKEN,
     BUFFER,
@@ -35,8 +35,8 @@ from nbddp.nodes.node_connection import (
     StoreForwarder,
     facts_of,
 )
-from nbddp.nodes.remote_start import Here, interface_of
-from nbddp.nodes.stale_files import Held, tidy_folder
+from nbddp.nodes.remote_start import NodeSettings, interface_of
+from nbddp.nodes.stale_files import LockedPath, tidy_folder
 from nbddp.topology import cores_here
 from nbddp.wire.start import RankStart
 
@@ -49,7 +49,7 @@ SILENT_AFTER = 6.0  # seconds without a sign of life of the door, after which an
 BACKLOG = 512  # connections of ranks that wait while the notebook is gone
 
 
-class Keeper:
+class NodeAgent:
     """All ranks of one node, in the event loop that runs.
 
     Args:
@@ -61,23 +61,23 @@ class Keeper:
     """
 
     def __init__(
-        self, join: Join, *, nproc: int, folder: Path, agent_pid: int, orphan_timeout: float
+        self, join: JoinFile, *, nproc: int, folder: Path, agent_pid: int, orphan_timeout: float
     ) -> None:
         self._join = join
         self._context = at_a_node(join.secret)
         self._nproc = nproc
         self._folder = folder
-        self._held = Held(folder)
+        self._held = LockedPath(folder)
         self._agent_pid = agent_pid
         self._orphan_timeout = orphan_timeout
         self._launcher = LocalLauncher()
         self._forking = ThreadPoolExecutor(1, "nbddp-fork")
         self._handles: dict[int, RankHandle] = {}
-        self._outlet = Outlet(self._send_log)
+        self._outlet = LogSender(self._send_log)
         self._control: FrameConnection | None = None
         self._next: FrameConnection | None = None  # takes the place of one that is silent
         self._forwarder: StoreForwarder | None = None  # once the door has said what it has of logs
-        self._here: Here | None = None
+        self._here: NodeSettings | None = None
         self._starts: dict[int, dict[str, Any]] = {}  # what the door said of those that live
         self._unwanted: set[int] = set()  # of those that live: the door does not know them
         self._listener: socket.socket | None = None
@@ -161,7 +161,7 @@ class Keeper:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
             interface = interface_of(address) if not address.startswith("127.") else ""
             port = self._listener.getsockname()[1]
-            self._here = Here(store_port=port, folder=self._folder, interface=interface)
+            self._here = NodeSettings(store_port=port, folder=self._folder, interface=interface)
             self._loop.run_in_executor(None, self._launcher.warm_up_more)
         about = about_this_node(self._nproc)
         living = [

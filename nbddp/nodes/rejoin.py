@@ -10,12 +10,12 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import RankHandle
-from nbddp.lifecycle.events import ReturnAsked
+from nbddp.lifecycle.events import RejoinAsked
 from nbddp.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
+class SurvivingRank:
     """A rank's process, and what it was told at its start."""
 
     handle: RankHandle
@@ -38,7 +38,7 @@ class Living:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class SurvivingGroup:
     """All of one attempt.
 
     Attributes:
@@ -51,7 +51,7 @@ class Returned:
         options: how they were started, as far as they know.
     """
 
-    ranks: Mapping[int, Living]
+    ranks: Mapping[int, SurvivingRank]
     serve: Callable[[int], None]
     attempt: int
     world_size: int
@@ -60,7 +60,7 @@ class Returned:
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, living: Sequence[Living], serve: Callable[[int], None]) -> Returned:
+    def of(cls, living: Sequence[SurvivingRank], serve: Callable[[int], None]) -> SurvivingGroup:
         """The newest attempt of these.
 
         Raises:
@@ -82,10 +82,10 @@ class Returned:
             options=known | {"nproc": world_size, "env": env},
         )
 
-    def event(self) -> ReturnAsked:
+    def event(self) -> RejoinAsked:
         """What the lifecycle must know of it."""
         living = tuple((rank, each.incarnation) for rank, each in self.ranks.items())
-        return ReturnAsked(attempt=self.attempt, world_size=self.world_size, living=living)
+        return RejoinAsked(attempt=self.attempt, world_size=self.world_size, living=living)
 
 
 def folder_of(start: Mapping[str, Any]) -> Path:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import Launcher, RankHandle
-from nbddp.nodes.listener import Door, Node, in_order, lost_node
-from nbddp.nodes.rejoin import Returned
+from nbddp.nodes.listener import Node, NodeListener, in_order, lost_node
+from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.topology import Topology
 from nbddp.wire.start import RankStart
 
 
 @dataclass(slots=True)
-class Slot:
+class NodeAssignment:
     """Ranks that are next to each other on one node; another node may take it over."""
 
     node: Node
@@ -28,7 +28,7 @@ class Slot:
         return range(self.first, self.first + self.nproc)
 
 
-class NodesLauncher(Launcher):
+class RemoteLauncher(Launcher):
     """Starts ranks on nodes, in the order of :func:`nbddp.nodes.listener.in_order`.
 
     Args:
@@ -39,13 +39,18 @@ class NodesLauncher(Launcher):
     """
 
     def __init__(
-        self, door: Door, *, least: int = 1, most: int = sys.maxsize, way: Callable[[], str] = str
+        self,
+        door: NodeListener,
+        *,
+        least: int = 1,
+        most: int = sys.maxsize,
+        way: Callable[[], str] = str,
     ) -> None:
         self.door = door
         self.least = least
         self.most = most
         self._way = way
-        self.slots: list[Slot] = []
+        self.slots: list[NodeAssignment] = []
         self._room = 0  # for ranks when they were shared out
 
     @property
@@ -94,11 +99,11 @@ class NodesLauncher(Launcher):
         Raises:
             RequestError: the nodes that are here have not so many.
         """
-        slots: list[Slot] = []
+        slots: list[NodeAssignment] = []
         left = world_size
         for node in self.chosen():
             if left:
-                slots.append(Slot(node, world_size - left, min(left, node.nproc)))
+                slots.append(NodeAssignment(node, world_size - left, min(left, node.nproc)))
                 left -= slots[-1].nproc
         if left:
             raise RequestError(
@@ -108,16 +113,16 @@ class NodesLauncher(Launcher):
         self.slots = slots
         self._room = sum(node.nproc for node in self.chosen())
 
-    def returned(self) -> Returned:
+    def returned(self) -> SurvivingGroup:
         """The ranks of another notebook that are back.
 
         Raises:
             RequestError: none is.
         """
         living = [each for node in self.door.nodes for each in node.living]
-        return Returned.of(living, self.door.serve_store)
+        return SurvivingGroup.of(living, self.door.serve_store)
 
-    def take_back(self) -> Returned:
+    def take_back(self) -> SurvivingGroup:
         """The ranks that are back; those whose node is not are gone with it.
 
         Raises:
@@ -125,18 +130,18 @@ class NodesLauncher(Launcher):
         """
         nodes = self.door.nodes
         returned = self.returned()
-        slots: dict[int, Slot] = {}
+        slots: dict[int, NodeAssignment] = {}
         for node in nodes:
             for each in node.living:
                 place = each.place
                 if returned.ranks.get(place.rank) is each:
                     first = place.rank - place.local_rank
-                    slots[first] = Slot(node, first, place.local_world_size)
+                    slots[first] = NodeAssignment(node, first, place.local_world_size)
         rank, world_size = 0, returned.world_size
         while rank < world_size:  # ranks of nodes that have not come back are on one that is gone
             if rank not in slots:
                 end = min((first for first in slots if first > rank), default=world_size)
-                slots[rank] = Slot(lost_node(end - rank), rank, end - rank)
+                slots[rank] = NodeAssignment(lost_node(end - rank), rank, end - rank)
             rank += slots[rank].nproc
         self.slots = [slots[first] for first in sorted(slots)]
         self._room = world_size
@@ -173,7 +178,7 @@ class NodesLauncher(Launcher):
             for local_rank, rank in enumerate(slot.ranks)
         ]
 
-    def slot_of(self, rank: int) -> Slot:
+    def slot_of(self, rank: int) -> NodeAssignment:
         """Where a rank is, or was."""
         return next(slot for slot in self.slots if rank in slot.ranks)
 
@@ -205,7 +210,7 @@ class NodesLauncher(Launcher):
         start = replace(start, backend=self._backend(start.backend))
         return self.door.launch(slot.node, start)
 
-    def _spare_for(self, slot: Slot, taken: Sequence[Node]) -> Node:
+    def _spare_for(self, slot: NodeAssignment, taken: Sequence[Node]) -> Node:
         for node in self.door.staying:
             if node not in taken and node.nproc >= slot.nproc:
                 return node
@@ -222,11 +227,11 @@ class NodesLauncher(Launcher):
         has_gpus = all(int(slot.node.facts["gpus"]) >= slot.nproc for slot in self.slots)
         return "nccl" if has_gpus else "gloo"
 
-    def share(self) -> NodesLauncher:
+    def share(self) -> RemoteLauncher:
         """Return a launcher for a second worker group on the same nodes, with slots of its own."""
-        return NodesLauncher(self.door, least=self.least, most=self.most, way=self._way)
+        return RemoteLauncher(self.door, least=self.least, most=self.most, way=self._way)
 
     @property
-    def lost(self) -> Sequence[Slot]:
+    def lost(self) -> Sequence[NodeAssignment]:
         """Those whose node is gone."""
         return [slot for slot in self.slots if slot.node.why_gone]

@@ -33,7 +33,7 @@ def packed(start: RankStart) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class NodeSettings:
     """What a node knows itself.
 
     Attributes:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.nodes.join_file import FOLDER, Join
+from nbddp.nodes.join_file import FOLDER, JoinFile
 
 HOME = ".nbddp"  # in the home folder
 AGE = 7 * 86400.0  # seconds since the last sign of life
@@ -30,7 +30,7 @@ _NAMES = {
 }
 
 
-class Held:
+class LockedPath:
     """A file or folder of ours: nobody takes it away while this process lives.
 
     Args:
@@ -58,7 +58,7 @@ class Held:
         self._lock = None
 
 
-def left_open(name: str = "") -> Join:
+def left_open(name: str = "") -> JoinFile:
     """The door that a notebook has left open which is gone.
 
     Args:
@@ -71,7 +71,7 @@ def left_open(name: str = "") -> Join:
     if name:
         path = Path(name).expanduser()
         path = path if path.exists() else folder / name
-        join = Join.load(path)
+        join = JoinFile.load(path)
         if _is_held(path):
             raise RequestError(
                 f"the notebook that has opened the door of {path} is still there: restart its "
@@ -82,7 +82,7 @@ def left_open(name: str = "") -> Join:
     left = [each for each in files if not _is_held(each)]
     if not left:
         raise RequestError(f"no notebook that is gone has left a door open: see {folder}")
-    return Join.load(max(left, key=lambda path: path.stat().st_mtime))
+    return JoinFile.load(max(left, key=lambda path: path.stat().st_mtime))
 
 
 def _is_held(path: Path) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 from nbddp.archive.summary import DAMAGE, summarize
 from nbddp.errors import RequestError
-from nbddp.publish.step_aggregator import Point, StepAggregator
-from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
-from nbddp.record.event_log import Happening
+from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
+from nbddp.publish.tracker import PublishError, RunIdentity, RunOutcome, Tracker
+from nbddp.record.event_log import RunEvent
 from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import read_facts, write_whole
 from nbddp.ui.wording import say_event
@@ -36,7 +36,7 @@ class Publisher:
     Args:
         folder: the run's.
         tracker: where to.
-        name, place: as for :class:`Identity`.
+        name, place: as for :class:`RunIdentity`.
         is_live: whether the run goes on: then steps are published when they are complete, else
             when all of the run was read.
         limit: limits the time in which the tracker must answer; called with what it is asked.
@@ -106,7 +106,7 @@ class Publisher:
                 self._publish(points)
         return bool(rows or events)
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RunOutcome:
         """All that is left, and what came of it.
 
         Raises:
@@ -117,7 +117,7 @@ class Publisher:
         self._publish(self._steps.take(math.inf))
         summary, facts = summarize(self._folder), read_facts(self._folder)
         names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
-        outcome = Outcome(
+        outcome = RunOutcome(
             outcome=summary.outcome,
             why=summary.why,
             is_live=summary.is_live,
@@ -150,16 +150,18 @@ class Publisher:
                 known, values = self._config, dict(event["values"])
                 self._config = known | values if event.get("rank") == 0 else values | known
         facts = {name: its for name, its in event.items() if name not in ("time", "kind")}
-        if text := _say(Happening(event["time"], event["kind"], facts)):
+        if text := _say(RunEvent(event["time"], event["kind"], facts)):
             self._record.append((event["time"], text))
 
     # ---- telling
 
-    def _publish(self, points: list[Point]) -> None:
+    def _publish(self, points: list[AggregatedStep]) -> None:
         settings = self._settings()
         if not self.where:
             began = float(self._record[0][0]) if self._record else time.time()
-            run = Identity(name=self._name, place=self._place, began=began, settings=dict(settings))
+            run = RunIdentity(
+                name=self._name, place=self._place, began=began, settings=dict(settings)
+            )
             self._settled = settings
             self.where = self._ask("begin", partial(self._tracker.begin, run))
         new = {name: its for name, its in settings.items() if self._settled.get(name) != its}
@@ -174,7 +176,7 @@ class Publisher:
             self._ask("steps", partial(self._tracker.log, marked))
             self.steps += len(marked)
 
-    def _marked(self, point: Point) -> Point:
+    def _marked(self, point: AggregatedStep) -> AggregatedStep:
         """The first step of each attempt says which one it is, and how many ranks it has."""
         if point.attempt == self._attempt:
             return point
@@ -211,7 +213,7 @@ def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
         return []
 
 
-def _say(event: Happening) -> str:
+def _say(event: RunEvent) -> str:
     """Return an event as a sentence; empty for settings, for which trackers have a place."""
     match event.kind:
         case "config":

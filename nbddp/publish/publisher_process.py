@@ -27,7 +27,7 @@ PATIENCE = 300.0  # seconds that a tracker may take for an answer; the last one 
 NICER = 10  # ranks go first
 
 
-class Reports:
+class ProcessStatus:
     """What the notebook is told, in the place of the standard output; that becomes the log."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Reports:
 
 
 @contextmanager
-def time_limit(what: str, kind: str, seconds: float, reports: Reports) -> Iterator[None]:
+def time_limit(what: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
     """End this process if the tracker does not answer: nothing in it can be trusted then."""
 
     def give_up() -> None:
@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--live", type=int, default=0, metavar="PID", help="of the notebook")
     parser.add_argument("--patience", type=float, default=PATIENCE)
     args = parser.parse_args(words)
-    reports = Reports()
+    reports = ProcessStatus()
     try:
         _publish(args, reports)
     except Exception as error:  # noqa: BLE001 - all of it is the notebook's to tell
@@ -82,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _publish(args: argparse.Namespace, reports: Reports) -> None:
+def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
     if args.live:
         os.nice(NICER)
     kind = args.target.kind
@@ -110,7 +110,9 @@ def _publish(args: argparse.Namespace, reports: Reports) -> None:
     reports.say(**what, is_over=True)
 
 
-def _warn(kind: str, reports: Reports, before: list[str], message: object, *_more: object) -> None:
+def _warn(
+    kind: str, reports: ProcessStatus, before: list[str], message: object, *_more: object
+) -> None:
     """Log a warning, and report the first one of trackio: it raises nothing if a step is lost."""
     text = " ".join(str(message).split())
     sys.stderr.write(f"{text}\n")
@@ -119,7 +121,7 @@ def _warn(kind: str, reports: Reports, before: list[str], message: object, *_mor
     before.append(text)
 
 
-def _follow(publisher: Publisher, args: argparse.Namespace, reports: Reports) -> None:
+def _follow(publisher: Publisher, args: argparse.Namespace, reports: ProcessStatus) -> None:
     """While the run goes on: until the notebook closes our standard input, or is gone."""
     is_said = False
     while args.live and not _is_over(args.live):

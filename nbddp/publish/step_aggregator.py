@@ -23,7 +23,7 @@ NOWHERE: Key = (-2, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class AggregatedStep:
     """One step of all ranks that reported it.
 
     Attributes:
@@ -106,7 +106,7 @@ class StepAggregator:
         self._counts[name] = max(self._counts.get(name, 0), count + 1)
         return self._cell, 0 if is_first else last[1], count
 
-    def take(self, now: float) -> list[Point]:
+    def take(self, now: float) -> list[AggregatedStep]:
         """Take the steps that are complete, in the order of their first reports.
 
         A step is complete if all ranks have reported a later one of the same metrics, after
@@ -124,7 +124,7 @@ class StepAggregator:
             taken.append(self._point(key, step))
         return taken
 
-    def _point(self, key: Key, step: _Step) -> Point:
+    def _point(self, key: Key, step: _Step) -> AggregatedStep:
         cell, _, number = key
         found: dict[str, float] = {}
         for name, values in step.values.items():
@@ -135,7 +135,7 @@ class StepAggregator:
         for name, values in step.values.items():
             its = [*values.values()]  # the mean is NaN where one of the ranks has it
             found[name] = fmean(its) if all(map(math.isfinite, its)) else sum(its) / len(its)
-        return Point(
+        return AggregatedStep(
             step=number,
             at=step.at,
             attempt=step.attempt,

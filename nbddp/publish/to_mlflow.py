@@ -14,8 +14,8 @@ import mlflow
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import PLACE, Identity, Outcome, plain_name, record_text
+from nbddp.publish.step_aggregator import AggregatedStep
+from nbddp.publish.tracker import PLACE, RunIdentity, RunOutcome, plain_name, record_text
 
 MOST_METRICS, MOST_PARAMS = 1000, 100  # in a request
 LONGEST = 500  # characters of a value that every server takes
@@ -34,7 +34,7 @@ class ToMlflow:
     def __init__(self) -> None:
         self._params: set[str] = set()
 
-    def begin(self, run: Identity) -> str:
+    def begin(self, run: RunIdentity) -> str:
         """A run of this name, that began when the run did."""
         self._client = MlflowClient()
         name = run.place or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PLACE
@@ -61,7 +61,7 @@ class ToMlflow:
         while some := list(islice(params, MOST_PARAMS)):
             self._client.log_batch(self._id, params=some)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[AggregatedStep]) -> None:
         """Each value with its step and its time."""
         metrics = (
             Metric(plain_name(name), value, _milliseconds(point.at), point.step)
@@ -75,7 +75,7 @@ class ToMlflow:
         """What happened last, as a tag; all of it becomes a file at the end."""
         self._client.set_tag(self._id, "nbddp.last", " ".join(text.split())[:LONGEST])
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RunOutcome) -> None:
         """The outcome and the sums as tags, the record as a file."""
         tags = {"nbddp.outcome": outcome.text[:LONGEST]}
         tags |= {f"nbddp.{name}": str(its) for name, its in outcome.sums.items()}

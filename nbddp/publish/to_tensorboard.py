@@ -12,8 +12,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import Identity, Outcome, record_text, settings_text
+from nbddp.publish.step_aggregator import AggregatedStep
+from nbddp.publish.tracker import RunIdentity, RunOutcome, record_text, settings_text
 
 RUNS = "runs"  # below the folder that the run was started in, as torch's own writer has it
 
@@ -33,7 +33,7 @@ class ToTensorBoard:
         self._highest = -1
         self._at = 0.0
 
-    def begin(self, run: Identity) -> str:
+    def begin(self, run: RunIdentity) -> str:
         """A new folder; a run of another place and time is not written to."""
         path = Path(run.place or RUNS).expanduser() / run.name
         self._writer = EventFileWriter(str(path), flush_secs=2)
@@ -50,7 +50,7 @@ class ToTensorBoard:
         self._settings |= settings
         self._text("settings", settings_text(self._settings))
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[AggregatedStep]) -> None:
         """Steps as scalars, at the time when they were reported."""
         for point in points:
             if point.cell != self._cell:
@@ -72,7 +72,7 @@ class ToTensorBoard:
         self._at = max(self._at, at)
         self._text("record", record_text(self._record))
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RunOutcome) -> None:
         """The outcome as text, the sums as scalars."""
         self._at = max(self._at, outcome.ended)
         self._text("outcome", outcome.text)

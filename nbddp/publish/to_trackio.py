@@ -7,8 +7,15 @@ from typing import Any
 
 import trackio
 
-from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import PLACE, Identity, Outcome, PublishError, record_text, settings_text
+from nbddp.publish.step_aggregator import AggregatedStep
+from nbddp.publish.tracker import (
+    PLACE,
+    PublishError,
+    RunIdentity,
+    RunOutcome,
+    record_text,
+    settings_text,
+)
 
 
 class ToTrackio:
@@ -21,7 +28,7 @@ class ToTrackio:
         self._settings: dict[str, Any] = {}
         self._highest = 0
 
-    def begin(self, run: Identity) -> str:
+    def begin(self, run: RunIdentity) -> str:
         """A run of this very name."""
         self._settings = dict(run.settings)
         project = run.place or PLACE
@@ -42,7 +49,7 @@ class ToTrackio:
         """Kept for the report."""
         self._settings |= settings
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[AggregatedStep]) -> None:
         """Each step as a row."""
         for point in points:
             self._highest = max(self._highest, point.step)
@@ -51,7 +58,7 @@ class ToTrackio:
     def happened(self, at: float, text: str) -> None:
         """Told in the report."""
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RunOutcome) -> None:
         """The sums as numbers; the outcome, the settings and the record as a report."""
         report = "\n\n".join(
             (f"**{outcome.text}**", settings_text(self._settings), record_text(outcome.record))

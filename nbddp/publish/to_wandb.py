@@ -8,8 +8,8 @@ from typing import Any
 
 import wandb
 
-from nbddp.publish.step_aggregator import Point
-from nbddp.publish.tracker import PLACE, Identity, Outcome
+from nbddp.publish.step_aggregator import AggregatedStep
+from nbddp.publish.tracker import PLACE, RunIdentity, RunOutcome
 
 STEP = "step"
 
@@ -17,7 +17,7 @@ STEP = "step"
 class ToWandb:
     """W&B's own steps only count up, whatever falls back; charts are drawn over ``step``."""
 
-    def begin(self, run: Identity) -> str:
+    def begin(self, run: RunIdentity) -> str:
         """A run with the name of the folder as its id: nowhere can it be there twice."""
         project = run.place or os.environ.get("WANDB_PROJECT") or PLACE
         self._run = wandb.init(
@@ -44,7 +44,7 @@ class ToWandb:
         """More of the run's config, or other values."""
         self._run.config.update(dict(settings), allow_val_change=True)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[AggregatedStep]) -> None:
         """Each step as a row of the history, with the time when it was reported."""
         for point in points:
             self._run.log({**point.values, STEP: point.step, "_timestamp": point.at})
@@ -52,7 +52,7 @@ class ToWandb:
     def happened(self, at: float, text: str) -> None:
         """Told in a table at the end: W&B has no place for lines that come one by one."""
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RunOutcome) -> None:
         """The outcome and the sums in the summary, the record as a table."""
         summary: dict[str, Any] = {f"nbddp/{name}": its for name, its in outcome.sums.items()}
         self._run.summary.update({**summary, "nbddp/outcome": outcome.text})

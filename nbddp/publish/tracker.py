@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.publish.step_aggregator import Point
+from nbddp.publish.step_aggregator import AggregatedStep
 
 # by the name of the package, which is an extra's too: the class in nbddp.publish.to_KIND
 KINDS = {
@@ -77,7 +77,7 @@ class PublishError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class RunIdentity:
     """Which run it is.
 
     Attributes:
@@ -94,7 +94,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """What came of it.
 
     Attributes:
@@ -122,7 +122,7 @@ class Outcome:
 class Tracker(Protocol):
     """Where a run is published: ``begin`` first and ``finish`` last, each once."""
 
-    def begin(self, run: Identity) -> str:
+    def begin(self, run: RunIdentity) -> str:
         """Make a run there; returns where it is, for the user."""
         ...
 
@@ -130,7 +130,7 @@ class Tracker(Protocol):
         """Some settings are new, or others than before."""
         ...
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[AggregatedStep]) -> None:
         """The next steps, in the order in which they began; steps may fall back."""
         ...
 
@@ -138,7 +138,7 @@ class Tracker(Protocol):
         """A restart, a heal, a failure, in words, while the run goes on."""
         ...
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RunOutcome) -> None:
         """Nothing more comes; returns when all of it was taken."""
         ...
 

@@ -9,14 +9,14 @@ from enum import Enum
 from typing import Any
 
 from nbddp.errors import RequestError
-from nbddp.record.log_reader import Logged
-from nbddp.record.notices import Notice, Notices, Question, Said
+from nbddp.record.log_reader import LogSpan
+from nbddp.record.notices import ControllerMessage, InputRequest, Notice, NoticeQueue
 from nbddp.record.push_store import PushRecord
-from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
+from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, judge, trouble_of
 from nbddp.sigint import HEARING
-from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
+from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCell
 from nbddp.wire.script import Script
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 MAX_KEPT = 64 << 10  # characters of output kept from between two cells
 
@@ -61,8 +61,8 @@ class CellRequest:
     script: Script | None = None
     break_ranks: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
-    typed: tuple[tuple[int, Answered], ...] = field(default=(), repr=False)
-    trace: Steps | None = None
+    typed: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
+    trace: TraceSteps | None = None
 
     @property
     def is_again(self) -> bool:
@@ -179,11 +179,11 @@ class CellHandle:
         self.result: CellResult | None = None
         self._fetch = fetch
         self._began = time.monotonic()
-        self.told = Notices()
+        self.told = NoticeQueue()
         self._reports: dict[int, CellEnded] = {}
-        self._exits: dict[int, Ending] = {}
+        self._exits: dict[int, ProcessExit] = {}
         self._stopped: set[int] = set()  # ranks that were in a debugger
-        self._typed: list[tuple[int, Answered]] = []
+        self._typed: list[tuple[int, InputReply]] = []
 
     # ---- the session's side
 
@@ -223,12 +223,12 @@ class CellHandle:
         """The user ends the cell with its ranks, by a "restart" or a "stop"."""
         self.ended_by, self._ended_at = how, time.time()
 
-    def note_question(self, question: Question) -> None:
+    def note_question(self, question: InputRequest) -> None:
         """Note a question of a rank, for a replay."""
         if question.asked.what == DEBUGGER:
             self._stopped.add(question.rank)
 
-    def note_answer(self, rank: int, answer: Answered) -> None:
+    def note_answer(self, rank: int, answer: InputReply) -> None:
         """Note an answer to a rank, for a replay."""
         self._typed.append((rank, answer))
 
@@ -247,7 +247,7 @@ class CellHandle:
         """A rank's process has ended: the cell failed there, even if the rank had ended it."""
         report = self._reports.get(rank)
         if rank in self.ranks and (report is None or report.is_ok):
-            self._exits[rank] = Ending(exitcode, time.time(), last_words, hint)
+            self._exits[rank] = ProcessExit(exitcode, time.time(), last_words, hint)
 
     def finish(self, note: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
         """All ranks are through, or gone; ``note`` gets the result before anybody else learns."""
@@ -308,7 +308,7 @@ class CellHandle:
         ending = self._exits.get(rank)
         return bool(self.ended_by) and (ending is None or ending.at >= self._ended_at)
 
-    def trouble(self, rank: int) -> Trouble | None:
+    def trouble(self, rank: int) -> RankFailure | None:
         """How it ended badly on this rank; None if it did not.
 
         When all have ended that is known best: some trouble is then seen to come from another rank.
@@ -332,7 +332,7 @@ class CellHandle:
     def next_notice(self, timeout: float, *, piles_up: bool = False) -> Notice | None:
         """The next thing it says, for one reader; None when nothing came, or it is over.
 
-        When it is over, ``is_told`` is true. ``piles_up``: see :meth:`Notices.take`.
+        When it is over, ``is_told`` is true. ``piles_up``: see :meth:`NoticeQueue.take`.
         """
         return self.told.take(timeout, piles_up=piles_up)
 
@@ -341,7 +341,7 @@ class CellHandle:
         self.told.abandon()
 
 
-class Audience:
+class NoticeRouter:
     """Who hears what is said: the cell that runs or, between two cells, the one that comes next.
 
     What ranks say that are gone by then, that one does not hear.
@@ -349,22 +349,22 @@ class Audience:
 
     def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
         self._last_cell = last_cell
-        self._kept = Notices(max_text=MAX_KEPT)
+        self._kept = NoticeQueue(max_text=MAX_KEPT)
 
     def _running(self) -> CellHandle | None:
         cell = self._last_cell()
         return None if cell is None or cell.is_finished else cell
 
-    def feed(self, notice: Notice | Logged | None) -> None:
+    def feed(self, notice: Notice | LogSpan | None) -> None:
         """Hand on a notice, if there is one, or keep it."""
         cell = self._running()
         if notice is None:
             return
-        if cell is not None and isinstance(notice, Question):
+        if cell is not None and isinstance(notice, InputRequest):
             cell.note_question(notice)
         (cell.told if cell else self._kept).feed(notice)
 
-    def feed_now(self, notice: Logged | None) -> None:
+    def feed_now(self, notice: LogSpan | None) -> None:
         """Hand on the last words of a rank that is gone: no later cell is to hear them.
 
         Between two cells they are left to its log.
@@ -385,7 +385,7 @@ class Audience:
     def say(self, text: str) -> None:
         """Hand on a word of our own."""
         if text:
-            self.feed(Said(text))
+            self.feed(ControllerMessage(text))
 
     def catch_up(self, cell: CellHandle) -> None:
         """A cell has begun: it hears what was kept."""

@@ -15,7 +15,7 @@ from nbddp.record.verdict import Verdict
 FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # as Desk.arm writes it
 
 
-class Deeds:
+class ReplayLog:
     """What was done on one attempt, in order, and what a replay has left to do.
 
     Attributes:

@@ -28,7 +28,7 @@ MAX_FACT = 4000  # characters of a fact that are kept here
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class RunEvent:
     """Something that happened, at a time of ``time.time()``."""
 
     at: float
@@ -37,14 +37,14 @@ class Happening:
 
 
 def with_news_once(
-    events: Iterable[Happening], *, cause: str = "", alarm: str = ""
-) -> tuple[Happening, ...]:
+    events: Iterable[RunEvent], *, cause: str = "", alarm: str = ""
+) -> tuple[RunEvent, ...]:
     """Return the events, with one event for equal failures that follow each other.
 
     A view shows the first cause of a failure and the present alarm in full elsewhere: the events
     of these are cut to a few words.
     """
-    shown: list[Happening] = []
+    shown: list[RunEvent] = []
     for is_failure, run in itertools.groupby(events, lambda event: event.kind == "failure"):
         if not is_failure:
             for event in run:
@@ -52,31 +52,31 @@ def with_news_once(
                 short = {"text": alarm.partition(":")[0]}
                 shown.append(replace(event, facts=event.facts | short) if is_alarm else event)
             continue
-        by_news: dict[str, list[Happening]] = {}
+        by_news: dict[str, list[RunEvent]] = {}
         for event in run:
             by_news.setdefault(str(event.facts.get("what", "")), []).append(event)
         shown += (_joined(what, of_ranks, cause) for what, of_ranks in by_news.items())
     return tuple(shown)
 
 
-def _joined(what: str, events: list[Happening], cause: str) -> Happening:
+def _joined(what: str, events: list[RunEvent], cause: str) -> RunEvent:
     if what == cause:
         what = "failed"
     elif len(events) == 1:
         return events[0]
     facts = {"ranks": sorted(event.facts["rank"] for event in events), "what": what}
-    return Happening(events[0].at, "failure", facts)
+    return RunEvent(events[0].at, "failure", facts)
 
 
-class TimeLine:
+class EventLog:
     """The record of one worker group's runs; ``say`` tells the user what cannot be written."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
         self.path: Path | None = None  # of the run, or of the one that ended last
         self.say = say
-        self._own: deque[Happening] = deque(maxlen=MAX_OWN)
-        self._told: deque[Happening] = deque(maxlen=MAX_TOLD)
+        self._own: deque[RunEvent] = deque(maxlen=MAX_OWN)
+        self._told: deque[RunEvent] = deque(maxlen=MAX_TOLD)
         self._started: dict[int, float] = {}  # when, by attempt
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
@@ -111,9 +111,9 @@ class TimeLine:
             self._started[facts["attempt"]] = time.time()
         self._record(self._own, kind, facts)
 
-    def _record(self, kept: deque[Happening], kind: str, facts: dict[str, Any]) -> None:
+    def _record(self, kept: deque[RunEvent], kind: str, facts: dict[str, Any]) -> None:
         short = {name: _short(fact) for name, fact in facts.items()}
-        kept.append(Happening(time.time(), kind, short))
+        kept.append(RunEvent(time.time(), kind, short))
         if self.folder is not None:
             self.folder.event(kind, **facts)
 
@@ -143,12 +143,12 @@ class TimeLine:
         folder = self.folder
         return "\n".join(folder.last_words(rank) for rank in ranks) if folder else ""
 
-    def since(self, at: float) -> tuple[Happening, ...]:
+    def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events from a time on that are in memory."""
         kept = sorted([*self._own, *self._told], key=lambda event: event.at)
         return tuple(event for event in kept if event.at >= at)
 
-    def of_attempt(self, attempt: int) -> tuple[Happening, ...]:
+    def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:
         """Return the events since the start of an attempt that are in memory."""
         began = self._started.get(attempt)
         return () if began is None else self.since(began)

@@ -159,7 +159,7 @@ class LineAssembler:
 
 
 @dataclass(slots=True)
-class Logged:
+class LogSpan:
     """Bytes ``start`` to ``end`` of a rank's log, to be read when they are shown.
 
     ``is_urgent``: the user has ended the cell and waits for its end, not for its output.
@@ -229,15 +229,15 @@ class LogReader:
             return "\n".join([*filter(None, before), *_stack(lines[fatal + 1 :])])
         return ""
 
-    def accept(self, output: Output) -> Logged | None:
+    def accept(self, output: Output) -> LogSpan | None:
         """Where a mailed piece stands, or what of it was not read from the file already, if any."""
         start, end = max(output.start, self._shown), output.end
         if end <= start:
             return None
         self._shown = end
-        return Logged(self._rank, self._path, start, end)
+        return LogSpan(self._rank, self._path, start, end)
 
-    def rest(self) -> Logged | None:
+    def rest(self) -> LogSpan | None:
         """Return the output that a dead rank wrote to its log but did not send.
 
         The stacks of threads that did not crash are omitted; the log file has them.
@@ -248,7 +248,7 @@ class LogReader:
             text, _ = end_of(self._path, LAST_BYTES, begin=start, end=end)
             if (others := text.find("\nThread 0x")) > text.find(FATAL) >= 0:
                 end -= len(text[others:].encode())
-        return Logged(self._rank, self._path, start, end) if end > start else None
+        return LogSpan(self._rank, self._path, start, end) if end > start else None
 
 
 def end_of(path: Path, size: int, *, begin: int = 0, end: int | None = None) -> tuple[str, int]:

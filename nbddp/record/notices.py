@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nbddp.formatting import format_bytes
-from nbddp.record.log_reader import Logged
-from nbddp.wire.messages import Asked, Display, Withdrawn
+from nbddp.record.log_reader import LogSpan
+from nbddp.wire.messages import Display, InputCancelled, InputRequested
 
 MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs
 MAX_RICH = 64 << 20  # characters of pictures and the like that wait; more are left out
 
 
 @dataclass(frozen=True, slots=True)
-class Wrote:
+class OutputText:
     """A piece of a rank's output; ``log`` is where it stands in the rank's log, if it is known."""
 
     rank: int
     text: str
-    log: Logged | None = field(default=None, compare=False, repr=False)
+    log: LogSpan | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Displayed:
+class RichOutput:
     """Something rich that a rank displayed."""
 
     rank: int
@@ -37,43 +37,43 @@ class Displayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ControllerMessage:
     """A word of the controller to the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class InputRequest:
     """Something that a rank asks the user."""
 
     rank: int
-    asked: Asked
+    asked: InputRequested
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
+class InputClosed:
     """What the rank asked needs no answer."""
 
     rank: int
     question: int
 
 
-Notice = Wrote | Displayed | Said | Question | TakenBack
+Notice = OutputText | RichOutput | ControllerMessage | InputRequest | InputClosed
 
 
-def notice_of(rank: int, message: Display | Asked | Withdrawn) -> Notice:
+def notice_of(rank: int, message: Display | InputRequested | InputCancelled) -> Notice:
     """What a rank's message is to whoever reads what its cell says."""
     match message:
         case Display():
-            return Displayed(rank, message)
-        case Asked():
-            return Question(rank, message)
-        case Withdrawn(question=question):
-            return TakenBack(rank, question)
+            return RichOutput(rank, message)
+        case InputRequested():
+            return InputRequest(rank, message)
+        case InputCancelled(question=question):
+            return InputClosed(rank, question)
 
 
-class Notices:
+class NoticeQueue:
     """The notices of one cell, in their order; fed by the session, taken by one reader.
 
     Attributes:
@@ -86,26 +86,30 @@ class Notices:
         self._max_text = max_text
         self._changed = threading.Condition()
         self._presses = threading.Event()  # something that does not wait for what piles up
-        self._waiting: deque[Notice | Logged] = deque()
-        self._logged: dict[int, Logged] = {}  # the last of each rank, as long as it may grow
-        self._opened: Iterator[Wrote] = iter(())
+        self._waiting: deque[Notice | LogSpan] = deque()
+        self._logged: dict[int, LogSpan] = {}  # the last of each rank, as long as it may grow
+        self._opened: Iterator[OutputText] = iter(())
         self._text = self._rich = 0
         self._left_out: Counter[int] = Counter()
         self._is_ended = False
 
     # ---- the session's side
 
-    def feed(self, notice: Notice | Logged) -> None:
+    def feed(self, notice: Notice | LogSpan) -> None:
         """Hand over a notice; never waits."""
         with self._changed:
             if self.is_read and not self._is_ended:
                 self._add(notice)
                 self._changed.notify_all()
 
-    def _add(self, notice: Notice | Logged) -> None:
-        if isinstance(notice, Wrote) and self._text >= self._max_text and notice.log is not None:
+    def _add(self, notice: Notice | LogSpan) -> None:
+        if (
+            isinstance(notice, OutputText)
+            and self._text >= self._max_text
+            and notice.log is not None
+        ):
             notice = notice.log
-        if isinstance(notice, Logged):
+        if isinstance(notice, LogSpan):
             last = self._logged.get(notice.rank)
             if last is not None and last.path == notice.path and last.end == notice.start:
                 last.end = notice.end
@@ -114,32 +118,34 @@ class Notices:
             self._waiting.append(notice)
             return
         self._logged.clear()  # what is written from here on comes after this
-        if isinstance(notice, Wrote):
+        if isinstance(notice, OutputText):
             self._text += len(notice.text)
-        elif isinstance(notice, Displayed):
+        elif isinstance(notice, RichOutput):
             if self._rich >= MAX_RICH:
                 self._left_out[notice.rank] += 1
                 return
             self._rich += _size(notice)
         self._waiting.append(notice)
-        if not isinstance(notice, Wrote | Said):
+        if not isinstance(notice, OutputText | ControllerMessage):
             self._presses.set()
 
     def end(self, *, is_urgent: bool = False) -> None:
         """Nothing more will come; if it is urgent, of what waits in the logs the end will do."""
         with self._changed:
             for notice in self._waiting:
-                if isinstance(notice, Logged):
+                if isinstance(notice, LogSpan):
                     notice.is_urgent = is_urgent
             self._waiting.extend(self._say_left_out())
             self._is_ended = True
             self._presses.set()
             self._changed.notify_all()
 
-    def _say_left_out(self) -> Iterator[Said]:
+    def _say_left_out(self) -> Iterator[ControllerMessage]:
         for rank, count in sorted(self._left_out.items()):
             what = "a picture" if count == 1 else f"{count:,} pictures"
-            yield Said(f"{what} of rank {rank} left out: they came faster than they were shown")
+            yield ControllerMessage(
+                f"{what} of rank {rank} left out: they came faster than they were shown"
+            )
 
     # ---- the reader's side
 
@@ -163,9 +169,9 @@ class Notices:
                     self.is_told = self._is_ended
                     return None
                 notice = self._pop()
-            if not isinstance(notice, Logged):
+            if not isinstance(notice, LogSpan):
                 return notice
-            self._opened = (Wrote(notice.rank, text) for text in notice.texts())
+            self._opened = (OutputText(notice.rank, text) for text in notice.texts())
 
     def _await_pressing(self, timeout: float | None) -> None:
         with self._changed:
@@ -174,14 +180,14 @@ class Notices:
             self._presses.clear()
         self._presses.wait(timeout)
 
-    def _pop(self) -> Notice | Logged:
+    def _pop(self) -> Notice | LogSpan:
         notice = self._waiting.popleft()
-        if isinstance(notice, Logged):
+        if isinstance(notice, LogSpan):
             if self._logged.get(notice.rank) is notice:
                 del self._logged[notice.rank]
-        elif isinstance(notice, Wrote):
+        elif isinstance(notice, OutputText):
             self._text -= len(notice.text)
-        elif isinstance(notice, Displayed):
+        elif isinstance(notice, RichOutput):
             self._rich -= _size(notice)
         return notice
 
@@ -191,7 +197,7 @@ class Notices:
             self.is_read = False
             self._let_go()
 
-    def _let_go(self) -> list[Notice | Logged]:
+    def _let_go(self) -> list[Notice | LogSpan]:
         """Forget what waits, and return it."""
         waiting = [*self._waiting]
         self._waiting.clear()
@@ -203,19 +209,21 @@ class Notices:
     def leave_words(self) -> None:
         """Let go what ranks have said, but not what the controller has."""
         with self._changed:
-            self._waiting += [each for each in self._let_go() if isinstance(each, Said)]
+            self._waiting += [
+                each for each in self._let_go() if isinstance(each, ControllerMessage)
+            ]
 
-    def move_to(self, other: Notices) -> None:
+    def move_to(self, other: NoticeQueue) -> None:
         """Hand on what nobody has read, but of a log no more than a few lines."""
         with self._changed:
             said = [*self._say_left_out()]
             waiting = [*self._let_go(), *said]
         for notice in waiting:
-            if isinstance(notice, Logged) and notice.size > self._max_text:
+            if isinstance(notice, LogSpan) and notice.size > self._max_text:
                 what = f"rank {notice.rank} wrote {format_bytes(notice.size)} between the cells"
-                notice = Said(f"{what}; it is in {notice.path.name}")
+                notice = ControllerMessage(f"{what}; it is in {notice.path.name}")
             other.feed(notice)
 
 
-def _size(notice: Displayed) -> int:
+def _size(notice: RichOutput) -> int:
     return sum(len(value) for value in notice.message.data.values() if isinstance(value, str))

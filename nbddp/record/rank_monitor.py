@@ -10,13 +10,13 @@ from nbddp.record.cell import Purpose
 from nbddp.record.heal.rank_values import RankValues
 from nbddp.record.metrics import MetricStore, RunTotals
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher
-from nbddp.record.waiting.hang_detector import HangWatch, Sign
+from nbddp.record.waiting.hang_detector import HangDetector, Heartbeat
 from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
-from nbddp.wire.messages import Metrics, Progress, Pulse
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.messages import Metrics, Progress, RankStatus
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
-Sighting = Pulse | Arrivals | Metrics | Progress
+Sighting = RankStatus | CollectiveArrivals | Metrics | Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class LoopProgress:
         return max(0, self.total - self.done) / self.per_second if self.per_second else None
 
 
-class Whereabouts:
+class RankMonitor:
     """Keeps what the panel shows of each rank; fed on the session's thread, read from any.
 
     Args:
-        is_stopped, is_working: see :class:`nbddp.record.waiting.hang_detector.HangWatch`.
+        is_stopped, is_working: see :class:`nbddp.record.waiting.hang_detector.HangDetector`.
 
     Attributes:
         version: another number whenever a rank said something of itself.
@@ -63,7 +63,7 @@ class Whereabouts:
         self.metrics = MetricStore()
         self.collectives = CollectiveMatcher()
         self.values = RankValues()
-        self.hangs = HangWatch(is_stopped, is_working)
+        self.hangs = HangDetector(is_stopped, is_working)
         self.version = self.missed = 0
         self.bars: dict[int, tuple[LoopProgress, ...]] = {}
         self.first_step: float | None = None
@@ -117,9 +117,9 @@ class Whereabouts:
         """
         self.version += 1
         match message:
-            case Pulse():
-                self.hangs.signs[rank] = Sign(message, now)
-            case Arrivals():
+            case RankStatus():
+                self.hangs.signs[rank] = Heartbeat(message, now)
+            case CollectiveArrivals():
                 ahead, error = clock
                 self.collectives.add(rank, message, now, ahead=ahead, error=error)
             case Metrics(rows=rows, missed=missed):

@@ -11,15 +11,15 @@ from types import MappingProxyType
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.event_log import Happening, TimeLine, with_news_once
-from nbddp.record.rank_monitor import LoopProgress, Whereabouts
+from nbddp.record.event_log import EventLog, RunEvent, with_news_once
+from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.stragglers import StragglerLag
-from nbddp.wire.messages import Pulse, Ready
+from nbddp.wire.messages import RankStatus, Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
+class GpuUsage:
     """A GPU at one moment, whoever uses it.
 
     Attributes:
@@ -35,7 +35,7 @@ class DeviceUse:
     others: int = -1
 
 
-UNKNOWN = DeviceUse()
+UNKNOWN = GpuUsage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class RankSnapshot:
     gpu: str = ""
     gpu_memory: int = 0
     gpu_reserved: int = 0
-    gpu_use: DeviceUse = UNKNOWN
+    gpu_use: GpuUsage = UNKNOWN
     gpu_ranks: tuple[int, ...] = ()
     bars: tuple[LoopProgress, ...] = ()
     lag: StragglerLag | None = None
@@ -128,7 +128,7 @@ class Snapshot:
     folder: str = ""
     run: str = ""
     ranks: tuple[RankSnapshot, ...] = ()
-    events: tuple[Happening, ...] = ()
+    events: tuple[RunEvent, ...] = ()
     alarm: str = ""
     awaited: Straggler | None = None
     missed: int = 0
@@ -140,7 +140,7 @@ class Snapshot:
         return [each.rank for each in self.ranks if each.is_alive]
 
 
-LookAtGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]]
+LookAtGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, GpuUsage]]
 _State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
 
 
@@ -148,8 +148,8 @@ def take(
     life: Life,
     *,
     cell: CellHandle | None,
-    whereabouts: Whereabouts,
-    time_line: TimeLine,
+    whereabouts: RankMonitor,
+    time_line: EventLog,
     ready: Mapping[int, Ready],
     refused: int = 0,
     is_for_cell: bool = True,
@@ -203,7 +203,7 @@ def take(
 
 
 def _with_gpus(
-    ranks: Sequence[RankSnapshot], whereabouts: Whereabouts, look: LookAtGpus
+    ranks: Sequence[RankSnapshot], whereabouts: RankMonitor, look: LookAtGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add what is known of the GPUs as a whole, and who else is on them."""
     on: dict[str, list[RankSnapshot]] = defaultdict(list)
@@ -237,13 +237,13 @@ def _rank(
     each: RankLife,
     cell: CellHandle | None,
     state: _State,
-    whereabouts: Whereabouts,
+    whereabouts: RankMonitor,
     asked: str,
     now: float,
 ) -> RankSnapshot:
     """Draw a rank by its last sign of life; ``asked`` asks the user, on whatever rank."""
     sign = whereabouts.hangs.signs.get(each.rank)
-    pulse = sign.pulse if sign else Pulse(cell=0, line=0, function="")
+    pulse = sign.pulse if sign else RankStatus(cell=0, line=0, function="")
     age = now - sign.at if sign else 0.0
     is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
     pace = whereabouts.metrics.step_rate(each.rank) if cell else None
@@ -277,7 +277,7 @@ def _rank(
     )
 
 
-def _asked(life: Life, cell: CellHandle | None, whereabouts: Whereabouts) -> str:
+def _asked(life: Life, cell: CellHandle | None, whereabouts: RankMonitor) -> str:
     """What asks the user right now; empty if nothing does."""
     if cell is None:
         return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.record.run_folder import new_file
-from nbddp.wire.trace_messages import Steps, Traced
+from nbddp.wire.trace_messages import TraceSent, TraceSteps
 
 MOST_EVENTS = 400_000  # of all ranks, in the merged file: a page takes some 100 bytes for each
 BIG = 4 * 2**20  # bytes of JSON from which on it is compressed
@@ -40,8 +40,8 @@ class Trace:
     """
 
     cell: int
-    asked: Steps
-    ranks: Mapping[int, Traced]
+    asked: TraceSteps
+    ranks: Mapping[int, TraceSent]
     missing: Mapping[int, str]
     path: Path | None = None
     folder: Path | None = None
@@ -61,7 +61,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     """An operator: milliseconds that each rank spent in it itself, and how many calls."""
 
     name: str
@@ -74,19 +74,19 @@ class Row:
         return max(self.spent.values()) - min(self.spent.values())
 
 
-def rows(ranks: Mapping[int, Traced]) -> list[Row]:
+def rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
     """What each operator cost each rank, those first in which ranks differ most.
 
-    >>> slow, quick = Traced(rest=90.0), Traced(rest=10.0, spent={"gloo:barrier": [80.0, 2]})
+    >>> slow, quick = TraceSent(rest=90.0), TraceSent(rest=10.0, spent={"gloo:barrier": [80.0, 2]})
     >>> [(row.name, row.spread) for row in rows({0: slow, 1: quick})]
     [('in no operator: Python, or asleep', 80.0), ('gloo:barrier', 80.0)]
     """
     names = dict.fromkeys(name for each in ranks.values() for name in each.spent)
-    found = [Row(REST, {rank: each.rest for rank, each in ranks.items()}, {})]
+    found = [TraceRow(REST, {rank: each.rest for rank, each in ranks.items()}, {})]
     for name in names:
         told = {rank: each.spent.get(name, (0.0, 0)) for rank, each in ranks.items()}
         found.append(
-            Row(
+            TraceRow(
                 name,
                 {rank: float(each[0]) for rank, each in told.items()},
                 {rank: int(each[1]) for rank, each in told.items()},
@@ -95,7 +95,7 @@ def rows(ranks: Mapping[int, Traced]) -> list[Row]:
     return sorted(found, key=lambda row: -row.spread)
 
 
-def is_different(row: Row, ranks: Mapping[int, Traced]) -> bool:
+def is_different(row: TraceRow, ranks: Mapping[int, TraceSent]) -> bool:
     """Whether ranks differ in it by more than they do by chance."""
     most = max(row.spent.values())
     whole = 1000 * max(each.seconds for each in ranks.values())

@@ -39,7 +39,7 @@ MISFIT = (
 )
 
 
-class Ending(NamedTuple):
+class ProcessExit(NamedTuple):
     """How a process ended in the middle of a cell: with what code, when, and what it left.
 
     ``last_words`` is the end of what it wrote in this cell, ``hint`` why it may have ended.
@@ -61,7 +61,7 @@ class Ending(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class RankFailure:
     """How a cell ended on one rank, when it did not end well.
 
     Attributes:
@@ -76,7 +76,7 @@ class Trouble:
     rank: int
     at: float
     failure: Failure | None = None
-    ending: Ending | None = None
+    ending: ProcessExit | None = None
     is_interrupted: bool = False
     is_quit: bool = False
     in_group: bool = False
@@ -161,16 +161,16 @@ class Trouble:
 class Verdict:
     """First cause and consequences of a cell that did not end well."""
 
-    first: Trouble
+    first: RankFailure
     causes: tuple[int, ...]
-    others: tuple[tuple[tuple[int, ...], Trouble], ...]
+    others: tuple[tuple[tuple[int, ...], RankFailure], ...]
     lost: tuple[int, ...]
     is_interrupt: bool
     has_survivors: bool = True
     ended_by: str = ""
     is_of_script: bool = False
 
-    def of(self, rank: int) -> Trouble | None:
+    def of(self, rank: int) -> RankFailure | None:
         """What a rank's trouble was, or that of others with the same news; None if it was well."""
         if rank in self.causes:
             return self.first
@@ -238,7 +238,7 @@ class Verdict:
 def judge(
     ranks: Sequence[int],
     reports: Mapping[int, CellEnded],
-    exits: Mapping[int, Ending],
+    exits: Mapping[int, ProcessExit],
     *,
     ended_by: str = "",
     ended_at: float = 0.0,
@@ -277,7 +277,7 @@ def judge(
     )
 
 
-def _with_absent(troubles: list[Trouble], well: list[Trouble]) -> list[Trouble]:
+def _with_absent(troubles: list[RankFailure], well: list[RankFailure]) -> list[RankFailure]:
     """Where some waited until their timeout, those who were elsewhere meanwhile are the cause.
 
     ``well``: the ranks that ended the cell without an error.
@@ -300,7 +300,7 @@ def _with_absent(troubles: list[Trouble], well: list[Trouble]) -> list[Trouble]:
     ]
 
 
-def _of_ending(ending: Ending, who: str) -> list[str]:
+def _of_ending(ending: ProcessExit, who: str) -> list[str]:
     """Why a process may have ended, and what it wrote last."""
     hint = ending.hint or (MISFIT if _MISFIT in ending.last_words else "")
     lines = [f"  {hint}"] if hint else []
@@ -314,18 +314,20 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_HEADLINE else text[: MAX_HEADLINE - 4] + " ..."
 
 
-def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Trouble | None:
+def trouble_of(
+    rank: int, report: CellEnded | None, ending: ProcessExit | None
+) -> RankFailure | None:
     """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
     if report is not None and not report.is_ok:
         return _of_report(rank, report)
     if ending is not None:
-        return Trouble(rank=rank, at=ending.at, ending=ending)
+        return RankFailure(rank=rank, at=ending.at, ending=ending)
     return None
 
 
-def _of_report(rank: int, report: CellEnded) -> Trouble:
+def _of_report(rank: int, report: CellEnded) -> RankFailure:
     failure = None if report.is_ok else Failure(**report.failure)
-    return Trouble(
+    return RankFailure(
         rank=rank,
         at=failure.at if failure else 0.0,
         failure=failure,
@@ -336,9 +338,9 @@ def _of_report(rank: int, report: CellEnded) -> Trouble:
     )
 
 
-def _grouped(troubles: Sequence[Trouble]) -> list[tuple[tuple[int, ...], Trouble]]:
+def _grouped(troubles: Sequence[RankFailure]) -> list[tuple[tuple[int, ...], RankFailure]]:
     """Put together the ranks that have the same piece of news, in the order of their first."""
-    groups: dict[tuple[str, int | None], list[Trouble]] = {}
+    groups: dict[tuple[str, int | None], list[RankFailure]] = {}
     for each in troubles:
         groups.setdefault((each.headline(), each.exitcode), []).append(each)
     return [(tuple(sorted(each.rank for each in group)), group[0]) for group in groups.values()]

@@ -82,29 +82,29 @@ def by_rank(found: Mapping[int, str]) -> str:
 # ---- objects
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """What a rank sends: why it failed, or something pickled."""
 
     failure: str = ""
     payload: bytes = b""
 
 
-def packed(value: object) -> Outcome:
+def packed(value: object) -> CallOutcome:
     """The value pickled, or why that cannot be."""
     try:
-        return Outcome(payload=pickle.dumps(value))
+        return CallOutcome(payload=pickle.dumps(value))
     except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises is told
-        return Outcome(failure=str(error))
+        return CallOutcome(failure=str(error))
 
 
-def broadcast_outcome(outcome: Outcome) -> Outcome:
+def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
     """That of rank 0, on every rank."""
     if place.world_size() == 1:
         return outcome
     box: list[Any] = [outcome]
     with on_device():
         dist.broadcast_object_list(box, src=0)
-    return cast(Outcome, box[0])
+    return cast(CallOutcome, box[0])
 
 
 # ---- devices

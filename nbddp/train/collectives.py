@@ -15,8 +15,8 @@ import torch.distributed as dist
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import place
 from nbddp.train.call_agreement import (
+    CallOutcome,
     Group,
-    Outcome,
     apart,
     broadcast_outcome,
     by_rank,
@@ -125,7 +125,7 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
             return cast(T, pickle.loads(_hear_main()))
         with _failing_together(what), _being_apart(what):
             result = fn(*args, **kwargs)
-            outcome = packed(result) if place.world_size() > 1 else Outcome()
+            outcome = packed(result) if place.world_size() > 1 else CallOutcome()
             if outcome.failure:
                 raise TypeError(f"{what}: the result cannot be pickled: {outcome.failure}")
         broadcast_outcome(outcome)
@@ -160,7 +160,7 @@ def main_rank_first() -> Iterator[None]:
         return
     with _failing_together(what), _being_apart(what):
         yield
-    broadcast_outcome(Outcome())
+    broadcast_outcome(CallOutcome())
 
 
 @contextmanager
@@ -182,12 +182,12 @@ def _failing_together(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        broadcast_outcome(Outcome(failure=f"rank 0 failed in {what}: {reason}"))
+        broadcast_outcome(CallOutcome(failure=f"rank 0 failed in {what}: {reason}"))
         raise
 
 
 def _hear_main() -> bytes:
-    outcome = broadcast_outcome(Outcome())
+    outcome = broadcast_outcome(CallOutcome())
     if outcome.failure:
         raise RuntimeError(outcome.failure)
     return outcome.payload

@@ -17,7 +17,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(slots=True)
-class Position:
+class LoaderPosition:
     """Where a loader is.
 
     Attributes:
@@ -35,7 +35,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EpochOrder:
     """Which samples come in which order, on which rank.
 
     Attributes:
@@ -99,14 +99,14 @@ def _drawn(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
         return list(sampler)
 
 
-class Batch(NamedTuple):
+class BatchIndices(NamedTuple):
     """An order to load a batch: its samples, and what its generators begin with."""
 
     indices: list[Any]
     seed: int
 
 
-class Plan:
+class EpochBatches:
     """The DataLoader's sampler: the batches of the epoch that begins.
 
     Args:
@@ -114,12 +114,12 @@ class Plan:
         batch_size: samples in a batch; None if the sampler gives batches.
     """
 
-    def __init__(self, order: Order, batch_size: int | None) -> None:
+    def __init__(self, order: EpochOrder, batch_size: int | None) -> None:
         self._order = order
         self._batch_size = batch_size
-        self._batches: Sequence[Batch] = ()
+        self._batches: Sequence[BatchIndices] = ()
 
-    def begin(self, seed: int, position: Position) -> None:
+    def begin(self, seed: int, position: LoaderPosition) -> None:
         """Find out what is left of the epoch."""
         mine = self._order.mine(seed, position.epoch, position.start)
         size = self._batch_size or 1
@@ -129,50 +129,50 @@ class Plan:
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         origin = (seed, epoch, place.rank(), position.start)
         self._batches = [
-            Batch(
+            BatchIndices(
                 mine[begin : min(begin + size, end)] if self._batch_size else list(mine[begin]),
                 mix(*origin, begin),
             )
             for begin in range(position.batches * size, end, size)
         ]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         return iter(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
 
 
-class Batches(Dataset[Any]):
+class BatchDataset(Dataset[Any]):
     """A dataset of whole batches, each loaded with generators of its own."""
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self.dataset = dataset
         self._collate = collate
 
-    def __getitem__(self, batch: Batch) -> Any:
+    def __getitem__(self, batch: BatchIndices) -> Any:
         with seeded(batch.seed):
             if callable(getattr(self.dataset, "__getitems__", None)):
                 return self._collate(self.dataset.__getitems__(batch.indices))
             return self._collate([self.dataset[index] for index in batch.indices])
 
 
-class Rounds(IterableDataset[Any]):
+class InterleavedStream(IterableDataset[Any]):
     """A stream that all ranks read alike, in rounds of one batch for each rank.
 
     The batches are those of a dataset with the same samples that is not shuffled.
     """
 
-    def __init__(self, dataset: Any, collate: Collate, order: Order, batch_size: int) -> None:
+    def __init__(self, dataset: Any, collate: Collate, order: EpochOrder, batch_size: int) -> None:
         self.dataset = dataset
         self._collate = collate
         self._order = order
         self._batch_size = batch_size
         self._seed = 0
-        self._position = Position()
+        self._position = LoaderPosition()
         self._rank, self._world_size = 0, 1  # a worker of the DataLoader has no process group
 
-    def begin(self, seed: int, position: Position) -> None:
+    def begin(self, seed: int, position: LoaderPosition) -> None:
         """Go on from there in the iteration that begins."""
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         self._seed, self._position = seed, replace(position, epoch=epoch)

@@ -12,7 +12,13 @@ from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track, place
-from nbddp.train.epoch_batches import Batches, Order, Plan, Position, Rounds
+from nbddp.train.epoch_batches import (
+    BatchDataset,
+    EpochBatches,
+    EpochOrder,
+    InterleavedStream,
+    LoaderPosition,
+)
 from nbddp.train.seeds import mix
 from nbddp.train.warn import warn
 
@@ -101,7 +107,7 @@ def loader(
         raise ArgumentError("an evaluation loader leaves nothing out: drop_last must be False")
     drawn = sampler if batch_sampler is None else batch_sampler
     can_shuffle = not evaluation and not is_stream and drawn is None
-    order = Order(
+    order = EpochOrder(
         log_and_track.length_of(dataset if drawn is None else drawn),
         can_shuffle if shuffle is None else shuffle and can_shuffle,
         drop_last,
@@ -171,7 +177,7 @@ class Loader(Iterable[Any]):
         dataset: Dataset[Any],
         batch_size: int | None,
         *,
-        order: Order,
+        order: EpochOrder,
         seed: int,
         options: Mapping[str, Any],
     ) -> None:
@@ -181,17 +187,17 @@ class Loader(Iterable[Any]):
         self.seed = seed
         self.number = next(_numbers)
         self._order = order
-        self._position = Position()
+        self._position = LoaderPosition()
         self._generator = torch.Generator()  # else each epoch would draw from the training's
         collate = options.get("collate_fn") or torch_collate
-        self._reader: Plan | Rounds
+        self._reader: EpochBatches | InterleavedStream
         options = {**options, "collate_fn": _as_it_is, "generator": self._generator}
         if isinstance(dataset, IterableDataset):
-            self._reader = Rounds(dataset, collate, order, batch_size or 1)
+            self._reader = InterleavedStream(dataset, collate, order, batch_size or 1)
             self._loader = DataLoader(self._reader, batch_size=None, **options)
         else:
-            self._reader = Plan(order, batch_size)
-            batches = Batches(dataset, collate)  # an index of ours is a whole batch
+            self._reader = EpochBatches(order, batch_size)
+            batches = BatchDataset(dataset, collate)  # an index of ours is a whole batch
             self._loader = DataLoader(batches, batch_size=None, sampler=self._reader, **options)
 
     @property
@@ -232,7 +238,7 @@ class Loader(Iterable[Any]):
         if epoch < 0:
             raise ArgumentError(f"set_epoch: epoch must be 0 or above, got {epoch}")
         if epoch != self.epoch or self._position.is_begun:
-            self._position = Position(epoch=int(epoch), step=self.step)
+            self._position = LoaderPosition(epoch=int(epoch), step=self.step)
 
     @property
     def sampler(self) -> Loader:
@@ -249,7 +255,7 @@ class Loader(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._position.is_begun:
-            self._position = Position(epoch=self.epoch + 1, step=self.step)
+            self._position = LoaderPosition(epoch=self.epoch + 1, step=self.step)
         position = self._position  # an iteration that is still open does not move it any more
         position.is_begun = True
         self._reader.begin(self.seed, position)
@@ -261,7 +267,7 @@ class Loader(Iterable[Any]):
             position.step += 1
             yield batch
         if position is self._position:
-            self._position = Position(epoch=position.epoch + 1, step=position.step)
+            self._position = LoaderPosition(epoch=position.epoch + 1, step=position.step)
 
     # ---- resuming
 
@@ -301,7 +307,7 @@ class Loader(Iterable[Any]):
                     f"{name}={value}: make it as it was"
                 )
         self.seed = state["seed"]
-        position = Position(state["epoch"], state["start"], state["batches"], state["step"])
+        position = LoaderPosition(state["epoch"], state["start"], state["batches"], state["step"])
         before, now = _ranks_and_batch(state), _ranks_and_batch(self.state_dict())
         if before != now:
             had = state["batches"] * (state["batch_size"] or 1) * state["world_size"]

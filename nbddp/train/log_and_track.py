@@ -26,7 +26,7 @@ RESERVED = frozenset({"time", "rank", "attempt", "step"})
 
 
 @dataclass(slots=True, kw_only=True)
-class Bar:
+class ProgressBar:
     """A loop on its way: ``done`` of ``total`` (0 where that is not known)."""
 
     label: str
@@ -65,13 +65,13 @@ class Sink:
         """Take an event for the record."""
         logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
-    def begin(self, bar: Bar) -> None:
+    def begin(self, bar: ProgressBar) -> None:
         """A loop begins."""
 
-    def show(self, bar: Bar) -> None:
+    def show(self, bar: ProgressBar) -> None:
         """It has moved."""
 
-    def end(self, bar: Bar) -> None:
+    def end(self, bar: ProgressBar) -> None:
         """It is over."""
 
     def flush(self) -> None:
@@ -249,7 +249,7 @@ class Track(Generic[T]):
         return True
 
     def __iter__(self) -> Iterator[T]:
-        bar = Bar(label=self._label, total=self._total)
+        bar = ProgressBar(label=self._label, total=self._total)
         sink, next_show = _sink, 0.0
         sink.begin(bar)
         try:

@@ -17,7 +17,7 @@ Kind = Literal["bf16", "fp16", "fp32"]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class Steps(Protocol):
+class HasStep(Protocol):
     """What has a ``step()``, as a learning rate scheduler has."""
 
     def step(self) -> Any:
@@ -132,7 +132,7 @@ class Precision:
         loss: torch.Tensor,
         optimizer: torch.optim.Optimizer,
         *,
-        scheduler: Steps | None = None,
+        scheduler: HasStep | None = None,
     ) -> bool:
         """Backpropagate and, if this ends an accumulation, clip, update and clear the gradients.
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nbddp.record.notices import Question, TakenBack
+from nbddp.record.notices import InputClosed, InputRequest
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import EMPTY, new_display_id, publish
-from nbddp.wire.messages import Answered
+from nbddp.wire.messages import InputReply
 
 LOOK = 0.01  # seconds between two looks for an answer
 STAYING = 0.3  # seconds in which a debugger asks again: its rank goes first
@@ -24,7 +24,7 @@ class RefusedError(RuntimeError):
     """Nobody can be asked, and why."""
 
 
-class Box:
+class InputBackend:
     """Where somebody types: here nobody can, and is told why.
 
     Attributes:
@@ -58,7 +58,7 @@ class Box:
         return True
 
 
-class Questions:
+class InputQueue:
     """The questions of one cell.
 
     Args:
@@ -66,11 +66,11 @@ class Questions:
         answer: hands an answer to a rank.
     """
 
-    def __init__(self, box: Box, answer: Callable[[int, Answered], None]) -> None:
+    def __init__(self, box: InputBackend, answer: Callable[[int, InputReply], None]) -> None:
         self._box = box
         self._answer = answer
-        self._waiting: list[Question] = []
-        self._open: Question | None = None
+        self._waiting: list[InputRequest] = []
+        self._open: InputRequest | None = None
         self._last = -1
         self._stays_until = 0.0
         self._turned_away: object = None
@@ -86,9 +86,9 @@ class Questions:
         """How long a view may wait for news, in seconds."""
         return LOOK if self._open is not None or self._waiting else math.inf
 
-    def take(self, notice: Question | TakenBack) -> None:
+    def take(self, notice: InputRequest | InputClosed) -> None:
         """A rank asks, or needs no answer any more."""
-        if isinstance(notice, Question):
+        if isinstance(notice, InputRequest):
             self._waiting.append(notice)
         else:
             taken = (notice.rank, notice.question)
@@ -139,7 +139,7 @@ class Questions:
         self._open, self._waiting = None, []
         self._close_box()
 
-    def _drop(self, is_over: Callable[[Question], bool]) -> None:
+    def _drop(self, is_over: Callable[[InputRequest], bool]) -> None:
         """Forget the questions that need no answer any more."""
         self._waiting = [each for each in self._waiting if not is_over(each)]
         if self._open is not None and is_over(self._open):
@@ -167,13 +167,13 @@ class Questions:
         else:
             self._open, self._is_shown = question, True
 
-    def _end(self, question: Question, **answer: Any) -> None:
+    def _end(self, question: InputRequest, **answer: Any) -> None:
         self._open, self._last = None, question.rank
         self._stays_until = time.monotonic() + STAYING
         self._send(question, **answer)
 
-    def _send(self, question: Question, **answer: Any) -> None:
-        self._answer(question.rank, Answered(question=question.asked.question, **answer))
+    def _send(self, question: InputRequest, **answer: Any) -> None:
+        self._answer(question.rank, InputReply(question=question.asked.question, **answer))
 
 
 def _printable(text: str) -> str:
@@ -181,7 +181,7 @@ def _printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-class ConsoleBox(Box):
+class ConsoleInput(InputBackend):
     """A terminal; what is typed there comes by the line."""
 
     def begin(self, prompt: str, *, is_secret: bool) -> None:
@@ -222,7 +222,7 @@ setTimeout(press, 0, 10);
 """
 
 
-class KernelBox(Box):
+class StdinPrompt(InputBackend):
     """The page that runs the cell; used on the kernel's main thread.
 
     ipykernel's own ``raw_input()`` waits. This class sends the same request on the stdin channel,

@@ -17,7 +17,7 @@ from nbddp.wire.messages import JsonDict
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line as it is shown.
 
     Attributes:
@@ -33,17 +33,17 @@ class Line:
     at: float = field(default=0.0, compare=False)
 
 
-# not yet a Line: of a flood, most are gone before they are ever shown
+# not yet a LogLine: of a flood, most are gone before they are ever shown
 _Row = tuple[tuple[int, ...], str, float]
 
 
-class Tails:
+class LogBuffer:
     r"""Keeps the last lines of every rank, and of all together in the order they came.
 
     What a rank has begun and not ended, like a progress bar, is its last line for the time
     being. One thread writes and reads: nothing here is locked.
 
-    >>> tails = Tails(max_lines=2)
+    >>> tails = LogBuffer(max_lines=2)
     >>> tails.write(1, "a\nb\nc\n\r10%"), tails.write(1, "\r20%")
     (None, None)
     >>> [line.text for line in tails.lines(1)], tails.earlier(1)
@@ -81,7 +81,7 @@ class Tails:
         for each in self._writers(rank):
             self._keep((each,), self._assemblers[each].flush())
 
-    def lines(self, rank: int | None = None) -> list[Line]:
+    def lines(self, rank: int | None = None) -> list[LogLine]:
         """Return the last lines of one rank, or of all as they came, then the unended ones."""
         return self.newest(len(self._kept[rank]), rank) + self.unended(rank)
 
@@ -93,15 +93,15 @@ class Tails:
         """Return how many lines of one rank, or of all, have been ended."""
         return self._totals[rank]
 
-    def newest(self, count: int, rank: int | None = None) -> list[Line]:
+    def newest(self, count: int, rank: int | None = None) -> list[LogLine]:
         """Return the last ``count`` kept lines that were ended, of one rank or of all."""
         kept = islice(reversed(self._kept[rank]), count)
-        return [Line(ranks, text, at=at) for ranks, text, at in kept][::-1]
+        return [LogLine(ranks, text, at=at) for ranks, text, at in kept][::-1]
 
-    def unended(self, rank: int | None = None) -> list[Line]:
+    def unended(self, rank: int | None = None) -> list[LogLine]:
         """Return what one rank, or each, is writing now."""
         partial = ((each, self._assemblers[each].partial) for each in self._writers(rank))
-        return [Line((each,), text) for each, text in partial if text]
+        return [LogLine((each,), text) for each, text in partial if text]
 
     def _writers(self, rank: int | None) -> list[int]:
         return [each for each in sorted(self._assemblers) if rank in (None, each)]
@@ -132,13 +132,15 @@ def agreeing(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]
     return groups
 
 
-def parted(results: Mapping[int, JsonDict]) -> tuple[list[Line], list[tuple[list[int], JsonDict]]]:
+def parted(
+    results: Mapping[int, JsonDict],
+) -> tuple[list[LogLine], list[tuple[list[int], JsonDict]]]:
     """Values that are text, as lines of the log, and those that want a display of their own."""
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     rich: list[tuple[list[int], JsonDict]] = []
     for ranks, bundle in agreeing(results):
         if set(bundle["data"]) == {"text/plain"}:
-            lines.append(Line(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
+            lines.append(LogLine(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
         elif bundle["data"]:
             rich.append((ranks, bundle))
     return lines, rich
@@ -152,7 +154,7 @@ _SCROLLS = (
 )
 
 
-def log_html(lines: Sequence[Line], *, earlier: str = "") -> str:
+def log_html(lines: Sequence[LogLine], *, earlier: str = "") -> str:
     """Lines as HTML, which reads as plain text where a page strips all styles.
 
     Args:
@@ -170,7 +172,7 @@ def scrolled(html: str) -> str:
     return f'<div class="nbddp-kept" {said} style="{_SCROLLS}"><div>{html}</div></div>'
 
 
-def html_rows(lines: Sequence[Line], *, has_times: bool = False) -> list[str]:
+def html_rows(lines: Sequence[LogLine], *, has_times: bool = False) -> list[str]:
     """Each line as HTML; with the time when it came in front, which a page shows on demand."""
     tag = cache(_html_tag)  # a few tags stand before hundreds of lines
     rows = []
@@ -195,7 +197,7 @@ def aside(text: str) -> str:
     return _span("earlier", text)
 
 
-def log_text(lines: Sequence[Line], *, earlier: str = "") -> str:
+def log_text(lines: Sequence[LogLine], *, earlier: str = "") -> str:
     """The same as plain text, with no newline at the end."""
     rows = [strip(earlier)] if earlier else []
     for line, text in _rows(lines):
@@ -204,7 +206,7 @@ def log_text(lines: Sequence[Line], *, earlier: str = "") -> str:
     return "\n".join(rows)
 
 
-def _rows(lines: Sequence[Line]) -> Iterator[tuple[Line | None, str | None]]:
+def _rows(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine | None, str | None]]:
     """Yield each row of text, with the line if its tag precedes the text.
 
     A value of several rows has its tag in a row above: its columns stay aligned.

@@ -46,7 +46,7 @@ class View(Protocol):
         """Say what is done about the failure that it has shown."""
 
 
-class StreamScreen:
+class StreamTarget:
     """Where a view puts things: here a text stream, which shows rich things as their text."""
 
     def write(self, text: str) -> None:
@@ -66,7 +66,7 @@ class StreamScreen:
             sys.stdout.write(f"{data['text/plain']}\n")
 
 
-class IPythonScreen(StreamScreen):
+class NotebookTarget(StreamTarget):
     """Prints to standard output, as a stream does, and displays through the running IPython."""
 
     def display(
@@ -99,7 +99,7 @@ def is_text(message: Display) -> bool:
     return not message.display_id and set(message.data) == {"text/plain"}
 
 
-def show_rich(screen: StreamScreen, rank: int, message: Display, *, has_color: bool) -> None:
+def show_rich(screen: StreamTarget, rank: int, message: Display, *, has_color: bool) -> None:
     """Show what a rank displayed, or change what it displayed before."""
     if not message.is_update:
         screen.write(f"{tagged([rank], has_color=has_color)}\n")
@@ -113,7 +113,7 @@ def show_rich(screen: StreamScreen, rank: int, message: Display, *, has_color: b
 
 
 def show_rich_value(
-    screen: StreamScreen, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
+    screen: StreamTarget, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
 ) -> None:
     """Show a value that some ranks agree on, which is more than text."""
     screen.write(f"{tagged(ranks, has_color=has_color)}\n")

@@ -14,17 +14,24 @@ from nbddp.controller.session import Session
 from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
-from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
+from nbddp.record.notices import (
+    ControllerMessage,
+    InputClosed,
+    InputRequest,
+    Notice,
+    OutputText,
+    RichOutput,
+)
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_aside
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.input_requests import Box, Questions
+from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import agreeing
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.screen import (
     TOGETHER,
     Check,
-    StreamScreen,
+    StreamTarget,
     View,
     is_text,
     no_check,
@@ -73,17 +80,17 @@ class TextView:
 
     def __init__(
         self,
-        screen: StreamScreen,
+        screen: StreamTarget,
         *,
         is_quiet: bool = False,
         has_color: bool = False,
         pace: float = math.inf,
-        progress: Progress | None = None,
-        questions: Questions | None = None,
+        progress: ProgressLine | None = None,
+        questions: InputQueue | None = None,
         check: Check = no_check,
     ) -> None:
         self._screen = screen
-        self._questions = questions or Questions(Box(), lambda *_: None)
+        self._questions = questions or InputQueue(InputBackend(), lambda *_: None)
         self._check = check
         self._progress = progress
         self._pace = pace
@@ -212,16 +219,16 @@ class TextView:
 
     def _show_notice(self, notice: Notice) -> None:
         match notice:
-            case Said(text=text):
+            case ControllerMessage(text=text):
                 self._hold(f"nbddp: {text}\n")
-            case Wrote(rank=rank, text=text) if not self._is_quiet:
+            case OutputText(rank=rank, text=text) if not self._is_quiet:
                 self._await_others(rank)
                 lines = self._lines_of(rank)
                 self._write_lines([rank], lines.add(text))
                 self._go_on(self._unfinished.note(rank, text, lines.partial, time.monotonic()))
-            case Displayed(rank=rank, message=message) if not self._is_quiet:
+            case RichOutput(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
-            case Question() | TakenBack():
+            case InputRequest() | InputClosed():
                 self._leave_line()
                 self._questions.take(notice)
 
@@ -260,7 +267,7 @@ class TextView:
                 self._hold("".join(f"{tag} {line}\n" for line in lines))
 
 
-class Progress:
+class ProgressLine:
     """Says how far a cell is, where there is something to say.
 
     Args:
@@ -279,7 +286,7 @@ class Progress:
         self._is_on_line = False
 
     def tell(
-        self, screen: StreamScreen, handle: CellHandle, leave_line: Callable[[], object]
+        self, screen: StreamTarget, handle: CellHandle, leave_line: Callable[[], object]
     ) -> None:
         """Print the progress, if an update is due and the progress has changed.
 
@@ -302,13 +309,13 @@ class Progress:
             screen.write(f"{line}\n")
         screen.flush()
 
-    def make_room(self, screen: StreamScreen) -> None:
+    def make_room(self, screen: StreamTarget) -> None:
         """Take away the line that another one would take the place of: something else comes."""
         if self._is_on_line:
             self._is_on_line = False
             screen.write(_ERASE)
 
-    def finish(self, screen: StreamScreen) -> None:
+    def finish(self, screen: StreamTarget) -> None:
         """Show the charts, if there are any and they can be shown."""
         self.make_room(screen)
         if self._has_pictures:
@@ -337,7 +344,7 @@ def _say_values(session: Session) -> Iterator[str]:
             yield f"{name} {format_number(sum(last) / len(last))}"
 
 
-def show_charts(screen: StreamScreen, session: Session) -> None:
+def show_charts(screen: StreamTarget, session: Session) -> None:
     """Show the charts of the metrics that have more than a point, as one picture."""
     metrics = session.whereabouts.metrics.snapshot({}, most=MAX_CHARTS)
     curves = {

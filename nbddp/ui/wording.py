@@ -10,11 +10,11 @@ from typing import Any
 from nbddp.errors import say_place, say_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.lifecycle.retries import say_comeback
-from nbddp.record.event_log import Happening
+from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.waiting.collective_matcher import Straggler
-from nbddp.record.waiting.collective_timeline import Unmet
+from nbddp.record.waiting.collective_timeline import UnfinishedCollective
 from nbddp.record.waiting.stragglers import StragglerLag
 
 NOT_CARRIED = 8  # names that a heal in the list of events tells
@@ -132,12 +132,12 @@ def _numbers(awaited: Straggler) -> str:
     return f" (#{first})" if first == last else f" (#{first} to #{last})"
 
 
-def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
+def say_unmet(unmet: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()) -> str:
     """Say which ranks wait, or waited to the end, in which collective, and for which ranks.
 
     >>> from nbddp.wire.collective import Collective
     >>> call, until = Collective("barrier", 6), {0: 4.0, 2: 4.0}
-    >>> unmet = Unmet(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
+    >>> unmet = UnfinishedCollective(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
     >>> say_unmet(unmet, is_over=True)
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
     >>> say_unmet(unmet, is_over=False)
@@ -257,7 +257,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
 _UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel shows these in other ways
 
 
-def say_event(event: Happening) -> str:
+def say_event(event: RunEvent) -> str:
     """Describe an event; return an empty text for one that is shown in another way."""
     if event.kind in _UNSAID:
         return ""
@@ -269,7 +269,7 @@ def say_event(event: Happening) -> str:
     return _say_any(event.kind, facts)
 
 
-def say_events(snapshot: Snapshot) -> list[tuple[Happening, str, str]]:
+def say_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
     """Return the events that are shown, each with its time after the start and its text."""
     return [
         (event, say_seconds(max(0.0, event.at - snapshot.began)), text)

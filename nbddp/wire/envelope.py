@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, replace
 
 from nbddp.errors import SignatureError, WireError
-from nbddp.wire.messages import Batch, Message, decode
+from nbddp.wire.messages import Message, MessageBatch, decode
 
 CONTROLLER = -1
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
@@ -21,7 +21,7 @@ HEADER = struct.Struct("!iIIQ")  # sender's rank (-1: the controller), attempt, 
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Envelope:
     """A message with who sent it, in which attempt, and as which of its letters.
 
     ``incarnation``: which process of this rank in this attempt, from 0: a healed one is the next.
@@ -34,14 +34,14 @@ class Letter:
     incarnation: int = 0
 
     @property
-    def parts(self) -> list[Letter]:
+    def parts(self) -> list[Envelope]:
         """A letter for each of the reports that came in this one: most often just itself."""
-        if not isinstance(self.message, Batch):
+        if not isinstance(self.message, MessageBatch):
             return [self]
         return [replace(self, message=each) for each in self.message.reports]
 
 
-def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
+def unseal(data: bytes, *, queue: str, secret: bytes) -> Envelope:
     """Check the signature, then read.
 
     Raises:
@@ -54,7 +54,7 @@ def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
     if len(body) < HEADER.size:
         raise WireError(f"a message in queue {queue!r} has no header")
     sender, attempt, incarnation, sequence = HEADER.unpack_from(body)
-    return Letter(sender, attempt, sequence, decode(body[HEADER.size :]), incarnation)
+    return Envelope(sender, attempt, sequence, decode(body[HEADER.size :]), incarnation)
 
 
 def sign(body: bytes, queue: str, secret: bytes) -> bytes:

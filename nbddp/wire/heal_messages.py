@@ -9,7 +9,7 @@ MADE_BY_ALL = "a process group is made by all ranks at once"  # why it is not ca
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Give:
+class SendNamespace:
     """Lay all names out for ranks that take dead ones' places, but those to ``leave``.
 
     ``newcomers`` are none where the user has chosen whose names they get.
@@ -21,7 +21,7 @@ class Give:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meet:
+class JoinGroup:
     """Form a new process group, in which newcomers get the names that a donor gave.
 
     ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.

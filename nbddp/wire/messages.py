@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 from nbddp.errors import WireError
 from nbddp.wire.collective import Collective
-from nbddp.wire.heal_messages import Give, Meet
-from nbddp.wire.name_messages import Complete, Inspect, Survey
-from nbddp.wire.timing_messages import Arrivals
-from nbddp.wire.trace_messages import GiveTrace
+from nbddp.wire.heal_messages import JoinGroup, SendNamespace
+from nbddp.wire.name_messages import CollectFacts, Complete, Inspect
+from nbddp.wire.timing_messages import CollectiveArrivals
+from nbddp.wire.trace_messages import SendTrace
 
 JsonDict = dict[str, Any]
 
@@ -30,7 +30,7 @@ class RunCell:
     ``script``: a :class:`~nbddp.wire.script.Script` as a dict, to run in the source's place.
     ``break_ranks``: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
     ``answers``: what is typed before anybody is asked.
-    ``trace``: a :class:`~nbddp.wire.trace_messages.Steps` as a dict; empty: nothing is traced.
+    ``trace``: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty: nothing is traced.
     """
 
     cell: int
@@ -72,7 +72,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Shutdown:
     """End the process in good order."""
 
 
@@ -88,7 +88,7 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
+class CancelRequest:
     """Nobody waits for the answer to this request any more."""
 
     request: int
@@ -138,7 +138,7 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class RankStatus:
     """A sign of life: where the main thread is, and what the process uses.
 
     ``line`` is the innermost line in the cell (0: none runs), or in the script or other cell whose
@@ -201,7 +201,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
+class EventReported:
     """Something for the record that a rank did, such as writing a checkpoint."""
 
     kind: str
@@ -209,7 +209,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noticed:
+class InterruptAcknowledged:
     """The rank has heard of an interrupt: it cleans up, computes or sends, and will end."""
 
     cell: int
@@ -278,7 +278,7 @@ DEBUGGER = "the debugger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class InputRequested:
     """A rank asks whoever sits at the notebook; ``what`` is it that asks, such as ``INPUT``."""
 
     question: int
@@ -288,14 +288,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdrawn:
+class InputCancelled:
     """What the rank had asked needs no answer any more."""
 
     question: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class InputReply:
     """The answer to a question of a rank.
 
     ``is_end`` is the end of file: nobody will answer. ``refusal`` is why nobody can.
@@ -317,25 +317,31 @@ class Answer:
     payload: JsonDict = field(default_factory=dict)
 
 
-Request = Push | Pull | Complete | Inspect | Give | Meet | Survey | GiveTrace
-Command = RunCell | Regroup | Request | Leave | Interrupt | Drop | Answered
+Request = Push | Pull | Complete | Inspect | SendNamespace | JoinGroup | CollectFacts | SendTrace
+Command = RunCell | Regroup | Request | Shutdown | Interrupt | CancelRequest | InputReply
 Report = (
     Ready
     | StartFailed
     | Output
     | Display
-    | Pulse
-    | Arrivals
+    | RankStatus
+    | CollectiveArrivals
     | Metrics
     | Progress
-    | Happened
-    | Noticed
-    | Asked
-    | Withdrawn
+    | EventReported
+    | InterruptAcknowledged
+    | InputRequested
+    | InputCancelled
     | CellEnded
     | Answer
 )
-URGENT = (Ready, StartFailed, Pulse, Noticed, Answer)  # reports that do not wait behind output
+URGENT = (
+    Ready,
+    StartFailed,
+    RankStatus,
+    InterruptAcknowledged,
+    Answer,
+)  # reports that do not wait behind output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +355,7 @@ class InPieces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class MessageBatch:
     """What a rank reports at one moment, in its order, in one letter.
 
     A letter costs its reader two threads that wake up, however short it is.
@@ -358,7 +364,7 @@ class Batch:
     reports: list[Report]
 
 
-Message = Command | Report | InPieces | Batch
+Message = Command | Report | InPieces | MessageBatch
 
 _KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (*get_args(Command), *get_args(Report), InPieces)
@@ -368,15 +374,15 @@ _KINDS: Mapping[str, type[Any]] = {
 def encode(message: Message) -> bytes:
     """Turn a message into bytes a store can hold.
 
-    >>> decode(encode(Leave()))
-    Leave()
+    >>> decode(encode(Shutdown()))
+    Shutdown()
     """
     return json.dumps(_plain(message)).encode()
 
 
 def _plain(message: Message) -> list[Any]:
-    if isinstance(message, Batch):
-        return [Batch.__name__, [_plain(each) for each in message.reports]]
+    if isinstance(message, MessageBatch):
+        return [MessageBatch.__name__, [_plain(each) for each in message.reports]]
     values = {item.name: getattr(message, item.name) for item in fields(message)}
     return [type(message).__name__, values]
 
@@ -389,8 +395,8 @@ def decode(data: bytes) -> Message:
     """
     try:
         name, values = json.loads(data)
-        if name == Batch.__name__:
-            return Batch(reports=[_KINDS[kind](**its) for kind, its in values])
+        if name == MessageBatch.__name__:
+            return MessageBatch(reports=[_KINDS[kind](**its) for kind, its in values])
         return _KINDS[name](**values)  # type: ignore[no-any-return]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"not a message of nbddp: {error!r}") from None

@@ -25,7 +25,7 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class CollectFacts:
     """Say what is known of all names: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
 
     request: int

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
-from nbddp.wire.envelope import HEADER, Letter, sign, unseal
+from nbddp.wire.envelope import HEADER, Envelope, sign, unseal
 from nbddp.wire.loopback_store import clone
-from nbddp.wire.messages import Batch, InPieces, JsonDict, Message, Report, decode, encode
+from nbddp.wire.messages import InPieces, JsonDict, Message, MessageBatch, Report, decode, encode
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -54,7 +54,7 @@ class QueueWriter:
 
     def post_together(self, reports: Sequence[Report]) -> None:
         """Put what is told at one moment into the queue, as one letter."""
-        self.post(reports[0] if len(reports) == 1 else Batch(reports=list(reports)))
+        self.post(reports[0] if len(reports) == 1 else MessageBatch(reports=list(reports)))
 
     def post(self, message: Message) -> None:
         """Put a message into the queue; those of one writer stay in order."""
@@ -133,7 +133,7 @@ class QueueReader:
         self._last: dict[tuple[int, Lived], int] = {}
         self.refused = 0
 
-    def collect(self) -> Letter:
+    def collect(self) -> Envelope:
         """Wait for the next letter that is ours; the first refusal is logged, all are counted."""
         while True:
             data = self._pop()
@@ -158,7 +158,7 @@ class QueueReader:
                 self._store = self._reopen()
                 self._last.clear()
 
-    def open(self, data: bytes) -> Letter:
+    def open(self, data: bytes) -> Envelope:
         """Read one sealed letter, if it is newer than the last of its sender."""
         letter = unseal(data, queue=self._queue, secret=self._secret)
         stream = letter.sender, (letter.attempt, letter.incarnation)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class CollectiveArrivals:
     """When a rank came to the collectives of a cell since it last told, in the order of its calls.
 
     All times are whole microseconds since ``base``, which is in seconds of ``time.time()``.

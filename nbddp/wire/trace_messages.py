@@ -8,10 +8,10 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class TraceSteps:
     """Which steps of a cell are traced: from ``first`` to ``last``, both included.
 
-    >>> str(Steps(first=10, last=15)), str(Steps(first=3, last=3))
+    >>> str(TraceSteps(first=10, last=15)), str(TraceSteps(first=3, last=3))
     ('steps 10 to 15', 'step 3')
     """
 
@@ -29,8 +29,8 @@ def say_steps(first: int, last: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveTrace:
-    """Write down what was traced of this cell, and say what it is, as :class:`Traced`.
+class SendTrace:
+    """Write down what was traced of this cell, and say what it is, as :class:`TraceSent`.
 
     ``folder`` is where; a rank of another machine gets none, and sends its files. ``zero`` is the
     instant that the merged file begins at, in nanoseconds of the rank's own ``time.time_ns()``;
@@ -47,7 +47,7 @@ class GiveTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class TraceSent:
     """What a rank has traced.
 
     Attributes:

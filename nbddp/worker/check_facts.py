@@ -139,18 +139,18 @@ def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
         if issubclass(kind, TorchOptimizer):
             return _optimizer(value, names)
         if issubclass(kind, torch.amp.GradScaler):
-            return facts.Scaler()
+            return facts.ScalerFacts()
     except Exception:  # noqa: BLE001 - a user's class may answer anything: then it is not known
         return None
     return None
 
 
-def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
+def _model(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
     parameters = list(islice(model.parameters(), MANY_PARTS))
     kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
     trained = [each for each in parameters if each.requires_grad]
     without = sum(each.grad is None for each in trained)
-    known = facts.Model(
+    known = facts.ModelFacts(
         sample=_sample(parameters) if is_ok else [],
         shapes=_shapes(parameters),
         device=_gpu(parameters),
@@ -175,7 +175,9 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
     )
 
 
-def _refused(model: nn.Module, known: facts.Model, failure: Failure | None) -> facts.Model:
+def _refused(
+    model: nn.Module, known: facts.ModelFacts, failure: Failure | None
+) -> facts.ModelFacts:
     """Add the names of the unused parameters, if DDP's error is about this model."""
     if failure is None or not issubclass(type(model), DistributedDataParallel):
         return known
@@ -238,9 +240,9 @@ def _gpu(parameters: list[nn.Parameter]) -> str:
     return str(torch.cuda.get_device_properties(devices.pop()).uuid)
 
 
-def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.Optimizer:
+def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.OptimizerFacts:
     rates = [each["lr"] for each in optimizer.param_groups]
-    return facts.Optimizer(
+    return facts.OptimizerFacts(
         rates=[float(each) for each in rates if isinstance(each, float | int)],
         shapes=_shapes(parameters_of(optimizer)[:MANY_PARTS]),
         was_of=_lost_model(optimizer, names),
@@ -272,11 +274,11 @@ def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
 # ---- what a DataLoader deals out on this rank, as far as torch's own classes tell it for nothing
 
 
-def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
+def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
     """What is known of it; nothing of the user's own is asked, but the dataset's length."""
     sampler: Any = loader.sampler
     if isinstance(loader.dataset, IterableDataset):
-        return facts.Loader(
+        return facts.LoaderFacts(
             sampler="stream",
             data=_stream(loader.dataset),
             workers=loader.num_workers,
@@ -285,7 +287,7 @@ def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
     kind, samples = type(sampler), _length(loader.dataset)
     drawn = _drawn(sampler, samples)
     is_dealt = kind is DistributedSampler
-    return facts.Loader(
+    return facts.LoaderFacts(
         sampler=_SAMPLERS.get(kind, "other"),
         seed=sampler.seed if is_dealt else -1,
         replicas=sampler.num_replicas if is_dealt else -1,

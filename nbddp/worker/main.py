@@ -33,27 +33,27 @@ from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
 from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
 from nbddp.worker.cell.input_forecast import may_ask
-from nbddp.worker.cell.interrupt import Interrupter
+from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
 from nbddp.worker.cell.shell import RankShell, make_shell
 from nbddp.worker.cell.shell_commands import Installs
-from nbddp.worker.cell.stdin import Keyboard
+from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.check_facts import survey
-from nbddp.worker.heal.healing import Healing
-from nbddp.worker.output.log_writer import RankLog
-from nbddp.worker.output.metric_sink import Meters
+from nbddp.worker.heal.healing import HealHandler
+from nbddp.worker.output.log_writer import LogWriter
+from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.output.outbox import Outbox, remark
 from nbddp.worker.process_group.nccl import let_live
 from nbddp.worker.process_group.process_group import ProcessGroup, say_shared
 from nbddp.worker.process_group.regroup import Regrouper
-from nbddp.worker.requests import EXPRESSION, Answers, pack
+from nbddp.worker.requests import EXPRESSION, RequestHandler, pack
 from nbddp.worker.shutdown import depart, prepare_departure, watch_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.watch.dataloader_waits import forget_epochs, let_loaders_begin_anew, note_epochs
 from nbddp.worker.watch.flight_recorder import RECORDED, count_begun
 from nbddp.worker.watch.main_thread import main_frame, waited_in
 from nbddp.worker.watch.profiler import end_profile
-from nbddp.worker.watch.resource_usage import Usage
+from nbddp.worker.watch.resource_usage import UsageSampler
 from nbddp.worker.watch.sampler import Progress, Sampler
 
 
@@ -80,8 +80,8 @@ def live(start: RankStart) -> None:
     )
     outbox = Outbox(writer, urgent, ranks=start.topology.world_size)
     path = Path(start.log_path)
-    log = RankLog(path, outbox)
-    meters = Meters(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
+    log = LogWriter(path, outbox)
+    meters = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
     outbox.start(log, meters)
     log.capture()
     # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
@@ -122,7 +122,12 @@ class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
     def __init__(
-        self, start: RankStart, clients: StoreClients, outbox: Outbox, log: RankLog, meters: Meters
+        self,
+        start: RankStart,
+        clients: StoreClients,
+        outbox: Outbox,
+        log: LogWriter,
+        meters: MetricSink,
     ) -> None:
         self._place = start.topology
         self._attempt = start.attempt
@@ -146,28 +151,28 @@ class Rank:
         claims = f"a{start.attempt}/installs"
         Installs(clients.commands, claims, self._place, self._shell).take_over()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
-        self._keyboard = Keyboard(
+        self._keyboard = StdinProxy(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
         self._debuggers = Debuggers(self._keyboard, self._place.rank, self._comes_first)
-        usage = Usage(self._group.device)
+        usage = UsageSampler(self._group.device)
         self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
-        self._interrupter = Interrupter(
+        self._interrupter = CellInterrupter(
             is_cell_file=self._may_be_interrupted,
             cancel=self._shell.cancel,
             note_wait=self._note_wait,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
-            tell_noticed=lambda cell: self._outbox.post(msg.Noticed(cell=cell)),
+            tell_noticed=lambda cell: self._outbox.post(msg.InterruptAcknowledged(cell=cell)),
         )
         self._interrupter.listen()
-        self._answers = Answers(
+        self._answers = RequestHandler(
             self._shell,
             clients.parcels,
             self._key,
             outbox.post,
             self._interrupter.answering,
-            Healing(self._shell, self._group, self._regrouper, clients.parcels, self._key),
+            HealHandler(self._shell, self._group, self._regrouper, clients.parcels, self._key),
         )
         let_loaders_begin_anew()
         note_epochs()
@@ -221,7 +226,7 @@ class Rank:
         """Do what the commands say, one after the other, until told to leave."""
         for message in self._from_controller(self._commands):
             match message:
-                case msg.Leave():
+                case msg.Shutdown():
                     break
                 case msg.RunCell() as command:
                     self._run_cell(command)
@@ -243,9 +248,9 @@ class Rank:
             match message:
                 case msg.Interrupt() as command:
                     self._interrupt(command)
-                case msg.Answered() as answer:
+                case msg.InputReply() as answer:
                     self._keyboard.answered(answer)
-                case msg.Drop(request=request):
+                case msg.CancelRequest(request=request):
                     self._answers.drop(request)
                     self._interrupter.give_up(request)
 

@@ -21,15 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import RequestError
 from nbddp.wire import payloads
 from nbddp.wire.function_sources import Pickler, loads_with_sources
-from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.heal_messages import JoinGroup, SendNamespace
 from nbddp.wire.messages import Answer, JsonDict, Pull, Push, Request
-from nbddp.wire.name_messages import Complete, Inspect, Survey
-from nbddp.wire.trace_messages import GiveTrace, Traced
+from nbddp.wire.name_messages import CollectFacts, Complete, Inspect
+from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import survey
-from nbddp.worker.heal.healing import Healing
+from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.watch.profiler import GONE
 
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
@@ -40,7 +40,7 @@ NO_GROUP = (
 UNWANTED = "nobody waits for this any more"
 
 
-class Answers:
+class RequestHandler:
     """Answers one request after the other, unless nobody waits for the answer any more.
 
     Args:
@@ -60,7 +60,7 @@ class Answers:
         key: Callable[[str], str],
         post: Callable[[Answer], None],
         answering: Callable[[int, bool], AbstractContextManager[None]],
-        healing: Healing,
+        healing: HealHandler,
     ) -> None:
         self._shell = shell
         self._store = store
@@ -78,8 +78,8 @@ class Answers:
         """Do what was asked and say what came of it; an error belongs to the answer."""
         request = command.request
         try:
-            with self._answering(request, isinstance(command, Meet)):
-                if isinstance(command, Meet) and request in self._unwanted:
+            with self._answering(request, isinstance(command, JoinGroup)):
+                if isinstance(command, JoinGroup) and request in self._unwanted:
                     # the others have given up waiting for it
                     answer = Answer(request=request, error=UNWANTED, payload={"was_left": True})
                 else:
@@ -100,15 +100,15 @@ class Answers:
                 payload = self._complete(command)
             case Inspect():
                 payload = self._inspect(command)
-            case Survey():
+            case CollectFacts():
                 payload = survey(self._shell.user_ns).json()
             case Pull():
                 return self._pull(command)
-            case GiveTrace():
+            case SendTrace():
                 return self._give_trace(command)
-            case Give():
+            case SendNamespace():
                 return self._healing.give(command)
-            case Meet():
+            case JoinGroup():
                 return self._healing.meet(command)
         return Answer(request=command.request, payload=payload)
 
@@ -136,10 +136,10 @@ class Answers:
         parcel = pack(self._store, key, value, name=name, check=check)
         return Answer(request=command.request, parcel=parcel)
 
-    def _give_trace(self, command: GiveTrace) -> Answer:
+    def _give_trace(self, command: SendTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
-            return Answer(request=command.request, payload=asdict(Traced(why=GONE)))
+            return Answer(request=command.request, payload=asdict(TraceSent(why=GONE)))
         traced, files = profiler.give(command)
         key = self._key(f"request{command.request}")
         parcel = pack(self._store, key, files, name="the trace") if files else {}

@@ -13,7 +13,7 @@ from nbddp import CellFailedError, WorkerGroup
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.group.display import TextDisplay
-from nbddp.group.node_pool import Nodes, NodesSpec
+from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery, show
 from nbddp.group.run_script import find_script
@@ -23,17 +23,17 @@ from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.group_state import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.record.event_log import Happening
+from nbddp.record.event_log import RunEvent
 from nbddp.record.notices import Notice
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
-from nbddp.record.waiting.hang_detector import Sign
-from nbddp.ui.screen import StreamScreen
+from nbddp.record.waiting.hang_detector import Heartbeat
+from nbddp.ui.screen import StreamTarget
 from nbddp.ui.text_view import TextView
-from nbddp.wire.heal_messages import Meet
+from nbddp.wire.heal_messages import JoinGroup
 from nbddp.wire.messages import Pull
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 
 def new_launcher(start_method: str = "") -> LocalLauncher:
@@ -79,10 +79,10 @@ class Ranks(WorkerGroup):
         self._group.spec = spec
 
     @property
-    def nodes(self) -> Nodes | None:
+    def nodes(self) -> NodePool | None:
         return self._group.nodes
 
-    def open_nodes(self, spec: NodesSpec) -> Nodes:
+    def open_nodes(self, spec: NodesSpec) -> NodePool:
         return self._group.open_nodes(spec)
 
     def warm_up(self) -> None:
@@ -155,7 +155,7 @@ class Ranks(WorkerGroup):
     def finish(self, handle: CellHandle) -> CellResult:
         """Print what a cell, or a script, prints until it ends."""
         session = self.scripts.recent
-        result = show(session, handle, TextView(StreamScreen()))
+        result = show(session, handle, TextView(StreamTarget()))
         if handle.request.has_own_ranks:
             self.scripts.end(session, result)
         return result
@@ -191,7 +191,7 @@ class Ranks(WorkerGroup):
                 self.said += getattr(notice, "text", "")
                 watch(self.said)
 
-        view = Watching(StreamScreen())
+        view = Watching(StreamTarget())
         show(self.session, self.begin(source), view).raise_for_failure()
 
     def before_next_cell(self, act: Callable[[], object]) -> None:
@@ -216,7 +216,7 @@ class Ranks(WorkerGroup):
         send = link.send
 
         def send_between(rank: int, command: Any) -> None:
-            if not isinstance(command, Meet):
+            if not isinstance(command, JoinGroup):
                 return send(rank, command)
             before(rank)
             send(rank, command)
@@ -231,7 +231,7 @@ class Ranks(WorkerGroup):
     def discard_value(self, parcel: Any) -> None:
         self.session.require_link().discard(parcel)
 
-    def trace(self, result: CellResult, asked: Steps) -> Trace:
+    def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return trace_of(self.session, result, asked)
 
     @property
@@ -256,7 +256,7 @@ class Ranks(WorkerGroup):
     def last_step(self) -> float | None:
         return self.session.whereabouts.last_step
 
-    def last_sign(self, rank: int) -> Sign | None:
+    def last_sign(self, rank: int) -> Heartbeat | None:
         """When and where a rank gave its last sign of life."""
         return self.session.whereabouts.hangs.signs.get(rank)
 
@@ -272,7 +272,7 @@ class Ranks(WorkerGroup):
         """Return the curves that the panel draws, at most so many."""
         return self.session.whereabouts.metrics.snapshot(most=most)
 
-    def events(self) -> tuple[Happening, ...]:
+    def events(self) -> tuple[RunEvent, ...]:
         return self.session.time_line.since(0.0)
 
     # ---- the run's folder

@@ -16,10 +16,10 @@ from moments import when, when_cell_runs
 from processes import wait_until
 from screens import KeptScreen
 
-from nbddp.record.notices import Notice, Said, Wrote
+from nbddp.record.notices import ControllerMessage, Notice, OutputText
 from nbddp.record.verdict import MISFIT
-from nbddp.ui.log_lines import Tails, log_text
-from nbddp.ui.report.finished_cell import Record, record_text
+from nbddp.ui.log_lines import LogBuffer, log_text
+from nbddp.ui.report.finished_cell import CellReport, record_text
 from nbddp.ui.text_view import TextView
 
 pytestmark = pytest.mark.multiproc
@@ -116,7 +116,7 @@ def test_a_death_is_said_while_the_others_still_work(group: Ranks, folder: Path)
     handle = group.begin(source, first_line=1)
     began, said = time.monotonic(), ""
     for notice in handle.notices():
-        if isinstance(notice, Said):
+        if isinstance(notice, ControllerMessage):
             said = notice.text
             break
     assert re.fullmatch(r"rank 1 .*\b7", said)
@@ -157,21 +157,21 @@ def lines_of(rank: int, text: str) -> list[str]:
 
 def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
     """Run a cell; what the text output and what the panel's record say of it."""
-    screen, tails = KeptScreen(), Tails(max_lines=10**6)
+    screen, tails = KeptScreen(), LogBuffer(max_lines=10**6)
     view = TextView(screen)
     handle = group.begin(source)
     next_notice = handle.next_notice
 
     def overheard(timeout: float) -> Notice | None:
         notice = next_notice(timeout)
-        if isinstance(notice, Wrote):
+        if isinstance(notice, OutputText):
             tails.write(notice.rank, notice.text)
         return notice
 
     handle.next_notice = overheard  # type: ignore[method-assign]
     view.show(handle)
     tails.flush()
-    record = Record(snapshot=group.snapshot(handle), lines=tails.lines())
+    record = CellReport(snapshot=group.snapshot(handle), lines=tails.lines())
     assert record_text(record) == log_text(tails.lines())
     [text] = screen.shown
     return str(text), record_text(record)

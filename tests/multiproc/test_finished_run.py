@@ -8,7 +8,7 @@ import pytest
 from drivers.ranks import Ranks
 from notebook import Notebook
 
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -29,7 +29,7 @@ def test_values_without_a_step_count_by_themselves_in_each_cell(group: Ranks) ->
     assert again.curves["loss"][0].steps == tuple(map(float, range(8)))
     folder = group.run_folder
     group.stop()
-    run = RecordedRun(folder)
+    run = StoredRun(folder)
     assert run.metrics(run.cells[1]).curves("loss") == live.curves["loss"]
 
 

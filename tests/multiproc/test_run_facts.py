@@ -11,7 +11,7 @@ from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import summarize
 from nbddp.errors import CellFailedError
 from nbddp.record.run_folder import read_facts
@@ -65,7 +65,7 @@ def test_the_next_run_of_the_same_kernel_begins_anew(make_group: MakeRanks) -> N
     group.stop()
     group.start()
     group.run("x = 1")
-    assert [each.source for each in RecordedRun(group.run_folder).cells] == ["x = 1"]
+    assert [each.source for each in StoredRun(group.run_folder).cells] == ["x = 1"]
     facts = facts_at_end(group)
     assert facts["config"] == {}
     assert "steps" not in facts
@@ -98,7 +98,7 @@ def test_a_cell_that_goes_on_is_written_down_and_has_not_failed_when_it_is_stopp
     assert facts["outcome"].startswith("ranks 0-1 interrupted, line ")
     assert (facts["interrupted"], facts["failures"]) == (True, 0)
     assert (summarize(folder).outcome, summarize(folder).is_live) == ("interrupted", False)
-    page = render_html(run_report(RecordedRun(folder)))
+    page = render_html(run_report(StoredRun(folder)))
     assert 'aria-label="notice"' in page
     assert 'aria-label="failure"' not in page
 

@@ -19,7 +19,7 @@ from nbddp.record.cell import CellResult
 from nbddp.record.trace import REST, Trace, rows
 from nbddp.ui.report.render import render_text
 from nbddp.ui.report.trace import trace_report
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 from nbddp.worker.watch.profiler import NO_STEPS, OWN_PROFILER, PID_RANGE
 
 pytestmark = pytest.mark.multiproc
@@ -56,7 +56,7 @@ def run(
     group: Ranks, source: str, first: int, last: int, *, with_memory: bool = False
 ) -> tuple[Trace, CellResult]:
     """The trace of some steps of a cell, and what came of that."""
-    asked = Steps(first=first, last=last, with_memory=with_memory)
+    asked = TraceSteps(first=first, last=last, with_memory=with_memory)
     handle = group.begin(source, trace=asked)
     wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
@@ -141,7 +141,7 @@ def test_a_loader_counts_where_nothing_is_logged(shared_group: Ranks) -> None:
 
 
 def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
-    asked = Steps(first=2, last=10**6)
+    asked = TraceSteps(first=2, last=10**6)
     source = TRAIN.format(slow=0.005).replace("range(12)", "range(10**6)")
     handle = group.begin(source, trace=asked)
     assert wait_until(lambda: (group.last_step or 0) > 5, timeout=30.0)
@@ -175,7 +175,7 @@ def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
         "    nbddp.log(step=step)\n"
         f"    if step == 10: open(f'{folder}/mark{{rank}}', 'w').close()\n"
     )
-    asked = Steps(first=1, last=10**6)
+    asked = TraceSteps(first=1, last=10**6)
     handle = group.begin(source, trace=asked)
     assert wait_until(lambda: all((folder / f"mark{rank}").exists() for rank in (0, 1)), timeout=60)
     group.interrupt()
@@ -222,7 +222,7 @@ def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> N
 
 
 def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
-    asked = Steps(first=2, last=3)
+    asked = TraceSteps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
     group.restart()
     trace = group.trace(result, asked)

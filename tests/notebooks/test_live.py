@@ -17,7 +17,7 @@ import pytest
 from drivers.inside import imported
 from jupyter_client.manager import KernelManager
 
-from nbddp.ui.comms.dispatcher import LiveComms
+from nbddp.ui.comms.dispatcher import CommDispatcher
 
 pytestmark = pytest.mark.notebook
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.notebook
 VERSIONS = ["installed", pytest.param("6.31.0", marks=pytest.mark.full)]
 
 PRELUDE = (
-    imported(LiveComms)
+    imported(CommDispatcher)
     + """
 import multiprocessing.connection, os, queue, signal, threading, time
 import ipykernel
@@ -33,7 +33,7 @@ import ipywidgets as widgets
 from IPython.display import display
 
 kernel = get_ipython().kernel
-live = LiveComms.of(get_ipython())
+live = CommDispatcher.of(get_ipython())
 before = kernel.shell_stream._recv_callback
 pipe, _other_end = multiprocessing.Pipe()
 SHORT = 0.05

@@ -16,8 +16,8 @@ from drivers.inside import imported
 from limits import limit, limits_source
 from notebook import Notebook, Reply
 
-from nbddp.ui.comms.dispatcher import LiveComms
-from nbddp.ui.comms.kernel_stream import Way
+from nbddp.ui.comms.dispatcher import CommDispatcher
+from nbddp.ui.comms.kernel_stream import DispatchMode
 from nbddp.ui.panel.panel_view import PANELS_KEPT
 from nbddp.ui.screen import EMPTY
 
@@ -139,7 +139,9 @@ def test_a_longer_cell_shows_widgets_until_its_record_comes(page: Page) -> None:
 
 def test_widgets_of_cells_that_are_over_are_closed_when_others_have_followed(page: Page) -> None:
     page.run("%ddp start --nproc 2")
-    page.run(f"{ALL_WIDGETS}{imported(LiveComms)}LiveComms.of(get_ipython())._kept.clear()")
+    page.run(
+        f"{ALL_WIDGETS}{imported(CommDispatcher)}CommDispatcher.of(get_ipython())._kept.clear()"
+    )
     page.run("from ipywidgets import Widget; Widget.close_all()")
     counts = []
     for _ in range(PANELS_KEPT + 2):
@@ -326,8 +328,8 @@ def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
 def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
-        f"{imported(LiveComms, Way)}live = LiveComms.of(get_ipython())\n"
-        "known, live._way = live._way, Way.NONE"
+        f"{imported(CommDispatcher, DispatchMode)}live = CommDispatcher.of(get_ipython())\n"
+        "known, live._way = live._way, DispatchMode.NONE"
     )
     reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
     assert any(WAIT in text for text in reply.widget_texts)

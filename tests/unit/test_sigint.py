@@ -18,7 +18,7 @@ from processes import wait_until
 from stops import stopped_everywhere
 
 from nbddp import sigint
-from nbddp.controller.threads import Actor
+from nbddp.controller.threads import EventThread
 from nbddp.sigint import (
     HEARING,
     Promise,
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
-    actor = Actor("stopped")
+    actor = EventThread("stopped")
     places = 0
     for places in stopped_everywhere(lambda: actor.call(time.sleep, 0.001)):
         done = threading.Event()

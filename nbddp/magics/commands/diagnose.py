@@ -9,16 +9,16 @@ from nbddp.checks.checker import checklist, explain, rule_of
 from nbddp.checks.registry import Finding
 from nbddp.errors import FindingsError, RequestError
 from nbddp.group.checking import check_cell, check_script
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.ui.report.findings import findings_report, findings_title
 from nbddp.ui.report.render import render_text
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 NO_CELL = "no cell has run yet: `%ddp check FILE` looks at a script, `--explain` has the checklist"
 NO_TRACE = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"
 
 
-def check(desk: Desk, args: Namespace) -> None:
+def check(desk: NotebookState, args: Namespace) -> None:
     """Look, and show what was found.
 
     Raises:
@@ -37,7 +37,7 @@ def check(desk: Desk, args: Namespace) -> None:
     desk.views.show(findings_report(findings, what))
 
 
-def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
+def _look(desk: NotebookState, script: str | None) -> tuple[list[Finding], str]:
     if script is not None:
         return check_script(script), script
     if desk.last_request is None:
@@ -53,7 +53,7 @@ def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
     return findings, f"cell [{number}]"
 
 
-def steer_trace(desk: Desk, args: Namespace) -> str:
+def steer_trace(desk: NotebookState, args: Namespace) -> str:
     """Set or cancel which steps are traced; return a sentence about it."""
     if args.off:
         before, desk.next_trace = desk.next_trace, None
@@ -66,6 +66,6 @@ def steer_trace(desk: Desk, args: Namespace) -> str:
     return f"{_say_steps(desk.next_trace)}; `%ddp trace --off` takes that back"
 
 
-def _say_steps(steps: Steps) -> str:
+def _say_steps(steps: TraceSteps) -> str:
     memory = ", with memory" if steps.with_memory else ""
     return f"the next cell is traced: {steps}{memory}"

@@ -10,12 +10,12 @@ from pathlib import Path
 from nbddp.errors import RequestError
 from nbddp.export.script import ExportedScript, ExportInput, write_script
 from nbddp.export.slurm import sbatch
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
-def export(desk: Desk, args: Namespace) -> str:
+def export(desk: NotebookState, args: Namespace) -> str:
     """Write the script, and what lies beside it.
 
     Returns:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nbddp.errors import RequestError
 from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.nodes.stale_files import left_open
 
@@ -29,7 +29,7 @@ OPEN = (
 )
 
 
-def steer_nodes(desk: Desk, args: Namespace) -> str:
+def steer_nodes(desk: NotebookState, args: Namespace) -> str:
     """Do what the options say; return what to tell the user.
 
     Raises:
@@ -60,7 +60,7 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
     return said or nodes.table()
 
 
-def _open(desk: Desk, args: Namespace) -> str:
+def _open(desk: NotebookState, args: Namespace) -> str:
     """Open a door if options describe one, or if another option needs one that is not there."""
     is_new = args.nnodes or args.nproc_per_node or args.host or args.port or args.orphan_timeout
     needs_one = desk.group.nodes is None and (args.local or args.slurm)
@@ -84,7 +84,7 @@ def _spec(args: Namespace) -> NodesSpec:
     )
 
 
-def _rejoin(desk: Desk, args: Namespace) -> str:
+def _rejoin(desk: NotebookState, args: Namespace) -> str:
     if desk.group.nodes is not None:
         raise RequestError(OPEN)
     join = left_open(args.rejoin)

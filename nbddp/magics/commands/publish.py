@@ -14,7 +14,7 @@ from nbddp.publish.publisher import name_there
 from nbddp.publish.tracker import Target, require, target
 
 if TYPE_CHECKING:
-    from nbddp.magics.notebook_state import Desk
+    from nbddp.magics.notebook_state import NotebookState
 
 METAVAR = "TRACKER"
 
@@ -29,7 +29,7 @@ def installed_target(text: str) -> Target:
     return found
 
 
-def publish_run(desk: Desk, args: Namespace) -> None:
+def publish_run(desk: NotebookState, args: Namespace) -> None:
     """Publish a run that is over; begin to, if it is this notebook's and goes on.
 
     Raises:

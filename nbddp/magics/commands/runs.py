@@ -8,19 +8,19 @@ from pathlib import Path
 from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metric
 from nbddp.archive.find import apart, find_run
 from nbddp.archive.run_list import list_runs, remove, write_note
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import read_note, say_ending
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.sigint import import_aside
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.stored_run import run_report
 
 
-def steer_runs(desk: Desk, args: Namespace) -> None:
+def steer_runs(desk: NotebookState, args: Namespace) -> None:
     """List the runs, or remove or note what the first word says.
 
     Raises:
@@ -72,7 +72,7 @@ def _damaged(name: str, base: Path) -> Path | None:
     return path if is_one else None
 
 
-def show_run(desk: Desk, args: Namespace) -> None:
+def show_run(desk: NotebookState, args: Namespace) -> None:
     """Show a run, or one of its cells.
 
     Raises:
@@ -80,11 +80,11 @@ def show_run(desk: Desk, args: Namespace) -> None:
     """
     current = desk.current_run
     wanted = metric_filter(args.metrics) if args.metrics else None
-    run = RecordedRun(find_run(args.run, Path.cwd(), current=desk.last_run), wanted)
+    run = StoredRun(find_run(args.run, Path.cwd(), current=desk.last_run), wanted)
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = run.metrics(cell).names() if args.metrics else None
     if metrics == []:
-        known = RecordedRun(run.path).metrics(cell)
+        known = StoredRun(run.path).metrics(cell)
         what = "run" if cell is None else "cell"
         raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
     ending = say_ending(run, current=current)
@@ -92,7 +92,7 @@ def show_run(desk: Desk, args: Namespace) -> None:
     desk.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
 
 
-def compare_runs(desk: Desk, args: Namespace) -> None:
+def compare_runs(desk: NotebookState, args: Namespace) -> None:
     """Compare runs, or save their charts.
 
     Raises:

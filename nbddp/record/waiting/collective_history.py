@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 from nbddp.wire.collective import Collective
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 MAX_SPANS = 5000  # of a rank's waits for data, of its samples, and of its steps
 MAX_KINDS = 200  # of collectives whose time on the GPU is kept
@@ -65,7 +65,7 @@ class MatchedCollective:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a rank came to a collective; ``turn`` and ``meets`` are as in :class:`Arrivals`."""
+    """When a rank came to a collective; ``turn``, ``meets``: see :class:`CollectiveArrivals`."""
 
     at: float
     call: Collective
@@ -102,7 +102,7 @@ class RankTrack:
         lists = ("samples", "loads", "steps", "starved")
         return replace(self, **{name: copy(getattr(self, name)) for name in lists})
 
-    def extend(self, message: Arrivals, base: float, error: float) -> None:
+    def extend(self, message: CollectiveArrivals, base: float, error: float) -> None:
         """Add what the rank reported; ``base`` is the message's, by this machine's clock."""
         self.began, self.error = base, error
         at, since = base + message.until / 1e6, max(base, self.reported_at)
@@ -209,7 +209,7 @@ class CollectiveHistory:
             for title, ranks in dearest_first
         }
 
-    def add_gpu_times(self, rank: int, message: Arrivals) -> None:
+    def add_gpu_times(self, rank: int, message: CollectiveArrivals) -> None:
         """Add how long some of a rank's collectives took on the GPU."""
         for microseconds, kind in chunks(message.durations, 2):
             name, shape, group = message.kinds[kind][:3]

@@ -23,7 +23,7 @@ from nbddp.record.waiting.collective_history import (
 )
 from nbddp.record.waiting.stragglers import StragglerLag, WaitWindow
 from nbddp.wire.collective import Collective
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 MAX_ARRIVALS = 60_000  # that are kept as matched collectives; of earlier ones only the sums are,
 MIN_MATCHED = 500  # but so many collectives in any case
@@ -140,7 +140,13 @@ class CollectiveMatcher:
             self._groups: dict[tuple[str, int], GroupMatcher] = {}
 
     def add(
-        self, rank: int, message: Arrivals, now: float, *, ahead: float = 0.0, error: float = 0.0
+        self,
+        rank: int,
+        message: CollectiveArrivals,
+        now: float,
+        *,
+        ahead: float = 0.0,
+        error: float = 0.0,
     ) -> None:
         """Add what a rank reported.
 

@@ -24,7 +24,7 @@ Span = tuple[float, float]  # begin and end, in seconds of time.time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class DdpOverlap:
     """DDP's own measurements of one model on one rank, in seconds, as averages.
 
     torch samples the first iterations and every hundredth after them.
@@ -57,7 +57,7 @@ class Overlap:
 
 def overlap_of(
     rank: int, name: str, measured: Mapping[str, Any], *, since: float = 0.0
-) -> Overlap | None:
+) -> DdpOverlap | None:
     """Read what ``_get_ddp_logging_data()`` of a model returned; None if it measured nothing since.
 
     Args:
@@ -74,7 +74,7 @@ def overlap_of(
     if since and _seconds(measured, "backward_compute_time_end") < since:
         return None
     sizes = measured.get("rebuilt_bucket_sizes") or measured.get("bucket_sizes") or ""
-    return Overlap(
+    return DdpOverlap(
         rank=rank,
         name=name,
         iteration=int(measured.get("iteration", 0)),
@@ -91,7 +91,7 @@ def _seconds(measured: Mapping[str, Any], name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
+class UnfinishedCollective:
     """A collective in which ranks waited until the end, or still wait, for some that did not come.
 
     Attributes:
@@ -169,9 +169,9 @@ class Timeline:
     thinned: int = 0
     error: float = 0.0
     awaited: Straggler | None = None
-    overlaps: tuple[Overlap, ...] = ()
+    overlaps: tuple[DdpOverlap, ...] = ()
     is_over: bool = True
-    unmet: tuple[Unmet, ...] = ()
+    unmet: tuple[UnfinishedCollective, ...] = ()
     died: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -245,7 +245,7 @@ def spent(
     awaited: Straggler | None = None,
     *,
     last: int | None = None,
-    unmet: Sequence[Unmet] = (),
+    unmet: Sequence[UnfinishedCollective] = (),
     died: Mapping[int, float] | None = None,
 ) -> Timeline:
     """What was told of a cell as its time line.
@@ -317,7 +317,9 @@ def _within(spans: Sequence[Span], began: float, end: float) -> list[Span]:
     return [(max(a, began), min(b, end)) for a, b in spans if b > began and a < end]
 
 
-def _lines(meetings: Sequence[MatchedCollective], unmet: Sequence[Unmet]) -> dict[str, float]:
+def _lines(
+    meetings: Sequence[MatchedCollective], unmet: Sequence[UnfinishedCollective]
+) -> dict[str, float]:
     """Seconds of waiting by line: those for a rank are shared out by where it was seen."""
     waited = defaultdict[int, float](float)
     seen = defaultdict[int, Counter[Place]](Counter)
@@ -335,7 +337,7 @@ def _lines(meetings: Sequence[MatchedCollective], unmet: Sequence[Unmet]) -> dic
     return dict(sorted(found.items(), key=lambda line: -line[1]))
 
 
-def unmet(told: CollectiveHistory, until: float, *, is_over: bool) -> list[Unmet]:
+def unmet(told: CollectiveHistory, until: float, *, is_over: bool) -> list[UnfinishedCollective]:
     """What ranks wait in at a cell's end, or now.
 
     Args:
@@ -357,7 +359,9 @@ def unmet(told: CollectiveHistory, until: float, *, is_over: bool) -> list[Unmet
     ]
 
 
-def _unmet(told: CollectiveHistory, lasts: Mapping[int, Arrival], until: float) -> Unmet:
+def _unmet(
+    told: CollectiveHistory, lasts: Mapping[int, Arrival], until: float
+) -> UnfinishedCollective:
     last = next(iter(lasts.values()))
     ranks = told.ranks_in(last.call.group)
     missing = tuple(rank for rank in ranks if not _has_come(told, rank, last))
@@ -369,7 +373,7 @@ def _unmet(told: CollectiveHistory, lasts: Mapping[int, Arrival], until: float) 
         if rank in told.tracks:
             first, end = min(came.values()), max(ends.values())
             places.update(told.tracks[rank].seen_at(first, end))
-    return Unmet(
+    return UnfinishedCollective(
         call=last.call,
         came=came,
         until={rank: max(came[rank], end) for rank, end in ends.items()},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbddp.errors import say_place, say_ranks
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import Pulse
+from nbddp.wire.messages import RankStatus
 
 HANG_AFTER = 10.0  # seconds without progress on any rank
 SILENT_AFTER = 8.0  # seconds without a sign of life
@@ -16,14 +16,14 @@ _EVEN = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Heartbeat:
     """A pulse, and when it came."""
 
-    pulse: Pulse
+    pulse: RankStatus
     at: float
 
 
-class HangWatch:
+class HangDetector:
     """Keeps the last sign of life of every rank, and each piece of news once.
 
     Args:
@@ -45,7 +45,7 @@ class HangWatch:
         self.is_stopped = is_stopped
         self._is_working = is_working
         self.hang_after = HANG_AFTER
-        self.signs: dict[int, Sign] = {}
+        self.signs: dict[int, Heartbeat] = {}
         self._told: set[object] = set()
         self.alarm = ""
 
@@ -63,7 +63,7 @@ class HangWatch:
         self._told.clear()
         self.alarm = ""
         for rank in ranks:
-            self.signs[rank] = Sign(Pulse(cell=0, line=0, function=""), now)
+            self.signs[rank] = Heartbeat(RankStatus(cell=0, line=0, function=""), now)
 
     def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
         """What is new: a rank that is silent, or a hang; empty if nothing is.
@@ -72,7 +72,7 @@ class HangWatch:
             cell: the cell that runs.
             waiting: ranks that have not ended it.
             ranks: all ranks it runs on.
-            now: the time, in the seconds of ``Sign.at``.
+            now: the time, in the seconds of ``Heartbeat.at``.
         """
         running = sorted(waiting)
         late = [rank for rank in running if now - self.signs[rank].at > SILENT_AFTER]
@@ -118,7 +118,7 @@ def _grouped(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
     return groups
 
 
-def _where(pulse: Pulse) -> str:
+def _where(pulse: RankStatus) -> str:
     place = say_place(pulse.line, pulse.file)
     inside = f" in {pulse.function}()" if pulse.function else ""
     if pulse.thread:
@@ -129,7 +129,9 @@ def _where(pulse: Pulse) -> str:
     return f"never came: {place}{inside}"
 
 
-def why_in_vain(cell: int, running: Mapping[int, Pulse], ended: Mapping[int, Pulse]) -> str:
+def why_in_vain(
+    cell: int, running: Mapping[int, RankStatus], ended: Mapping[int, RankStatus]
+) -> str:
     """Who called what and who did not, in one line.
 
     Args:
@@ -138,7 +140,7 @@ def why_in_vain(cell: int, running: Mapping[int, Pulse], ended: Mapping[int, Pul
         ended: the same of those that are through with it.
 
     >>> def at(name):
-    ...     return Pulse(cell=1, line=1, function="", collective=Collective(name, 1))
+    ...     return RankStatus(cell=1, line=1, function="", collective=Collective(name, 1))
     >>> why_in_vain(1, {0: at("all_reduce"), 1: at("broadcast")}, {})
     'rank 0 called all_reduce #1, rank 1 broadcast #1'
     """

@@ -80,7 +80,7 @@ class Checkpoint:
         self.folder = Path(folder).absolute()  # a later chdir does not move it
         self.keep = keep
         self.stall = 0.0
-        self._staging = state_dicts.Staging()
+        self._staging = state_dicts.StagingBuffers()
         self._in_background: Future[Any] | None = None
         self._finish: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None

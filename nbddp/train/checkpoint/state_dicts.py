@@ -92,7 +92,7 @@ def as_it_is(where: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 
     return tensor.clone() if is_view else tensor
 
 
-class Staging:
+class StagingBuffers:
     """Copies of tensors on the CPU, in memory that is used again by the next save."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track, place
-from nbddp.train.faults.fault_actions import FaultError, Strike, aim
+from nbddp.train.faults.fault_actions import FaultAction, FaultError, aim
 from nbddp.train.faults.kinds import FACTOR, HANDED_OVER, KINDS, Fault
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
@@ -40,7 +40,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
             ``hang`` (it sleeps), ``stop`` (SIGSTOP), ``slow`` (every later step takes ``factor``
             times as long), ``nan`` (a gradient of the next backward of a prepared model),
             ``skip`` (it leaves out its next collective, see
-            :class:`nbddp.train.faults.fault_actions.Skip`),
+            :class:`nbddp.train.faults.fault_actions.SkipAction`),
             ``oom`` (an allocation that cannot be had), ``corrupt`` (bytes of the newest
             checkpoint are flipped).
         factor: for ``slow``.
@@ -84,7 +84,7 @@ def clear() -> None:
     """Disarm all faults of this rank, undo those that go on, and forget which ones struck."""
     global _drill
     _drill.end()
-    _drill = Drill()
+    _drill = FaultInjector()
 
 
 _is_again = True  # until a cell begins that is a new one
@@ -119,13 +119,13 @@ def _struck_before(fault: Fault) -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-class Drill:
+class FaultInjector:
     """The faults of this process: armed, struck, and those that go on from there."""
 
     def __init__(self) -> None:
         self.armed: list[Fault] = []
         self._struck: set[Fault] = set()
-        self._strikes: list[Strike] = []
+        self._strikes: list[FaultAction] = []
         self._end_hook: Callable[[], None] | None = None
         self._has_logged = False
         self._pid = 0
@@ -173,4 +173,4 @@ class Drill:
         strike.begin()
 
 
-_drill = Drill()
+_drill = FaultInjector()

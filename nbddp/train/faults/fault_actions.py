@@ -39,7 +39,7 @@ class FaultError(RuntimeError):
     """A fault of kind ``raise`` struck, or a fault found nothing to strike."""
 
 
-class Strike:
+class FaultAction:
     """What a fault does: ``act`` in an instant, or a subclass on and on until it is undone."""
 
     def __init__(self, act: Callable[[], object]) -> None:
@@ -59,7 +59,7 @@ class Strike:
         """Take away what is left of it."""
 
 
-def aim(fault: Fault) -> Strike:
+def aim(fault: Fault) -> FaultAction:
     """Find what the fault is to strike; nothing has happened yet.
 
     Raises:
@@ -68,8 +68,8 @@ def aim(fault: Fault) -> Strike:
     if fault.kind in LASTING:
         return LASTING[fault.kind](fault)
     if fault.kind == "corrupt":
-        return Strike(partial(flip, _newest_checkpoint(fault)))
-    return Strike(partial(SUDDEN[fault.kind], fault))
+        return FaultAction(partial(flip, _newest_checkpoint(fault)))
+    return FaultAction(partial(SUDDEN[fault.kind], fault))
 
 
 # ---- those that end something
@@ -102,7 +102,7 @@ SUDDEN: dict[str, Callable[[Fault], object]] = {
 # ---- slow
 
 
-class Slow(Strike):
+class SlowAction(FaultAction):
     """Every step takes ``factor`` times as long: what it took, and a sleep for the rest."""
 
     def __init__(self, fault: Fault) -> None:
@@ -131,7 +131,7 @@ class Slow(Strike):
 # ---- nan
 
 
-class Nan(Strike):
+class NanAction(FaultAction):
     """The first gradient of the next backward is nothing but NaN."""
 
     def __init__(self, fault: Fault) -> None:
@@ -171,7 +171,7 @@ class Nan(Strike):
 # ---- skip
 
 
-class Skip(Strike):
+class SkipAction(FaultAction):
     """This rank leaves out one collective: a call of torch.distributed's, or DDP's averaging.
 
     A function that somebody imported by its name before (``from torch.distributed import
@@ -278,4 +278,8 @@ def flip(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-LASTING: dict[str, Callable[[Fault], Strike]] = {"slow": Slow, "nan": Nan, "skip": Skip}
+LASTING: dict[str, Callable[[Fault], FaultAction]] = {
+    "slow": SlowAction,
+    "nan": NanAction,
+    "skip": SkipAction,
+}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ipywidgets import Widget
 
 from nbddp.sigint import await_all, interrupt_held_back, promised_by
-from nbddp.ui.comms.kernel_stream import Filter, Incoming, Way, way_to
+from nbddp.ui.comms.kernel_stream import DispatchMode, RawMessage, StreamInterceptor, way_to
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -36,7 +36,7 @@ _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 
 
-class Serving:
+class ServedWidgets:
     """Some widgets that are answered from ``begin`` to ``end``; a context manager.
 
     Attributes:
@@ -44,7 +44,7 @@ class Serving:
             loaded again, and has lost what was only printed.
     """
 
-    def __init__(self, live: LiveComms) -> None:
+    def __init__(self, live: CommDispatcher) -> None:
         self._live = live
         self.comm_ids: set[str] = set()
         self.context = contextvars.Context()
@@ -56,7 +56,7 @@ class Serving:
         for widget in widgets:
             _collect(widget, self.comm_ids)
 
-    def begin(self) -> Serving:
+    def begin(self) -> ServedWidgets:
         """Answer them from now on, in the context of the cell that says so."""
         self.context = contextvars.copy_context()
         try:
@@ -76,7 +76,7 @@ class Serving:
         self.end()
 
 
-class LiveComms:
+class CommDispatcher:
     """One per kernel: answers the messages of the widgets that are served, on its own thread.
 
     Attributes:
@@ -90,19 +90,21 @@ class LiveComms:
         self._has_failed = False
         self._next_busy = 0.0
         self._has_complained = False
-        self._servings: tuple[Serving, ...] = ()  # replaced, never changed: other threads read it
+        self._servings: tuple[
+            ServedWidgets, ...
+        ] = ()  # replaced, never changed: other threads read it
         self._lock = threading.Lock()
-        self._filter: Filter | None = None
+        self._filter: StreamInterceptor | None = None
         self._thread: threading.Thread | None = None
-        self._calls: SimpleQueue[tuple[Incoming, Serving] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[RawMessage, ServedWidgets] | None] = SimpleQueue()
         self._control_ids: set[str] = set()
         self._kept: defaultdict[int, deque[Callable[[], None]]] = defaultdict(deque)
 
     @classmethod
-    def of(cls, shell: InteractiveShell | None) -> LiveComms:
+    def of(cls, shell: InteractiveShell | None) -> CommDispatcher:
         """The one of this shell's kernel; without a kernel, one that does nothing."""
         kernel = getattr(shell, "kernel", None)
-        live: LiveComms | None = getattr(kernel, _ATTRIBUTE, None)
+        live: CommDispatcher | None = getattr(kernel, _ATTRIBUTE, None)
         if live is None:
             live = cls(kernel)
             if kernel is not None:
@@ -110,22 +112,22 @@ class LiveComms:
         return live
 
     @property
-    def how(self) -> Way:
+    def how(self) -> DispatchMode:
         """How the messages are reached; with ``PUMP``, whoever blocks the main thread pumps."""
-        return Way.NONE if self._has_failed else self._way
+        return DispatchMode.NONE if self._has_failed else self._way
 
     @property
     def kernel_ends(self) -> bool:
         """Whether the kernel was asked to end, or to start anew: no page listens any more."""
         return getattr(self._kernel, "_shutdown_message", None) is not None
 
-    def serving(self, *widgets: Widget) -> Serving:
+    def serving(self, *widgets: Widget) -> ServedWidgets:
         """Answer these widgets while the context lasts; nested and overlapping as you like.
 
         Their children, layouts and styles are served with them. The main thread waits as long as
         this lasts.
         """
-        serving = Serving(self)
+        serving = ServedWidgets(self)
         serving.add(*widgets)
         return serving
 
@@ -138,7 +140,7 @@ class LiveComms:
         if self._servings and time.monotonic() >= self._next_busy:
             self._next_busy = time.monotonic() + BUSY_PERIOD
             self._publish_still_busy()
-        if self.how is not Way.PUMP or self._filter is None:
+        if self.how is not DispatchMode.PUMP or self._filter is None:
             return
         with interrupt_held_back():
             self._kernel.shell_stream.flush()
@@ -157,9 +159,9 @@ class LiveComms:
 
     # -- who is served
 
-    def begin(self, serving: Serving) -> None:
+    def begin(self, serving: ServedWidgets) -> None:
         """Serve this one too."""
-        if self._way is Way.NONE:
+        if self._way is DispatchMode.NONE:
             return
         # Another thread may wait as well, but the cell that the page shows as busy is not its own.
         if threading.current_thread() is threading.main_thread():
@@ -170,7 +172,7 @@ class LiveComms:
                 self._servings = (*self._servings, serving)
             self._settle()
 
-    def end(self, serving: Serving) -> None:
+    def end(self, serving: ServedWidgets) -> None:
         """Serve it no longer; after the last one, the kernel is as it was found."""
         if serving not in self._servings:
             return
@@ -187,7 +189,7 @@ class LiveComms:
     def _settle(self) -> None:
         """Have both if they are wanted, and neither if not."""
         try:
-            if self._way is Way.TAP:
+            if self._way is DispatchMode.TAP:
                 self._settle_on_reading_thread()
             else:
                 self._settle_here()
@@ -212,10 +214,12 @@ class LiveComms:
         settled.result()
 
     def _settle_here(self) -> None:
-        is_wanted = self.how is not Way.NONE and bool(self._servings)
-        if self._way is Way.PUMP:  # while nothing blocks the main thread, the kernel answers
+        is_wanted = self.how is not DispatchMode.NONE and bool(self._servings)
+        if (
+            self._way is DispatchMode.PUMP
+        ):  # while nothing blocks the main thread, the kernel answers
             is_wanted = is_wanted and any(each.cell is not None for each in self._servings)
-        if is_wanted and self._thread is None and self._way is Way.TAP:
+        if is_wanted and self._thread is None and self._way is DispatchMode.TAP:
             self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its
             self._thread = threading.Thread(
                 target=self._serve, args=(self._calls,), name="nbddp-widgets", daemon=True
@@ -226,26 +230,26 @@ class LiveComms:
         if is_wanted and self._filter is None:
             comms = self._kernel.comm_manager.comms.copy()
             self._control_ids |= {key for key, each in comms.items() if each.target_name == CONTROL}
-            self._filter = Filter(self._kernel, self._take)
+            self._filter = StreamInterceptor(self._kernel, self._take)
         if not is_wanted and self._thread is not None:
             self._calls.put(None)
             self._thread = None
 
-    def _remove_filter(self, current: Filter) -> None:
+    def _remove_filter(self, current: StreamInterceptor) -> None:
         current.take_out()
         self._filter = None
-        if self._way is Way.PUMP:
+        if self._way is DispatchMode.PUMP:
             for message, _ in self._waiting_calls():
                 current.pass_on(message)
 
-    def _waiting_calls(self) -> Iterator[tuple[Incoming, Serving]]:
+    def _waiting_calls(self) -> Iterator[tuple[RawMessage, ServedWidgets]]:
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 yield call
 
     # -- what is taken
 
-    def _take(self, message: Incoming) -> bool:
+    def _take(self, message: RawMessage) -> bool:
         """Whether this message is for one of ours; then it will be answered."""
         try:
             serving = self._addressee(message)
@@ -259,7 +263,7 @@ class LiveComms:
         self._calls.put((message, serving))
         return True
 
-    def _addressee(self, message: Incoming) -> Serving | None:
+    def _addressee(self, message: RawMessage) -> ServedWidgets | None:
         peek = message.peek()
         kind, servings = peek["header"]["msg_type"], self._servings
         self.cells += kind == "execute_request"
@@ -275,19 +279,19 @@ class LiveComms:
 
     # -- how it is answered
 
-    def _serve(self, calls: SimpleQueue[tuple[Incoming, Serving] | None]) -> None:
+    def _serve(self, calls: SimpleQueue[tuple[RawMessage, ServedWidgets] | None]) -> None:
         while (call := calls.get()) is not None:
             try:
                 self._answer(*call)
             except BaseException:  # such as sys.exit(): the other buttons need this thread, too
                 logger.exception("a widget's handler tried to end its thread")
 
-    def _answer(self, message: Incoming, serving: Serving) -> None:
+    def _answer(self, message: RawMessage, serving: ServedWidgets) -> None:
         # In the cell's context a handler's prints and displays land in the cell. A copy for each
         # message: a handler may wait and pump itself, and no context can be entered twice.
         serving.context.copy().run(self._answer_here, message)
 
-    def _answer_here(self, incoming: Incoming) -> None:
+    def _answer_here(self, incoming: RawMessage) -> None:
         try:
             identities, message = incoming.read()
             self._publish("busy", message)

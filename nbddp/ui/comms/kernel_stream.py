@@ -30,7 +30,7 @@ _NEEDED = (
 )
 
 
-class Way(Enum):
+class DispatchMode(Enum):
     """How a kernel's messages can be reached."""
 
     TAP = "tap"  # ipykernel 7: a thread of its own reads them, and passes them by our filter
@@ -38,10 +38,10 @@ class Way(Enum):
     NONE = "none"  # no kernel, or one that we do not know
 
 
-def way_to(kernel: Any) -> Way:
+def way_to(kernel: Any) -> DispatchMode:
     """How this kernel's messages can be reached; one that we do not know is logged."""
     if kernel is None:
-        return Way.NONE
+        return DispatchMode.NONE
     thread = getattr(kernel, "shell_channel_thread", None)
     try:
         for name in _NEEDED:
@@ -50,12 +50,12 @@ def way_to(kernel: Any) -> Way:
             attrgetter("io_loop.asyncio_loop")(thread)
     except AttributeError as error:
         logger.warning("buttons answer only when the cell is over: unknown kernel (%s)", error)
-        return Way.NONE
-    return Way.PUMP if thread is None else Way.TAP
+        return DispatchMode.NONE
+    return DispatchMode.PUMP if thread is None else DispatchMode.TAP
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class RawMessage:
     """A message as it came, with its identities and its signature."""
 
     session: Any
@@ -74,30 +74,30 @@ class Incoming:
         return identities, self.session.deserialize(parts, copy=self.is_copy)
 
 
-class Filter:
+class StreamInterceptor:
     """Stands before the callback that a kernel's stream has, and passes on what is not taken.
 
     To be made and taken out on the thread that reads the stream.
     """
 
-    def __init__(self, kernel: Any, take: Callable[[Incoming], bool]) -> None:
+    def __init__(self, kernel: Any, take: Callable[[RawMessage], bool]) -> None:
         self._session = kernel.session
         self._stream = kernel.shell_stream
         self._take = take
         self._is_in = True
         self._is_copy = self._stream._recv_copy
         self._before = self._stream._recv_callback
-        while isinstance(self._before, Filter) and not self._before._is_in:
+        while isinstance(self._before, StreamInterceptor) and not self._before._is_in:
             self._before = self._before._before
         self._stream.on_recv(self, copy=self._is_copy)
 
     def __call__(self, frames: list[Any]) -> Any:
         """Keep the message, or pass it on and return what there is to await."""
-        if self._is_in and self._take(Incoming(self._session, frames, self._is_copy)):
+        if self._is_in and self._take(RawMessage(self._session, frames, self._is_copy)):
             return None
         return self._before(frames)
 
-    def pass_on(self, message: Incoming) -> None:
+    def pass_on(self, message: RawMessage) -> None:
         """Let the kernel have a message that was taken."""
         self._stream._run_callback(self._before, message.frames)
 

@@ -13,7 +13,7 @@ from nbddp.charts.palette import rank_class
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.ui.chart_html import render
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.panel.plain_widgets import Plain, box, close, html, toggle
+from nbddp.ui.panel.plain_widgets import PlainWidget, box, close, html, toggle
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class ChartArea:
         self._on_new = on_new
         self._scale = AxisScale.AUTO  # of the drawn charts
         self._drawn: dict[str, int] = {}  # their versions
-        self._charts: dict[str, Plain] = {}
+        self._charts: dict[str, PlainWidget] = {}
         self._failed: set[str] = set()
         self._is_offering = False
 

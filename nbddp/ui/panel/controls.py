@@ -20,7 +20,7 @@ from nbddp.ui.screen import EMPTY, new_display_id, publish
 ASKING = 5.0  # seconds that a button waits for its second press
 
 
-class Press(Enum):
+class ButtonPress(Enum):
     """A button of the panel."""
 
     INTERRUPT = "Interrupt"
@@ -64,10 +64,10 @@ class Controls:
         press: told what is to be done, and to which rank.
     """
 
-    def __init__(self, ranks: Sequence[int], press: Callable[[Press, int], None]) -> None:
+    def __init__(self, ranks: Sequence[int], press: Callable[[ButtonPress, int], None]) -> None:
         self._press = press
-        self._asked: tuple[Press, float] | None = None
-        self.buttons = {each: _button(each.value) for each in Press}
+        self._asked: tuple[ButtonPress, float] | None = None
+        self.buttons = {each: _button(each.value) for each in ButtonPress}
         for each, made in self.buttons.items():
             made.on_click(lambda _, press=each: self._pressed(press))
         self._victim = widgets.Dropdown(
@@ -84,18 +84,18 @@ class Controls:
         """Allow what can be done now; a question that was not answered is taken back."""
         state = snapshot.state
         may = state.is_live and state is not GroupState.STOPPING
-        self.buttons[Press.INTERRUPT].disabled = not state.is_busy
-        self.buttons[Press.RESTART].disabled = not may
-        self.buttons[Press.STOP].disabled = not may
-        self.buttons[Press.KILL].disabled = not (may and self._victim.value in snapshot.alive)
+        self.buttons[ButtonPress.INTERRUPT].disabled = not state.is_busy
+        self.buttons[ButtonPress.RESTART].disabled = not may
+        self.buttons[ButtonPress.STOP].disabled = not may
+        self.buttons[ButtonPress.KILL].disabled = not (may and self._victim.value in snapshot.alive)
         asked = self._asked
         if asked is not None and time.monotonic() - asked[1] > ASKING:
             self._ask_no_more()
 
-    def _pressed(self, press: Press) -> None:
+    def _pressed(self, press: ButtonPress) -> None:
         is_answer = self._asked is not None and self._asked[0] is press
         self._ask_no_more()
-        if press is Press.INTERRUPT or is_answer:
+        if press is ButtonPress.INTERRUPT or is_answer:
             self.buttons[press].disabled = True  # until it is drawn again: nothing is done twice
             self._press(press, self._victim.value)
         else:
@@ -108,7 +108,7 @@ class Controls:
             _show_question(self.buttons[asked[0]], asked[0].value, asks=False)
 
 
-class Aftermath:
+class RetryButtons:
     """Buttons under the record of a cell that failed; made and published in that cell.
 
     They are pressed between cells and answered by the kernel itself, which knows then of no cell.

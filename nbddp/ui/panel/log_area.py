@@ -12,8 +12,8 @@ from nbddp.formatting import plural
 from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import muted
-from nbddp.ui.log_lines import Line, Tails, aside, block, html_rows
-from nbddp.ui.panel.plain_widgets import Plain, box, close, html, toggle
+from nbddp.ui.log_lines import LogBuffer, LogLine, aside, block, html_rows
+from nbddp.ui.panel.plain_widgets import PlainWidget, box, close, html, toggle
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
@@ -26,7 +26,7 @@ MAX_PAGES = 200  # beyond so many pages the older half is removed
 MAX_PAGE_ROWS = 10_000  # and beyond so many rows, as the pages of a flood are long
 
 
-class LogWidgets:
+class LogArea:
     """Shows the lines of a cell, in ``root``; drawn from one thread, pressed on another.
 
     ``on_new`` is given every widget that is made later on.
@@ -58,7 +58,7 @@ class LogWidgets:
         """What is looked at, and how: another value when somebody has chosen."""
         return self._choice.value, self._search.value, self._hold.value
 
-    def draw(self, tails: Tails, folder: str = "") -> None:
+    def draw(self, tails: LogBuffer, folder: str = "") -> None:
         """Show what is new; ``folder`` is where the logs are."""
         chosen, word = int(self._choice.value), self._search.value.strip().casefold()
         rank = None if chosen == ALL else chosen
@@ -76,7 +76,7 @@ class LogWidgets:
         self._read = self._matched = 0
         self._is_first = True
 
-    def _extend(self, tails: Tails) -> None:
+    def _extend(self, tails: LogBuffer) -> None:
         total = tails.total(self._rank)
         new = tails.newest(total - self._taken, self._rank)
         lost = total - self._taken - len(new)  # in a flood lines go before they are ever seen
@@ -89,11 +89,11 @@ class LogWidgets:
         rows = [aside(f"… {gap:,} more lines, which came too fast")] if gap else []
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
 
-    def _matching(self, lines: Sequence[Line]) -> list[Line]:
+    def _matching(self, lines: Sequence[LogLine]) -> list[LogLine]:
         word = self._word
         return [line for line in lines if not word or word in strip(line.text).casefold()]
 
-    def _say(self, tails: Tails, path: str) -> None:
+    def _say(self, tails: LogBuffer, path: str) -> None:
         rows = html_rows(self._matching(tails.unended(self._rank)))
         # what has the focus is scrolled by the keyboard, with all that is around it
         said = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
@@ -163,7 +163,7 @@ class LogPages:
 
 @dataclass(slots=True)
 class _Page:
-    html: Plain
+    html: PlainWidget
     rows: int = 0
     lines: int = 0
 

@@ -11,22 +11,29 @@ from nbddp.charts.axes import AxisScale
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
+from nbddp.record.notices import (
+    ControllerMessage,
+    InputClosed,
+    InputRequest,
+    Notice,
+    OutputText,
+    RichOutput,
+)
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.comms.dispatcher import LiveComms, Serving
-from nbddp.ui.comms.kernel_stream import Way
+from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
+from nbddp.ui.comms.kernel_stream import DispatchMode
 from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.input_requests import Questions
-from nbddp.ui.log_lines import Line, Tails, parted
-from nbddp.ui.panel.controls import Press
+from nbddp.ui.input_requests import InputQueue
+from nbddp.ui.log_lines import LogBuffer, LogLine, parted
+from nbddp.ui.panel.controls import ButtonPress
 from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
 from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.report.blocks import Cell, Dot, Report
-from nbddp.ui.report.finished_cell import Attempt, Record, record_html, record_text
+from nbddp.ui.report.finished_cell import CellReport, EarlierAttempt, record_html, record_text
 from nbddp.ui.report.render import render_html
-from nbddp.ui.screen import TOGETHER, Check, StreamScreen, View, is_text, show_rich, show_rich_value
+from nbddp.ui.screen import TOGETHER, Check, StreamTarget, View, is_text, show_rich, show_rich_value
 from nbddp.ui.wording import shorten
 from nbddp.wire.messages import Display
 
@@ -58,25 +65,25 @@ class PanelView:
     def __init__(
         self,
         session: Session,
-        live: LiveComms,
-        screen: StreamScreen,
+        live: CommDispatcher,
+        screen: StreamTarget,
         *,
         has_color: bool,
-        questions: Questions,
+        questions: InputQueue,
         check: Check,
         slot: OutputSlot | None = None,
     ) -> None:
-        self.tails = Tails(max_merged=MAX_ROWS)
+        self.tails = LogBuffer(max_merged=MAX_ROWS)
         self.attempt = 0
         self.session = session
         self._live = live
         self._screen = screen
         self._has_color = has_color
         self._widgets: PanelWidgets | None = None
-        self._serving: Serving | None = None
+        self._serving: ServedWidgets | None = None
         self._questions, self._check = questions, check
         self.slot = slot or OutputSlot()
-        self._before: list[Attempt] = []
+        self._before: list[EarlierAttempt] = []
         self._shown: CellHandle | None = None
         self._opens_at = 0.0
         self._folder = ""  # of the run
@@ -89,7 +96,7 @@ class PanelView:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
         if isinstance(before, PanelView) and before._shown is not None:
             is_healed = before._shown.attempt == self.session.life.attempt
-            self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
+            self._before = [*before._before, EarlierAttempt(before._shown, time.time(), is_healed)]
             self.tails, self.slot = before.tails, before.slot
 
     def note(self, text: str) -> None:
@@ -141,7 +148,7 @@ class PanelView:
 
     def _patience(self) -> float:
         """How long to wait for news: less where this very thread answers the buttons."""
-        if self._widgets is not None and self._live.how is Way.PUMP:
+        if self._widgets is not None and self._live.how is DispatchMode.PUMP:
             return PUMP_PERIOD
         left = self._next_draw - time.monotonic()
         pause = left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
@@ -160,14 +167,14 @@ class PanelView:
 
     def _take(self, handle: CellHandle, notice: Notice | None) -> None:
         match notice:
-            case Wrote(rank=rank, text=text):
+            case OutputText(rank=rank, text=text):
                 self.tails.write(rank, text)
-            case Said(text=text):
+            case ControllerMessage(text=text):
                 if self._widgets is None or text != self.session.whereabouts.hangs.alarm:
                     self.tails.say(text)
-            case Displayed(rank=rank, message=message):
+            case RichOutput(rank=rank, message=message):
                 self._show_display(handle, rank, message)
-            case Question() | TakenBack():
+            case InputRequest() | InputClosed():
                 self._opens_at = 0.0  # who is asked shall see by whom
                 self._questions.take(notice)
 
@@ -199,7 +206,7 @@ class PanelView:
     def _preview(self, handle: CellHandle) -> None:
         """Show it as its record will be, so that nothing jumps if that comes soon."""
         merged = self.tails.lines()
-        record = Record(
+        record = CellReport(
             snapshot=self._snapshot(handle),
             lines=merged[-SHOWN:],
             earlier=self._earlier(merged, SHOWN),
@@ -213,7 +220,9 @@ class PanelView:
         self._log_pacer.draw(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
         self._rest_pacer.draw(
             self.session.version,
-            lambda: widgets.draw(self._snapshot(handle), can_press=self._live.how is not Way.NONE),
+            lambda: widgets.draw(
+                self._snapshot(handle), can_press=self._live.how is not DispatchMode.NONE
+            ),
         )
         chart_seen = (self.session.version, widgets.charts.choice)
         self._chart_pacer.draw(chart_seen, widgets.charts.draw)
@@ -234,22 +243,22 @@ class PanelView:
         run = self.session.snapshot(handle).run
         self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
 
-    def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
+    def _earlier(self, lines: Sequence[LogLine], shown: int, rank: int | None = None) -> str:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
         return say_earlier(count, log_path(self._folder, rank))
 
-    def _press(self, handle: CellHandle, press: Press, rank: int) -> None:
+    def _press(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
-        deeds: dict[Press, Callable[[], object]] = {
-            Press.INTERRUPT: self.session.interrupt,
-            Press.RESTART: self.session.begin_restart,
-            Press.STOP: self.session.begin_stop,
-            Press.KILL: partial(self.session.begin_kill, rank),
+        deeds: dict[ButtonPress, Callable[[], object]] = {
+            ButtonPress.INTERRUPT: self.session.interrupt,
+            ButtonPress.RESTART: self.session.begin_restart,
+            ButtonPress.STOP: self.session.begin_stop,
+            ButtonPress.KILL: partial(self.session.begin_kill, rank),
         }
         try:
             deeds[press]()
         except RequestError as error:
-            handle.feed(Said(str(error)))
+            handle.feed(ControllerMessage(str(error)))
 
     # ---- when it is over
 
@@ -265,12 +274,14 @@ class PanelView:
             self._live.keep(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
 
-    def _record(self, handle: CellHandle, result: CellResult, values: Sequence[Line]) -> Record:
+    def _record(
+        self, handle: CellHandle, result: CellResult, values: Sequence[LogLine]
+    ) -> CellReport:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
         curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
         merged, snapshot = self.tails.lines(), self._snapshot(handle)
         missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
-        return Record(
+        return CellReport(
             snapshot=snapshot,
             result=result,
             lines=[*merged[-SHOWN:], *values],
@@ -295,7 +306,7 @@ class PanelView:
         events = self.session.time_line.since(began)
         return replace(snapshot, began=began, seconds=seconds, events=events)
 
-    def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[Line], str]]:
+    def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[LogLine], str]]:
         return [
             (rank, lines[-SHOWN_OF_RANK:], self._earlier(lines, SHOWN_OF_RANK, rank))
             for rank in handle.ranks

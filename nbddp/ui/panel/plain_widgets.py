@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import ipywidgets as widgets
 
 
-class Plain(widgets.HTML):
+class PlainWidget(widgets.HTML):
     """HTML that has neither a layout nor a style of its own, which would be two widgets more.
 
     A talkative log needs several a second. What they look like is in the style sheet; a front end
@@ -17,9 +17,9 @@ class Plain(widgets.HTML):
     layout = style = None
 
 
-def html(value: str = "") -> Plain:
+def html(value: str = "") -> PlainWidget:
     """A place for HTML, with no room around it."""
-    return Plain(value, _dom_classes=("nbddp-html",))
+    return PlainWidget(value, _dom_classes=("nbddp-html",))
 
 
 def box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:

@@ -10,8 +10,8 @@ from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import SHEET, muted, time_line
 from nbddp.ui.panel.chart_area import ChartArea
-from nbddp.ui.panel.controls import Controls, Press
-from nbddp.ui.panel.log_area import LogWidgets
+from nbddp.ui.panel.controls import ButtonPress, Controls
+from nbddp.ui.panel.log_area import LogArea
 from nbddp.ui.panel.plain_widgets import box, close, html, toggle
 from nbddp.ui.report.rank_table import FEW, RankSparklines, rank_blocks
 from nbddp.ui.report.render import html_of, title_html
@@ -32,13 +32,13 @@ class PanelWidgets:
     def __init__(
         self,
         ranks: Sequence[int],
-        press: Callable[[Press, int], None],
+        press: Callable[[ButtonPress, int], None],
         metrics: Callable[..., MetricsSnapshot],
         on_new: Callable[[widgets.Widget], None],
     ) -> None:
         self._state, self._note, self._table, self._line = (html() for _ in range(4))
         self._controls = Controls(ranks, press)
-        self.log = LogWidgets(ranks, on_new)
+        self.log = LogArea(ranks, on_new)
         self.charts = ChartArea(metrics, ranks, on_new)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
 from nbddp.errors import say_ranks
-from nbddp.lifecycle.retries import Way, say_comebacks
+from nbddp.lifecycle.retries import RecoveryMethod, say_comebacks
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
 from nbddp.ui.chart_html import metrics_text
-from nbddp.ui.log_lines import Line, log_html, log_text, scrolled
+from nbddp.ui.log_lines import LogLine, log_html, log_text, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
 from nbddp.ui.report.rank_table import FEW, Curves, rank_blocks
@@ -30,7 +30,7 @@ from nbddp.ui.wording import say_facts, say_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class EarlierAttempt:
     """An attempt that failed; the next one began at ``over_at`` on healed or on new ranks."""
 
     handle: CellHandle
@@ -45,7 +45,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class CellReport:
     """All that a record shows.
 
     Attributes:
@@ -64,20 +64,20 @@ class Record:
 
     snapshot: Snapshot
     result: CellResult | None = None
-    lines: Sequence[Line] = ()
+    lines: Sequence[LogLine] = ()
     earlier: str = ""
     log_path: str = ""
-    rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
+    rank_lines: Sequence[tuple[int, Sequence[LogLine], str]] = ()
     metrics: MetricsSnapshot | None = None
     scale: AxisScale = AxisScale.AUTO
-    attempts: Sequence[Attempt] = ()
+    attempts: Sequence[EarlierAttempt] = ()
     curves: Curves | None = None
     notes: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     is_brief: bool = False
 
 
-def record_html(record: Record) -> str:
+def record_html(record: CellReport) -> str:
     """Return the record as HTML that needs no kernel: the first cause, charts, and output."""
     snapshot, title = record.snapshot, _title(record)
     verdict = record.result.verdict if record.result else None
@@ -101,7 +101,7 @@ def record_html(record: Record) -> str:
     return render_html(Report("", blocks))
 
 
-def record_text(record: Record) -> str:
+def record_text(record: CellReport) -> str:
     """Return output, failure and numbers as text, for a front end that shows no HTML."""
     verdict = record.result.verdict if record.result else None
     blocks = [
@@ -113,7 +113,7 @@ def record_text(record: Record) -> str:
     return strip("\n".join(text_lines(blocks)))
 
 
-def _numbers(record: Record) -> list[Block]:
+def _numbers(record: CellReport) -> list[Block]:
     notes: list[Block] = [*map(note, record.notes)]
     if record.metrics is None:
         return notes
@@ -121,7 +121,7 @@ def _numbers(record: Record) -> list[Block]:
     return [charts_block(record.metrics, record.scale, text), *notes]
 
 
-def _title(record: Record) -> Cell:
+def _title(record: CellReport) -> Cell:
     result, snapshot = record.result, record.snapshot
     if result is None:
         return state_title(snapshot)
@@ -129,7 +129,10 @@ def _title(record: Record) -> Cell:
     seconds = result.seconds
     if record.attempts:
         lost = sum(each.seconds_lost for each in record.attempts)
-        ways = [Way.HEAL if each.is_healed else Way.RESTART for each in record.attempts]
+        ways = [
+            RecoveryMethod.HEAL if each.is_healed else RecoveryMethod.RESTART
+            for each in record.attempts
+        ]
         outcome += f" {say_comebacks(ways, lost)}"
         seconds = snapshot.seconds
     facts = [outcome, say_seconds(seconds), *say_facts(snapshot)[1:], snapshot.run]
@@ -147,7 +150,7 @@ def _outcome(result: CellResult) -> tuple[Dot, str]:
     return Dot.BAD, f"failed on {say_ranks(verdict.causes)}"
 
 
-def _attempts(attempts: Sequence[Attempt]) -> Iterator[Details]:
+def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
     """Fold the failure of each attempt, without advice."""
     for each in attempts:
         result = each.handle.result
@@ -158,12 +161,12 @@ def _attempts(attempts: Sequence[Attempt]) -> Iterator[Details]:
             yield Details(title, [Card(result.verdict.report(advises=False))])
 
 
-def _log(lines: Sequence[Line], earlier: str) -> list[Block]:
+def _log(lines: Sequence[LogLine], earlier: str) -> list[Block]:
     text = log_text(lines, earlier=earlier)
     return [Markup(lambda: scrolled(log_html(lines, earlier=earlier)), text)] if lines else []
 
 
-def _rank_logs(logs: Sequence[tuple[int, Sequence[Line], str]]) -> Sequence[Details]:
+def _rank_logs(logs: Sequence[tuple[int, Sequence[LogLine], str]]) -> Sequence[Details]:
     """Fold the lines of each rank; of many ranks fold all folds."""
     folds = [Details(f"only rank {rank}", _log(lines, earlier)) for rank, lines, earlier in logs]
     return folds if len(folds) <= FEW else [Details("each rank's lines", folds)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.archive.scaling import NOISY, Scaling, Size
+from nbddp.archive.scaling import NOISY, Scaling, WorldSizeResult
 from nbddp.formatting import format_bytes, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
 from nbddp.ui.wording import aligned, say_rate, say_seconds
@@ -52,7 +52,7 @@ def _bar(efficiency: float) -> str:
     return "█" * filled + "·" * (BAR - filled)
 
 
-def _row(scaling: Scaling, size: Size) -> list[str]:
+def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
     pace = say_rate(size.pace) if scaling.counts_steps else say_seconds(1 / size.pace)
     samples = f"{size.samples:,.0f}" if scaling.has_samples and size.samples else ""
     return [
@@ -80,13 +80,13 @@ def format_share(share: float | None) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1f} %"
 
 
-def _communication(size: Size) -> str:
+def _communication(size: WorldSizeResult) -> str:
     exposed = size.share("exposed")
     alone = "" if exposed is None else f" ({format_share(exposed)} exposed)"
     return f"{format_share(size.share('communication'))}{alone}"
 
 
-def _memory(size: Size) -> str:
+def _memory(size: WorldSizeResult) -> str:
     here, gpu = size.share("memory"), size.share("gpu_memory")
     parts = [format_bytes(here) if here else "", f"GPU {format_bytes(gpu)}" if gpu else ""]
     return ", ".join(filter(None, parts))

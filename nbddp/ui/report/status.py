@@ -11,7 +11,7 @@ from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import time_line
-from nbddp.ui.log_lines import Line, log_html, scrolled
+from nbddp.ui.log_lines import LogLine, log_html, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.wording import (
@@ -34,7 +34,7 @@ _DOTS = {
 
 
 def status_report(
-    snapshot: Snapshot, *, metrics: MetricsSnapshot | None = None, lines: Sequence[Line] = ()
+    snapshot: Snapshot, *, metrics: MetricsSnapshot | None = None, lines: Sequence[LogLine] = ()
 ) -> Report:
     """Report the group; a page also gets the charts and the last lines of its last cell."""
     if not snapshot.state.is_live:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from nbddp.archive.stored_run import RecordedCell, RecordedRun
+from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape
-from nbddp.ui.log_lines import Line, log_html
+from nbddp.ui.log_lines import LogLine, log_html
 from nbddp.ui.report.blocks import (
     Block,
     Card,
@@ -39,8 +39,8 @@ TORN = "of the record could not be read: a full disk or a killed process tore th
 
 
 def run_report(
-    run: RecordedRun,
-    cell: RecordedCell | None = None,
+    run: StoredRun,
+    cell: StoredCell | None = None,
     *,
     ending: str = "",
     metrics: Collection[str] | None = None,
@@ -82,7 +82,7 @@ def run_report(
     )
 
 
-def _run_title(run: RecordedRun, ending: str) -> str:
+def _run_title(run: StoredRun, ending: str) -> str:
     snapshot = run.snapshot()
     cells = plural(len(run.cells), "cell")
     facts = [cells, *say_facts(snapshot), say_seconds(snapshot.seconds), ending]
@@ -92,7 +92,7 @@ def _run_title(run: RecordedRun, ending: str) -> str:
 # ---- cells
 
 
-def _cells(run: RecordedRun) -> list[Block]:
+def _cells(run: StoredRun) -> list[Block]:
     shown = run.cells[-SHOWN_CELLS:]
     rows: list[list[str | Cell]] = [
         [str(each.number), Cell(" · ".join(_cell_facts(each)), dot=_dot(each)), _source(each)]
@@ -103,30 +103,30 @@ def _cells(run: RecordedRun) -> list[Block]:
     return [more, Table(["cell", "outcome", ""], rows, "cells")]
 
 
-def _cell_facts(cell: RecordedCell) -> list[str]:
+def _cell_facts(cell: StoredCell) -> list[str]:
     took = "" if cell.seconds is None else say_seconds(cell.seconds)
     return [*filter(None, [_outcome(cell), say_ranks(cell.ranks), took])]
 
 
-def _outcome(cell: RecordedCell) -> str:
+def _outcome(cell: StoredCell) -> str:
     if not cell.is_over:
         return "its end is not recorded"
     said = "done" if cell.outcome == "ok" else cell.outcome
     return f"{said} (done again)" if cell.is_again else said
 
 
-def _dot(cell: RecordedCell) -> Dot:
+def _dot(cell: StoredCell) -> Dot:
     if not cell.is_over or cell.is_interrupted:
         return Dot.WARN
     return Dot.OK if cell.outcome == "ok" else Dot.BAD
 
 
-def _failure(cell: RecordedCell, *, is_named: bool) -> Card:
+def _failure(cell: StoredCell, *, is_named: bool) -> Card:
     name = f"cell {cell.number}: " if is_named else ""
     return Card(name + (cell.report or cell.outcome), is_error=not cell.is_interrupted)
 
 
-def _source(cell: RecordedCell) -> Cell:
+def _source(cell: StoredCell) -> Cell:
     """Return the first line that is neither empty nor a comment."""
     lines = [line for line in map(str.strip, cell.source.splitlines()) if line]
     first = next((line for line in lines if not line.startswith("#")), "")[:80]
@@ -149,10 +149,10 @@ def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[st
         yield say_left_out(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
 
 
-def _tails(run: RecordedRun, cell: RecordedCell | None) -> Iterator[Details]:
+def _tails(run: StoredRun, cell: StoredCell | None) -> Iterator[Details]:
     ranks: Sequence[int] = run.ranks if cell is None else cell.ranks
     for rank in ranks[:MAX_TAILS]:
         if text := run.tail(rank, TAIL, cell):
             last = "\n".join(text.splitlines()[-TEXT_TAIL:])
-            log = Markup(partial(log_html, [Line((rank,), text)]), last)
+            log = Markup(partial(log_html, [LogLine((rank,), text)]), last)
             yield Details(f"rank {rank}", [log], is_open=len(ranks) <= OPEN_TAILS)

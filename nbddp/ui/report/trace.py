@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nbddp.errors import say_ranks
 from nbddp.formatting import format_bytes, plural
-from nbddp.record.trace import REST, Row, Trace, is_different, rows, why_nothing
+from nbddp.record.trace import REST, Trace, TraceRow, is_different, rows, why_nothing
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
 from nbddp.wire.trace_messages import say_steps
@@ -84,19 +84,19 @@ def _operators(trace: Trace) -> list[Block]:
     return [Text(title), _table(trace, (different or costly)[:SHOWN_ROWS])]
 
 
-def _table(trace: Trace, shown: Sequence[Row]) -> Table:
+def _table(trace: Trace, shown: Sequence[TraceRow]) -> Table:
     is_wide = len(trace.ranks) > MAX_COLUMNS
     columns = ["least", "most"] if is_wide else [f"rank {rank}" for rank in trace.ranks]
     cells = [[_name(row), *(_extremes(row) if is_wide else _each(row))] for row in shown]
     return Table(["operator", *columns], cells, "milliseconds in operators, by rank")
 
 
-def _name(row: Row) -> str:
+def _name(row: TraceRow) -> str:
     is_collective = ":" in row.name and "::" not in row.name and row.name != REST
     return f"{row.name}, with the waiting" if is_collective else row.name
 
 
-def _each(row: Row) -> list[str]:
+def _each(row: TraceRow) -> list[str]:
     differ = len(set(row.calls.values())) > 1
     return [
         f"{spent:.1f}" + (f" ({row.calls[rank]:,} calls)" if differ else "")
@@ -104,6 +104,6 @@ def _each(row: Row) -> list[str]:
     ]
 
 
-def _extremes(row: Row) -> list[str]:
+def _extremes(row: TraceRow) -> list[str]:
     ordered = sorted(row.spent, key=lambda rank: row.spent[rank])
     return [f"{row.spent[rank]:.1f} (rank {rank})" for rank in (ordered[0], ordered[-1])]

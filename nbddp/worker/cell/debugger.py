@@ -17,7 +17,7 @@ from IPython.core.debugger import Pdb
 
 from nbddp.wire.messages import DEBUGGER, RunCell
 from nbddp.worker.cell.failure import HIDDEN
-from nbddp.worker.cell.stdin import Keyboard
+from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.watch.main_thread import library_of_file
 
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
@@ -112,7 +112,7 @@ class Debuggers:
         is_first: returns whether this rank is the first of its cell to call it.
     """
 
-    def __init__(self, keyboard: Keyboard, rank: int, is_first: Callable[[], bool]) -> None:
+    def __init__(self, keyboard: StdinProxy, rank: int, is_first: Callable[[], bool]) -> None:
         self._keyboard = keyboard
         self._rank = rank
         self._is_first = is_first

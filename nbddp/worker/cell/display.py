@@ -21,7 +21,7 @@ NO_WIDGET = (
 )
 
 
-class ResultHook(DisplayHook):
+class RankDisplayHook(DisplayHook):
     """Keeps the last expression's MIME bundle instead of printing it."""
 
     bundle: JsonDict = {}  # noqa: RUF012 - replaced, never changed
@@ -44,7 +44,7 @@ class ResultHook(DisplayHook):
         """Print no closing line break."""
 
 
-class MailingPublisher(DisplayPublisher):
+class RankDisplayPublisher(DisplayPublisher):
     """Mails what ``display()`` and figures produce."""
 
     mail: Callable[[Display], None] | None = None

@@ -40,7 +40,7 @@ MESSAGE = 1.0  # seconds that a signal of the notebook may come before its messa
 OTHERS_AFTER = 3  # rounds of PATIENCE after which any wait is ended, not only a process group's
 
 
-class Interrupter:
+class CellInterrupter:
     """Turns one Interrupt message into a KeyboardInterrupt in the running cell.
 
     Args:
@@ -90,7 +90,7 @@ class Interrupter:
 
         def note(unraisable: Any) -> None:
             frames = [frame for frame, _ in walk_tb(unraisable.exc_traceback)]
-            is_ours = bool(frames) and frames[-1].f_code is Interrupter._on_sigint.__code__
+            is_ours = bool(frames) and frames[-1].f_code is CellInterrupter._on_sigint.__code__
             if self._is_doing and is_ours:
                 self._raised -= 1
             else:

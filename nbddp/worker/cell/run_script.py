@@ -49,7 +49,7 @@ _IPYTHONS = ("__IPYTHON__", "display")  # names of builtins: code recognizes a n
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-class OwnFiles:
+class UserFiles:
     """Knows the files of the user's among those that a script consists of."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class OwnFiles:
         return self._names[filename]
 
 
-def run(script: Script, files: OwnFiles) -> None:
+def run(script: Script, files: UserFiles) -> None:
     """Run a script to the end of the program, in a process that runs nothing else.
 
     Args:
@@ -93,7 +93,7 @@ def run(script: Script, files: OwnFiles) -> None:
         exec(code, vars(main))
 
 
-def run_in(namespace: dict[str, Any], script: Script, files: OwnFiles) -> None:
+def run_in(namespace: dict[str, Any], script: Script, files: UserFiles) -> None:
     """Run a script in the cells' namespace, without isolation, as IPython's ``%run -i`` does."""
     files.begin(script)
     arguments = [*sys.argv]

@@ -21,10 +21,10 @@ from nbddp.wire.script import Script
 from nbddp.worker.cell import run_script
 from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.cell.debugger import RankPdb, post_mortem
-from nbddp.worker.cell.display import MailingPublisher, ResultHook
+from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
 from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.cell.import_hooks import change_when_imported
-from nbddp.worker.cell.signal_handlers import CellHandlers
+from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_places import name_users_lines
 from nbddp.worker.heal.plain_values import PlainValues
 from nbddp.worker.watch.profiler import CellProfiler, profiled
@@ -42,11 +42,11 @@ class RankShell(InteractiveShell):
     """The shell that cells run in; one per rank, kept from cell to cell."""
 
     compiler_class = CellCompiler
-    displayhook_class = Type(ResultHook)
-    display_pub_class = Type(MailingPublisher)
+    displayhook_class = Type(RankDisplayHook)
+    display_pub_class = Type(RankDisplayPublisher)
     compile: CellCompiler
-    displayhook: ResultHook
-    display_pub: MailingPublisher
+    displayhook: RankDisplayHook
+    display_pub: RankDisplayPublisher
     debugger_cls = RankPdb  # of ``%debug STATEMENT`` and ipdb
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
@@ -56,7 +56,7 @@ class RankShell(InteractiveShell):
 
     def __init__(self, **options: Any) -> None:
         self._swallowed: list[BaseException] = []
-        self._script_files = run_script.OwnFiles()
+        self._script_files = run_script.UserFiles()
         super().__init__(**options)
         self.loop_runner = self._await
         self.plain_values = PlainValues(self.user_ns)
@@ -112,7 +112,7 @@ class RankShell(InteractiveShell):
     def begin(self, mail: Callable[[Display], None]) -> None:
         """Be the shell of a rank, in its own process; ``mail`` is handed pictures."""
         self.display_pub.mail = mail
-        self.handlers_acting = CellHandlers().acting
+        self.handlers_acting = CellSignalHandlers().acting
         name_users_lines(self.is_cell_file)
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:

@@ -17,7 +17,7 @@ _OTHERS = sorted(signal.valid_signals() - {signal.SIGINT})
 _handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
-class CellHandlers:
+class CellSignalHandlers:
     """Takes the handlers of signals away while no cell runs; SIGINT is the interrupter's."""
 
     def __init__(self) -> None:

@@ -12,11 +12,19 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from nbddp.wire.messages import DEBUGGER, GETPASS, INPUT, Answered, Asked, Report, Withdrawn
+from nbddp.wire.messages import (
+    DEBUGGER,
+    GETPASS,
+    INPUT,
+    InputCancelled,
+    InputReply,
+    InputRequested,
+    Report,
+)
 from nbddp.worker.output.log_writer import flush_python_streams
 
 
-class Keyboard:
+class StdinProxy:
     """Asks whoever sits at the notebook, from the main thread, while a cell runs.
 
     Args:
@@ -32,7 +40,7 @@ class Keyboard:
         self._pid = os.getpid()
         self._number = 0
         # to the question that is open; it is C's: an interrupt leaves no lock of it taken
-        self._answers: SimpleQueue[Answered] = SimpleQueue()
+        self._answers: SimpleQueue[InputReply] = SimpleQueue()
         self._typed_ahead: list[str] = []
         self.is_debugging = False  # what is asked is the debugger's
         self.asks = ""  # what waits for an answer right now: ``input()``, or the debugger
@@ -82,21 +90,21 @@ class Keyboard:
         flush_python_streams()
         self._number += 1
         number, self.asks, self._answers = self._number, what, SimpleQueue()
-        self._post(Asked(question=number, prompt=prompt, is_secret=is_secret, what=what))
+        self._post(InputRequested(question=number, prompt=prompt, is_secret=is_secret, what=what))
         answer = None
         try:
             answer = self._answers.get()
         finally:
             self.asks = ""
             if answer is None:
-                self._post(Withdrawn(question=number))
+                self._post(InputCancelled(question=number))
         if answer.refusal:
             raise RuntimeError(f"{what} is not supported: {answer.refusal}")
         if answer.is_end:
             raise EOFError("nobody answered")
         return answer.text
 
-    def answered(self, answer: Answered) -> None:
+    def answered(self, answer: InputReply) -> None:
         """An answer came; one to a question that was taken back is nobody's."""
         if answer.question == self._number and self.asks:
             self._answers.put(answer)

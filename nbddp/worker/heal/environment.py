@@ -15,7 +15,7 @@ import torch
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
-class Surroundings:
+class ProcessEnvironment:
     """The import path, the folder, the environment, the settings of torch, Accelerate's state.
 
     Of the environment only what has changed since this was made: the rest is the rank's own.

@@ -19,10 +19,10 @@ from torch import UntypedStorage
 from nbddp.errors import RequestError, say_ranks
 from nbddp.train.checkpoint.sharded import is_spread
 from nbddp.wire import payloads
-from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.heal_messages import JoinGroup, SendNamespace
 from nbddp.wire.messages import Answer, JsonDict, Regroup
-from nbddp.worker.heal.environment import Surroundings
-from nbddp.worker.heal.namespace_transfer import NotOpenedError, open_names, pack_names
+from nbddp.worker.heal.environment import ProcessEnvironment
+from nbddp.worker.heal.namespace_transfer import UnpickleError, open_names, pack_names
 from nbddp.worker.heal.plain_values import HISTORY
 from nbddp.worker.heal.rank_attributes import own_attributes, set_attributes, set_samplers
 from nbddp.worker.process_group.bound_objects import is_sharded, sharded_modules
@@ -40,7 +40,7 @@ LONGEST = 300  # characters of the reason
 T = TypeVar("T")
 
 
-class Healing:
+class HealHandler:
     """Answers what a rank is asked while the group heals.
 
     Args:
@@ -61,7 +61,7 @@ class Healing:
     ) -> None:
         self._namespace = shell.user_ns
         self._own = {*shell.user_ns}
-        self._surroundings = Surroundings()
+        self._surroundings = ProcessEnvironment()
         self._cells = shell.compile
         self._group = group
         self._regrouper = regrouper
@@ -71,7 +71,7 @@ class Healing:
         self._storages: Sequence[UntypedStorage] = ()
         self._report: JsonDict = {}
 
-    def give(self, command: Give) -> Answer:
+    def give(self, command: SendNamespace) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
         _refuse_sharded(self._namespace, self._group.registry.optimizers)
         for newcomer in command.newcomers:
@@ -99,7 +99,7 @@ class Healing:
         }
         return Answer(request=command.request, parcel=parcel, payload=payload)
 
-    def meet(self, command: Meet) -> Answer:
+    def meet(self, command: JoinGroup) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
         self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
@@ -113,7 +113,7 @@ class Healing:
         error = next(iter(self._report.get("unopened", {}).values()), error)
         return Answer(request=command.request, error=error, payload=self._report)
 
-    def _hand_over(self, command: Meet) -> None:
+    def _hand_over(self, command: JoinGroup) -> None:
         """Memory first: what is opened may look into its tensors at once."""
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
@@ -129,13 +129,13 @@ class Healing:
             self._receive(storages, command.donor)
             try:
                 open_names(data, self._namespace, storages, take=self._take_beside)
-            except NotOpenedError as error:
+            except UnpickleError as error:
                 self._report["unopened"] = {error.name: str(error)}
                 raise
             self._group.registry.find()
         self._take_places(command)
 
-    def _take_places(self, command: Meet) -> None:
+    def _take_places(self, command: JoinGroup) -> None:
         """Where all that live keep their own rank, the new ones keep theirs."""
         is_new = dist.get_rank() in command.newcomers
         mine = None if is_new else own_attributes(self._namespace, self._own)

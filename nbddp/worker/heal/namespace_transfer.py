@@ -45,7 +45,7 @@ _CACHED = type(functools.lru_cache(print))
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class PickledNamespace:
     """Names that go to another rank.
 
     Attributes:
@@ -61,7 +61,7 @@ class Carried:
     left: Mapping[str, str]
 
 
-class NotOpenedError(Exception):
+class UnpickleError(Exception):
     """A name that was carried could not be made at the other end.
 
     Attributes:
@@ -130,7 +130,7 @@ class _Packer(Pickler):
         if part is self._whole or not self._may_lack_parts:
             raise pickle.PicklingError(why)
         self.missing.append((part, why))
-        return NotCarried, (_a(part),)
+        return Placeholder, (_a(part),)
 
 
 class _Gone:
@@ -158,7 +158,9 @@ class _Opener(pickle.Unpickler):
         return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def pack_names(namespace: dict[str, Any], leave: Iterable[str] = (), beside: Any = None) -> Carried:
+def pack_names(
+    namespace: dict[str, Any], leave: Iterable[str] = (), beside: Any = None
+) -> PickledNamespace:
     """Pickle a namespace's names, but those that are to be left.
 
     Args:
@@ -191,7 +193,7 @@ def pack_names(namespace: dict[str, Any], leave: Iterable[str] = (), beside: Any
         packer, why = _try(names, namespace, beside, broken)
         if why:
             raise pickle.PicklingError(why)
-    return Carried(packer.file.getvalue(), packer.storages, tuple(names), left)
+    return PickledNamespace(packer.file.getvalue(), packer.storages, tuple(names), left)
 
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -216,7 +218,7 @@ def open_names(
     ``take`` is given what was packed beside the names, before they are opened.
 
     Raises:
-        NotOpenedError: one could not be made here; the namespace is as it was before.
+        UnpickleError: one could not be made here; the namespace is as it was before.
     """
     opener = _Opener(data, namespace, storages)
     names, beside = opener.load()
@@ -228,7 +230,7 @@ def open_names(
         except Exception as error:
             namespace.clear()
             namespace.update(before)
-            raise NotOpenedError(name, error) from error
+            raise UnpickleError(name, error) from error
     if "__builtins__" in before:  # cloudpickle sets it, to a dict, for each function that it makes
         namespace["__builtins__"] = before["__builtins__"]
 
@@ -274,7 +276,7 @@ def _why(error: BaseException) -> str:
 # ---- what cannot be carried
 
 
-class NotCarried:
+class Placeholder:
     """Takes the place of an object that was not carried. Every use raises an error that says so.
 
     With a lock that never blocks, or an empty queue, the user's code would fail without a reason.

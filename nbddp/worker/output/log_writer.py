@@ -37,7 +37,7 @@ _TRACE = re.compile(
 )
 
 
-class RankLog:
+class LogWriter:
     """The log file of one rank, written through its file descriptors and read back by offset.
 
     Args:
@@ -175,7 +175,7 @@ class _LogWriter(io.RawIOBase):
     A full disk loses output, and says so, but does not end a training in the middle of a print.
     """
 
-    def __init__(self, fd: int, log: RankLog) -> None:
+    def __init__(self, fd: int, log: LogWriter) -> None:
         self.name = "<stdout>" if fd == 1 else "<stderr>"
         self._fd = fd
         self._log = log

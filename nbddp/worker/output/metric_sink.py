@@ -10,8 +10,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from nbddp.train.log_and_track import Bar, Sink
-from nbddp.wire.messages import Happened, Metrics, Progress, Report
+from nbddp.train.log_and_track import ProgressBar, Sink
+from nbddp.wire.messages import EventReported, Metrics, Progress, Report
 from nbddp.worker.output.outbox import Outbox, remark
 
 MAX_ROWS = 1000  # in one letter
@@ -21,7 +21,7 @@ MAX_BARS = 8  # loops inside each other that are shown
 CONFIG = "config"  # what happens where settings are said
 
 
-class Meters(Sink):
+class MetricSink(Sink):
     """The sink of a rank: what the main thread reports, the outbox's thread mails.
 
     Args:
@@ -41,8 +41,8 @@ class Meters(Sink):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
-        self._events: deque[Happened] = deque()
-        self._bars: list[Bar] = []
+        self._events: deque[EventReported] = deque()
+        self._bars: list[ProgressBar] = []
         self._missed = 0
         self._has_moved = False
         self._has_lost = False
@@ -73,7 +73,7 @@ class Meters(Sink):
                 self._missed += 1
         self._count()
 
-    def begin(self, bar: Bar) -> None:
+    def begin(self, bar: ProgressBar) -> None:
         """A loop begins, inside those that have not ended."""
         if self._is_elsewhere():
             return
@@ -82,14 +82,14 @@ class Meters(Sink):
             self._has_moved = True
         self._count()
 
-    def show(self, bar: Bar) -> None:  # noqa: ARG002 - all bars are read together
+    def show(self, bar: ProgressBar) -> None:  # noqa: ARG002 - all bars are read together
         """A loop has moved."""
         if self._is_elsewhere():
             return
         self._has_moved = True
         self._count()
 
-    def end(self, bar: Bar) -> None:
+    def end(self, bar: ProgressBar) -> None:
         """A loop is over; the outermost stays until another begins, so that its end is seen."""
         if self._is_elsewhere():
             return
@@ -110,7 +110,7 @@ class Meters(Sink):
                 # it is not mailed yet, and a loop may say its settings in each step
                 self._events[-1].facts["values"].update(plain["values"])
             else:
-                self._events.append(Happened(kind=kind, facts=plain))
+                self._events.append(EventReported(kind=kind, facts=plain))
             is_full = len(self._events) >= MAX_EVENTS
         self._count()
         if is_full:

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from nbddp.train.checkpoint.sharded import fsdp_kinds
 
 
-class Roll:
+class WeakList:
     """The living objects of one kind, in the order in which they were made."""
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class Roll:
         return iter(list(self._objects.values()))
 
 
-class Registry:
+class BoundObjects:
     """Every DDP model, optimizer, learning-rate schedule and gradient scaler of this process."""
 
     def __init__(self) -> None:
-        self.models = Roll()
-        self._optimizers = Roll()
-        self.schedules = Roll()
-        self.scalers = Roll()
-        self._kinds: list[tuple[type, Roll]] = [
+        self.models = WeakList()
+        self._optimizers = WeakList()
+        self.schedules = WeakList()
+        self.scalers = WeakList()
+        self._kinds: list[tuple[type, WeakList]] = [
             (DistributedDataParallel, self.models),
             (Optimizer, self._optimizers),
             (LRScheduler, self.schedules),
@@ -77,7 +77,7 @@ def _wraps(optimizer: Optimizer) -> bool:
     return any(getattr(optimizer, "state", None) is each.state for each in inner)
 
 
-def _note_after(kind: type, method: str, roll: Roll) -> None:
+def _note_after(kind: type, method: str, roll: WeakList) -> None:
     original = getattr(kind, method)
 
     @functools.wraps(original)

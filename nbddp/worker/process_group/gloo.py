@@ -66,7 +66,7 @@ def watch_new_groups(
 # ---- groups that form
 
 
-class Dialing:
+class GlooUnblocker:
     """Ends the wait of Gloo for a rank that is to dial it and does not live to do so.
 
     While a group forms, every two ranks connect. The one with the greater address dials, and says
@@ -107,7 +107,7 @@ class Dialing:
 # ---- groups that end
 
 
-class Afterlife:
+class GroupReleaser:
     """Delays freeing destroyed process groups while freeing them could deadlock.
 
     A Gloo thread releases a tensor shortly after its collective has completed, and needs the GIL

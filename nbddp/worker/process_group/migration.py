@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural, with_article
 from nbddp.worker.process_group.bound_objects import (
-    Registry,
+    BoundObjects,
     accumulations,
     is_sharded,
     loaders,
@@ -68,7 +68,7 @@ class Migration:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: BoundObjects,
         namespace: Mapping[str, Any],
         device: torch.device,
         *,

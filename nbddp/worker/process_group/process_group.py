@@ -15,9 +15,14 @@ from nbddp.topology import Topology
 from nbddp.train import place
 from nbddp.wire.messages import RunCell
 from nbddp.wire.start import DEFAULT_TIMEOUT
-from nbddp.worker.process_group.bound_objects import Registry
+from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_room
-from nbddp.worker.process_group.gloo import Afterlife, Dialing, wake_lost_sends, watch_new_groups
+from nbddp.worker.process_group.gloo import (
+    GlooUnblocker,
+    GroupReleaser,
+    wake_lost_sends,
+    watch_new_groups,
+)
 from nbddp.worker.process_group.nccl import abort_groups, comes_from_backend
 from nbddp.worker.process_group.rendezvous import (
     Rendezvous,
@@ -56,9 +61,9 @@ class ProcessGroup:
     ) -> None:
         self._store = store
         self._connections = connections
-        self._dialing = Dialing()
-        self.registry = Registry()
-        self._afterlife = Afterlife(connections.close_groups, self.registry.models)
+        self._dialing = GlooUnblocker()
+        self.registry = BoundObjects()
+        self._afterlife = GroupReleaser(connections.close_groups, self.registry.models)
         self._parts: set[frozenset[int]] = set()
         watch_new_groups(self._making, self._afterlife.hold)
         self._topology = topology

@@ -44,7 +44,7 @@ _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RendezvousParameters:
     """Which place, of how many, at which address."""
 
     rank: int
@@ -53,7 +53,7 @@ class Asked:
     port: int
 
     @classmethod
-    def read(cls, url: str) -> Asked | None:
+    def read(cls, url: str) -> RendezvousParameters | None:
         """As torch reads it; None where something is missing, which torch then says."""
         parts, env = urlparse(url), os.environ
         is_env = parts.scheme == "env"
@@ -119,7 +119,7 @@ class Rendezvous:
         def meet(
             url: str, timeout: timedelta = default_pg_timeout, **options: Any
         ) -> Iterator[tuple[dist.Store, int, int]]:
-            asked = Asked.read(url)
+            asked = RendezvousParameters.read(url)
             if asked is None or not self._is_ours(asked, url):
                 yield from elsewhere(url, timeout=timeout, **options)
                 return
@@ -129,7 +129,7 @@ class Rendezvous:
 
         return meet
 
-    def _is_ours(self, asked: Asked, url: str) -> bool:
+    def _is_ours(self, asked: RendezvousParameters, url: str) -> bool:
         """Whether only ranks can come, each at its own place or where we told them to meet."""
         if os.getpid() != self._pid or asked.world_size > self._running:
             return False
@@ -141,7 +141,7 @@ class Rendezvous:
         here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
         return is_own_place and (asked.address in here or url.startswith("file:"))
 
-    def _store_there(self, asked: Asked, timeout: timedelta) -> dist.Store | None:
+    def _store_there(self, asked: RendezvousParameters, timeout: timedelta) -> dist.Store | None:
         """The store that somebody serves at the address, such as a notebook; None without one."""
         if asked.port != self._topology.master_port:
             with suppress(OSError):  # nobody listens there
@@ -149,7 +149,7 @@ class Rendezvous:
                 return dist.TCPStore(asked.address, asked.port, asked.world_size, timeout=timeout)
         return None
 
-    def _our_store(self, asked: Asked, timeout: timedelta) -> dist.Store:
+    def _our_store(self, asked: RendezvousParameters, timeout: timedelta) -> dist.Store:
         """Under a prefix that was never used, the same on all ranks that meet.
 
         What one rank does alone, as rank 0 of 1, does not count for the others.

@@ -15,9 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 from nbddp.train import place
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
-from nbddp.worker.watch.dataloader_waits import Loads
+from nbddp.worker.watch.dataloader_waits import DataLoaderWaits
 from nbddp.worker.watch.flight_recorder import (
     NCCLS,
     RECORDED,
@@ -56,11 +56,11 @@ class ArrivalRecorder:
         has_met: whether the cell had a collective, so that it is worth sampling.
     """
 
-    def __init__(self, post: Callable[[Arrivals], None], shell: RankShell) -> None:
+    def __init__(self, post: Callable[[CollectiveArrivals], None], shell: RankShell) -> None:
         self._post = post
         self._shell = shell
         self._lock = threading.Lock()
-        self._loads = Loads()
+        self._loads = DataLoaderWaits()
         self._seen = -1  # the newest record that was read,
         self._read_at = 0.0  # when,
         self._per_second = 0.0  # and how many there were a second then
@@ -83,7 +83,7 @@ class ArrivalRecorder:
             self._loads.begin()
 
     def _begin_message(self) -> None:
-        self._message = Arrivals(cell=self._cell, base=self._base / 1e9)
+        self._message = CollectiveArrivals(cell=self._cell, base=self._base / 1e9)
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._places: dict[tuple[int, str], int] = {}
         self._rows: list[Row] = []
@@ -185,7 +185,7 @@ class ArrivalRecorder:
         for record in [each for each in self._unmeasured if each < oldest]:
             del self._unmeasured[record]  # the recorder has forgotten it
 
-    def _complete_message(self, *, is_over: bool) -> Arrivals | None:
+    def _complete_message(self, *, is_over: bool) -> CollectiveArrivals | None:
         """Return the message, or None if there is nothing to report."""
         loads = self._loads.take(self._base // 1000, MAX_LOADS)
         is_end = is_over and self.has_met

@@ -73,7 +73,7 @@ def epochs_of(sampler: Sampler[Any]) -> list[int]:
     return _epochs.get(sampler, [])
 
 
-class Loads:
+class DataLoaderWaits:
     """How long the main thread waits for each batch of a ``DataLoader``, and so of a loader's.
 
     What a loader without workers takes to make a batch is such a wait, too.

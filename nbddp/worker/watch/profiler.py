@@ -24,8 +24,8 @@ from torch.profiler import ProfilerAction, profile
 
 from nbddp.sigint import interrupt_held_back
 from nbddp.train import log_and_track
-from nbddp.wire.messages import Noticed, RunCell
-from nbddp.wire.trace_messages import GiveTrace, Steps, Traced, say_steps
+from nbddp.wire.messages import InterruptAcknowledged, RunCell
+from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps, say_steps
 from nbddp.worker.output.outbox import Outbox
 
 Interval = tuple[float, float]
@@ -52,7 +52,9 @@ class CellProfiler:
         make: makes torch's profiler; takes whether it traces memory.
     """
 
-    def __init__(self, steps: Steps, cell: int, make: Callable[[bool], Any] | None = None) -> None:
+    def __init__(
+        self, steps: TraceSteps, cell: int, make: Callable[[bool], Any] | None = None
+    ) -> None:
         self.cell = cell
         self._steps = steps
         self._make = make or (
@@ -148,7 +150,7 @@ class CellProfiler:
         except RuntimeError as error:  # the cell has ended it
             self._profile, self._why = None, _said_by_torch(error)
 
-    def give(self, command: GiveTrace) -> tuple[Traced, list[bytes]]:
+    def give(self, command: SendTrace) -> tuple[TraceSent, list[bytes]]:
         """Write the rank's own file, and its part of the merged file, into the folder.
 
         Returns:
@@ -156,7 +158,7 @@ class CellProfiler:
         """
         why = self._why or self._why_none()
         if why:
-            return Traced(why=why), []
+            return TraceSent(why=why), []
         if command.folder:
             return self._write(command, Path(command.folder)), []
         with tempfile.TemporaryDirectory(prefix="nbddp-trace-") as folder:
@@ -172,7 +174,7 @@ class CellProfiler:
         were = "was" if self._reported[0] == self._reported[1] else "were"
         return f"{say_steps(*self._reported)} {were} reported, none of {self._steps}"
 
-    def _write(self, command: GiveTrace, folder: Path) -> Traced:
+    def _write(self, command: SendTrace, folder: Path) -> TraceSent:
         own = folder / own_name(command.rank)
         try:
             self._profile.export_chrome_trace(str(own))  # torch compresses it
@@ -184,8 +186,8 @@ class CellProfiler:
             own.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or "there may be no room"
             said = _said_by_torch(error) if isinstance(error, RuntimeError) else reason
-            return Traced(why=f"its trace could not be written to {folder}: {said}")
-        return Traced(
+            return TraceSent(why=f"its trace could not be written to {folder}: {said}")
+        return TraceSent(
             steps=[self._first, self._current] if self._is_cut else self._whole,
             seconds=round(self._seconds, 6),
             events=len(events),
@@ -206,7 +208,7 @@ def part_name(rank: int) -> str:
 
 
 def merged_part(
-    document: Mapping[str, Any], command: GiveTrace
+    document: Mapping[str, Any], command: SendTrace
 ) -> tuple[list[dict[str, Any]], int]:
     """Give a rank's events the times, process ids and names that they have in the merged file.
 
@@ -233,7 +235,7 @@ def merged_part(
     return [*heads, *kept], len(events) - len(kept)
 
 
-def _name_rows(heads: Iterable[dict[str, Any]], command: GiveTrace) -> None:
+def _name_rows(heads: Iterable[dict[str, Any]], command: SendTrace) -> None:
     """Call the processes "rank 1" and "rank 1, GPU 0", in the order of the ranks."""
     labels = {
         each["pid"]: each["args"]["labels"] for each in heads if each["name"] == "process_labels"
@@ -323,7 +325,7 @@ def profiled(command: RunCell) -> Iterator[CellProfiler]:
     """Run a cell within, of which some steps are traced; then comes :meth:`CellProfiler.end`."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its log would be among the cell's lines
     importlib.import_module("torch._inductor.config")  # which the profiler's start would import
-    profiler = CellProfiler(Steps(**command.trace), command.cell)
+    profiler = CellProfiler(TraceSteps(**command.trace), command.cell)
     with ExitStack() as end:
         end.callback(profiler.begin())
         yield profiler
@@ -336,7 +338,7 @@ def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -
     before that it lives, and has heard a stop.
     """
     if profiler is not None:
-        outbox.post(Noticed(cell=profiler.cell))
+        outbox.post(InterruptAcknowledged(cell=profiler.cell))
         outbox.flush()
         profiler.end(is_ok=is_ok)
 

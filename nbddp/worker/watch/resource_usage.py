@@ -16,7 +16,7 @@ SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks m
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ResourceUsage:
     """CPU in percent of one core, below 0 while that is not known; memory (resident) in bytes.
 
     ``gpu`` is the UUID of the GPU, empty without one.
@@ -30,7 +30,7 @@ class Use:
     gpu_reserved: int = 0
 
 
-class Usage:
+class UsageSampler:
     """Reads it; CPU is the mean since the last reading, but over no less than ``SPAN``."""
 
     def __init__(self, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class Usage:
         self._device = device
         self._gpu: tuple[str, str] | None = None
 
-    def read(self) -> Use:
+    def read(self) -> ResourceUsage:
         """What the process uses now; touches no GPU that the cells have not touched."""
         with suppress(OSError):  # a cell has taken all descriptors: the last figures will do
             if time.monotonic() - self._measured_at >= SPAN:
@@ -50,11 +50,11 @@ class Usage:
             self._memory = self._process.memory_info().rss
         cpu, memory = self._cpu, self._memory
         if self._device.type != "cuda" or not torch.cuda.is_initialized():
-            return Use(cpu, memory)
+            return ResourceUsage(cpu, memory)
         if self._gpu is None:
             found = torch.cuda.get_device_properties(self._device)
             self._gpu = str(getattr(found, "uuid", "")), str(found.name)
-        return Use(
+        return ResourceUsage(
             cpu,
             memory,
             *self._gpu,
@@ -64,7 +64,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildrenUse:
+class ChildUsage:
     """What the descendants of a process do.
 
     ``cpu_time`` is seconds of CPU, with those that ended; ``is_reading`` says that one waits for a
@@ -76,7 +76,7 @@ class ChildrenUse:
     written: int
 
 
-def children_use() -> ChildrenUse:
+def children_use() -> ChildUsage:
     """What the descendants of this process do, and have done."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system
@@ -88,4 +88,4 @@ def children_use() -> ChildrenUse:
             is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
             if hasattr(each, "io_counters"):
                 written += each.io_counters().write_chars
-    return ChildrenUse(seconds, is_reading, written)
+    return ChildUsage(seconds, is_reading, written)

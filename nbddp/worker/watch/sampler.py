@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from nbddp.errors import say_place
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import JsonDict, Pulse
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.messages import JsonDict, RankStatus
+from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
@@ -33,8 +33,13 @@ from nbddp.worker.watch.main_thread import (
     waited_in,
     waiting_thread,
 )
-from nbddp.worker.watch.resource_usage import Usage, Use, children_use
-from nbddp.worker.watch.stall_detector import Closer, Stillness, Trace, Wait
+from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler, children_use
+from nbddp.worker.watch.stall_detector import (
+    BlockingCall,
+    ProcessSample,
+    StallDetector,
+    ThreadSample,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +69,7 @@ class Progress(NamedTuple):
 
 
 class Sampler:
-    """Sends a Pulse at every look while a cell runs, and now and then between cells.
+    """Sends a RankStatus at every look while a cell runs, and now and then between cells.
 
     Args:
         post: sends it.
@@ -75,21 +80,21 @@ class Sampler:
 
     def __init__(
         self,
-        post: Callable[[Pulse | Arrivals], None],
+        post: Callable[[RankStatus | CollectiveArrivals], None],
         shell: RankShell,
-        usage: Usage,
+        usage: UsageSampler,
         progress: Callable[[], Progress] = Progress,
     ) -> None:
         self._post = post
         self._shell = shell
         self._usage = usage
         self._progress = progress
-        self._stillness = Stillness()
+        self._stillness = StallDetector()
         self._cell = self._last_cell = 0
         self._began_at = 0.0
         self._has_looked = False
         self._spans_cell = True  # whether the next CPU figure is partly that of a cell
-        self._told: Pulse | None = None
+        self._told: RankStatus | None = None
         self._call: object = None  # the mark of the library call that the main thread waits in
         self._arrivals = ArrivalRecorder(post, shell)
         self._begun = threading.Event()
@@ -155,7 +160,7 @@ class Sampler:
             elif is_sampling:
                 self._arrivals.sample()
 
-    def _report(self, pulse: Pulse) -> None:
+    def _report(self, pulse: RankStatus) -> None:
         self._told = pulse
         self._post(pulse)
 
@@ -167,17 +172,17 @@ class Sampler:
         if is_due or self._told is None or _is_news(pulse, self._told):
             self._report(pulse)
 
-    def look(self, cell: int = 0) -> Pulse:
+    def look(self, cell: int = 0) -> RankStatus:
         """Return where the main thread is right now, in this cell or outside of any."""
         # a call of its own: a frame that held itself would also hold what the cell has left
         return self._look_at(main_frame(), cell)
 
-    def _look_at(self, frame: FrameType, cell: int) -> Pulse:
+    def _look_at(self, frame: FrameType, cell: int) -> RankStatus:
         entries = self._arrivals.report() if self._last_cell else []
         newest = newest_of(entries, functions_in(frame))
         use, progress = self._usage.read(), self._progress()
         kind, wait = self._wait(cell, frame, newest)
-        seen = Trace(
+        seen = ThreadSample(
             place=(cell, id(frame), frame.f_lasti),
             collectives=int(entries[-1]["record_id"]) if entries else 0,  # of all threads
             said=progress.said,
@@ -185,9 +190,9 @@ class Sampler:
         )
         seconds = self._stay(seen, kind, use)
         is_waited_in = wait is not None and seconds > 0
-        is_recorded = is_waited_in and kind is not Wait.SEEN
+        is_recorded = is_waited_in and kind is not BlockingCall.SEEN
         is_recent = newest is not None and newest.began_at >= self._began_at
-        return Pulse(
+        return RankStatus(
             cell=cell,
             **(self._place_in_cell(frame) if cell else {"line": 0, "function": ""}),
             collective=wait if is_waited_in else None,
@@ -202,34 +207,34 @@ class Sampler:
 
     def _wait(
         self, cell: int, frame: FrameType, newest: RecordedCollective | None
-    ) -> tuple[Wait, Collective | None]:
+    ) -> tuple[BlockingCall, Collective | None]:
         """Return what a cell seems to wait in: the kind of wait, and the call."""
         self._call = None
         if not cell:
-            return Wait.NONE, None
+            return BlockingCall.NONE, None
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
-            return Wait.SPINNING if spins else Wait.RECORDED, newest.call
+            return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call
         if name := waited_in(frame, self._shell.is_cell_file):
-            return Wait.SEEN, Collective(name)
+            return BlockingCall.SEEN, Collective(name)
         self._call = mark_of_call(frame)
-        return Wait.NONE if self._call is None else Wait.ONE_CALL, None
+        return BlockingCall.NONE if self._call is None else BlockingCall.ONE_CALL, None
 
-    def _stay(self, seen: Trace, kind: Wait, use: Use) -> float:
+    def _stay(self, seen: ThreadSample, kind: BlockingCall, use: ResourceUsage) -> float:
         """Return how long the main thread has stayed where it is; 0 if it moves."""
         now, cell = time.monotonic(), seen.place[0]
         switches, state = main_status()
-        is_one_call = kind is Wait.ONE_CALL
+        is_one_call = kind is BlockingCall.ONE_CALL
         place = (cell, id(self._call)) if is_one_call else seen.place
         trace = replace(seen, place=place, cpu=main_cpu_time(), switches=switches)
         seconds = self._stillness.look(trace, kind, now)
-        waits_for_others = kind is not Wait.NONE and not is_one_call
+        waits_for_others = kind is not BlockingCall.NONE and not is_one_call
         if not cell or waits_for_others or not self._stillness.wants_closer_look(now):
             return seconds
         if is_one_call and state == "R":
             state = "S"  # it has just woken, or waits for a core: neither is work
         children = children_use()
-        closer = Closer(
+        closer = ProcessSample(
             state="D" if children.is_reading else state,
             cpu=use.cpu,
             children=children.cpu_time,
@@ -258,7 +263,7 @@ class Sampler:
         return {"line": line, "file": file, "code": code[:MAX_CODE], "function": called}
 
 
-def _is_news(pulse: Pulse, told: Pulse) -> bool:
+def _is_news(pulse: RankStatus, told: RankStatus) -> bool:
     """Return whether the user would see a difference between cells."""
     sizes = ("memory", "gpu_memory", "gpu_reserved")
     pairs = [(getattr(pulse, name), getattr(told, name)) for name in sizes]

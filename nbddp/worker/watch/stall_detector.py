@@ -22,7 +22,7 @@ WORKED = 0.05  # seconds of CPU between two looks: more than workers use that lo
 SETTLED = 2.0  # seconds in one place after which it is worth a closer look
 
 
-class Wait(Enum):
+class BlockingCall(Enum):
     """What the main thread seems to wait in."""
 
     NONE = auto()
@@ -33,7 +33,7 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class ThreadSample:
     """What is seen of the main thread at one look.
 
     Attributes:
@@ -51,7 +51,7 @@ class Trace:
     cpu: float = 0.0
     switches: int = 0
 
-    def has_moved(self, before: Trace, wait: Wait) -> bool:
+    def has_moved(self, before: ThreadSample, wait: BlockingCall) -> bool:
         """Whether the thread did anything since an earlier look."""
         done = (self.place, self.collectives, self.said)
         if done != (before.place, before.collectives, before.said):
@@ -59,20 +59,20 @@ class Trace:
         is_computing = self.cpu - before.cpu >= BUSY
         switches = self.switches - before.switches
         match wait:
-            case Wait.SPINNING:
+            case BlockingCall.SPINNING:
                 return False
-            case Wait.RECORDED:  # switches: it may ask in a loop whether the work is done
+            case BlockingCall.RECORDED:  # switches: it may ask in a loop whether the work is done
                 return is_computing
-            case Wait.SEEN:
+            case BlockingCall.SEEN:
                 return is_computing or switches > WAKES
-            case Wait.ONE_CALL:  # it uses a little CPU each time that it wakes
+            case BlockingCall.ONE_CALL:  # it uses a little CPU each time that it wakes
                 return self.cpu - before.cpu >= WORKED or self.written != before.written
-            case Wait.NONE:
+            case BlockingCall.NONE:
                 return is_computing or switches > 0 or self.written != before.written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closer:
+class ProcessSample:
     """What a closer look shows of a thread that seems to stay where it is.
 
     Attributes:
@@ -87,7 +87,7 @@ class Closer:
     children: float = 0.0
     written: int = 0
 
-    def is_at_work(self, before: Closer | None) -> bool:
+    def is_at_work(self, before: ProcessSample | None) -> bool:
         """Whether a disk, other threads or children are at work for it."""
         have_worked = before is not None and (
             self.children - before.children >= WORKED or self.written != before.written
@@ -95,15 +95,15 @@ class Closer:
         return self.state in ("D", "R") or self.cpu >= HARD_AT_WORK or have_worked
 
 
-class Stillness:
+class StallDetector:
     """Remembers since when nothing has moved."""
 
     def __init__(self) -> None:
-        self._trace = Trace()
-        self._closer: Closer | None = None
+        self._trace = ThreadSample()
+        self._closer: ProcessSample | None = None
         self._since = 0.0
 
-    def look(self, trace: Trace, wait: Wait, now: float) -> float:
+    def look(self, trace: ThreadSample, wait: BlockingCall, now: float) -> float:
         """How long the thread has stayed where it is, in seconds; 0 if it moves."""
         before, self._trace = self._trace, trace
         if trace.has_moved(before, wait):
@@ -114,7 +114,7 @@ class Stillness:
         """Whether it has been still for long, or others were at work for it a moment ago."""
         return self._closer is not None or now - self._since >= SETTLED
 
-    def look_closer(self, closer: Closer, now: float) -> float:
+    def look_closer(self, closer: ProcessSample, now: float) -> float:
         """The same, when it was found to stay somewhere and to wait for nobody.
 
         What children do shows between two such looks: however late the first one comes, it proves

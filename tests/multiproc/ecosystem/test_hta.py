@@ -6,7 +6,7 @@ import pytest
 from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 analysis = pytest.importorskip("hta.trace_analysis")
 pytestmark = [
@@ -26,7 +26,7 @@ for step in range(8):
 
 
 def test_it_reads_all_ranks_with_their_steps_and_collectives(group: Ranks) -> None:
-    asked = Steps(first=3, last=6)
+    asked = TraceSteps(first=3, last=6)
     handle = group.begin(TRAIN, trace=asked)
     assert wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None

@@ -14,7 +14,7 @@ import pytest
 from console import ddp
 
 import nbddp
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 
 HERE = Path(__file__).parents[2]
 RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")
@@ -32,7 +32,7 @@ def recorded(folder: Path) -> Path:
 def numbers_of(name: str) -> dict[str, Any]:
     """What the numbers of a run are, as rows and as curves."""
     path = nbddp.Run(name).path
-    metrics = RecordedRun(path).metrics()
+    metrics = StoredRun(path).metrics()
     rows = nbddp.Run(name).metrics()
     return {
         "rows": len(rows["time"]),

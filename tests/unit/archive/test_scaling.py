@@ -15,11 +15,18 @@ from pages import readable
 from PIL import Image
 from refusals import refusal
 
-from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
+from nbddp.archive.scaling import (
+    Repetition,
+    Scaling,
+    WorldSizeResult,
+    facts_of,
+    shares,
+    steady_pace,
+)
 from nbddp.charts.figure import draw_scaling, png_of
 from nbddp.magics.parser import CELL, parse
 from nbddp.record.waiting.collective_history import MatchedCollective
-from nbddp.record.waiting.collective_timeline import Overlap, Timeline
+from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.scaling import scaling_report
 from nbddp.wire.collective import Collective
@@ -29,12 +36,12 @@ def cell(line: str) -> Namespace:
     return parse(CELL, line)
 
 
-def size(ranks: int, *paces: float, **facts: Any) -> Size:
-    return Size(ranks, tuple(Round(pace=pace, **facts) for pace in paces))
+def size(ranks: int, *paces: float, **facts: Any) -> WorldSizeResult:
+    return WorldSizeResult(ranks, tuple(Repetition(pace=pace, **facts) for pace in paces))
 
 
 def scaling(
-    *sizes: Size, cores: int = 8, devices: Sequence[str] = ("cpu",), **more: Any
+    *sizes: WorldSizeResult, cores: int = 8, devices: Sequence[str] = ("cpu",), **more: Any
 ) -> Scaling:
     return Scaling(sizes=sizes, cores=cores, devices=tuple(devices), **more)
 
@@ -125,7 +132,7 @@ def test_shares_are_of_all_ranks_time_since_the_first_meeting_that_is_kept() -> 
 def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
     facts = {"iteration": 1, "forward": 0.0, "backward": 0.0}
     overlaps = tuple(
-        Overlap(rank=rank, name=name, communication=0.02, overlapped=0.005, **facts)
+        DdpOverlap(rank=rank, name=name, communication=0.02, overlapped=0.005, **facts)
         for rank in (0, 1)
         for name in ("one", "other")
     )

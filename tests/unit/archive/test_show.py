@@ -23,7 +23,7 @@ from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 import nbddp
 from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
 from nbddp.archive.find import find_run, runs_below
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.errors import RequestError
 from nbddp.magics import presenter
@@ -85,12 +85,12 @@ def test_what_is_no_run_or_has_no_such_cell_is_refused(folder: Path, snapshot: A
 
 
 def test_a_run_says_how_it_ended_and_of_another_machines_kernel_nothing(tmp_path: Path) -> None:
-    assert say_ending(RecordedRun(failed_run(tmp_path)), current=None) == STOPPED
+    assert say_ending(StoredRun(failed_run(tmp_path)), current=None) == STOPPED
     own = failed_run(tmp_path, "own", events=UNENDED)
-    assert say_ending(RecordedRun(own), current=own) == RUNNING
-    assert say_ending(RecordedRun(own), current=None) == UNKNOWN
+    assert say_ending(StoredRun(own), current=own) == RUNNING
+    assert say_ending(StoredRun(own), current=None) == UNKNOWN
     other = failed_run(tmp_path, "other", events=UNENDED, host="another", pid=1)
-    assert say_ending(RecordedRun(other), current=None) == UNKNOWN
+    assert say_ending(StoredRun(other), current=None) == UNKNOWN
 
 
 @pytest.mark.process
@@ -113,7 +113,7 @@ def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(
 def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
-    run = RecordedRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
+    run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
     assert say_ending(run, current=None) == KILLED
 
@@ -122,7 +122,7 @@ def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
 
 
 def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: Any) -> None:
-    run = RecordedRun(failed_run(folder).relative_to(folder))
+    run = StoredRun(failed_run(folder).relative_to(folder))
     whole = run_report(run, ending=STOPPED)
     assert render_text(whole) == snapshot(name="run: text")
     assert readable(render_html(whole)) == snapshot(name="run: page")
@@ -144,13 +144,13 @@ def test_the_charts_of_a_run_have_the_scale_that_is_asked_for(
 ) -> None:
     make_run(folder, rows=rows_of(9))
     shown: list[Report] = []
-    monkeypatch.setattr(presenter.Views, "show", lambda _, report: shown.append(report))
+    monkeypatch.setattr(presenter.Presenter, "show", lambda _, report: shown.append(report))
     ddp(f"show --metrics loss {line}")
     assert ("log scale" in render_html(shown[0])) is is_log
 
 
 def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
-    run = RecordedRun(failed_run(tmp_path, events=UNENDED))
+    run = StoredRun(failed_run(tmp_path, events=UNENDED))
     text = render_text(run_report(run, run.cell(7)))
     assert "not recorded" in text
     assert "ranks 0-1" in text

@@ -10,14 +10,14 @@ import pytest
 from pages import Page
 from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, reported
 
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.ui.report.finished_cell import Record, record_html
+from nbddp.ui.report.finished_cell import CellReport, record_html
 
 
-def run_of(base: Path, **facts: Any) -> RecordedRun:
-    return RecordedRun(failed_run(base, **facts))
+def run_of(base: Path, **facts: Any) -> StoredRun:
+    return StoredRun(failed_run(base, **facts))
 
 
 def test_a_run_says_what_was_started_and_what_happened(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_snapshot_of_it_can_be_drawn_as_any_other(tmp_path: Path) -> None:
     assert [each.state for each in snapshot.ranks] == ["done", WHAT]
     assert [each.is_cause for each in snapshot.ranks] == [False, True]
     assert snapshot.ranks[0].step == 4
-    page = Page(record_html(Record(snapshot=snapshot)))
+    page = Page(record_html(CellReport(snapshot=snapshot)))
     assert WHAT in page.text
     assert snapshot.run in page.text
 
@@ -99,7 +99,7 @@ def test_what_could_not_be_written_is_missing_and_nothing_else(tmp_path: Path) -
     path = failed_run(tmp_path)
     (path / "run.json").unlink()
     (path / "metrics.jsonl").unlink()
-    run = RecordedRun(path)
+    run = StoredRun(path)
     assert run.facts == {}
     assert run.metrics().names() == []
     assert len(run.cells) == 2
@@ -107,4 +107,4 @@ def test_what_could_not_be_written_is_missing_and_nothing_else(tmp_path: Path) -
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=f"{tmp_path}: No such file or directory"):
-        RecordedRun(tmp_path)
+        StoredRun(tmp_path)

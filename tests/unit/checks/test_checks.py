@@ -27,9 +27,9 @@ from nbddp.checks.checker import (
     may_find,
     rule_of,
 )
-from nbddp.checks.facts import Facts, Loader, Model, Optimizer, RankFacts
+from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
 from nbddp.checks.registry import Finding, Rule
-from nbddp.checks.source import Source
+from nbddp.checks.source import CellSource
 from nbddp.errors import RequestError
 from nbddp.group.checking import check_script
 from nbddp.ui.report.findings import findings_below_cell, findings_report, findings_text
@@ -40,16 +40,18 @@ TRAINS = "for x, y in train:\n    model(x).sum().backward()\n"
 
 def ranks_with(
     *things: dict[str, Any], text: str = "", threads: int = 1, cores: int = 8, **options: Any
-) -> Facts:
+) -> GroupFacts:
     """Ranks that have these things, one dict for each."""
     ranks = {
         rank: RankFacts(things=each, ddp=[len(things)], host="here", cores=cores, threads=threads)
         for rank, each in enumerate(things)
     }
-    return Facts(ranks=ranks, world_size=len(things), source=Source(text), **options)
+    return GroupFacts(ranks=ranks, world_size=len(things), source=CellSource(text), **options)
 
 
-def of_each(name: str, kind: type[Any], each: Iterable[dict[str, Any]], text: str = "") -> Facts:
+def of_each(
+    name: str, kind: type[Any], each: Iterable[dict[str, Any]], text: str = ""
+) -> GroupFacts:
     """Ranks that have such a thing under one name, with these facts."""
     return ranks_with(*[{name: kind(**facts)} for facts in each], text=text)
 
@@ -60,68 +62,70 @@ def divided(**facts: Any) -> dict[str, Any]:
 
 
 STEP = "model(x).sum().backward()"
-EXAMPLES: dict[str, tuple[Facts, Facts]] = {
+EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
     "ND201": (
-        of_each("train", Loader, [{"sampler": "random", "data": "a", "samples": 64}] * 2, TRAINS),
-        of_each("train", Loader, [divided(data="a", replicas=2)] * 2, TRAINS),
+        of_each(
+            "train", LoaderFacts, [{"sampler": "random", "data": "a", "samples": 64}] * 2, TRAINS
+        ),
+        of_each("train", LoaderFacts, [divided(data="a", replicas=2)] * 2, TRAINS),
     ),
     "ND202": (
-        of_each("a", Loader, [divided(seed=seed, shuffles=True) for seed in (1, 2)]),
-        of_each("a", Loader, [divided(seed=1, shuffles=True)] * 2),
+        of_each("a", LoaderFacts, [divided(seed=seed, shuffles=True) for seed in (1, 2)]),
+        of_each("a", LoaderFacts, [divided(seed=1, shuffles=True)] * 2),
     ),
     "ND203": (
-        of_each("a", Loader, [divided(replicas=2, place=0)] * 2),
-        of_each("a", Loader, [divided(replicas=2, place=place) for place in (0, 1)]),
+        of_each("a", LoaderFacts, [divided(replicas=2, place=0)] * 2),
+        of_each("a", LoaderFacts, [divided(replicas=2, place=place) for place in (0, 1)]),
     ),
     "ND205": (
-        of_each("a", Loader, [divided(data=data, samples=9) for data in "ab"]),
-        of_each("a", Loader, [divided(data="a", samples=9)] * 2),
+        of_each("a", LoaderFacts, [divided(data=data, samples=9) for data in "ab"]),
+        of_each("a", LoaderFacts, [divided(data="a", samples=9)] * 2),
     ),
     "ND206": (
-        of_each("train", Loader, [{"batches": batches} for batches in (4, 5)], TRAINS),
-        of_each("train", Loader, [{"batches": 4}] * 2, TRAINS),
+        of_each("train", LoaderFacts, [{"batches": batches} for batches in (4, 5)], TRAINS),
+        of_each("train", LoaderFacts, [{"batches": 4}] * 2, TRAINS),
     ),
     "ND207": (
-        of_each("m", Model, [{"ranks": 2, "sample": [n], "shapes": "s"} for n in (0.5, 0.6)]),
-        of_each("m", Model, [{"ranks": 2, "sample": [0.5], "shapes": "s"}] * 2),
+        of_each("m", ModelFacts, [{"ranks": 2, "sample": [n], "shapes": "s"} for n in (0.5, 0.6)]),
+        of_each("m", ModelFacts, [{"ranks": 2, "sample": [0.5], "shapes": "s"}] * 2),
     ),
     "ND208": (
-        of_each("sgd", Optimizer, [{"rates": [rate]} for rate in (0.1, 0.2)]),
-        of_each("sgd", Optimizer, [{"rates": [0.1]}] * 2),
+        of_each("sgd", OptimizerFacts, [{"rates": [rate]} for rate in (0.1, 0.2)]),
+        of_each("sgd", OptimizerFacts, [{"rates": [0.1]}] * 2),
     ),
     "ND209": (
-        of_each("m", Model, [{"ranks": 2, "device": "GPU-1"}] * 2),
-        of_each("m", Model, [{"ranks": 2, "device": f"GPU-{n}"} for n in "ab"]),
+        of_each("m", ModelFacts, [{"ranks": 2, "device": "GPU-1"}] * 2),
+        of_each("m", ModelFacts, [{"ranks": 2, "device": f"GPU-{n}"} for n in "ab"]),
     ),
     "ND210": (
-        of_each("a", Loader, [divided(shuffles=True, epochs=[0, 0])] * 2),
-        of_each("a", Loader, [divided(shuffles=True)] * 2),
+        of_each("a", LoaderFacts, [divided(shuffles=True, epochs=[0, 0])] * 2),
+        of_each("a", LoaderFacts, [divided(shuffles=True)] * 2),
     ),
     "ND212": (ranks_with({}, {}, threads=8), ranks_with({}, {}, threads=4)),
     "ND213": (
-        of_each("train", Loader, [{"workers": 8}] * 2),
-        of_each("train", Loader, [{"workers": 4}] * 2),
+        of_each("train", LoaderFacts, [{"workers": 8}] * 2),
+        of_each("train", LoaderFacts, [{"workers": 4}] * 2),
     ),
     "ND214": (
-        of_each("model", Model, [{"ranks": 2, "is_nested": True}] * 2),
-        of_each("model", Model, [{"ranks": 2}] * 2),
+        of_each("model", ModelFacts, [{"ranks": 2, "is_nested": True}] * 2),
+        of_each("model", ModelFacts, [{"ranks": 2}] * 2),
     ),
     "ND215": (
-        of_each("adam", Optimizer, [{"was_of": "model"}] * 2, "adam.step()"),
-        of_each("adam", Optimizer, [{}] * 2, "adam.step()"),
+        of_each("adam", OptimizerFacts, [{"was_of": "model"}] * 2, "adam.step()"),
+        of_each("adam", OptimizerFacts, [{}] * 2, "adam.step()"),
     ),
     "ND216": (
         of_each(
             "model",
-            Model,
+            ModelFacts,
             [{"ranks": 2, "with_gradient": 4, "without": 2, "unused": ["b"]}] * 2,
             STEP,
         ),
-        of_each("model", Model, [{"ranks": 2, "with_gradient": 6}] * 2, STEP),
+        of_each("model", ModelFacts, [{"ranks": 2, "with_gradient": 6}] * 2, STEP),
     ),
     "ND217": (
-        of_each("train", Loader, [divided(shuffles=True, batch_size=32)] * 2, TRAINS),
-        of_each("train", Loader, [divided(batch_size=32)] * 2, TRAINS),
+        of_each("train", LoaderFacts, [divided(shuffles=True, batch_size=32)] * 2, TRAINS),
+        of_each("train", LoaderFacts, [divided(batch_size=32)] * 2, TRAINS),
     ),
 }
 
@@ -133,13 +137,13 @@ RULES = list(BOOK.values())
 PROGRAM = re.compile(r"^```python (wrong|right)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 
-def programs(rule: Rule) -> Iterator[tuple[str, Source]]:
+def programs(rule: Rule) -> Iterator[tuple[str, CellSource]]:
     """The programs in rules.md, with what ranks report of their names."""
     text = (Path(registry.__file__).with_name("rules.md")).read_text()
     section = text[text.index(f"## {rule.id}") :].partition("\n## ")[0]
     for word, known, program in PROGRAM.findall(section):
         kinds = dict(each.replace("-", " ").split("=") for each in known.split())
-        yield word, Source(program, kinds)
+        yield word, CellSource(program, kinds)
 
 
 @pytest.mark.parametrize("rule", STATIC, ids=lambda each: each.id)
@@ -215,7 +219,7 @@ def test_ipythons_own_lines_are_no_error() -> None:
     text = (
         "%time x = 1\n!ls\ny = !ls\nx?\nawait z\nif rank == 0:\n    %time x\n    dist.barrier()\n"
     )
-    [found] = look_at(Source(text))
+    [found] = look_at(CellSource(text))
     assert (found.rule, found.line) == ("ND101", 8)
     assert_alone("%%bash\nif [ x ]; then\n")
 
@@ -225,7 +229,7 @@ def test_names_of_functions_are_not_those_of_the_ranks() -> None:
         "def fit(model, *rest, **more):\n    optimizer = make(model, rest, more)\n"
         "    def step():\n        optimizer.step(scaler)\n    return step\n\nfit(net)\n"
     )
-    assert Source(text).shared_names == {"make": 2, "scaler": 4, "fit": 7, "net": 7}
+    assert CellSource(text).shared_names == {"make": 2, "scaler": 4, "fit": 7, "net": 7}
 
 
 def found(*rules: str) -> list[Finding]:
@@ -301,9 +305,11 @@ def test_what_is_no_script_is_refused_with_the_reason(
 def test_in_the_cell_that_fails_only_ddps_own_word_counts(
     text: str, model: dict[str, Any], *, is_found: bool
 ) -> None:
-    things = {"model": Model(ranks=2, with_gradient=2, **model)}
+    things = {"model": ModelFacts(ranks=2, with_gradient=2, **model)}
     ranks = {rank: RankFacts(things=things, ddp=[2]) for rank in range(2)}
-    found = look_at_ranks(Facts(ranks=ranks, world_size=2, source=Source(text), is_ok=False))
+    found = look_at_ranks(
+        GroupFacts(ranks=ranks, world_size=2, source=CellSource(text), is_ok=False)
+    )
     assert [each.rule for each in found] == (["ND216"] if is_found else [])
     assert all("a, b" in each.text for each in found)
 
@@ -323,11 +329,11 @@ def test_streams_and_orders_of_ranks_are_compared(
     loaders: list[dict[str, Any]], rule: str, snapshot: SnapshotAssertion
 ) -> None:
     ranks = {
-        rank: RankFacts(things={"train": Loader(replicas=2, place=rank, **each)}, ddp=[2])
+        rank: RankFacts(things={"train": LoaderFacts(replicas=2, place=rank, **each)}, ddp=[2])
         for rank, each in enumerate(loaders)
     }
-    source = Source("for x in train:\n    model(x).sum().backward()\n")
-    found = look_at_ranks(Facts(ranks=ranks, world_size=2, source=source))
+    source = CellSource("for x in train:\n    model(x).sum().backward()\n")
+    found = look_at_ranks(GroupFacts(ranks=ranks, world_size=2, source=source))
     assert [each.rule for each in found] == rule.split()
     if found:
         assert found[0].text == snapshot

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from nbddp.controller import threads as actor_module
-from nbddp.controller.threads import Actor, ClosedError
+from nbddp.controller.threads import ClosedError, EventThread
 
 
 @pytest.fixture
-def actor() -> Iterator[Actor]:
-    actor = Actor("test-actor")
+def actor() -> Iterator[EventThread]:
+    actor = EventThread("test-actor")
     yield actor
     actor.close()
 
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def settle(actor: Actor) -> None:
+def settle(actor: EventThread) -> None:
     """Wait until all that was asked before is done."""
     actor.call(lambda: None)
 
@@ -37,7 +37,7 @@ def fail(words: str) -> None:
     raise LookupError(words)
 
 
-def test_things_are_done_in_the_order_they_were_asked_for(actor: Actor) -> None:
+def test_things_are_done_in_the_order_they_were_asked_for(actor: EventThread) -> None:
     done: list[int] = []
     for number in range(100):
         actor.tell(done.append, number)
@@ -45,13 +45,13 @@ def test_things_are_done_in_the_order_they_were_asked_for(actor: Actor) -> None:
     assert done == list(range(100))
 
 
-def test_a_call_returns_what_came_of_it(actor: Actor) -> None:
+def test_a_call_returns_what_came_of_it(actor: EventThread) -> None:
     assert actor.call(divmod, 7, 2) == (3, 1)
     assert actor.call(dict, a=1) == {"a": 1}
     assert actor.call(lambda: actor.call(max, 1, 2)) == 2  # on the thread itself
 
 
-def test_everything_is_done_on_the_one_thread(actor: Actor) -> None:
+def test_everything_is_done_on_the_one_thread(actor: EventThread) -> None:
     found: list[threading.Thread] = []
     actor.tell(lambda: found.append(threading.current_thread()))
     actor.call(actor.later, 0.0, lambda: found.append(threading.current_thread()))
@@ -64,7 +64,7 @@ def test_everything_is_done_on_the_one_thread(actor: Actor) -> None:
 
 @pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, SystemExit])
 def test_an_error_goes_to_the_caller_or_the_log_and_the_thread_goes_on(
-    actor: Actor, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+    actor: EventThread, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     def raise_it() -> None:
         raise kind("no such thing")
@@ -80,7 +80,7 @@ def test_an_error_goes_to_the_caller_or_the_log_and_the_thread_goes_on(
 
 
 def test_what_is_due_is_done_in_the_order_of_its_time_and_then_of_the_asking(
-    actor: Actor, clock: SimpleNamespace
+    actor: EventThread, clock: SimpleNamespace
 ) -> None:
     done: list[object] = []
     for seconds in (0.3, 0.2, 0.1):
@@ -93,18 +93,18 @@ def test_what_is_due_is_done_in_the_order_of_its_time_and_then_of_the_asking(
     assert done == [(seconds, number) for seconds in (0.1, 0.2, 0.3) for number in range(20)]
 
 
-def test_what_is_far_away_does_not_hold_up_what_is_asked_now(actor: Actor) -> None:
+def test_what_is_far_away_does_not_hold_up_what_is_asked_now(actor: EventThread) -> None:
     actor.call(actor.later, 3600.0, fail, "too early")
     assert actor.call(max, 1, 2) == 2
 
 
-def test_what_is_due_is_done_though_nothing_is_asked(actor: Actor) -> None:
+def test_what_is_due_is_done_though_nothing_is_asked(actor: EventThread) -> None:
     over = threading.Event()
     actor.call(actor.later, 0.01, over.set)
     assert over.wait(30)
 
 
-def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: Actor) -> None:
+def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: EventThread) -> None:
     rung = threading.Event()
     over = threading.Event()
     heard: list[bool] = []
@@ -123,7 +123,7 @@ def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: Actor) -> No
     assert heard[-1], "the alarm was due all the time and did not ring"
 
 
-def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: Actor) -> None:
+def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: EventThread) -> None:
     done: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -143,7 +143,7 @@ def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: Ac
 
 
 def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak(
-    actor: Actor, clock: SimpleNamespace
+    actor: EventThread, clock: SimpleNamespace
 ) -> None:
     done: list[str] = []
 
@@ -162,7 +162,7 @@ def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak
 
 
 def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
-    actor = Actor("test-actor")
+    actor = EventThread("test-actor")
     done: list[int] = []
     thread = actor.call(threading.current_thread)
     actor.call(actor.later, 3600.0, fail, "never")
@@ -182,10 +182,10 @@ def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
 
 def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
     for _ in range(50):
-        actor = Actor("test-actor")
+        actor = EventThread("test-actor")
         answers: list[object] = []
 
-        def ask(actor: Actor = actor, answers: list[object] = answers) -> None:
+        def ask(actor: EventThread = actor, answers: list[object] = answers) -> None:
             try:
                 answers.append(actor.call(max, 1, 2))
             except ClosedError:
@@ -202,7 +202,7 @@ def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
 
 
 def test_a_thread_that_is_stuck_is_not_waited_for_longer_than_one_has_patience() -> None:
-    actor, gate = Actor("test-actor"), threading.Event()
+    actor, gate = EventThread("test-actor"), threading.Event()
     actor.tell(gate.wait)
     actor.close(patience=0.01)
     gate.set()

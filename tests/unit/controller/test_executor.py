@@ -16,15 +16,15 @@ from fakes import FakeLauncher, HandTurnedActor, HandTurnedWatcher, SilentLink, 
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive.stored_run import RecordedRun
+from nbddp.archive.stored_run import StoredRun
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_processes import Ranks
+from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.notices import Said, Wrote
+from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Promise
 from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output
@@ -131,8 +131,8 @@ def run_folder(stage: Stage) -> RunFolder:
     return folder
 
 
-def written_in(handle: CellHandle) -> list[Wrote]:
-    return [each for each in handle.notices() if isinstance(each, Wrote)]
+def written_in(handle: CellHandle) -> list[OutputText]:
+    return [each for each in handle.notices() if isinstance(each, OutputText)]
 
 
 def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Stage) -> None:
@@ -145,7 +145,7 @@ def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Sta
     stage.link.on_send = write
     assert stage.works()
     assert stage.works()
-    run = RecordedRun(folder.path)
+    run = StoredRun(folder.path)
     for cell in run.cells:
         assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
 
@@ -169,7 +169,7 @@ def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_resta
 ) -> None:
     stage.say(0, Output(start=0, end=6, text="a line"))
     stage.end(handle := stage.run(), 0, 1)
-    assert list(handle.notices()) == [Wrote(0, "a line")]
+    assert list(handle.notices()) == [OutputText(0, "a line")]
     stage.say(0, Output(start=6, end=13, text=" and on"))
     restarted = stage.session.begin_restart(TWO)
     for rank in (0, 1):
@@ -331,7 +331,7 @@ def test_a_cell_that_cannot_be_sent_to_a_rank_has_failed_there_and_nobody_is_end
 
 
 def said_in(handle: CellHandle) -> list[str]:
-    return [each.text for each in handle.notices() if isinstance(each, Said)]
+    return [each.text for each in handle.notices() if isinstance(each, ControllerMessage)]
 
 
 def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage: Stage) -> None:
@@ -412,7 +412,7 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
         case "sweep":
             stage.launcher.sweep_fails = PermissionError("no")
         case "log":
-            monkeypatch.setattr(Ranks, "last_output", refuse_all)
+            monkeypatch.setattr(RankProcesses, "last_output", refuse_all)
         case "join":
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
     asked = stage.session.begin_kill(1)

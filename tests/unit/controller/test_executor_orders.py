@@ -29,8 +29,8 @@ from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.sigint import Promise
 from nbddp.wire import messages as msg
-from nbddp.wire.envelope import Letter
-from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.envelope import Envelope
+from nbddp.wire.heal_messages import JoinGroup, SendNamespace
 
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
@@ -83,7 +83,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.session = Session(self.launcher, make_means=self.make_means)
         self.ranks: dict[tuple[int, int], Rank] = {}
         self.replaced: list[Rank] = []
-        self.mail: list[Letter] = []
+        self.mail: list[Envelope] = []
         self.futures: list[tuple[str, Promise[Any]]] = []
         self.cells: list[CellHandle] = []
         self.finished: Counter[int] = Counter()
@@ -268,7 +268,7 @@ class AnyOrder(RuleBasedStateMachine):
         return [each for each in there if can(each)]
 
     def posts(self, rank: Rank, message: msg.Message) -> None:
-        self.mail.append(Letter(rank.rank, rank.attempt, 1, message, rank.incarnation))
+        self.mail.append(Envelope(rank.rank, rank.attempt, 1, message, rank.incarnation))
 
     @precondition(lambda self: self.living(lambda each: not each.is_ready))
     @rule(number=NUMBER, is_able=st.sampled_from([True, True, True, False]))
@@ -292,20 +292,20 @@ class AnyOrder(RuleBasedStateMachine):
                 rank.cell = cell
             case msg.Complete(request=request):
                 self.posts(rank, msg.Answer(request=request))
-            case msg.Leave():
+            case msg.Shutdown():
                 rank.handle.end(0)
-            case Give(request=request):
+            case SendNamespace(request=request):
                 error, parcel = self.heals_fail_for, self.link.put(b"")
                 given = msg.Answer(request=request, error=error, payload=NAMES, parcel=parcel)
                 self.posts(rank, given)
-            case Meet(request=request):
+            case JoinGroup(request=request):
                 self.posts(rank, msg.Answer(request=request, error=self.heals_fail_for))
-            case msg.Regroup() | msg.Drop():
+            case msg.Regroup() | msg.CancelRequest():
                 pass
 
     def is_interrupted(self, rank: Rank) -> None:
         if rank.cell:
-            self.posts(rank, msg.Noticed(cell=rank.cell))
+            self.posts(rank, msg.InterruptAcknowledged(cell=rank.cell))
 
     @precondition(lambda self: self.living(lambda each: each.cell))
     @rule(number=NUMBER, is_ok=st.booleans())

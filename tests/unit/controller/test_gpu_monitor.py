@@ -9,13 +9,13 @@ from fake_nvml import FakeNvml, gpu
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller import gpu_monitor as room
-from nbddp.controller.gpu_monitor import GpuWatch
+from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
-from nbddp.record.event_log import TimeLine
-from nbddp.record.rank_monitor import Whereabouts
-from nbddp.record.snapshot import UNKNOWN, DeviceUse, RankSnapshot, take
+from nbddp.record.event_log import EventLog
+from nbddp.record.rank_monitor import RankMonitor
+from nbddp.record.snapshot import UNKNOWN, GpuUsage, RankSnapshot, take
 from nbddp.ui.wording import say_gpu, say_whole_gpu
-from nbddp.wire.messages import Pulse, Ready
+from nbddp.wire.messages import RankStatus, Ready
 
 GIB = 1 << 30
 BUSY = gpu(load=70, used=12 * GIB, total=16 * GIB, processes={11: 4 * GIB, 12: 5 * GIB, 99: GIB})
@@ -27,8 +27,8 @@ def test_a_gpu_is_asked_once_for_all_of_its_ranks_and_not_at_every_look(
     now = 100.0
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
     nvml = FakeNvml({"GPU-a": BUSY})
-    watch = GpuWatch(lambda: nvml)
-    expected = DeviceUse(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB)
+    watch = GpuMonitor(lambda: nvml)
+    expected = GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB)
     assert watch.look({"a": {11, 12}}) == {"a": expected}
     assert watch.look({"a": {11, 12}}) == {"a": expected}
     assert nvml.asked == ["GPU-a"]
@@ -48,44 +48,44 @@ def test_what_others_use_is_not_guessed_where_nvml_knows_no_processes_of_ours(
     processes: dict[int, int | None],
 ) -> None:
     nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
-    assert GpuWatch(lambda: nvml).look({"a": {11, 12}})["a"].others == -1
+    assert GpuMonitor(lambda: nvml).look({"a": {11, 12}})["a"].others == -1
 
 
 def test_a_mig_device_knows_its_memory_alone() -> None:
     whole = gpu(load=0, used=GIB, total=5 * GIB, processes={})
     nvml = FakeNvml({"MIG-a": {"memory": whole["memory"]}})
-    assert GpuWatch(lambda: nvml).look({"a": {11}}) == {"a": DeviceUse(used=GIB, total=5 * GIB)}
+    assert GpuMonitor(lambda: nvml).look({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
 
 
 def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again() -> None:
     loads: list[int] = []
-    watch = GpuWatch(lambda: loads.append(1))
+    watch = GpuMonitor(lambda: loads.append(1))
     assert watch.look({}) == {}
     assert loads == []  # nobody has a GPU
     assert watch.look({"a": {11}}) == {"a": UNKNOWN}
     assert watch.look({"b": {11}}) == {"b": UNKNOWN}
     assert loads == [1]
     nvml = FakeNvml({"GPU-a": BUSY}, starts=False)
-    assert GpuWatch(lambda: nvml).look({"a": {11}}) == {"a": UNKNOWN}
+    assert GpuMonitor(lambda: nvml).look({"a": {11}}) == {"a": UNKNOWN}
 
 
 def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
-    whereabouts = Whereabouts(is_stopped=lambda _rank: False)
+    whereabouts = RankMonitor(is_stopped=lambda _rank: False)
     ranks = tuple(RankLife(rank, RankState.IDLE) for rank in range(4))
     for rank, uuid in enumerate(["a", "a", "b"]):
-        pulse = Pulse(cell=0, line=0, function="", gpu=uuid, gpu_name="NVIDIA T4")
+        pulse = RankStatus(cell=0, line=0, function="", gpu=uuid, gpu_name="NVIDIA T4")
         whereabouts.note(rank, pulse, 0.0)
     asked: list[object] = []
 
-    def look(pids: object) -> dict[str, DeviceUse]:
+    def look(pids: object) -> dict[str, GpuUsage]:
         asked.append(pids)
-        return {"a": DeviceUse(load=3.0)}
+        return {"a": GpuUsage(load=3.0)}
 
     snapshot = take(
         replace(Life(), state=GroupState.IDLE, attempt=1, ranks=ranks),
         cell=None,
         whereabouts=whereabouts,
-        time_line=TimeLine(lambda _text: None),
+        time_line=EventLog(lambda _text: None),
         ready={r: Ready(pid=10 + r, device="", backend="", host="") for r in range(4)},
         look=look,
     )
@@ -101,7 +101,7 @@ def test_a_ranks_gpu_is_said_in_short_and_in_whole(snapshot: SnapshotAssertion) 
         gpu="Tesla T4",
         gpu_memory=2 * GIB,
         gpu_reserved=3 * GIB,
-        gpu_use=DeviceUse(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB),
+        gpu_use=GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB),
         gpu_ranks=(0, 2),
     )
     alone = RankSnapshot(rank=0, state="idle", gpu="NVIDIA H100")

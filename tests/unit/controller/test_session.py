@@ -15,12 +15,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.threads import Actor, Means
+from nbddp.controller.threads import EventThread, Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellRequest
-from nbddp.record.notices import MAX_RICH, Wrote
-from nbddp.wire.messages import Batch, Display, Happened, Metrics, Output
+from nbddp.record.notices import MAX_RICH, OutputText
+from nbddp.wire.messages import Display, EventReported, MessageBatch, Metrics, Output
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -83,8 +83,8 @@ def test_of_what_comes_in_one_letter_everything_is_taken_in(
     link.on_send = lambda *_sent: None  # the cell does not end by itself
     handle = session.submit(HELLO)
     text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
-    link.say(0, Batch(reports=[text, Metrics(rows=[row]), Happened(kind="mine")]))
-    assert handle.next_notice(5.0) == Wrote(0, "a\n")
+    link.say(0, MessageBatch(reports=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
+    assert handle.next_notice(5.0) == OutputText(0, "a\n")
     happened = partial(session.time_line.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])
     assert session.whereabouts.metrics.snapshot(most=1).curves["loss"][0].last == 0.5
@@ -187,13 +187,13 @@ def test_when_the_link_is_lost_the_ranks_are_ended_and_a_restart_has_a_new_one(
 def test_who_asks_a_session_that_is_being_closed_is_refused(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close, refused = Actor.close, []
+    close, refused = EventThread.close, []
 
-    def closing(actor: Actor, *, patience: float | None = None) -> None:
+    def closing(actor: EventThread, *, patience: float | None = None) -> None:
         close(actor, patience=patience)
         refused.append(refusal(RequestError, session.submit, HELLO))
 
-    monkeypatch.setattr(Actor, "close", closing)
+    monkeypatch.setattr(EventThread, "close", closing)
     session.close()
     assert all("`%ddp start`" in each for each in refused)
     assert refused
@@ -204,7 +204,7 @@ def test_a_link_that_cannot_be_made_is_one_clear_error_and_the_next_start_works(
 ) -> None:
     faults = [OSError(24, "Too many open files")]
 
-    def make() -> Means:
+    def make() -> Runtime:
         if faults:
             raise faults.pop()
         return with_threads(link)

@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp import ArgumentError, RequestError, WorkerGroup
 from nbddp.controller.session import Session
 from nbddp.group.rank_group import RankGroup
-from nbddp.wire.messages import Leave
+from nbddp.wire.messages import Shutdown
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_values_of_a_group_without_ranks_are_not_an_empty_list(
     group.kill(1)
     said = {"dead": refusal(RequestError, group.pull, "x")}
     refusal(RequestError, group.push, {"x": 1})
-    assert not [command for _, command in link.sent if not isinstance(command, Leave)]
+    assert not [command for _, command in link.sent if not isinstance(command, Shutdown)]
     group.stop()
     said["stopped"] = refusal(RequestError, group.pull, "x")
     assert said == snapshot

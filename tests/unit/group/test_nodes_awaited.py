@@ -23,7 +23,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.node_pool import Nodes, NodesSpec
+from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.lifecycle.events import NodeNews
 from nbddp.lifecycle.refusals import say_node
 from nbddp.record.cell import CellRequest
@@ -36,7 +36,7 @@ class AtTheDoor(Guests):
 
     def __init__(self) -> None:
         self.session = Session(FakeLauncher())
-        self.nodes = Nodes(self.session, NodesSpec(least=2, most=3))
+        self.nodes = NodePool(self.session, NodesSpec(least=2, most=3))
         super().__init__(self.nodes.door)
 
 
@@ -184,7 +184,7 @@ def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(
     session = Session(launcher, make_means=lambda: with_threads(link))
     session.start(GroupSpec(nproc=1))
     session.stop()
-    nodes = Nodes(session, NodesSpec())
+    nodes = NodePool(session, NodesSpec())
     guests = Guests(nodes.door)
     guests.bring()
     nodes.close()  # as `%ddp stop` does

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.checks.facts import Loader, RankFacts
+from nbddp.checks.facts import LoaderFacts, RankFacts
 from nbddp.checks.registry import Finding
 from nbddp.group import checking
 from nbddp.group.checking import QuietChecks
@@ -27,7 +27,7 @@ def ended(
     request = CellRequest(source=source, first_line=2, ranks=ranks)
     handle = CellHandle(1, request, range(len(seeds)), lambda _parcel: None, attempt=attempt)
     for rank, seed in enumerate(seeds):
-        loader = Loader(sampler="dealt", seed=seed, shuffles=True)
+        loader = LoaderFacts(sampler="dealt", seed=seed, shuffles=True)
         facts: Any = RankFacts(things={"train": loader}).json()
         handle.note_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True, facts=facts))
     handle.finish()

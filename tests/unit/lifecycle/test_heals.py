@@ -33,46 +33,46 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.events import (
     GRACE,
-    Alarm,
+    CancelJoin,
+    Deadline,
+    DeadlinePassed,
     Event,
+    GroupJoined,
+    GroupStarted,
     HealAsked,
-    Healed,
-    NamesGiven,
-    NotHealed,
-    Rang,
-    RankMet,
+    HealFailed,
+    HealFinished,
+    NamespaceSent,
+    Notify,
     Refuse,
-    Remark,
-    ReturnAsked,
-    Revive,
-    Revived,
-    SendDrop,
-    SendGive,
-    SendMeet,
-    Started,
-    TakeBack,
+    RejoinAsked,
+    RejoinRanks,
+    ReplacementsReady,
+    RequestJoin,
+    RequestNamespace,
+    StartReplacements,
 )
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.heal_steps import BACK_PATIENCE
 from nbddp.lifecycle.transitions import START_PATIENCE, advance
 
-GIVEN = NamesGiven(attempt=1, generation=1)
+GIVEN = NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
-MEET = SendMeet(ranks=(0, 1), generation=1, donor=0, newcomers=(1,))
-BACK_SOON = alarm(Alarm.BACK, BACK_PATIENCE, cell=0, generation=1)
+MEET = RequestJoin(ranks=(0, 1), generation=1, donor=0, newcomers=(1,))
+BACK_SOON = alarm(Deadline.BACK, BACK_PATIENCE, cell=0, generation=1)
 
 
-def met(rank: int, **more: Any) -> RankMet:
-    return RankMet(attempt=1, generation=1, rank=rank, **more)
+def met(rank: int, **more: Any) -> GroupJoined:
+    return GroupJoined(attempt=1, generation=1, rank=rank, **more)
 
 
-def give(generation: int, *leave: str) -> SendGive:
-    return SendGive(donor=0, generation=generation, leave=leave, newcomers=(1,))
+def give(generation: int, *leave: str) -> RequestNamespace:
+    return RequestNamespace(donor=0, generation=generation, leave=leave, newcomers=(1,))
 
 
-def rang_back(generation: int = 1) -> Rang:
-    return rang(Alarm.BACK, cell=0, generation=generation)
+def rang_back(generation: int = 1) -> DeadlinePassed:
+    return rang(Deadline.BACK, cell=0, generation=generation)
 
 
 UNMADE = met(1, reason="rank 1: no lock", unmade=("lock",))
@@ -82,73 +82,79 @@ READY = after(HEALING, ready(1))
 MEETING = after(READY, GIVEN)
 HEALED = after(MEETING, met(0), met(1))
 HEALING_AGAIN = after(HEALING, NO_NAMES, HEAL)
-BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
+BACK = RejoinAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
-IN_VAIN = (State.BROKEN, kill(1), NotHealed)
+IN_VAIN = (State.BROKEN, kill(1), HealFailed)
 
 TABLE = {
     "a heal": (
         (BROKEN, HEAL),
         (
             State.HEALING,
-            Revive(ranks=(1,)),
+            StartReplacements(ranks=(1,)),
             give(1),
-            alarm(Alarm.START, START_PATIENCE, cell=0, generation=1),
+            alarm(Deadline.START, START_PATIENCE, cell=0, generation=1),
         ),
     ),
-    "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, Revived())),
+    "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, ReplacementsReady())),
     "the names are there, too": ((READY, GIVEN), (State.HEALING, MEET)),
     "the names are there first": ((HEALING, GIVEN), (State.HEALING,)),
-    "the new rank, too": ((after(HEALING, GIVEN), ready(1)), (State.HEALING, Revived(), MEET)),
+    "the new rank, too": (
+        (after(HEALING, GIVEN), ready(1)),
+        (State.HEALING, ReplacementsReady(), MEET),
+    ),
     "there are no names": ((HEALING, NO_NAMES), IN_VAIN),
     "one has met": ((MEETING, met(0)), (State.HEALING,)),
-    "all have met": ((after(MEETING, met(0)), met(1)), (State.IDLE, Healed())),
+    "all have met": ((after(MEETING, met(0)), met(1)), (State.IDLE, HealFinished())),
     "a cell after a heal": ((HEALED, run()), (State.RUNNING, send(0, 1))),
-    "a name cannot be made": ((MEETING, UNMADE), (State.HEALING, SendDrop(ranks=(0,)), BACK_SOON)),
+    "a name cannot be made": (
+        (MEETING, UNMADE),
+        (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON),
+    ),
     "all are back": ((after(MEETING, UNMADE), LEFT), (State.HEALING, give(2, "lock"))),
-    "a rank cannot meet": ((MEETING, NO_ROOM), (State.HEALING, SendDrop(ranks=(0,)), BACK_SOON)),
+    "a rank cannot meet": ((MEETING, NO_ROOM), (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON)),
     "the other is back": ((after(MEETING, NO_ROOM), LEFT), IN_VAIN),
     "the other came back first": ((after(MEETING, LEFT), NO_ROOM), IN_VAIN),
     "the other does not come back": ((after(MEETING, NO_ROOM), rang_back()), IN_VAIN),
     "an interrupt before they meet": ((READY, INTERRUPT), IN_VAIN),
     "an interrupt while they meet": (
         (MEETING, INTERRUPT),
-        (State.HEALING, SendDrop(ranks=(0, 1)), BACK_SOON),
+        (State.HEALING, CancelJoin(ranks=(0, 1)), BACK_SOON),
     ),
     "a second one": ((after(MEETING, INTERRUPT), INTERRUPT), IN_VAIN),
     "they met all the same": ((after(MEETING, INTERRUPT, met(0)), met(1)), IN_VAIN),
     "the new rank dies while they meet": (
         (MEETING, died(1)),
-        (State.HEALING, SendDrop(ranks=(0,)), BACK_SOON),
+        (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON),
     ),
-    "the other is back then": ((after(MEETING, died(1)), LEFT), (State.BROKEN, NotHealed)),
+    "the other is back then": ((after(MEETING, died(1)), LEFT), (State.BROKEN, HealFailed)),
     "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
-    "the new rank is late": ((HEALING, rang(Alarm.START, cell=0, generation=1)), IN_VAIN),
+    "the new rank is late": ((HEALING, rang(Deadline.START, cell=0, generation=1)), IN_VAIN),
     "the new rank of a second heal is late": (
-        (HEALING_AGAIN, rang(Alarm.START, cell=0, generation=2)),
+        (HEALING_AGAIN, rang(Deadline.START, cell=0, generation=2)),
         IN_VAIN,
     ),
-    "the new rank dies": ((HEALING, died(1)), (State.BROKEN, NotHealed)),
+    "the new rank dies": ((HEALING, died(1)), (State.BROKEN, HealFailed)),
     "the donor dies": ((HEALING, died(0)), IN_VAIN),
     "a stop": (
         (HEALING, STOP),
-        (State.STOPPING, leave(0), terminate(1), alarm(Alarm.STOP, GRACE, cell=0, generation=1)),
+        (State.STOPPING, leave(0), terminate(1), alarm(Deadline.STOP, GRACE, cell=0, generation=1)),
     ),
     "ranks are taken back": (
         (OFF, BACK),
-        (State.STARTING, TakeBack(), alarm(Alarm.START, START_PATIENCE, cell=0, attempt=4)),
+        (State.STARTING, RejoinRanks(), alarm(Deadline.START, START_PATIENCE, cell=0, attempt=4)),
     ),
     "all that live are ready": (
         (after(RETURNING, ready(0, 4)), ready(2, 4)),
-        (State.BROKEN, Started()),
+        (State.BROKEN, GroupStarted()),
     ),
     "a returning rank is late": (
-        (after(RETURNING, ready(0, 4)), rang(Alarm.START, cell=0, attempt=4)),
-        (State.STARTING, Remark, kill(2)),
+        (after(RETURNING, ready(0, 4)), rang(Deadline.START, cell=0, attempt=4)),
+        (State.STARTING, Notify, kill(2)),
     ),
     "a returning rank dies": (
         (after(RETURNING, ready(0, 4)), died(2, attempt=4)),
-        (State.BROKEN, Started()),
+        (State.BROKEN, GroupStarted()),
     ),
 }
 REFUSED = {
@@ -162,9 +168,9 @@ REFUSED = {
     "taking ranks back while idle": (IDLE, BACK),
 }
 IGNORED = {
-    "the deadline of the start": (HEALING, rang(Alarm.START, cell=0, generation=0)),
-    "the deadline of a heal before": (HEALING_AGAIN, rang(Alarm.START, cell=0, generation=1)),
-    "the deadline when all are ready": (READY, rang(Alarm.START, cell=0, generation=1)),
+    "the deadline of the start": (HEALING, rang(Deadline.START, cell=0, generation=0)),
+    "the deadline of a heal before": (HEALING_AGAIN, rang(Deadline.START, cell=0, generation=1)),
+    "the deadline when all are ready": (READY, rang(Deadline.START, cell=0, generation=1)),
     "names after the end": (BROKEN, GIVEN),
     "names of a heal before": (HEALING_AGAIN, GIVEN),
     "a rank that was not told to meet": (READY, met(0)),

@@ -28,13 +28,13 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.events import (
     CapacityChanged,
+    CellFinished,
     Event,
-    Finished,
     NodeJoined,
     NodeLost,
     NodeNews,
+    Notify,
     RecordNode,
-    Remark,
     RestartAsked,
     RunAsked,
     SendInterrupt,
@@ -51,7 +51,7 @@ ELASTIC = after(IDLE, RUN_ELASTIC)
 
 
 def said(life: Life, event: Event) -> list[str]:
-    return [each.text for each in advance(life, event)[1] if isinstance(each, Remark)]
+    return [each.text for each in advance(life, event)[1] if isinstance(each, Notify)]
 
 
 def test_what_is_said_of_a_node(snapshot: SnapshotAssertion) -> None:
@@ -63,7 +63,7 @@ def test_what_is_said_of_a_node(snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize("event", [JOINED, LOST])
 def test_news_of_a_node_are_recorded_and_told_to_the_cell_that_runs(event: NodeNews) -> None:
     text = say_node(RUNNING, event)
-    assert advance(RUNNING, event) == (RUNNING, [RecordNode(text=text), Remark(text=text)])
+    assert advance(RUNNING, event) == (RUNNING, [RecordNode(text=text), Notify(text=text)])
 
 
 @pytest.mark.parametrize("life", [STARTING, IDLE, BROKEN, HEALING])
@@ -107,7 +107,7 @@ def test_more_room_ends_an_elastic_cell_and_that_is_known_of_it() -> None:
     assert SendInterrupt(cell=1, ranks=(0, 1)) in actions
     assert advance(life, CapacityChanged()) == (life, [])
     _, actions = advance(after(life, failed(0)), failed(1))
-    assert actions == [Finished(cell=1, is_outgrown=True)]
+    assert actions == [CellFinished(cell=1, is_outgrown=True)]
 
 
 @pytest.mark.parametrize(

@@ -7,42 +7,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.lifecycle.retries import Comeback, Retries, Setback, Way, next_way, why_stop
+from nbddp.lifecycle.retries import (
+    AttemptFailure,
+    RecoveryMethod,
+    RecoveryRecord,
+    Retries,
+    next_way,
+    why_stop,
+)
 
 
-def setback(step: float | None, attempt: int = 1) -> Setback:
-    return Setback(attempt=attempt, what="rank 1 is gone", at=10.0, step=step)
+def setback(step: float | None, attempt: int = 1) -> AttemptFailure:
+    return AttemptFailure(attempt=attempt, what="rank 1 is gone", at=10.0, step=step)
 
 
-def comeback(step: float | None) -> Comeback:
-    return Comeback(setback=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
+def comeback(step: float | None) -> RecoveryRecord:
+    return RecoveryRecord(setback=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
 
 
-def death(step: float, way: Way = Way.HEAL) -> Setback:
-    return Setback(attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, way=way)
+def death(step: float, way: RecoveryMethod = RecoveryMethod.HEAL) -> AttemptFailure:
+    return AttemptFailure(
+        attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, way=way
+    )
 
 
 ONE, NINE, BOTH = Retries(restarts=1), Retries(restarts=9), Retries(heals=1, restarts=1)
-WAYS: dict[str, tuple[list[Setback], Retries, Way | None]] = {
-    "the first of one restart": ([setback(3)], ONE, Way.RESTART),
-    "the second of two restarts": ([setback(3), setback(5)], Retries(restarts=2), Way.RESTART),
+WAYS: dict[str, tuple[list[AttemptFailure], Retries, RecoveryMethod | None]] = {
+    "the first of one restart": ([setback(3)], ONE, RecoveryMethod.RESTART),
+    "the second of two restarts": (
+        [setback(3), setback(5)],
+        Retries(restarts=2),
+        RecoveryMethod.RESTART,
+    ),
     "no restart is left": ([setback(3), setback(5)], ONE, None),
     "no restart of two is left": ([setback(3), setback(5), setback(7)], Retries(restarts=2), None),
     "no restart was asked for": ([setback(3)], Retries(), None),
-    "a death": ([death(1)], BOTH, Way.HEAL),
-    "a second death": ([death(1), death(2)], BOTH, Way.RESTART),
-    "a third death": ([death(1), death(2, Way.RESTART), death(3)], BOTH, None),
+    "a death": ([death(1)], BOTH, RecoveryMethod.HEAL),
+    "a second death": ([death(1), death(2)], BOTH, RecoveryMethod.RESTART),
+    "a third death": ([death(1), death(2, RecoveryMethod.RESTART), death(3)], BOTH, None),
     "no heal is left": ([death(1), death(2)], Retries(heals=1), None),
-    "all live": ([setback(3)], Retries(heals=3, restarts=1), Way.RESTART),
+    "all live": ([setback(3)], Retries(heals=3, restarts=1), RecoveryMethod.RESTART),
     "all live and cannot be healed": ([setback(3)], Retries(heals=3), None),
-    "progress in between": ([setback(30), setback(40), setback(30)], NINE, Way.RESTART),
+    "progress in between": ([setback(30), setback(40), setback(30)], NINE, RecoveryMethod.RESTART),
 }
 IN_VAIN = {f"twice at step {step}": [setback(step), setback(step)] for step in (30, None, 0)}
 
 
 @pytest.mark.parametrize(("setbacks", "retries", "way"), WAYS.values(), ids=WAYS)
 def test_a_cell_is_begun_again_as_often_as_is_allowed(
-    setbacks: list[Setback], retries: Retries, way: Way | None
+    setbacks: list[AttemptFailure], retries: Retries, way: RecoveryMethod | None
 ) -> None:
     assert next_way(setbacks, retries) is way
     assert bool(why_stop(setbacks, retries)) is (way is None)

@@ -43,7 +43,7 @@ class Process:
     is_doomed: bool = False
     cell: int = 0
     is_interrupted: bool = False
-    heals: ev.SendGive | ev.SendMeet | None = None
+    heals: ev.RequestNamespace | ev.RequestJoin | None = None
     commands: deque[ev.Action] = field(default_factory=deque)
     mail: deque[ev.News] = field(default_factory=deque)
 
@@ -72,9 +72,9 @@ class Ledger:
     def follow(self, before: Life, event: ev.Event, life: Life, actions: list[ev.Action]) -> None:
         """Check one step of the lifecycle and keep book of it."""
         match event:
-            case ev.Exited(attempt=before.attempt, rank=rank):
+            case ev.ProcessExited(attempt=before.attempt, rank=rank):
                 self.handed.pop(rank, None)
-            case ev.RankEnded(attempt=before.attempt, rank=rank, cell=cell):
+            case ev.RankEndedCell(attempt=before.attempt, rank=rank, cell=cell):
                 if self.handed.get(rank) == cell:
                     del self.handed[rank]
             case ev.NodeJoined(name=name) if before.state.is_live:
@@ -82,19 +82,19 @@ class Ledger:
         if any(isinstance(action, ev.Refuse) for action in actions):
             assert len(actions) == 1
             assert life == before
-        gone = event.rank if isinstance(event, ev.Exited) else None
+        gone = event.rank if isinstance(event, ev.ProcessExited) else None
         alive = [rank for rank in before.alive if rank != gone]
         for action in actions:
             self._check_action(action, before, alive)
 
     def _check_action(self, action: ev.Action, before: Life, alive: list[int]) -> None:
         attempt = before.attempt
-        if isinstance(action, ev.RankAction) and not isinstance(action, ev.Revive):
+        if isinstance(action, ev.RankAction) and not isinstance(action, ev.StartReplacements):
             assert action.ranks, f"{action} is for nobody"
             assert set(action.ranks) <= set(alive), f"{action} is for the dead"
             assert len(set(action.ranks)) == len(action.ranks)
         match action:
-            case ev.Remark(text=text) if text.startswith("node far"):
+            case ev.Notify(text=text) if text.startswith("node far"):
                 self.arrived[text.split()[1]] -= 1
                 assert min(self.arrived.values()) == 0, "told twice, or to other ranks"
             case ev.SendRegroup(ranks=ranks, form=True):
@@ -103,17 +103,17 @@ class Ledger:
                 assert not set(ranks) & set(self.handed), "a rank has two cells"
                 self.handed.update(dict.fromkeys(ranks, cell))
                 self.sent[cell] += 1
-            case ev.Finished(cell=cell):
+            case ev.CellFinished(cell=cell):
                 self.finished[cell] += 1
                 assert self.sent[cell] == self.finished[cell] == 1
-            case ev.Started() | ev.NotStarted():
+            case ev.GroupStarted() | ev.GroupStartFailed():
                 self.outcomes[attempt] += 1
                 assert self.outcomes[attempt] == 1, "a start has one outcome"
-            case ev.Stopped():
+            case ev.GroupStopped():
                 self.stopped[attempt] += 1
                 assert self.stopped[attempt] == 1, "an attempt stops once"
-            case ev.TakeBack() | ev.Spawn():
-                assert isinstance(action, ev.TakeBack) or action.attempt == attempt + 1
+            case ev.RejoinRanks() | ev.StartRanks():
+                assert isinstance(action, ev.RejoinRanks) or action.attempt == attempt + 1
                 assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
                 self.handed.clear()
                 self.arrived.clear()
@@ -134,7 +134,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.processes: dict[int, Process] = {}
         self.exits: list[tuple[Process, int]] = []
         self.late: list[ev.News] = []
-        self.alarms: list[ev.SetAlarm] = []
+        self.alarms: list[ev.SetDeadline] = []
         self.cells = self.nodes = 0
 
     # ---- the session
@@ -148,15 +148,15 @@ class AnyOrder(RuleBasedStateMachine):
 
     def act(self, action: ev.Action) -> None:  # noqa: C901 - a table, a line or two a case
         match action:
-            case ev.Spawn():
+            case ev.StartRanks():
                 self.spawn(action)
-            case ev.TakeBack():
+            case ev.RejoinRanks():
                 for rank in self.life.alive:
                     self.processes[rank] = Process(self.life.attempt, rank)
-            case ev.Revive(ranks=ranks):
+            case ev.StartReplacements(ranks=ranks):
                 for rank in ranks:
                     self.revive(rank)
-            case ev.SetAlarm() as alarm:
+            case ev.SetDeadline() as alarm:
                 self.alarms.append(alarm)
             case ev.Kill(ranks=ranks) | ev.Terminate(ranks=ranks):
                 for process in self.living(ranks):
@@ -164,14 +164,14 @@ class AnyOrder(RuleBasedStateMachine):
             case ev.SendInterrupt(cell=cell, ranks=ranks):
                 for process in self.living(ranks):
                     process.is_interrupted |= process.cell == cell
-            case ev.SendGive(donor=donor):
+            case ev.RequestNamespace(donor=donor):
                 for process in self.living((donor,)):
                     process.commands.append(action)
-            case ev.SendCell() | ev.SendRegroup() | ev.SendLeave() | ev.SendMeet():
+            case ev.SendCell() | ev.SendRegroup() | ev.SendShutdown() | ev.RequestJoin():
                 for process in self.living(action.ranks):
                     process.commands.append(action)
 
-    def spawn(self, action: ev.Spawn) -> None:
+    def spawn(self, action: ev.StartRanks) -> None:
         left = [*self.processes.values(), *(process for process, _ in self.exits)]
         assert all(each.is_doomed for each in left), "processes of the old attempt are left"
         self.processes.clear()  # new ones of a heal that came to nothing: they were killed
@@ -207,7 +207,7 @@ class AnyOrder(RuleBasedStateMachine):
         ranks = tuple((rank, 0) for rank in sorted(living) if rank < world_size)
         if ranks:
             attempt = self.life.attempt + 1
-            self.step(ev.ReturnAsked(attempt=attempt, world_size=world_size, living=ranks))
+            self.step(ev.RejoinAsked(attempt=attempt, world_size=world_size, living=ranks))
 
     @precondition(lambda self: self.life.alive)
     @rule(
@@ -253,7 +253,7 @@ class AnyOrder(RuleBasedStateMachine):
         if process and is_able:
             self.gets_ready(process)
         elif process:
-            news = ev.RankUnable(attempt=process.attempt, rank=process.rank, reason="no")
+            news = ev.RankStartFailed(attempt=process.attempt, rank=process.rank, reason="no")
             process.mail.append(news)
             self.dies(process, 1)
 
@@ -269,11 +269,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def takes_a_command(self, process: Process) -> None:
         match process.commands.popleft():
-            case ev.SendLeave():
+            case ev.SendShutdown():
                 self.dies(process, 0)
             case ev.SendCell(cell=cell):
                 process.cell, process.is_interrupted = cell, False
-            case ev.SendGive() | ev.SendMeet() as asked:
+            case ev.RequestNamespace() | ev.RequestJoin() as asked:
                 process.heals = asked
 
     @precondition(lambda self: any(each.heals for each in self.processes.values()))
@@ -286,10 +286,12 @@ class AnyOrder(RuleBasedStateMachine):
         asked, process.heals = process.heals, None
         news: ev.News
         match asked:
-            case ev.SendGive(generation=generation):
-                news = ev.NamesGiven(attempt=process.attempt, generation=generation, reason=reason)
-            case ev.SendMeet(generation=generation):
-                news = ev.RankMet(
+            case ev.RequestNamespace(generation=generation):
+                news = ev.NamespaceSent(
+                    attempt=process.attempt, generation=generation, reason=reason
+                )
+            case ev.RequestJoin(generation=generation):
+                news = ev.GroupJoined(
                     attempt=process.attempt,
                     generation=generation,
                     rank=process.rank,
@@ -302,7 +304,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(rank=RANK, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
     def ends_its_cell(self, rank: int, is_ok: bool, in_group: bool, sequence: int) -> None:
         if process := self.one_that(rank, lambda each: each.cell):
-            report = ev.RankEnded(
+            report = ev.RankEndedCell(
                 attempt=process.attempt,
                 rank=process.rank,
                 cell=process.cell,
@@ -317,7 +319,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(rank=RANK)
     def notices_its_interrupt(self, rank: int) -> None:
         if process := self.one_that(rank, lambda each: each.is_asked):
-            news = ev.RankNoticed(attempt=process.attempt, rank=process.rank, cell=process.cell)
+            news = ev.RankAcknowledged(
+                attempt=process.attempt, rank=process.rank, cell=process.cell
+            )
             process.mail.append(news)
 
     @precondition(lambda self: self.processes)
@@ -386,7 +390,7 @@ class AnyOrder(RuleBasedStateMachine):
         while process.mail and not comes_first:
             self.step(process.mail.popleft())
         self.late += process.mail
-        self.step(ev.Exited(attempt=process.attempt, rank=process.rank, exitcode=exitcode))
+        self.step(ev.ProcessExited(attempt=process.attempt, rank=process.rank, exitcode=exitcode))
 
     @precondition(lambda self: self.late)
     @rule(number=st.integers(0, 9))
@@ -467,7 +471,7 @@ class AnyOrder(RuleBasedStateMachine):
             before = set(self.life.alive) - set(self.life.heal.newcomers)
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring([], ev.Alarm.BACK)
+            imagined.ring([], ev.Deadline.BACK)
             assert imagined.life.state is GroupState.BROKEN
             assert set(imagined.life.alive) == before
 
@@ -476,7 +480,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.life.state.is_busy:
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring(self.alarms, ev.Alarm.STUCK)
+            imagined.ring(self.alarms, ev.Deadline.STUCK)
             imagined.step(INTERRUPT)
             imagined.exit(imagined.killed)
             assert imagined.life.cell is None
@@ -520,7 +524,7 @@ class Imagined:
         self.life = world.life
         self.ledger = Ledger(*(each.copy() for each in vars(world.ledger).values()))
         self.killed: set[int] = set()
-        self.alarms: list[ev.SetAlarm] = []
+        self.alarms: list[ev.SetDeadline] = []
 
     def step(self, event: ev.Event) -> None:
         before = self.life
@@ -530,13 +534,13 @@ class Imagined:
             match action:
                 case ev.Kill(ranks=ranks):
                     self.killed |= set(ranks)
-                case ev.SetAlarm() as alarm:
+                case ev.SetDeadline() as alarm:
                     self.alarms.append(alarm)
 
-    def ring(self, alarms: list[ev.SetAlarm], *kinds: ev.Alarm) -> None:
+    def ring(self, alarms: list[ev.SetDeadline], *kinds: ev.Deadline) -> None:
         """Let alarms of these kinds ring, of all kinds by default, those too that they set."""
         self.alarms += alarms
-        while due := [each for each in self.alarms if each.rang.alarm in (kinds or ev.Alarm)]:
+        while due := [each for each in self.alarms if each.rang.alarm in (kinds or ev.Deadline)]:
             self.alarms.remove(due[0])
             self.step(due[0].rang)
 

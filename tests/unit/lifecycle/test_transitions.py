@@ -44,21 +44,21 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.events import (
     GRACE,
-    Alarm,
+    CellFinished,
+    Deadline,
     Event,
-    Finished,
+    GroupStarted,
+    GroupStartFailed,
+    GroupStopped,
     KillAsked,
-    NotStarted,
+    Notify,
     Refuse,
-    Remark,
     RestartAsked,
     RunAsked,
     SendRegroup,
-    SetAlarm,
-    Spawn,
+    SetDeadline,
     StartAsked,
-    Started,
-    Stopped,
+    StartRanks,
 )
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
@@ -79,22 +79,22 @@ PATIENT = after(OFF, StartAsked(world_size=2, grace=20.0), ready(0), ready(1), r
 LOST = after(RUNNING, ended(0), ended(1, in_group=False))  # no process group on rank 1
 SOME = after(OFF, StartAsked(world_size=3, joins_group=False, ranks=(0, 2)), ready(0))
 SOME_RUN = after(SOME, ready(2), run(0, 2, needs_group=False), ended(0))
-PEER_FREED = after(RUNNING, failed(1), rang(Alarm.PEERS))
+PEER_FREED = after(RUNNING, failed(1), rang(Deadline.PEERS))
 SIGSTOP = {"stopped": ((1, 4321),)}  # rank 1 got one, its process id is 4321
-ALL_COMPUTE = rang(Alarm.GRACE, working=(0, 1))
-DONE = Finished(cell=1)
-STUCK = alarm(Alarm.STUCK, STUCK_AFTER)
+ALL_COMPUTE = rang(Deadline.GRACE, working=(0, 1))
+DONE = CellFinished(cell=1)
+STUCK = alarm(Deadline.STUCK, STUCK_AFTER)
 
 
 def begins(attempt: int, world_size: int = 2) -> tuple[Any, ...]:
     """Return what makes an attempt start."""
-    spawn = Spawn(attempt=attempt, world_size=world_size)
-    return spawn, alarm(Alarm.START, START_PATIENCE, cell=0, attempt=attempt)
+    spawn = StartRanks(attempt=attempt, world_size=world_size)
+    return spawn, alarm(Deadline.START, START_PATIENCE, cell=0, attempt=attempt)
 
 
-def limits(grace: float = GRACE) -> tuple[SetAlarm, ...]:
+def limits(grace: float = GRACE) -> tuple[SetDeadline, ...]:
     """Return the alarms of an interrupted cell."""
-    return alarm(Alarm.GRACE, grace), alarm(Alarm.CLEANUP, CLEANUP)
+    return alarm(Deadline.GRACE, grace), alarm(Deadline.CLEANUP, CLEANUP)
 
 
 def regroup(*ranks: int, form: bool) -> SendRegroup:
@@ -108,20 +108,20 @@ STARTS = {
         (State.STARTING, *begins(1, world_size=1)),
     ),
     "the first rank is ready": ((STARTING, ready(1)), (State.STARTING,)),
-    "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, Started())),
-    "the last of some ranks is ready": ((SOME, ready(2)), (State.IDLE, Started())),
+    "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, GroupStarted())),
+    "the last of some ranks is ready": ((SOME, ready(2)), (State.IDLE, GroupStarted())),
     "a rank is unable": (
         (after(STARTING, ready(0)), unable(1)),
-        (State.STOPPING, NotStarted, kill(0, 1)),
+        (State.STOPPING, GroupStartFailed, kill(0, 1)),
     ),
-    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, NotStarted, kill(0))),
+    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, GroupStartFailed, kill(0))),
     "the only rank dies early": (
         (after(OFF, NO_GROUP), died(0, 3)),
-        (State.OFF, NotStarted, Stopped()),
+        (State.OFF, GroupStartFailed, GroupStopped()),
     ),
     "ranks are late": (
-        (after(FOUR, ready(1)), rang(Alarm.START, cell=0)),
-        (State.STOPPING, NotStarted, kill(0, 1, 2, 3)),
+        (after(FOUR, ready(1)), rang(Deadline.START, cell=0)),
+        (State.STOPPING, GroupStartFailed, kill(0, 1, 2, 3)),
     ),
     "a process ends after a failed start": (
         (after(STARTING, unable(1)), died(1, 1)),
@@ -129,11 +129,11 @@ STARTS = {
     ),
     "the last process ends after a failed start": (
         (after(STARTING, unable(1), died(1, 1)), died(0)),
-        (State.OFF, Stopped()),
+        (State.OFF, GroupStopped()),
     ),
     "an interrupt of a start": (
         (after(STARTING, ready(0)), INTERRUPT),
-        (State.STOPPING, leave(0), terminate(1), alarm(Alarm.STOP, GRACE, cell=0)),
+        (State.STOPPING, leave(0), terminate(1), alarm(Deadline.STOP, GRACE, cell=0)),
     ),
 }
 CELLS = {
@@ -166,27 +166,27 @@ CELLS = {
 FAILURES = {
     "the first failure": (
         (RUNNING, failed(1)),
-        (State.RUNNING, alarm(Alarm.PEERS, PEERS_PATIENCE)),
+        (State.RUNNING, alarm(Deadline.PEERS, PEERS_PATIENCE)),
     ),
     "the second failure": ((after(FOUR_RUN, failed(0)), failed(1)), (State.RUNNING,)),
     "the last rank fails": ((after(RUNNING, ended(0)), failed(1)), (State.IDLE, DONE)),
-    "a death": ((RUNNING, died(1)), (State.RUNNING, Remark, alarm(Alarm.PEERS, DEATH_PATIENCE))),
+    "a death": ((RUNNING, died(1)), (State.RUNNING, Notify, alarm(Deadline.PEERS, DEATH_PATIENCE))),
     "a death after a failure": (
         (after(FOUR_RUN, failed(0)), died(1)),
-        (State.RUNNING, Remark, alarm(Alarm.PEERS, DEATH_PATIENCE)),
+        (State.RUNNING, Notify, alarm(Deadline.PEERS, DEATH_PATIENCE)),
     ),
-    "a second death": ((after(FOUR_RUN, died(1)), died(2)), (State.RUNNING, Remark)),
+    "a second death": ((after(FOUR_RUN, died(1)), died(2)), (State.RUNNING, Notify)),
     "the last rank dies": ((after(RUNNING, ended(0)), died(1)), (State.BROKEN, DONE)),
     "all ranks die": ((after(RUNNING, died(1)), died(0)), (State.BROKEN, DONE)),
     "peers still wait after a failure": (
-        (after(RUNNING, failed(1)), rang(Alarm.PEERS)),
+        (after(RUNNING, failed(1)), rang(Deadline.PEERS)),
         (State.INTERRUPTING, interrupt(0), *limits()),
     ),
     "peers still wait after a death": (
-        (after(RUNNING, died(1)), rang(Alarm.PEERS)),
+        (after(RUNNING, died(1)), rang(Deadline.PEERS)),
         (State.INTERRUPTING, interrupt(0, is_for_death=True), *limits()),
     ),
-    "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Remark)),
+    "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Notify)),
     "the death of an idle rank": ((IDLE, died(1, 3)), (State.BROKEN,)),
 }
 INTERRUPTS = {
@@ -196,12 +196,12 @@ INTERRUPTS = {
     ),
     "a double click": ((INTERRUPTING, INTERRUPT), (State.INTERRUPTING,)),
     "a second interrupt after the remark": (
-        (after(INTERRUPTING, ended(0), rang(Alarm.STUCK)), INTERRUPT),
-        (State.INTERRUPTING, Remark, kill(1)),
+        (after(INTERRUPTING, ended(0), rang(Deadline.STUCK)), INTERRUPT),
+        (State.INTERRUPTING, Notify, kill(1)),
     ),
     "a third interrupt after a double click": (
-        (after(INTERRUPTING, INTERRUPT, rang(Alarm.STUCK)), INTERRUPT),
-        (State.INTERRUPTING, Remark, kill(0, 1)),
+        (after(INTERRUPTING, INTERRUPT, rang(Deadline.STUCK)), INTERRUPT),
+        (State.INTERRUPTING, Notify, kill(0, 1)),
     ),
     "the user's first interrupt after nbddp's own": (
         (PEER_FREED, INTERRUPT),
@@ -214,90 +214,93 @@ INTERRUPTS = {
     "one rank was interrupted": ((after(INTERRUPTING, ended(0)), failed(1)), (State.IDLE, DONE)),
     "the cell ended all the same": (
         (after(INTERRUPTING, ended(0)), ended(1)),
-        (State.IDLE, Remark, DONE),
+        (State.IDLE, Notify, DONE),
     ),
     "a failure while interrupting": ((INTERRUPTING, failed(0)), (State.INTERRUPTING,)),
     "a killed rank is not told of again": (
-        (after(INTERRUPTING, rang(Alarm.GRACE)), died(0)),
+        (after(INTERRUPTING, rang(Deadline.GRACE)), died(0)),
         (State.INTERRUPTING,),
     ),
     "the last killed rank": (
-        (after(INTERRUPTING, rang(Alarm.GRACE), died(0)), died(1)),
+        (after(INTERRUPTING, rang(Deadline.GRACE), died(0)), died(1)),
         (State.BROKEN, DONE),
     ),
 }
 STUCK_RANKS = {
-    "all ranks are deaf": (after(PATIENT, INTERRUPT), rang(Alarm.STUCK)),
-    "one rank is deaf": (after(INTERRUPTING, noticed(0)), rang(Alarm.STUCK)),
-    "one rank is stopped": (after(INTERRUPTING, noticed(0)), rang(Alarm.STUCK, **SIGSTOP)),
-    "one rank is stopped, one is deaf": (INTERRUPTING, rang(Alarm.STUCK, **SIGSTOP)),
-    "all ranks clean up": (after(INTERRUPTING, noticed(0), noticed(1)), rang(Alarm.STUCK)),
-    "all ranks compute": (INTERRUPTING, rang(Alarm.STUCK, working=(0, 1))),
-    "one rank computes, one is deaf": (INTERRUPTING, rang(Alarm.STUCK, working=(0,))),
+    "all ranks are deaf": (after(PATIENT, INTERRUPT), rang(Deadline.STUCK)),
+    "one rank is deaf": (after(INTERRUPTING, noticed(0)), rang(Deadline.STUCK)),
+    "one rank is stopped": (after(INTERRUPTING, noticed(0)), rang(Deadline.STUCK, **SIGSTOP)),
+    "one rank is stopped, one is deaf": (INTERRUPTING, rang(Deadline.STUCK, **SIGSTOP)),
+    "all ranks clean up": (after(INTERRUPTING, noticed(0), noticed(1)), rang(Deadline.STUCK)),
+    "all ranks compute": (INTERRUPTING, rang(Deadline.STUCK, working=(0, 1))),
+    "one rank computes, one is deaf": (INTERRUPTING, rang(Deadline.STUCK, working=(0,))),
 }
-ONE_KILLED = after(INTERRUPTING, rang(Alarm.GRACE, working=(0,)), died(1))
+ONE_KILLED = after(INTERRUPTING, rang(Deadline.GRACE, working=(0,)), died(1))
 KILLS = {
-    "all ranks are deaf": ((after(PATIENT, INTERRUPT), rang(Alarm.GRACE)), (0, 1)),
-    "one rank is stopped": ((INTERRUPTING, rang(Alarm.GRACE, **SIGSTOP)), (0, 1)),
-    "one rank cleans up": ((after(INTERRUPTING, noticed(0)), rang(Alarm.GRACE)), (1,)),
-    "a rank that computed waits": ((ONE_KILLED, rang(Alarm.GRACE)), (0,)),
-    "a rank computes for too long": ((ONE_KILLED, rang(Alarm.CLEANUP, working=(0,))), (0,)),
+    "all ranks are deaf": ((after(PATIENT, INTERRUPT), rang(Deadline.GRACE)), (0, 1)),
+    "one rank is stopped": ((INTERRUPTING, rang(Deadline.GRACE, **SIGSTOP)), (0, 1)),
+    "one rank cleans up": ((after(INTERRUPTING, noticed(0)), rang(Deadline.GRACE)), (1,)),
+    "a rank that computed waits": ((ONE_KILLED, rang(Deadline.GRACE)), (0,)),
+    "a rank computes for too long": ((ONE_KILLED, rang(Deadline.CLEANUP, working=(0,))), (0,)),
     "a rank cleans up for too long": (
-        (after(INTERRUPTING, noticed(0), ended(1)), rang(Alarm.CLEANUP)),
+        (after(INTERRUPTING, noticed(0), ended(1)), rang(Deadline.CLEANUP)),
         (0,),
     ),
 }
 GRACES = {
     "a rank that computes outlives the grace": (
-        (INTERRUPTING, rang(Alarm.GRACE, working=(0,))),
-        (State.INTERRUPTING, Remark, kill(1), alarm(Alarm.GRACE, GRACE)),
+        (INTERRUPTING, rang(Deadline.GRACE, working=(0,))),
+        (State.INTERRUPTING, Notify, kill(1), alarm(Deadline.GRACE, GRACE)),
     ),
     "all ranks compute": (
         (INTERRUPTING, ALL_COMPUTE),
-        (State.INTERRUPTING, alarm(Alarm.GRACE, GRACE)),
+        (State.INTERRUPTING, alarm(Deadline.GRACE, GRACE)),
     ),
     "all ranks answered after they computed": (
-        (after(INTERRUPTING, ALL_COMPUTE, noticed(0), noticed(1)), rang(Alarm.GRACE)),
+        (after(INTERRUPTING, ALL_COMPUTE, noticed(0), noticed(1)), rang(Deadline.GRACE)),
         (State.INTERRUPTING,),
     ),
 }
 STOPS = {
     "a stop": (
         (after(PATIENT, ended(0)), STOP),
-        (State.STOPPING, leave(0), terminate(1), alarm(Alarm.STOP, 20.0)),
+        (State.STOPPING, leave(0), terminate(1), alarm(Deadline.STOP, 20.0)),
     ),
-    "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, Stopped())),
+    "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, GroupStopped())),
     "the first process is gone": ((STOPPING, died(0, 0)), (State.STOPPING,)),
-    "the last process is gone": ((after(STOPPING, died(0, 0)), died(1, 0)), (State.OFF, Stopped())),
+    "the last process is gone": (
+        (after(STOPPING, died(0, 0)), died(1, 0)),
+        (State.OFF, GroupStopped()),
+    ),
     "the grace of a stop is over": (
-        (after(STOPPING, died(0, 0)), rang(Alarm.STOP, cell=0)),
-        (State.STOPPING, Remark, kill(1)),
+        (after(STOPPING, died(0, 0)), rang(Deadline.STOP, cell=0)),
+        (State.STOPPING, Notify, kill(1)),
     ),
     "an interrupt of a stop": ((after(STOPPING, died(0, 0)), INTERRUPT), (State.STOPPING, kill(1))),
     "a cell ends while stopping": ((after(RUNNING, STOP, ended(0)), ended(1)), (State.STOPPING,)),
     "the last process of a cell is gone": (
         (after(RUNNING, STOP, ended(0), ended(1), died(0)), died(1)),
-        (State.OFF, DONE, Stopped()),
+        (State.OFF, DONE, GroupStopped()),
     ),
 }
 RESTARTS = {
     "a restart of no group": ((OFF, RESTART), (State.STARTING, *begins(1))),
     "a restart of a cell": (
         (after(RUNNING, RESTART, died(0)), died(1)),
-        (State.STARTING, DONE, Stopped(), *begins(2)),
+        (State.STARTING, DONE, GroupStopped(), *begins(2)),
     ),
     "a restart of a stop": (
         (after(STOPPING, RESTART, died(0)), died(1)),
-        (State.STARTING, Stopped(), *begins(2)),
+        (State.STARTING, GroupStopped(), *begins(2)),
     ),
-    "a restart of dead ranks": ((ALL_GONE, RESTART), (State.STARTING, Stopped(), *begins(2))),
+    "a restart of dead ranks": ((ALL_GONE, RESTART), (State.STARTING, GroupStopped(), *begins(2))),
     "a stop cancels a restart": (
         (after(IDLE, RESTART, STOP, died(0)), died(1)),
-        (State.OFF, Stopped()),
+        (State.OFF, GroupStopped()),
     ),
     "the later of two restarts": (
         (after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0)), died(1)),
-        (State.STARTING, Stopped(), *begins(2, world_size=1)),
+        (State.STARTING, GroupStopped(), *begins(2, world_size=1)),
     ),
 }
 TABLE = (
@@ -308,9 +311,9 @@ TABLE = (
     | GRACES
     | STOPS
     | RESTARTS
-    | {f"stuck: {name}": (row, (State.INTERRUPTING, Remark)) for name, row in STUCK_RANKS.items()}
+    | {f"stuck: {name}": (row, (State.INTERRUPTING, Notify)) for name, row in STUCK_RANKS.items()}
     | {
-        f"kill: {name}": (row, (State.INTERRUPTING, Remark, kill(*ranks)))
+        f"kill: {name}": (row, (State.INTERRUPTING, Notify, kill(*ranks)))
         for name, (row, ranks) in KILLS.items()
     }
 )
@@ -346,12 +349,12 @@ IGNORED = {
     "a report after the exit, in a stop": (after(RUNNING, STOP, died(1)), ended(1)),
     "an exit twice": (BROKEN, died(1, 0)),
     "an exit of an unknown rank": (IDLE, died(7)),
-    "peers of an interrupted cell": (after(RUNNING, failed(1), INTERRUPT), rang(Alarm.PEERS)),
+    "peers of an interrupted cell": (after(RUNNING, failed(1), INTERRUPT), rang(Deadline.PEERS)),
     "no deaf ranks at the end of the grace": (
         after(INTERRUPTING, noticed(0), noticed(1)),
-        rang(Alarm.GRACE),
+        rang(Deadline.GRACE),
     ),
-    "the grace of a stop while running": (RUNNING, rang(Alarm.STOP)),
+    "the grace of a stop while running": (RUNNING, rang(Deadline.STOP)),
     "noticed in an earlier cell": (INTERRUPTING, noticed(0, cell=9)),
     "noticed without a cell": (IDLE, noticed(0)),
     "an interrupt before a start": (OFF, INTERRUPT),
@@ -362,16 +365,22 @@ IGNORED = {
     **{
         f"{type(event).__name__} of the start while {life.state.name}": (life, event)
         for life in (IDLE, RUNNING, INTERRUPTING, BROKEN)
-        for event in (ready(0), unable(0), rang(Alarm.START, cell=0))
+        for event in (ready(0), unable(0), rang(Deadline.START, cell=0))
     },
     **{
         f"{kind.name} of an earlier cell while {life.state.name}": (life, rang(kind, cell=99))
-        for kind in (Alarm.PEERS, Alarm.STUCK, Alarm.GRACE, Alarm.CLEANUP, Alarm.STOP)
+        for kind in (
+            Deadline.PEERS,
+            Deadline.STUCK,
+            Deadline.GRACE,
+            Deadline.CLEANUP,
+            Deadline.STOP,
+        )
         for life in (STARTING, IDLE, RUNNING, INTERRUPTING, BROKEN)
     },
     **{
         f"{kind.name} of a cell while stopping": (after(RUNNING, STOP), rang(kind))
-        for kind in (Alarm.PEERS, Alarm.STUCK, Alarm.GRACE, Alarm.CLEANUP)
+        for kind in (Deadline.PEERS, Deadline.STUCK, Deadline.GRACE, Deadline.CLEANUP)
     },
 }
 
@@ -472,9 +481,9 @@ def test_a_restarted_group_begins_with_nothing_of_the_old_one() -> None:
         noticed(0),
         ended(0),
         died(0),
-        rang(Alarm.START),
-        rang(Alarm.GRACE),
-        rang(Alarm.STOP),
+        rang(Deadline.START),
+        rang(Deadline.GRACE),
+        rang(Deadline.STOP),
     ],
     ids=lambda event: type(event).__name__,
 )

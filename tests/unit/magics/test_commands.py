@@ -22,11 +22,11 @@ from nbddp.lifecycle.retries import Retries
 from nbddp.magics.cell_magic import CellMagics
 from nbddp.magics.commands import publish
 from nbddp.magics.line_magic import LineMagics
-from nbddp.magics.notebook_state import Desk
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.wire.messages import Push
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 start = Session.start
 WENT_WELL = CellResult(
@@ -52,7 +52,7 @@ class Typed:
     def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, self.link = FakeLauncher(), FakeLink()
         make_willing(self.launcher, self.link)
-        self.desk = Desk(shell)
+        self.desk = NotebookState(shell)
         session = Session(self.launcher, make_means=lambda: with_threads(self.link))
         self.desk.group = RankGroup(GroupSpec(), session)
         self.started: list[GroupSpec] = []
@@ -188,7 +188,7 @@ def test_a_fault_is_armed_on_its_rank_as_the_options_say(typed: Typed) -> None:
 WHAT: dict[str, tuple[str, Any]] = {
     "--ranks 1": ("ranks", (1,)),
     "--break-ranks 1": ("break_ranks", (1,)),
-    "--trace 2:4": ("trace", Steps(first=2, last=4)),
+    "--trace 2:4": ("trace", TraceSteps(first=2, last=4)),
 }
 
 

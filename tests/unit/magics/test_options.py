@@ -28,7 +28,7 @@ from nbddp.magics.option_values import (
     variable,
 )
 from nbddp.magics.parser import CELL, COMMANDS, command, help_text, parse
-from nbddp.wire.trace_messages import Steps
+from nbddp.wire.trace_messages import TraceSteps
 
 
 def cell(line: str) -> Namespace:
@@ -54,8 +54,8 @@ OPTIONS: dict[str, tuple[str, object]] = {
     "--nproc-per-node 4": ("nproc", 4),
     "--nproc=4": ("nproc", 4),
     "--backend auto": ("backend", "auto"),
-    "--trace 10:15": ("trace", Steps(first=10, last=15)),
-    "--trace 0": ("trace", Steps(first=0, last=0)),
+    "--trace 10:15": ("trace", TraceSteps(first=10, last=15)),
+    "--trace 0": ("trace", TraceSteps(first=0, last=0)),
     "--backend gloo": ("backend", "gloo"),
     "--backend nccl": ("backend", "nccl"),
     "--gpus 0,1": ("gpus", (0, 1)),

@@ -27,10 +27,10 @@ from nbddp.magics.option_values import node_range
 from nbddp.nodes import handshake, log_sync
 from nbddp.nodes import listener as door_module
 from nbddp.nodes.__main__ import main
-from nbddp.nodes.clock_offset import Clock
-from nbddp.nodes.join_file import Join
-from nbddp.nodes.listener import Door, Node, RemoteHandle
-from nbddp.nodes.log_sync import Inlet, Outlet
+from nbddp.nodes.clock_offset import ClockOffset
+from nbddp.nodes.join_file import JoinFile
+from nbddp.nodes.listener import Node, NodeListener, RemoteRankHandle
+from nbddp.nodes.log_sync import LogReceiver, LogSender
 from nbddp.nodes.node_agent import about_this_node
 from nbddp.nodes.node_connection import (
     FrameConnection,
@@ -40,7 +40,7 @@ from nbddp.nodes.node_connection import (
     forward,
 )
 
-JOIN = Join.new("127.0.0.1", 29400)
+JOIN = JoinFile.new("127.0.0.1", 29400)
 
 
 # ---- the secret
@@ -50,7 +50,7 @@ def test_the_join_file_is_its_owners_alone(tmp_path: Path) -> None:
     path = JOIN.save(tmp_path / "join")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert Join.load(path) == JOIN
+    assert JoinFile.load(path) == JOIN
 
 
 def test_what_is_no_join_file_of_ours_is_refused_and_how_is_said(
@@ -63,7 +63,7 @@ def test_what_is_no_join_file_of_ours_is_refused_and_how_is_said(
         paths.append(tmp_path / f"file{len(paths)}")
         paths[-1].touch(0o600)
         paths[-1].write_text(text)
-    said = [refusal(RequestError, Join.load, path).replace(str(path), "PATH") for path in paths]
+    said = [refusal(RequestError, JoinFile.load, path).replace(str(path), "PATH") for path in paths]
     assert said == snapshot
 
 
@@ -101,7 +101,7 @@ class AtTheDoor(Guests):
     def __init__(self) -> None:
         self.changes: list[Node] = []
         self.lost: list[Path] = []  # folders
-        door = Door(
+        door = NodeListener(
             "127.0.0.1",
             on_change=self.changes.append,
             on_lost=lambda folder, _: self.lost.append(folder),
@@ -219,7 +219,7 @@ def test_where_a_door_cannot_listen_is_named(at_the_door: AtTheDoor) -> None:
         ("127.0.0.1", port, f"127.0.0.1:{port}: "),
     ):
         with pytest.raises(RequestError, match=re.escape(named)):
-            Door(address, wanted)
+            NodeListener(address, wanted)
 
 
 # ---- what is forwarded
@@ -384,8 +384,8 @@ def test_a_log_grows_here_as_it_grows_there(tmp_path: Path) -> None:
     original, run = tmp_path / "rank0.log", tmp_path / "run"
     run.mkdir()
     lost: list[OSError] = []
-    inlet = Inlet(run, lambda _folder, error: lost.append(error))
-    outlet = Outlet(lambda _number, name, data: inlet.append(name, data))
+    inlet = LogReceiver(run, lambda _folder, error: lost.append(error))
+    outlet = LogSender(lambda _number, name, data: inlet.append(name, data))
     outlet.follow(1, original)
     outlet.send_news()
     for text in ("a line\n", "half", " and half\n", "x" * 3_000_000):
@@ -401,7 +401,7 @@ def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[tuple[Path, int | None]] = []
-    inlet = Inlet(tmp_path, lambda folder, error: lost.append((folder, error.errno)))
+    inlet = LogReceiver(tmp_path, lambda folder, error: lost.append((folder, error.errno)))
     inlet.append("rank0.log", b"before ")
 
     def full(file: int, data: memoryview) -> int:
@@ -424,7 +424,7 @@ def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
 def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: AtTheDoor) -> None:
     guest, door = at_the_door.bring(), at_the_door.door
     [node] = door.nodes
-    handle = node.handles[1] = RemoteHandle(door, node, 1, tmp_path / "gone")
+    handle = node.handles[1] = RemoteRankHandle(door, node, 1, tmp_path / "gone")
     for name in (b"rank0.log", b"metrics.jsonl"):
         guest.send(FrameType.LOG, 1, name + b"\0a line\n")
     guest.tell(FrameType.STARTED, 1, pid=7)
@@ -440,7 +440,7 @@ def test_a_file_that_several_write_is_sent_in_whole_lines_in_the_name_of_one_tha
 ) -> None:
     original = tmp_path / "metrics.jsonl"
     sent: list[tuple[int, bytes]] = []
-    outlet = Outlet(lambda number, _name, data: sent.append((number, data)))
+    outlet = LogSender(lambda number, _name, data: sent.append((number, data)))
     for number in (3, 4):
         outlet.follow(number, original, whole_lines=True)
     outlet.forget(4)
@@ -458,7 +458,7 @@ def test_a_file_that_several_write_is_sent_in_whole_lines_in_the_name_of_one_tha
 
 
 def test_the_quickest_round_trip_is_believed() -> None:
-    clock = Clock()
+    clock = ClockOffset()
     clock.note(0.0, 5.9, 1.0)  # ± 0.5
     clock.note(10.0, 15.05, 10.1)  # ± 0.05
     clock.note(20.0, 25.5, 20.8)  # ± 0.4

@@ -21,16 +21,16 @@ from nbddp.errors import RequestError
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.launch.local_launcher import Launcher
-from nbddp.nodes.join_file import Join
-from nbddp.nodes.listener import Door
-from nbddp.nodes.stale_files import Held, left_open
+from nbddp.nodes.join_file import JoinFile
+from nbddp.nodes.listener import NodeListener
+from nbddp.nodes.stale_files import LockedPath, left_open
 
 
 class Back:
     """A notebook whose predecessor has left a door open."""
 
     def __init__(self) -> None:
-        before = Door("127.0.0.1")
+        before = NodeListener("127.0.0.1")
         self.join_file = before.join.save()
         before.close()
         self.launcher = FakeLauncher()
@@ -68,7 +68,7 @@ def test_who_waited_for_nodes_in_vain_or_stopped_waiting_can_try_again(
             assert refusal(RequestError, back.take_back, 0.2) == snapshot(name="in vain")
         assert back.group.nodes is None
         assert back.group.session.launcher is back.launcher
-        assert Join.load(back.join_file)
+        assert JoinFile.load(back.join_file)
 
 
 def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
@@ -78,13 +78,13 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
     monkeypatch.setenv("HOME", str(folder))
     launcher = FakeLauncher()
     group = RankGroup(GroupSpec(nproc=1), Session(launcher))
-    use, closed = group.session.use, Door.close
+    use, closed = group.session.use, NodeListener.close
 
     def use_and_stop(chosen: Launcher) -> None:
         use(chosen)
         signal.raise_signal(signal.SIGINT)
 
-    def stop_and_close(self: Door, *, sends_home: bool = True) -> None:
+    def stop_and_close(self: NodeListener, *, sends_home: bool = True) -> None:
         signal.raise_signal(signal.SIGINT)
         closed(self, sends_home=sends_home)
 
@@ -93,7 +93,7 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
         group.open_nodes(NodesSpec())
     assert group.nodes is not None
     monkeypatch.setattr(group.session, "use", use)
-    monkeypatch.setattr(Door, "close", stop_and_close)
+    monkeypatch.setattr(NodeListener, "close", stop_and_close)
     with pytest.raises(KeyboardInterrupt):
         group.stop()
     assert group.nodes is None
@@ -104,7 +104,7 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
 def test_a_door_whose_notebook_is_there_is_not_taken_over(
     back: Back, snapshot: SnapshotAssertion
 ) -> None:
-    with_it = Held(back.join_file)
+    with_it = LockedPath(back.join_file)
     for name in (str(back.join_file), back.join_file.name):
         said = refusal(RequestError, left_open, name)
         assert said.replace(str(back.join_file), "FILE") == snapshot(name="open")

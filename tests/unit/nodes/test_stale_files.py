@@ -16,7 +16,7 @@ from processes import wait_until
 
 from nbddp.nodes import stale_files
 from nbddp.nodes.engines.local import LocalAgents
-from nbddp.nodes.stale_files import AGE, Held, tidy
+from nbddp.nodes.stale_files import AGE, LockedPath, tidy
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_what_is_old_and_nobodys_is_taken_away(home: Path, past: float) -> None:
 
 
 def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
-    held = [Held(path) for path in things(home)]
+    held = [LockedPath(path) for path in things(home)]
     for path in things(home):
         age(path)
     tidy(home)
@@ -66,8 +66,9 @@ def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
 
 def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
     code = (
-        f"import sys, time\nfrom pathlib import Path\n{imported(Held)}"
-        "held = [Held(Path(path)) for path in sys.argv[1:]]\nprint(flush=True)\ntime.sleep(100)"
+        f"import sys, time\nfrom pathlib import Path\n{imported(LockedPath)}"
+        "held = [LockedPath(Path(path)) for path in sys.argv[1:]]\n"
+        "print(flush=True)\ntime.sleep(100)"
     )
     command = [sys.executable, "-c", code, *map(str, things(home))]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
@@ -107,7 +108,7 @@ def test_where_there_are_no_locks_who_gives_signs_of_life_keeps_what_he_has(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(stale_files, "TOUCHING", 0.0)
     lives, *left = things(home)
-    held = Held(lives)
+    held = LockedPath(lives)
     held.touch()
     tidy(home)
     assert things(home) == [lives]

@@ -31,10 +31,10 @@ from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.commands import publish as publish_module
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse
-from nbddp.magics.publishing import Publishing
+from nbddp.magics.publishing import LivePublishing
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher, name_there, note, read_note
-from nbddp.publish.step_aggregator import Point
+from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import KINDS, PublishError, Target, Tracker, plain_name, require, target
 
 # ---- a whole run, to a tracker that notes what it is told
@@ -45,7 +45,7 @@ def noting() -> Mock:
     return Mock(spec=Tracker, **{"begin.return_value": "here"})
 
 
-def points_of(tracker: Mock) -> list[Point]:
+def points_of(tracker: Mock) -> list[AggregatedStep]:
     return [point for call in tracker.log.call_args_list for point in call.args[0]]
 
 
@@ -383,7 +383,7 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     said: list[str] = []
     session = Mock(time_line=line, call=lambda act, *words: act(*words))
     line.say = said.append
-    publishing = Publishing(said.append)
+    publishing = LivePublishing(said.append)
     for _ in range(3):
         publishing.follow(session, [Target("wandb")])
     under_way = refusal(RequestError, publishing.begin, session, Target("wandb"), is_again=True)

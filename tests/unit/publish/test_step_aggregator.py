@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.publish.step_aggregator import PATIENCE, Point, StepAggregator
+from nbddp.publish.step_aggregator import PATIENCE, AggregatedStep, StepAggregator
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ def row(step: int | None, rank: int = 0, at: float = 1.0, **values: float) -> Ro
     return {"time": at, "rank": rank, "attempt": 1, **of_step, **values}
 
 
-def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Point]:
+def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[AggregatedStep]:
     steps = StepAggregator()
     for at in begins:
         steps.begin_cell(at, is_again=False)
@@ -102,7 +102,7 @@ def two_ranks() -> StepAggregator:
     return steps
 
 
-def losses(points: Iterable[Point]) -> list[float]:
+def losses(points: Iterable[AggregatedStep]) -> list[float]:
     return [each.values["loss"] for each in points]
 
 

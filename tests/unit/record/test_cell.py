@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.record import cell as room
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.notices import Said
+from nbddp.record.notices import ControllerMessage
 from nbddp.wire.messages import CellEnded, Failure
 
 
@@ -141,12 +141,12 @@ def test_a_reader_knows_when_a_cell_has_told_everything(patience: float) -> None
     handle = handle_for(0)
     assert handle.next_notice(0) is None  # nothing yet, and not over
     assert (handle.is_told, handle.is_finished) == (False, False)
-    handle.feed(Said("a"))
+    handle.feed(ControllerMessage("a"))
     handle.note_report(0, well())
     assert not handle.is_finished
     handle.finish()
     assert (handle.is_told, handle.is_finished) == (False, True)
-    assert handle.next_notice(patience) == Said("a")
+    assert handle.next_notice(patience) == ControllerMessage("a")
     assert not handle.is_told
     assert handle.next_notice(patience) is None
     assert handle.is_told
@@ -156,8 +156,8 @@ def test_a_reader_is_woken_by_what_comes() -> None:
     handle = handle_for(0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(handle.next_notice, 30.0)
-        handle.feed(Said("a"))
-        assert waiting.result(10) == Said("a")
+        handle.feed(ControllerMessage("a"))
+        assert waiting.result(10) == ControllerMessage("a")
 
 
 # ---- while it runs

@@ -12,7 +12,7 @@ import pytest
 
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.run_recorder import samples_per_step
-from nbddp.record.event_log import TimeLine
+from nbddp.record.event_log import EventLog
 from nbddp.record.run_folder import FORMAT, RunFolder, RunJson, read_facts
 from nbddp.wire.messages import CellEnded
 
@@ -122,7 +122,7 @@ def test_a_file_that_is_torn_says_nothing(tmp_path: Path) -> None:
 
 
 def test_what_all_ranks_say_is_recorded_once(tmp_path: Path) -> None:
-    line = TimeLine(pytest.fail)
+    line = EventLog(pytest.fail)
     line.open(tmp_path, "", {})
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
         line.note(rank, "config", {"values": {"lr": rate}})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record import log_reader as room
-from nbddp.record.log_reader import Logged, LogReader, tail
+from nbddp.record.log_reader import LogReader, LogSpan, tail
 from nbddp.wire.messages import Output
 
 
@@ -24,7 +24,7 @@ def mail(text: str, start: int = 0) -> Output:
     return Output(start=start, end=start + len(text.encode()), text=text)
 
 
-def read(part: Logged | None) -> str:
+def read(part: LogSpan | None) -> str:
     return "".join(part.texts()) if part else ""
 
 
@@ -38,8 +38,8 @@ def test_mailed_pieces_are_shown_in_their_order_and_the_rest_is_read_from_the_fi
     reader = LogReader(log, rank=3)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     log.write_text("one two not mailed")
-    assert reader.accept(mail("one ")) == Logged(3, log, 0, 4)
-    assert reader.accept(mail("two ", 4)) == Logged(3, log, 4, 8)
+    assert reader.accept(mail("one ")) == LogSpan(3, log, 0, 4)
+    assert reader.accept(mail("two ", 4)) == LogSpan(3, log, 4, 8)
     assert rest(reader) == "not mailed"
     assert rest(reader) == ""
     assert reader.accept(mail("not mailed", 8)) is None, "it comes late"
@@ -131,7 +131,7 @@ def test_of_a_flood_the_end_is_shown_from_a_line_on_and_the_rest_is_named(
     log: Path, snapshot: SnapshotAssertion
 ) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
-    said, *lines = read(Logged(0, log, 0, log.stat().st_size)).splitlines()
+    said, *lines = read(LogSpan(0, log, 0, log.stat().st_size)).splitlines()
     assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
     assert len(lines) == 11
     assert said == snapshot
@@ -152,20 +152,20 @@ def test_what_is_said_of_a_flood_stands_on_a_line_of_its_own(
     log: Path, text: str, start: int, shown: list[str]
 ) -> None:
     log.write_text(text)
-    lines = read(Logged(0, log, start, log.stat().st_size)).split("\n")
+    lines = read(LogSpan(0, log, start, log.stat().st_size)).split("\n")
     assert ["SAID" if "rank0.log" in line else line for line in lines] == shown
 
 
 @pytest.mark.usefixtures("short")
 def test_nothing_beyond_its_end_is_shown(log: Path) -> None:
     log.write_text("x" * 5000)
-    assert read(Logged(0, log, 7, 1007)) == "x" * 1000
+    assert read(LogSpan(0, log, 7, 1007)) == "x" * 1000
 
 
 def test_a_log_that_is_gone_by_the_time_it_is_shown_is_named(
     log: Path, snapshot: SnapshotAssertion
 ) -> None:
-    assert read(Logged(0, log, 0, 123_456_789)) == snapshot
+    assert read(LogSpan(0, log, 0, 123_456_789)) == snapshot
 
 
 # ---- its last lines

@@ -14,22 +14,24 @@ from traced import keeps_less_than
 
 from nbddp.record import log_reader
 from nbddp.record import notices as room
-from nbddp.record.log_reader import Logged
-from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
+from nbddp.record.log_reader import LogSpan
+from nbddp.record.notices import ControllerMessage, Notice, NoticeQueue, OutputText, RichOutput
 from nbddp.wire.messages import Display
 
 
-def all_of(notices: Notices) -> list[Notice]:
+def all_of(notices: NoticeQueue) -> list[Notice]:
     notices.end()
     return list(iter(lambda: notices.take(0), None))
 
 
 def text_of(notices: list[Notice], rank: int = 0) -> str:
-    return "".join(each.text for each in notices if isinstance(each, Wrote) and each.rank == rank)
+    return "".join(
+        each.text for each in notices if isinstance(each, OutputText) and each.rank == rank
+    )
 
 
-def picture(size: int, rank: int = 0) -> Displayed:
-    return Displayed(rank, Display(cell=1, data={"image/png": "x" * size}, metadata={}))
+def picture(size: int, rank: int = 0) -> RichOutput:
+    return RichOutput(rank, Display(cell=1, data={"image/png": "x" * size}, metadata={}))
 
 
 class Log:
@@ -40,12 +42,12 @@ class Log:
         self.path = folder / f"rank{rank}.log"
         self.path.touch()
 
-    def write(self, text: str) -> Wrote:
+    def write(self, text: str) -> OutputText:
         with self.path.open("a") as file:
             start = file.tell()
             file.write(text)
             end = file.tell()
-        return Wrote(self.rank, text, Logged(self.rank, self.path, start, end))
+        return OutputText(self.rank, text, LogSpan(self.rank, self.path, start, end))
 
 
 @pytest.fixture
@@ -55,33 +57,36 @@ def log(tmp_path: Path) -> Log:
 
 def test_text_that_piles_up_wakes_nobody() -> None:
     """One wait for all that comes in it: that is why a talkative group costs so little."""
-    notices, waits = Notices(), []
+    notices, waits = NoticeQueue(), []
     notices.feed(picture(3))
     assert notices.take(30.0, piles_up=True) == picture(3)
     notices._presses.wait = lambda timeout: [  # type: ignore[method-assign, assignment, return-value]
         waits.append((timeout, notices._presses.is_set())),
-        *(notices.feed(Wrote(0, str(number))) for number in range(9)),
+        *(notices.feed(OutputText(0, str(number))) for number in range(9)),
         waits.append((timeout, notices._presses.is_set())),
     ]
     found = [notices.take(0.1, piles_up=True) for _ in range(9)]
-    assert found == [Wrote(0, str(number)) for number in range(9)]
+    assert found == [OutputText(0, str(number)) for number in range(9)]
     assert waits == [(0.1, False), (0.1, False)]
 
 
 @pytest.mark.parametrize("is_end", [False, True])
 def test_a_picture_and_the_end_wait_for_no_pile(is_end: bool) -> None:
-    notices = Notices()
+    notices = NoticeQueue()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(notices.take, 30.0, piles_up=True)
-        notices.feed(Wrote(0, "a"))
+        notices.feed(OutputText(0, "a"))
         _ = notices.end() if is_end else notices.feed(picture(3))
-        assert waiting.result(20) == Wrote(0, "a")
+        assert waiting.result(20) == OutputText(0, "a")
     assert notices.take(30.0, piles_up=True) == (None if is_end else picture(3))
     assert notices.is_told == is_end
 
 
 def test_notices_come_in_their_order_and_then_none() -> None:
-    notices, fed = Notices(), [Wrote(0, "a"), Said("b"), picture(3), Wrote(1, "c")]
+    notices, fed = (
+        NoticeQueue(),
+        [OutputText(0, "a"), ControllerMessage("b"), picture(3), OutputText(1, "c")],
+    )
     for notice in fed:
         notices.feed(notice)
     assert not notices.is_told
@@ -90,7 +95,7 @@ def test_notices_come_in_their_order_and_then_none() -> None:
 
 
 def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_path: Path) -> None:
-    notices, logs = Notices(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
+    notices, logs = NoticeQueue(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
     with keeps_less_than(50_000):
         for number in range(2000):
             for each in logs:
@@ -100,13 +105,13 @@ def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_pa
 
 
 def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) -> None:
-    notices = Notices(max_text=3)
+    notices = NoticeQueue(max_text=3)
     for text in ("one", "two", "three"):
         notices.feed(log.write(text))
     assert text_of([notices.take(0), notices.take(0)]) == "onetwothree"
     log.path.unlink()
-    notices.feed(Wrote(0, "four", Logged(0, log.path, 0, 4)))
-    assert notices.take(0) == Wrote(0, "four")
+    notices.feed(OutputText(0, "four", LogSpan(0, log.path, 0, 4)))
+    assert notices.take(0) == OutputText(0, "four")
 
 
 @given(
@@ -122,14 +127,16 @@ def test_whatever_the_order_each_rank_is_whole_and_words_stay_in_their_place(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, str]], max_text: int
 ) -> None:
     folder = tmp_path_factory.mktemp("logs")
-    logs, notices = [Log(folder, rank) for rank in (0, 1)], Notices(max_text=max_text)
+    logs, notices = [Log(folder, rank) for rank in (0, 1)], NoticeQueue(max_text=max_text)
     fed: list[Notice] = []
     found: list[Notice] = []
     for number, (what, text) in enumerate(acts):
         if what == "take":
             found += [each for each in [notices.take(0)] if each is not None]
             continue
-        fed.append(Said(str(number)) if what == "said" else logs[int(what)].write(text))
+        fed.append(
+            ControllerMessage(str(number)) if what == "said" else logs[int(what)].write(text)
+        )
         notices.feed(fed[-1])
     found += all_of(notices)
     assert sections(found) == sections(fed)
@@ -138,12 +145,17 @@ def test_whatever_the_order_each_rank_is_whole_and_words_stay_in_their_place(
 def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
     """What each rank wrote between any two words of the controller."""
     parts = [
-        list(group) for _, group in itertools.groupby(notices, lambda it: isinstance(it, Said))
+        list(group)
+        for _, group in itertools.groupby(notices, lambda it: isinstance(it, ControllerMessage))
     ]
     return [
-        (text_of(part, 0), text_of(part, 1), "".join(s.text for s in part if isinstance(s, Said)))
+        (
+            text_of(part, 0),
+            text_of(part, 1),
+            "".join(s.text for s in part if isinstance(s, ControllerMessage)),
+        )
         for part in parts
-        if any(isinstance(each, Said) or each.text for each in part)
+        if any(isinstance(each, ControllerMessage) or each.text for each in part)
     ]
 
 
@@ -151,7 +163,7 @@ def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "SHOWN_END", 100)
-    notices = Notices(max_text=0)
+    notices = NoticeQueue(max_text=0)
     for number in range(100):
         notices.feed(log.write(f"line {number}\n"))
     notices.end(is_urgent=True)
@@ -161,10 +173,10 @@ def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
 
 
 def test_only_the_next_part_of_the_same_log_goes_on_with_it(log: Log, tmp_path: Path) -> None:
-    notices, places = Notices(), [(log.path, 0, 5), (log.path, 5, 9), (log.path, 10, 12)]
+    notices, places = NoticeQueue(), [(log.path, 0, 5), (log.path, 5, 9), (log.path, 10, 12)]
     for path, start, end in [*places, (tmp_path / "other.log", 12, 15)]:
-        notices.feed(Logged(0, path, start, end))
-    assert [each.size for each in notices._waiting if isinstance(each, Logged)] == [9, 2, 3]
+        notices.feed(LogSpan(0, path, start, end))
+    assert [each.size for each in notices._waiting if isinstance(each, LogSpan)] == [9, 2, 3]
 
 
 # ---- pictures
@@ -180,7 +192,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alone(
     snapshot: SnapshotAssertion,
 ) -> None:
-    alone, notices = Notices(), Notices()
+    alone, notices = NoticeQueue(), NoticeQueue()
     alone.feed(picture(1000))
     assert all_of(alone) == [picture(1000)]
     for _ in range(12):
@@ -188,7 +200,7 @@ def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alo
     notices.feed(picture(1, rank=1))
     found = all_of(notices)
     assert found[:-2] == [picture(1)] * 10
-    assert [each.text for each in found[-2:] if isinstance(each, Said)] == snapshot
+    assert [each.text for each in found[-2:] if isinstance(each, ControllerMessage)] == snapshot
 
 
 # ---- between two cells
@@ -197,15 +209,15 @@ def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alo
 def test_what_was_said_between_two_cells_comes_in_the_next(
     log: Log, snapshot: SnapshotAssertion
 ) -> None:
-    between, cell = Notices(max_text=10), Notices()
-    between.feed(Said("rank 1 was killed"))
+    between, cell = NoticeQueue(max_text=10), NoticeQueue()
+    between.feed(ControllerMessage("rank 1 was killed"))
     for text in ("short\n", "too long\n", "for memory\n"):
         between.feed(log.write(text))
     between.move_to(cell)
-    assert cell.take(0) == Said("rank 1 was killed")
-    assert cell.take(0) == Wrote(0, "short\n")
-    assert cell.take(0) == Wrote(0, "too long\n")
+    assert cell.take(0) == ControllerMessage("rank 1 was killed")
+    assert cell.take(0) == OutputText(0, "short\n")
+    assert cell.take(0) == OutputText(0, "too long\n")
     said = cell.take(0)
-    assert isinstance(said, Said)
+    assert isinstance(said, ControllerMessage)
     assert said.text == snapshot
     assert between.take(0) is None

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from nbddp.record.cell import Purpose
-from nbddp.record.rank_monitor import LoopProgress, Whereabouts
-from nbddp.record.waiting.hang_detector import Sign
+from nbddp.record.rank_monitor import LoopProgress, RankMonitor
+from nbddp.record.waiting.hang_detector import Heartbeat
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import Metrics, Progress, Pulse
+from nbddp.wire.messages import Metrics, Progress, RankStatus
 
 
 @pytest.fixture
-def whereabouts() -> Whereabouts:
-    whereabouts = Whereabouts(is_stopped=lambda _rank: False)
+def whereabouts() -> RankMonitor:
+    whereabouts = RankMonitor(is_stopped=lambda _rank: False)
     whereabouts.begin_cell([0, 1], now=0.0)
     return whereabouts
 
 
-def pulse(seconds: float = 0.0) -> Pulse:
-    return Pulse(
+def pulse(seconds: float = 0.0) -> RankStatus:
+    return RankStatus(
         cell=5, line=3, function="step", collective=Collective("all_reduce", 7), seconds=seconds
     )
 
@@ -57,14 +57,14 @@ def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
 
 
 def test_the_last_sign_of_life_is_kept_with_its_time_until_its_ranks_are_gone(
-    whereabouts: Whereabouts,
+    whereabouts: RankMonitor,
 ) -> None:
     whereabouts.note(1, pulse(1.0), now=3.0)
     whereabouts.note(1, pulse(2.0), now=4.0)
-    assert whereabouts.hangs.signs[1] == Sign(pulse(2.0), 4.0)
+    assert whereabouts.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
     whereabouts.note(1, numbers(0), now=4.0)
     whereabouts.begin_cell([0], now=5.0)
-    assert whereabouts.hangs.signs[1] == Sign(pulse(2.0), 4.0)
+    assert whereabouts.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
     assert whereabouts.hangs.signs[0].pulse.cell == 0
     whereabouts.note(0, numbers(0), now=6.0)
     whereabouts.forget()
@@ -72,14 +72,14 @@ def test_the_last_sign_of_life_is_kept_with_its_time_until_its_ranks_are_gone(
     assert whereabouts.metrics.names() == ["loss"]
 
 
-def test_the_memory_is_that_of_all_ranks_together(whereabouts: Whereabouts) -> None:
+def test_the_memory_is_that_of_all_ranks_together(whereabouts: RankMonitor) -> None:
     for rank in range(2):
-        whereabouts.note(rank, Pulse(cell=5, line=3, function="", memory=1 << 20), now=1.0)
+        whereabouts.note(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
     assert whereabouts.hangs.memory() == 2 << 20
 
 
 def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted(
-    whereabouts: Whereabouts,
+    whereabouts: RankMonitor,
 ) -> None:
     whereabouts.note(1, numbers(0, 1, missed=3), now=1.0)
     whereabouts.note(1, numbers(2), now=2.0)
@@ -92,7 +92,7 @@ def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted
     assert whereabouts.missed == 7
 
 
-def test_the_bars_of_a_rank_are_those_that_it_named_last(whereabouts: Whereabouts) -> None:
+def test_the_bars_of_a_rank_are_those_that_it_named_last(whereabouts: RankMonitor) -> None:
     outer: list[Any] = ["epochs", 1, 3, 9.0]
     inner: list[Any] = ["batches", 10, 0, 2.5]
     whereabouts.note(0, Progress(bars=[outer, inner]), now=1.0)
@@ -101,7 +101,7 @@ def test_the_bars_of_a_rank_are_those_that_it_named_last(whereabouts: Whereabout
     assert whereabouts.bars == {0: (LoopProgress(*outer),)}
 
 
-def test_the_version_is_another_after_anything_that_was_said(whereabouts: Whereabouts) -> None:
+def test_the_version_is_another_after_anything_that_was_said(whereabouts: RankMonitor) -> None:
     seen = [whereabouts.version]
     for message in (pulse(), numbers(0), Progress(bars=[]), pulse()):
         whereabouts.note(0, message, now=1.0)
@@ -112,7 +112,7 @@ def test_the_version_is_another_after_anything_that_was_said(whereabouts: Wherea
 # ---- cells
 
 
-def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: Whereabouts) -> None:
+def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: RankMonitor) -> None:
     whereabouts.note(0, numbers(0, missed=2), now=1.0)
     whereabouts.note(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
     assert (whereabouts.first_step, whereabouts.last_step) == (0, 0)
@@ -131,7 +131,7 @@ def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: Whereab
     [(Purpose.RETRY, (0.0, 1.0, 2.0, 3.0), (1.0,)), (Purpose.USER, (1.0, 2.0, 3.0), ())],
 )
 def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
-    whereabouts: Whereabouts,
+    whereabouts: RankMonitor,
     steps: tuple[float, ...],
     restarts: tuple[float, ...],
     purpose: Purpose,

@@ -14,13 +14,13 @@ from arrivals import letters
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.record.event_log import TimeLine
-from nbddp.record.rank_monitor import LoopProgress, Whereabouts
+from nbddp.record.event_log import EventLog
+from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.run_folder import RunFolder
 from nbddp.record.snapshot import RankSnapshot, Snapshot, take
 from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, Pulse, Ready
+from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, RankStatus, Ready
 
 OFF = Life(state=GroupState.OFF, attempt=2)
 RUNNING = Life(
@@ -34,7 +34,7 @@ IDLE = replace(
     ranks=(RankLife(0, RankState.IDLE), RankLife(1, RankState.IDLE)),
 )
 ANEW = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
-PULSE = Pulse(
+PULSE = RankStatus(
     cell=7,
     line=3,
     code="loss.backward()",
@@ -62,9 +62,9 @@ class Group:
 
     def __init__(self) -> None:
         self.cell = cell_on(0, 1)
-        self.whereabouts = Whereabouts(is_stopped=lambda _rank: False)
+        self.whereabouts = RankMonitor(is_stopped=lambda _rank: False)
         self.whereabouts.begin_cell([0, 1], now=time.monotonic())
-        self.time_line = TimeLine(lambda _text: None)
+        self.time_line = EventLog(lambda _text: None)
 
     def look(self, life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
         known = {"ready": {}, "whereabouts": self.whereabouts, "time_line": self.time_line}

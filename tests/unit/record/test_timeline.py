@@ -17,8 +17,8 @@ from nbddp.record.event_log import (
     MAX_FACT,
     MAX_OWN,
     MAX_TOLD,
-    Happening,
-    TimeLine,
+    EventLog,
+    RunEvent,
     with_news_once,
 )
 from nbddp.record.run_folder import RunFolder
@@ -30,17 +30,17 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def time_line(said: list[str]) -> Iterator[TimeLine]:
-    time_line = TimeLine(said.append)
+def time_line(said: list[str]) -> Iterator[EventLog]:
+    time_line = EventLog(said.append)
     yield time_line
     time_line.close()
 
 
-def opened(time_line: TimeLine, base: Path) -> RunFolder:
+def opened(time_line: EventLog, base: Path) -> RunFolder:
     return time_line.open(base, "first", {"nproc": 2})
 
 
-def kinds(events: tuple[Happening, ...]) -> list[str]:
+def kinds(events: tuple[RunEvent, ...]) -> list[str]:
     return [event.kind for event in events]
 
 
@@ -57,7 +57,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_what_happened_is_kept_in_order_from_a_moment_or_an_attempt_on(
-    time_line: TimeLine, now: SimpleNamespace
+    time_line: EventLog, now: SimpleNamespace
 ) -> None:
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
     for kind in told:  # all of the same moment
@@ -66,15 +66,15 @@ def test_what_happened_is_kept_in_order_from_a_moment_or_an_attempt_on(
     time_line.record("start", attempt=2)
     time_line.record("exit", rank=1, how="was killed by SIGKILL")
     newest = (
-        Happening(2.0, "start", {"attempt": 2}),
-        Happening(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
+        RunEvent(2.0, "start", {"attempt": 2}),
+        RunEvent(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
     )
     assert kinds(time_line.since(0.0)) == kinds(time_line.of_attempt(1)) == [*told, "start", "exit"]
     assert time_line.since(2.0) == time_line.of_attempt(2) == newest
     assert time_line.since(2.5) == time_line.of_attempt(3) == ()
 
 
-def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
+def test_a_fact_may_have_any_name(time_line: EventLog, tmp_path: Path) -> None:
     folder = opened(time_line, tmp_path)
     time_line.record("checkpoint", kind="full", self="x", at=3)
     [event] = time_line.since(0.0)
@@ -83,7 +83,7 @@ def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
 
 
 def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
-    time_line: TimeLine, tmp_path: Path
+    time_line: EventLog, tmp_path: Path
 ) -> None:
     folder = opened(time_line, tmp_path)
     time_line.record("start", attempt=1)
@@ -97,7 +97,7 @@ def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
     assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_TOLD + 50))
 
 
-def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: TimeLine) -> None:
+def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: EventLog) -> None:
     for number in range(5000):
         time_line.note(0, f"kind {number}", {})
     time_line.record("start", attempt=1)
@@ -107,7 +107,7 @@ def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: TimeLine) 
 
 
 def test_the_newest_events_of_an_attempt_are_known_when_its_start_is_not_any_more(
-    time_line: TimeLine,
+    time_line: EventLog,
 ) -> None:
     time_line.record("start", attempt=1)
     for number in range(MAX_OWN):
@@ -116,7 +116,7 @@ def test_the_newest_events_of_an_attempt_are_known_when_its_start_is_not_any_mor
 
 
 def test_a_huge_fact_is_whole_in_the_file_and_short_here(
-    time_line: TimeLine, tmp_path: Path
+    time_line: EventLog, tmp_path: Path
 ) -> None:
     folder = opened(time_line, tmp_path)
     time_line.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
@@ -128,7 +128,7 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
 
 
 def test_a_run_is_opened_once_and_what_happened_before_is_not_in_its_file(
-    time_line: TimeLine, tmp_path: Path, said: list[str]
+    time_line: EventLog, tmp_path: Path, said: list[str]
 ) -> None:
     time_line.record("start", attempt=1)
     folder = opened(time_line, tmp_path)
@@ -143,7 +143,7 @@ def test_a_run_is_opened_once_and_what_happened_before_is_not_in_its_file(
 
 
 def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
-    time_line: TimeLine, tmp_path: Path
+    time_line: EventLog, tmp_path: Path
 ) -> None:
     first = opened(time_line, tmp_path)
     time_line.close()
@@ -159,7 +159,7 @@ def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
 
 
 def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
-    time_line: TimeLine, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    time_line: EventLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     base = tmp_path / "a file"
@@ -175,7 +175,7 @@ def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
 
 
 def test_last_words_are_those_of_the_ranks_that_are_asked_for(
-    time_line: TimeLine, tmp_path: Path
+    time_line: EventLog, tmp_path: Path
 ) -> None:
     assert time_line.last_words([0]) == ""
     folder = opened(time_line, tmp_path)
@@ -187,14 +187,14 @@ def test_last_words_are_those_of_the_ranks_that_are_asked_for(
 # ---- failures that several ranks have
 
 
-def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> Happening:
-    return Happening(at, "failure", {"rank": rank, "what": what})
+def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> RunEvent:
+    return RunEvent(at, "failure", {"rank": rank, "what": what})
 
 
 def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_cause() -> None:
     other = failure(3, "KeyError: 'x'", at=1.5)
-    events = [failure(2), other, failure(0, at=2.0), Happening(3.0, "cell ended"), failure(1)]
-    joined = Happening(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
+    events = [failure(2), other, failure(0, at=2.0), RunEvent(3.0, "cell ended"), failure(1)]
+    joined = RunEvent(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
     assert with_news_once(events) == (joined, other, *events[3:])
     [told] = with_news_once([failure(0), failure(1)], cause="ValueError: no")
     assert told.facts == {"ranks": [0, 1], "what": "failed"}
@@ -204,7 +204,7 @@ def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_
 
 def test_an_alarm_that_a_view_shows_in_full_is_an_event_of_a_few_words() -> None:
     alarm = "no progress for 10 s: rank 1 never came\n  rank 0 waits"
-    event = Happening(1.0, "no progress", {"text": alarm})
+    event = RunEvent(1.0, "no progress", {"text": alarm})
     assert with_news_once([event], alarm="another") == (event,)
     [cut] = with_news_once([event], alarm=alarm)
     assert cut == replace(event, facts={"text": "no progress for 10 s"})

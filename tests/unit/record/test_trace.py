@@ -15,21 +15,21 @@ from nbddp.record import trace as record
 from nbddp.record.trace import REST, Trace, is_different, rows, write
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.trace import trace_report
-from nbddp.wire.trace_messages import Steps, Traced
+from nbddp.wire.trace_messages import TraceSent, TraceSteps
 
-ASKED = Steps(first=10, last=15)
+ASKED = TraceSteps(first=10, last=15)
 
 
-def of_rank(**more: Any) -> Traced:
+def of_rank(**more: Any) -> TraceSent:
     facts: dict[str, Any] = {"steps": [10, 15], "seconds": 0.4, "events": 50}
-    return Traced(**(facts | more))
+    return TraceSent(**(facts | more))
 
 
 SLOW = of_rank(rest=300.0, spent={"aten::mm": [50.0, 12], "gloo:all_reduce": [1.0, 6]})
 QUICK = of_rank(rest=20.0, spent={"aten::mm": [51.0, 12], "gloo:all_reduce": [280.0, 6]})
 
 
-def trace(tmp_path: Path, ranks: dict[int, Traced] | None = None, **more: Any) -> Trace:
+def trace(tmp_path: Path, ranks: dict[int, TraceSent] | None = None, **more: Any) -> Trace:
     path = tmp_path / "cell3.json"
     path.write_text("{}")
     return Trace(

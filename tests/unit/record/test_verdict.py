@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import CellFailedError, CellInterruptedError
-from nbddp.record.verdict import MAX_HEADLINE, Ending, Trouble, Verdict, judge, trouble_of
+from nbddp.record.verdict import MAX_HEADLINE, ProcessExit, RankFailure, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, Failure
 
 CLOSED = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:40310"
@@ -71,12 +71,12 @@ def timed_out(*, at: float = 10.0, collective: str = "all_reduce #7", **facts: A
 
 
 FAILED = ended("ValueError", "no", at=1.0)
-Ranks = dict[int, CellEnded | Ending]  # what each rank reported, or how its process ended
+Ranks = dict[int, CellEnded | ProcessExit]  # what each rank reported, or how its process ended
 
 
 def verdict_on(ranks: Ranks, **ended_by: Any) -> Verdict:
     reports = {rank: each for rank, each in ranks.items() if isinstance(each, CellEnded)}
-    endings = {rank: each for rank, each in ranks.items() if isinstance(each, Ending)}
+    endings = {rank: each for rank, each in ranks.items() if isinstance(each, ProcessExit)}
     verdict = judge(sorted(ranks), reports, endings, **ended_by)
     assert verdict is not None
     return verdict
@@ -88,13 +88,13 @@ CALL = "all_reduce #2 of group [0, 1]"
 IN_GROUP = timed_out(collective=CALL, groups={"[0, 1]": 2})
 TOLD = "rank 0 failed in nbddp.on_main(load): OSError: no"
 FULL = "rank 0: the disk is full"
-KILLED = Ending(-9, 9.0)
+KILLED = ProcessExit(-9, 9.0)
 BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
     "who failed first": ({0: ended("E", "b", at=11.0), 1: ended("E", "a")}, [(1,), (0,)]),
     "the lower rank of two": ({1: ended("A", "a"), 0: ended("B", "b")}, [(0,), (1,)]),
     "no interrupted rank": ({0: interrupted(at=0.5), 1: FAILED}, [(1,), (0,)]),
     "no lost connection": ({0: closed(at=1.0), 1: KILLED, 2: closed(at=1.1)}, [(1,), (0, 2)]),
-    "the first of two deaths": ({0: KILLED, 1: Ending(-11, 4.0)}, [(1,), (0,)]),
+    "the first of two deaths": ({0: KILLED, 1: ProcessExit(-11, 4.0)}, [(1,), (0,)]),
     "the error before a death": ({0: FAILED, 1: KILLED}, [(0,), (1,)]),
     "all with the same error": (dict.fromkeys(range(4), FAILED), [(0, 1, 2, 3)]),
     "another text": ({0: FAILED, 1: ended("ValueError", "x")}, [(0,), (1,)]),
@@ -108,7 +108,7 @@ BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
         {0: interrupted(), 1: FAILED, 2: interrupted(), 3: interrupted("barrier #8")},
         [(1,), (0, 2), (3,)],
     ),
-    "deaths of two kinds": ({0: KILLED, 1: KILLED, 2: Ending(3, 9.5)}, [(0, 1), (2,)]),
+    "deaths of two kinds": ({0: KILLED, 1: KILLED, 2: ProcessExit(3, 9.5)}, [(0, 1), (2,)]),
     "who told the others in on_main": (
         {0: ended("OSError", "no", at=2.0), 1: ended("RuntimeError", TOLD, at=1.0)},
         [(0,), (1,)],
@@ -155,7 +155,7 @@ def test_the_first_cause_is(case: str) -> None:
     verdict = verdict_on(ranks)
     assert [verdict.causes, *(others for others, _ in verdict.others)] == groups
     assert verdict.first.rank == groups[0][0]
-    assert verdict.lost == tuple(rank for rank in ranks if isinstance(ranks[rank], Ending))
+    assert verdict.lost == tuple(rank for rank in ranks if isinstance(ranks[rank], ProcessExit))
     assert type(verdict.error()) is CellFailedError
 
 
@@ -239,9 +239,9 @@ def test_a_rank_without_a_group_did_not_come_to_init_process_group(name: str, te
 @pytest.mark.parametrize(
     "ranks",
     [
-        {0: Ending(-15, 9.0), 1: Ending(0, 9.1)},
-        {0: interrupted(), 1: Ending(-9, 9.0), 2: closed()},
-        {0: Ending(-15, 9.0, "step 7", "out of memory")},
+        {0: ProcessExit(-15, 9.0), 1: ProcessExit(0, 9.1)},
+        {0: interrupted(), 1: ProcessExit(-9, 9.0), 2: closed()},
+        {0: ProcessExit(-15, 9.0, "step 7", "out of memory")},
     ],
     ids=["they ended", "they failed meanwhile", "they had printed"],
 )
@@ -255,13 +255,13 @@ def test_ranks_that_the_user_ended_did_not_fail(how: str, ranks: Ranks) -> None:
 
 
 def test_a_rank_that_had_failed_or_died_before_is_the_cause_all_the_same() -> None:
-    stopped = Ending(-15, 9.1)
+    stopped = ProcessExit(-15, 9.1)
     failed = verdict_on({0: FAILED, 1: stopped}, ended_by="restart")
-    died = verdict_on({0: Ending(-9, 5.0), 1: stopped}, ended_by="restart", ended_at=9.0)
+    died = verdict_on({0: ProcessExit(-9, 5.0), 1: stopped}, ended_by="restart", ended_at=9.0)
     for verdict in (failed, died):
         assert (verdict.ended_by, verdict.first.rank) == ("", 0)
         assert type(verdict.error()) is CellFailedError
-    later = verdict_on({0: Ending(-9, 5.0), 1: stopped}, ended_by="restart", ended_at=4.0)
+    later = verdict_on({0: ProcessExit(-9, 5.0), 1: stopped}, ended_by="restart", ended_at=4.0)
     assert later.ended_by == "restart"
 
 
@@ -276,10 +276,10 @@ def test_an_interrupt_is_an_error_of_its_own_unless_it_killed_a_rank() -> None:
 
 def test_the_trouble_of_a_rank_is_what_it_reported_or_how_its_process_ended() -> None:
     failed = ended("ValueError", "no", at=3.0)
-    killed, gone = Ending(-9, 4.0), Ending(None, 4.0)
+    killed, gone = ProcessExit(-9, 4.0), ProcessExit(None, 4.0)
     assert trouble_of(1, ended(), None) is None
     assert trouble_of(1, None, None) is None
-    assert trouble_of(1, None, killed) == Trouble(rank=1, at=4.0, ending=killed)
+    assert trouble_of(1, None, killed) == RankFailure(rank=1, at=4.0, ending=killed)
     for trouble, at, code in (
         (trouble_of(1, failed, None), 3.0, None),
         (trouble_of(1, failed, killed), 3.0, None),
@@ -322,10 +322,10 @@ ONE_LINE: dict[str, Ranks] = {
     "timeout in a collective": {0: timed_out()},
     "SIGKILL": {0: KILLED},
     "SIGKILL on two ranks": {0: KILLED, 1: KILLED},
-    "SIGSEGV": {0: Ending(-11, 1.0)},
-    "code 3": {0: Ending(3, 1.0)},
-    "code 0": {0: Ending(0, 1.0)},
-    "no code": {0: Ending(None, 1.0)},
+    "SIGSEGV": {0: ProcessExit(-11, 1.0)},
+    "code 3": {0: ProcessExit(3, 1.0)},
+    "code 0": {0: ProcessExit(0, 1.0)},
+    "no code": {0: ProcessExit(None, 1.0)},
     "absent, no name": {0: timed_out(collective=""), 1: elsewhere(line=0)},
 }
 IN_FULL: dict[str, Ranks] = {
@@ -336,11 +336,15 @@ IN_FULL: dict[str, Ranks] = {
     },
     "one is killed, others lose the connection": {
         0: closed(),
-        1: Ending(-9, 10.4, "step 6\nstep 7\n", "out of memory"),
+        1: ProcessExit(-9, 10.4, "step 6\nstep 7\n", "out of memory"),
         2: closed(at=10.2),
     },
     "one raises, one is killed": {0: FAILED, 1: KILLED},
-    "two are aborted": {0: closed(), 1: Ending(-6, 9.0, ABORTED), 2: Ending(-6, 9.0, ABORTED)},
+    "two are aborted": {
+        0: closed(),
+        1: ProcessExit(-6, 9.0, ABORTED),
+        2: ProcessExit(-6, 9.0, ABORTED),
+    },
     "all raise": {0: FAILED, 1: FAILED},
     "all are killed": {0: KILLED, 1: KILLED},
     "the user interrupts": {0: interrupted(), 1: elsewhere()},

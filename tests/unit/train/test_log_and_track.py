@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track
-from nbddp.train.log_and_track import Bar, Sink, happened, log, set_sink, track
+from nbddp.train.log_and_track import ProgressBar, Sink, happened, log, set_sink, track
 
 
 class Recorder:
@@ -29,19 +29,19 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.bars: list[Bar] = []
+        self.bars: list[ProgressBar] = []
 
     def log(self, step: int | None, values: dict[str, float]) -> None:
         self.told.append(("log", step, values))
 
-    def begin(self, bar: Bar) -> None:
+    def begin(self, bar: ProgressBar) -> None:
         self.bars.append(bar)
         self.told.append(("begin", bar.label))
 
-    def show(self, bar: Bar) -> None:
+    def show(self, bar: ProgressBar) -> None:
         self.told.append(("show", bar.label, bar.done))
 
-    def end(self, bar: Bar) -> None:
+    def end(self, bar: ProgressBar) -> None:
         bar.close()
         self.told.append(("end", bar.label, bar.done))
 
@@ -392,7 +392,7 @@ def test_items_come_through_unchanged_and_are_counted(items: list[int], taken: i
 def test_a_bar_tells_its_label_its_numbers_and_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(10.0, 2.0)
     monkeypatch.setattr(log_and_track.time, "monotonic", lambda: next(now))
-    bar = Bar(label="epoch 1", total=8, began=8.0)
+    bar = ProgressBar(label="epoch 1", total=8, began=8.0)
     bar.done = 3
     assert bar.state() == ["epoch 1", 3, 8, 2.0]
     assert bar.is_open

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pages import EVENTS, TEXT, Page
 
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.event_log import Happening
+from nbddp.record.event_log import RunEvent
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import (
@@ -34,7 +34,7 @@ def with_alarm(text: str) -> Snapshot:
     return Snapshot(state=GroupState.RUNNING, alarm=text)
 
 
-def line_of(*events: Happening, seconds: float = 10.0) -> Page:
+def line_of(*events: RunEvent, seconds: float = 10.0) -> Page:
     return Page(
         time_line(
             Snapshot(state=GroupState.RUNNING, began=100.0, seconds=seconds, events=tuple(events))
@@ -42,8 +42,8 @@ def line_of(*events: Happening, seconds: float = 10.0) -> Page:
     )
 
 
-def failure(at: float = 105.0, rank: int = 1) -> Happening:
-    return Happening(at, "failure", {"rank": rank, "what": "ValueError: no"})
+def failure(at: float = 105.0, rank: int = 1) -> RunEvent:
+    return RunEvent(at, "failure", {"rank": rank, "what": "ValueError: no"})
 
 
 def marks(page: Page) -> list[float]:
@@ -88,7 +88,7 @@ def test_an_event_is_a_mark_in_its_place_and_a_line_in_words() -> None:
     assert marks(page) == [50.0]
     assert page.by_tag["li"] == ["5.0 s rank 1: ValueError: no"]
     assert marks(line_of(failure(99.0), failure(200.0))) == [0.0, 100.0], "outside of the cell"
-    for unsaid in ((), (Happening(101.0, "ready", {"attempt": 1}),)):
+    for unsaid in ((), (RunEvent(101.0, "ready", {"attempt": 1}),)):
         assert time_line(Snapshot(state=GroupState.RUNNING, events=unsaid)) == ""
 
 
@@ -104,7 +104,7 @@ def test_the_newest_are_listed_and_all_are_on_the_line() -> None:
 
 
 @given(st.lists(EVENTS), st.floats(0, 2e9), st.floats(0, 1e7))
-def test_every_mark_is_on_the_line(events: list[Happening], began: float, seconds: float) -> None:
+def test_every_mark_is_on_the_line(events: list[RunEvent], began: float, seconds: float) -> None:
     snapshot = Snapshot(
         state=GroupState.RUNNING, began=began, seconds=seconds, events=tuple(events)
     )
@@ -122,7 +122,7 @@ def test_a_kind_of_event_that_stands_out_has_a_mood() -> None:
         ("", "checkpoint, mine"),
     ):
         for kind in kinds.split(", "):
-            classes = {*line_of(Happening(101.0, kind, facts)).values("class")}
+            classes = {*line_of(RunEvent(101.0, kind, facts)).values("class")}
             assert classes & {"nbddp-bad", "nbddp-warn"} == {*filter(None, [mood])}, kind
 
 

@@ -14,22 +14,22 @@ from nbddp.charts.palette import rank_color
 from nbddp.errors import say_ranks
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler
 from nbddp.ui.ansi import strip
-from nbddp.ui.log_lines import Line, Tails, agreeing, log_html, log_text
+from nbddp.ui.log_lines import LogBuffer, LogLine, agreeing, log_html, log_text
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))
 
 
-def texts(lines: list[Line]) -> list[str]:
+def texts(lines: list[LogLine]) -> list[str]:
     return [line.text for line in lines]
 
 
-def shown(lines: list[Line]) -> list[tuple[int | None, str]]:
+def shown(lines: list[LogLine]) -> list[tuple[int | None, str]]:
     """Rank, or None for nbddp, and text."""
     return [(line.ranks[0] if line.ranks else None, line.text) for line in lines]
 
 
 def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
-    tails = Tails()
+    tails = LogBuffer()
     tails.flush(1)
     assert tails.lines(1) == tails.lines() == []
     assert tails.earlier(1) == tails.earlier() == 0
@@ -39,12 +39,12 @@ def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
     tails.write(1, "d\n")
     nbddp = [(None, "careful"), (None, "or not")]
     assert shown(tails.lines()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
-    assert tails.lines(1) == [Line((1,), "a"), Line((1,), "b"), Line((1,), "d")]
-    assert tails.lines(0) == [Line((0,), ""), Line((0,), " ")]
+    assert tails.lines(1) == [LogLine((1,), "a"), LogLine((1,), "b"), LogLine((1,), "d")]
+    assert tails.lines(0) == [LogLine((0,), ""), LogLine((0,), " ")]
 
 
 def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
-    tails = Tails(max_lines=3)
+    tails = LogBuffer(max_lines=3)
     tails.write(0, "a\nb\nc\nd\n")
     tails.write(1, "e\n")
     assert texts(tails.lines()) == ["c", "d", "e"]
@@ -56,7 +56,7 @@ def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
 
 
 def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
-    tails = Tails()
+    tails = LogBuffer()
     for written, seen in {
         "begin\n\r10%": ["begin", "10%"],
         "\r20%": ["begin", "20%"],
@@ -68,7 +68,7 @@ def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
 
 
 def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
-    tails = Tails()
+    tails = LogBuffer()
     tails.write(1, "\r10%")
     tails.write(0, "\r20%")
     tails.write(1, "\r30%")
@@ -80,7 +80,7 @@ def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
 
 @given(PIECES)
 def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int, str]]) -> None:
-    tails = Tails()
+    tails = LogBuffer()
     for rank, text in pieces:
         tails.write(rank, text)
     merged, alone = tails.lines(), [tails.lines(rank) for rank in range(3)]
@@ -91,7 +91,11 @@ def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int,
 
 @given(PIECES, st.integers(1, 5))
 def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept: int) -> None:
-    tails, expected, merged = Tails(max_lines=kept), dict[int, list[str]](), list[tuple[int, str]]()
+    tails, expected, merged = (
+        LogBuffer(max_lines=kept),
+        dict[int, list[str]](),
+        list[tuple[int, str]](),
+    )
     assemblers = {rank: LineAssembler() for rank in range(3)}
     for rank, text in pieces:
         tails.write(rank, text)
@@ -107,7 +111,7 @@ def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept
 
 
 def test_what_comes_after_a_flush_is_a_new_line_and_one_rank_may_be_flushed_alone() -> None:
-    tails = Tails()
+    tails = LogBuffer()
     tails.write(0, "zero")
     tails.write(1, "one")
     tails.flush(1)
@@ -121,7 +125,7 @@ def test_what_comes_after_a_flush_is_a_new_line_and_one_rank_may_be_flushed_alon
 
 
 def test_the_version_tells_whether_there_is_something_new() -> None:
-    tails = Tails()
+    tails = LogBuffer()
     seen = {tails.version}
     for change in (
         lambda: tails.write(0, "\r10%"),
@@ -139,7 +143,7 @@ def test_the_version_tells_whether_there_is_something_new() -> None:
 
 
 def test_a_line_without_an_end_is_not_kept_whole() -> None:
-    tails = Tails(max_lines=10)
+    tails = LogBuffer(max_lines=10)
     for _ in range(10):
         tails.write(0, "x" * 1_000_000)
     assert sum(map(len, texts(tails.lines(0)))) <= 11 * (MAX_KEPT_LINE + 50)
@@ -147,7 +151,7 @@ def test_a_line_without_an_end_is_not_kept_whole() -> None:
 
 
 def test_a_flood_costs_little() -> None:
-    tails, piece = Tails(), ("x" * 99 + "\n") * 50
+    tails, piece = LogBuffer(), ("x" * 99 + "\n") * 50
     began = time.perf_counter()
     for number in range(1600):
         tails.write(number % 4, piece)
@@ -176,7 +180,7 @@ END = "</pre></div>"
 EARLIER = "12,345 earlier lines in rank0.log"
 LINES = st.lists(
     st.builds(
-        Line,
+        LogLine,
         st.lists(st.integers(0, 9), max_size=3, unique=True).map(tuple),
         st.text() | st.text(alphabet="<>&\"'\x1b[1;m\n\r\u202ex"),
         st.sampled_from(["", "Out", "<b>"]),
@@ -193,27 +197,27 @@ def tag(rank: int, text: str) -> str:
     [
         ([], [""], ""),
         (
-            [Line((0,), "a"), Line((3,), "b")],
+            [LogLine((0,), "a"), LogLine((3,), "b")],
             [f"{tag(0, '[rank 0]')} a", f"{tag(3, '[rank 3]')} b"],
             "[rank 0] a\n[rank 3] b",
         ),
         (
-            [Line((0, 1, 2, 3), "1.5", "Out")],
+            [LogLine((0, 1, 2, 3), "1.5", "Out")],
             [f"{tag(0, 'Out [ranks 0-3]')} 1.5"],
             "Out [ranks 0-3] 1.5",
         ),
         (
-            [Line((1,), "a\nb", "Out")],
+            [LogLine((1,), "a\nb", "Out")],
             [tag(1, "Out [rank 1]"), "a", "b"],
             "Out [rank 1]\na\nb",
         ),
         (
-            [Line((), "rank 1 <died>")],
+            [LogLine((), "rank 1 <died>")],
             ['<span class="nbddp-said">nbddp: rank 1 &lt;died&gt;</span>'],
             "nbddp: rank 1 <died>",
         ),
         (
-            [Line((0,), "\x1b[32mok"), Line((0,), "next \x08<b>")],
+            [LogLine((0,), "\x1b[32mok"), LogLine((0,), "next \x08<b>")],
             [
                 f'{tag(0, "[rank 0]")} <span class="ansi-green-fg">ok</span>',
                 f"{tag(0, '[rank 0]')} next &lt;b&gt;",
@@ -223,7 +227,7 @@ def tag(rank: int, text: str) -> str:
     ],
     ids=["none", "two ranks", "shared", "of several lines", "nbddp's own", "in colours"],
 )
-def test_lines_with_their_ranks_in_front(lines: list[Line], html: list[str], text: str) -> None:
+def test_lines_with_their_ranks_in_front(lines: list[LogLine], html: list[str], text: str) -> None:
     assert log_html(lines) == BEGIN + "\n".join(html) + END
     assert log_text(lines) == text
     told = f'<span class="nbddp-earlier">{EARLIER}</span>'
@@ -233,7 +237,7 @@ def test_lines_with_their_ranks_in_front(lines: list[Line], html: list[str], tex
 
 @given(LINES, st.sampled_from(["", "3 earlier lines in <rank0>.log"]))
 def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
-    lines: list[Line], earlier: str
+    lines: list[LogLine], earlier: str
 ) -> None:
     page = Page(log_html(lines, earlier=earlier))
     assert page.text == log_text(lines, earlier=earlier)
@@ -250,7 +254,7 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
 
 
 @given(LINES)
-def test_every_line_is_a_row_that_begins_with_whose_it_is(lines: list[Line]) -> None:
+def test_every_line_is_a_row_that_begins_with_whose_it_is(lines: list[LogLine]) -> None:
     rows = iter(log_text(lines).split("\n") if lines else [])
     for line in lines:
         begin = f"[{say_ranks(line.ranks)}]" if line.ranks else "nbddp:"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from nbddp.record.notices import Question, TakenBack
+from nbddp.record.notices import InputClosed, InputRequest
 from nbddp.ui import input_requests as room
-from nbddp.ui.input_requests import Box, ConsoleBox, Questions, RefusedError
-from nbddp.wire.messages import Answered, Asked
+from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, RefusedError
+from nbddp.wire.messages import InputReply, InputRequested
 
 
-class FakeBox(Box):
+class FakeBox(InputBackend):
     """A box in which a test types."""
 
     stays = "still here"
@@ -44,12 +44,12 @@ class FakeBox(Box):
         return self.can_close
 
 
-class Asking(Questions):
+class Asking(InputQueue):
     """Questions that are asked in a box, and what was sent to the ranks."""
 
     def __init__(self, box: Any = None) -> None:
         self.box = FakeBox()
-        self.sent: list[tuple[int, Answered]] = []
+        self.sent: list[tuple[int, InputReply]] = []
         super().__init__(box or self.box, lambda *sent: self.sent.append(sent))
 
     def look(self, typed: str | EOFError = "", *, times: int = 1) -> tuple[int, str] | None:
@@ -58,8 +58,10 @@ class Asking(Questions):
         return [self.pump(lambda _rank: False) for _ in range(times)][-1]
 
 
-def asks(rank: int, number: int = 1, prompt: str = "> ", *, is_secret: bool = False) -> Question:
-    return Question(rank, Asked(question=number, prompt=prompt, is_secret=is_secret))
+def asks(
+    rank: int, number: int = 1, prompt: str = "> ", *, is_secret: bool = False
+) -> InputRequest:
+    return InputRequest(rank, InputRequested(question=number, prompt=prompt, is_secret=is_secret))
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) 
     assert questions.box.shown == [("[rank 2] name? ", True)]
     assert (questions.sent, questions.patience) == ([], room.LOOK)
     questions.look("anna", times=3)
-    assert questions.sent == [(2, Answered(question=7, text="anna"))]
+    assert questions.sent == [(2, InputReply(question=7, text="anna"))]
     assert questions.patience > 1e9
 
 
@@ -83,7 +85,7 @@ def test_half_a_character_is_written_out(questions: Asking) -> None:
     questions.look()
     assert questions.box.shown == [("[rank 0] \\ud800? ", False)]
     assert questions.look("\udfff") == (0, "\\ud800? \\udfff")
-    assert questions.sent == [(0, Answered(question=1, text="\udfff"))]
+    assert questions.sent == [(0, InputReply(question=1, text="\udfff"))]
 
 
 def test_a_debugger_that_asks_again_goes_before_other_ranks(
@@ -109,11 +111,11 @@ def test_what_is_taken_back_needs_no_answer(questions: Asking) -> None:
     questions.take(asks(0, 1))
     questions.take(asks(1, 4))
     questions.look()
-    questions.take(TakenBack(0, 1))
+    questions.take(InputClosed(0, 1))
     questions.look()
     assert [prompt for prompt, _ in questions.box.shown] == ["[rank 0] > ", "[rank 1] > "]
     questions.look("x")
-    assert questions.sent == [(1, Answered(question=4, text="x"))]
+    assert questions.sent == [(1, InputReply(question=4, text="x"))]
 
 
 def test_a_rank_that_has_ended_is_not_asked_for(questions: Asking) -> None:
@@ -131,10 +133,12 @@ def test_the_end_of_input_and_of_the_view_is_an_answer(questions: Asking) -> Non
     for rank in range(3):
         questions.take(asks(rank, rank + 1))
     questions.look(EOFError())
-    assert questions.sent == [(0, Answered(question=1, is_end=True))]
+    assert questions.sent == [(0, InputReply(question=1, is_end=True))]
     questions.close()
     questions.close()
-    assert questions.sent == [(rank, Answered(question=rank + 1, is_end=True)) for rank in range(3)]
+    assert questions.sent == [
+        (rank, InputReply(question=rank + 1, is_end=True)) for rank in range(3)
+    ]
 
 
 def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
@@ -146,18 +150,18 @@ def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
     questions.note_page(2)
     assert not questions.sent
     questions.note_page(3)
-    assert questions.sent == [(0, Answered(question=1, is_end=True))]
+    assert questions.sent == [(0, InputReply(question=1, is_end=True))]
     questions.note_page(3)
     assert len(questions.sent) == len(questions.box.shown) == 1
 
 
 def test_where_nobody_types_it_is_refused_at_once() -> None:
-    questions = Asking(Box("no page"))
+    questions = Asking(InputBackend("no page"))
     questions.take(asks(0))
     questions.take(asks(1))
     questions.look()
     questions.look()
-    assert questions.sent == [(rank, Answered(question=1, refusal="no page")) for rank in (0, 1)]
+    assert questions.sent == [(rank, InputReply(question=1, refusal="no page")) for rank in (0, 1)]
 
 
 # ---- a terminal
@@ -176,7 +180,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]
 def test_a_terminal_is_read_by_the_line(
     terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    box = ConsoleBox()
+    box = ConsoleInput()
     box.begin("[rank 0] ipdb> ", is_secret=False)
     assert capsys.readouterr().out == "[rank 0] ipdb> "
     assert box.poll() is None
@@ -195,7 +199,7 @@ def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch)
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         with pytest.raises(RefusedError):
-            ConsoleBox().begin("> ", is_secret=False)
+            ConsoleInput().begin("> ", is_secret=False)
 
 
 def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(questions: Asking) -> None:
@@ -218,7 +222,7 @@ def test_a_box_that_nobody_answered_is_closed_or_mentioned(
     assert (questions.box.closed, questions.stays) == (0, "")
     questions.take(asks(1, 2))
     questions.look()
-    questions.take(TakenBack(1, 2))
+    questions.take(InputClosed(1, 2))
     assert questions.box.closed == 1
     questions.close()
     assert questions.stays == ("" if can_close else "still here")

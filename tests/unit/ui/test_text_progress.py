@@ -19,7 +19,7 @@ from nbddp.record.metrics import MetricStore
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui import text_view as room
-from nbddp.ui.text_view import Progress
+from nbddp.ui.text_view import ProgressLine
 
 
 class Cell:
@@ -38,14 +38,14 @@ class Cell:
     def snapshot(self, _cell: object) -> Any:
         return SimpleNamespace(ranks=self.ranks, awaited=None)
 
-    def progress(self, **options: bool) -> Progress:
+    def progress(self, **options: bool) -> ProgressLine:
         known = {"is_terminal": False, "has_pictures": False} | options
-        return Progress(self, **known)  # type: ignore[arg-type]
+        return ProgressLine(self, **known)  # type: ignore[arg-type]
 
     def log(self, step: int, rank: int = 0, **values: float) -> None:
         self.store.add(rank, float(step), step, values)
 
-    def told(self, progress: Progress, seconds: float) -> str:
+    def told(self, progress: ProgressLine, seconds: float) -> str:
         """What is told after so many seconds."""
         before, self.seconds = self.screen.text, seconds
         progress.tell(self.screen, self.handle, lambda: None)

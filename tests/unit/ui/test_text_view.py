@@ -17,10 +17,10 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record import log_reader
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.record.log_reader import Logged
-from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
+from nbddp.record.log_reader import LogSpan
+from nbddp.record.notices import ControllerMessage, Notice, NoticeQueue, OutputText, RichOutput
 from nbddp.ui import text_view as room
-from nbddp.ui.screen import StreamScreen
+from nbddp.ui.screen import StreamTarget
 from nbddp.ui.text_view import TextView, UnfinishedLines
 from nbddp.wire.messages import CellEnded, Display
 
@@ -59,25 +59,38 @@ def plain(text: str) -> dict[str, Any]:
     return {"data": {"text/plain": text}, "metadata": {}}
 
 
-def display(rank: int, data: dict[str, Any], **more: Any) -> Displayed:
-    return Displayed(rank, Display(cell=1, data=data, metadata={}, **more))
+def display(rank: int, data: dict[str, Any], **more: Any) -> RichOutput:
+    return RichOutput(rank, Display(cell=1, data=data, metadata={}, **more))
 
 
 # ---- cells that have ended
 
 OUTPUT: dict[str, list[Notice]] = {
-    "each line has its rank": [Wrote(0, "a\nb\n"), Wrote(1, "c\n")],
-    "lines are not mixed": [Wrote(0, "he"), Wrote(1, "wor"), Wrote(0, "llo\n"), Wrote(1, "ld\n")],
-    "a bar is shown in its last state": [
-        Wrote(0, "\r10%"),
-        Wrote(0, "\r99%"),
-        Wrote(0, "\rdone\n"),
+    "each line has its rank": [OutputText(0, "a\nb\n"), OutputText(1, "c\n")],
+    "lines are not mixed": [
+        OutputText(0, "he"),
+        OutputText(1, "wor"),
+        OutputText(0, "llo\n"),
+        OutputText(1, "ld\n"),
     ],
-    "last lines without an end": [Wrote(1, "one"), Wrote(0, "nought")],
-    "nbddp speaks under its own name": [Wrote(0, "a\n"), Said("careful"), Wrote(0, "b\n")],
-    "markup stays text": [Wrote(0, "<b>1</b>\n")],
+    "a bar is shown in its last state": [
+        OutputText(0, "\r10%"),
+        OutputText(0, "\r99%"),
+        OutputText(0, "\rdone\n"),
+    ],
+    "last lines without an end": [OutputText(1, "one"), OutputText(0, "nought")],
+    "nbddp speaks under its own name": [
+        OutputText(0, "a\n"),
+        ControllerMessage("careful"),
+        OutputText(0, "b\n"),
+    ],
+    "markup stays text": [OutputText(0, "<b>1</b>\n")],
     "a display": [display(1, FIGURE)],
-    "a display between lines": [Wrote(0, "before\n"), display(0, BOLD), Wrote(0, "after\n")],
+    "a display between lines": [
+        OutputText(0, "before\n"),
+        display(0, BOLD),
+        OutputText(0, "after\n"),
+    ],
     "a display of text": [display(1, {"text/plain": "a\nb"})],
     "displays with an id": [
         display(0, BOLD, display_id="bar"),
@@ -115,20 +128,24 @@ def test_values_of_ranks(screen: KeptScreen, results: Results, snapshot: Snapsho
 
 
 def test_values_come_after_all_output_and_quiet_shows_nothing_else_of_ranks() -> None:
-    said = [Wrote(0, "noise\nand more"), display(0, FIGURE), Said("rank 1 is gone")]
+    said = [
+        OutputText(0, "noise\nand more"),
+        display(0, FIGURE),
+        ControllerMessage("rank 1 is gone"),
+    ]
     loud, quiet = KeptScreen(), KeptScreen()
-    TextView(loud).show(finished(*said, Wrote(0, "partial"), results={0: plain("1")}))
+    TextView(loud).show(finished(*said, OutputText(0, "partial"), results={0: plain("1")}))
     assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\n")
     TextView(quiet, is_quiet=True).show(finished(*said, results={0: plain("1")}))
     assert quiet.shown == ["nbddp: rank 1 is gone\nOut [rank 0] 1\n"]
     quiet = KeptScreen()
-    TextView(quiet, is_quiet=True).show(finished(*(Wrote(0, "x\n") for _ in range(100))))
+    TextView(quiet, is_quiet=True).show(finished(*(OutputText(0, "x\n") for _ in range(100))))
     assert (quiet.things, quiet.flushes) == ([], 0)
 
 
 def test_every_rank_has_a_colour_where_there_are_colours(screen: KeptScreen) -> None:
     view = TextView(screen, has_color=True)
-    view.show(finished(*(Wrote(rank, "x\n") for rank in range(9)), size=9))
+    view.show(finished(*(OutputText(rank, "x\n") for rank in range(9)), size=9))
     begins = [line.partition("m")[0] for line in screen.text.split("\n")]
     assert len(set(begins[:8])) == 8
     assert begins[8] == begins[0]
@@ -137,7 +154,7 @@ def test_every_rank_has_a_colour_where_there_are_colours(screen: KeptScreen) -> 
 
 
 def test_a_stream_shows_rich_things_as_their_text(capsys: pytest.CaptureFixture[str]) -> None:
-    TextView(StreamScreen()).show(
+    TextView(StreamTarget()).show(
         finished(
             display(0, FIGURE),
             display(0, FIGURE, display_id="x", is_update=True),
@@ -173,36 +190,36 @@ def test_an_unfinished_line_is_shown_and_goes_on_where_it_is(
     screen: KeptScreen, going: CellHandle
 ) -> None:
     for dots in (".", "..", "..."):
-        going.feed(Wrote(0, "."))
+        going.feed(OutputText(0, "."))
         assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
         assert screen.visible == len(screen.things)
-    going.feed(Wrote(0, " done\nnext\n"))
+    going.feed(OutputText(0, " done\nnext\n"))
     assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
 
 
 def test_what_comes_meanwhile_stands_below_an_unfinished_line_and_the_line_comes_again_in_full(
     screen: KeptScreen, going: CellHandle
 ) -> None:
-    going.feed(Wrote(0, "\x1b[32mload"))
+    going.feed(OutputText(0, "\x1b[32mload"))
     assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
-    going.feed(Wrote(1, "other\n"))
-    going.feed(Said("word"))
+    going.feed(OutputText(1, "other\n"))
+    going.feed(ControllerMessage("word"))
     below = "[rank 0] \x1b[32mload\x1b[0m\n[rank 1] other\nnbddp: word\n"
     assert wait_until(lambda: screen.text == below)
-    going.feed(Wrote(0, "ed\n"))
+    going.feed(OutputText(0, "ed\n"))
     assert wait_until(lambda: screen.text == f"{below}[rank 0] \x1b[32mloaded\n")
 
 
 def test_an_unfinished_line_ends_with_a_display_and_is_shown_once_at_the_end_of_the_cell(
     screen: KeptScreen, going: CellHandle
 ) -> None:
-    going.feed(Wrote(0, "figure:"))
+    going.feed(OutputText(0, "figure:"))
     assert wait_until(lambda: screen.text == "[rank 0] figure:")
     going.feed(display(0, FIGURE))
-    going.feed(Wrote(0, "next"))
+    going.feed(OutputText(0, "next"))
     shown = "[rank 0] figure:\n[rank 0]\n[rank 0] next"
     assert wait_until(lambda: screen.text == shown)
-    going.feed(Wrote(1, "at last"))
+    going.feed(OutputText(1, "at last"))
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last")
     end(going)
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last\n[rank 0] next\n")
@@ -241,7 +258,7 @@ def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(TextView(screen).follow, handle)
         for rank in range(4):
-            handle.feed(Wrote(rank, "step 1\n"))
+            handle.feed(OutputText(rank, "step 1\n"))
         came = wait_until(lambda: screen.text.count("step 1") == 4)
         handle.finish()
         following.result(30)
@@ -259,7 +276,7 @@ def test_ranks_that_printed_at_the_same_moment_are_shown_in_one_piece_the_next_t
             time.sleep(2.2 * step * room.TOGETHER)
             before = screen.flushes
             for rank in range(4):
-                handle.feed(Wrote(rank, f"step {step}\n"))
+                handle.feed(OutputText(rank, f"step {step}\n"))
                 time.sleep(room.TOGETHER / 30)
             came = wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
         pieces = screen.flushes - before
@@ -274,7 +291,7 @@ def test_a_flood_is_shown_in_few_pieces_and_none_is_lost(
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
         monkeypatch.setattr(room, name, 10.0)
-    TextView(screen).show(finished(*(Wrote(0, f"{number}\n") for number in range(5000))))
+    TextView(screen).show(finished(*(OutputText(0, f"{number}\n") for number in range(5000))))
     assert screen.text == "".join(f"[rank 0] {number}\n" for number in range(5000))
     assert max(len(screen.things), screen.flushes) <= 3
 
@@ -289,12 +306,12 @@ def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_a
     text = "".join(f"line {number}\n" for number in range(10_000))
     log.write_text(text)
     handle = begun(1)
-    handle.told = Notices(max_text=1000)
+    handle.told = NoticeQueue(max_text=1000)
     with ThreadPoolExecutor(1) as pool:
         showing = pool.submit(TextView(screen, pace=10.0).show, handle)
         for at in range(0, len(text), 100):
             piece = text[at : at + 100]
-            handle.feed(Wrote(0, piece, Logged(0, log, at, at + len(piece))))
+            handle.feed(OutputText(0, piece, LogSpan(0, log, at, at + len(piece))))
             time.sleep(0.0005)
         assert not wait_until(lambda: "line 9999" in screen.text, timeout=0.2)
         handle.finish()

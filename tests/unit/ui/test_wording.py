@@ -15,8 +15,8 @@ from pages import BARS, EVENTS
 import nbddp
 from nbddp.formatting import format_bytes
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.lifecycle.retries import Comeback, Setback, Way
-from nbddp.record.event_log import Happening
+from nbddp.lifecycle.retries import AttemptFailure, RecoveryMethod, RecoveryRecord
+from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.wording import (
@@ -32,9 +32,9 @@ from nbddp.ui.wording import (
 
 # ---- events
 
-SETBACK = Setback(attempt=1, what="it failed", at=0.0, step=34)
-RESTART = Comeback(setback=SETBACK, detected=0.2, restarted=0.1, replayed=0.35, cells=2)
-HEAL = Comeback(setback=replace(SETBACK, way=Way.HEAL), detected=0.02, healed=0.31)
+SETBACK = AttemptFailure(attempt=1, what="it failed", at=0.0, step=34)
+RESTART = RecoveryRecord(setback=SETBACK, detected=0.2, restarted=0.1, replayed=0.35, cells=2)
+HEAL = RecoveryRecord(setback=replace(SETBACK, way=RecoveryMethod.HEAL), detected=0.02, healed=0.31)
 HEALED = {
     "ranks": [1],
     "donor": 0,
@@ -94,7 +94,7 @@ def test_an_event_in_words(snapshot: Any) -> None:
     said = []
     for kind, facts in [*RECORDED, *TOLD_BY_RANKS]:
         before = dict(facts)
-        said.append(f"{kind} | {say_event(Happening(1.0, kind, facts))}")
+        said.append(f"{kind} | {say_event(RunEvent(1.0, kind, facts))}")
         assert facts == before
         assert "\n" not in said[-1]
     assert "\n".join([*said, say_refused(1), say_refused(2)]) == snapshot
@@ -113,7 +113,7 @@ def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> N
 
 
 @given(EVENTS)
-def test_any_event_can_be_said(event: Happening) -> None:
+def test_any_event_can_be_said(event: RunEvent) -> None:
     assert bool(say_event(event)) == (event.kind != "ready")
 
 

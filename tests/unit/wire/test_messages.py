@@ -14,7 +14,7 @@ from strategies import KINDS, any_message, of_kind
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import WireError
-from nbddp.wire.messages import Batch, CellEnded, Failure, Message, Output, decode, encode
+from nbddp.wire.messages import CellEnded, Failure, Message, MessageBatch, Output, decode, encode
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,7 +29,7 @@ def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.D
 
 @given(st.lists(any_message(), max_size=4))
 def test_several_messages_cross_the_border_as_one(messages: list[Message]) -> None:
-    batch = Batch(reports=messages)  # type: ignore[arg-type]
+    batch = MessageBatch(reports=messages)  # type: ignore[arg-type]
     assert decode(encode(batch)) == batch
 
 
@@ -113,8 +113,8 @@ NO_MESSAGES = [
     b"[" * 100_000,
     b'{"a":' * 100_000,
     *(
-        f'["Batch", [["Leave", {{}}], {inside}]]'.encode()
-        for inside in ("1", "[1]", '["Leave"]', '["No", {}]', '["Batch", []]')
+        f'["MessageBatch", [["Shutdown", {{}}], {inside}]]'.encode()
+        for inside in ("1", "[1]", '["Shutdown"]', '["No", {}]', '["MessageBatch", []]')
     ),
 ]
 

@@ -19,8 +19,8 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire import envelope, payloads
 from nbddp.wire import queues as room
-from nbddp.wire.envelope import CONTROLLER, Letter, unseal
-from nbddp.wire.messages import Leave, Message, Noticed, Output, Report, encode
+from nbddp.wire.envelope import CONTROLLER, Envelope, unseal
+from nbddp.wire.messages import InterruptAcknowledged, Message, Output, Report, Shutdown, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32
@@ -49,9 +49,9 @@ class Queue:
 
     def is_refused(self) -> bool:
         """Whether all that was sent so far is refused, and takes no room."""
-        self.box.post(Leave())
+        self.box.post(Shutdown())
         collected = self.reader.collect().message
-        return collected == Leave() and self.reader.refused > 0 and not self.box.is_full()
+        return collected == Shutdown() and self.reader.refused > 0 and not self.box.is_full()
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ def queue() -> Queue:
     return Queue()
 
 
-def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Letter:
-    return Letter(sender, attempt, sequence, Noticed(cell=sequence))
+def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Envelope:
+    return Envelope(sender, attempt, sequence, InterruptAcknowledged(cell=sequence))
 
 
-def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
+def seal(letter: Envelope, *, queue: str, secret: bytes) -> bytes:
     """A letter as its writer puts it into a queue."""
     head = envelope.HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
     body = head + encode(letter.message)
@@ -93,14 +93,14 @@ def signed(body: bytes) -> bytes:
 def test_a_sealed_letter_comes_out_whole(
     message: Message, sender: int, attempt: int, sequence: int, queue: str, secret: bytes
 ) -> None:
-    sent = Letter(sender, attempt, sequence, message)
+    sent = Envelope(sender, attempt, sequence, message)
     assert unseal(seal(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
 
 
 def test_the_signature_is_hmac_sha256_over_queue_and_body() -> None:
     data = sealed()
     assert data == signed(data[32:])
-    assert data[32:] == struct.pack("!iIIQ", 0, 1, 0, 1) + encode(Noticed(cell=1))
+    assert data[32:] == struct.pack("!iIIQ", 0, 1, 0, 1) + encode(InterruptAcknowledged(cell=1))
     assert SECRET not in data
 
 
@@ -161,8 +161,8 @@ def test_what_is_signed_and_yet_no_message_is_refused_and_the_next_letter_comes(
             unseal(signed(body), queue=QUEUE, secret=SECRET)
         assert not isinstance(caught.value, SignatureError), name
         queue.push(signed(body))
-    queue.box.post(Leave())
-    assert queue.reader.collect().message == Leave()
+    queue.box.post(Shutdown())
+    assert queue.reader.collect().message == Shutdown()
     assert queue.reader.refused == len(NO_MESSAGES)
 
 
@@ -173,9 +173,9 @@ def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_BACKLOG", 1)
-    queue.box.post(Leave())
+    queue.box.post(Shutdown())
     assert not queue.box.is_full()
-    queue.box.post(Leave())
+    queue.box.post(Shutdown())
     assert queue.box.is_full()
     queue.reader.collect()
     assert not queue.box.is_full()
@@ -202,13 +202,13 @@ def test_every_sender_and_every_attempt_counts_for_itself(queue: Queue) -> None:
 
 
 def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(queue: Queue) -> None:
-    reports: list[Report] = [Noticed(cell=1), Noticed(cell=2)]
+    reports: list[Report] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
     queue.box.post_together(reports)
     assert len(queue.store.queues[QUEUE]) == 1
     found = queue.reader.collect()
     assert [part.message for part in found.parts] == reports
     assert {(part.sender, part.attempt, part.sequence) for part in found.parts} == {(0, 1, 1)}
-    writer(queue.store, sender=3, attempt=2).post_together([Noticed(cell=1)])
+    writer(queue.store, sender=3, attempt=2).post_together([InterruptAcknowledged(cell=1)])
     alone = queue.reader.collect()
     assert alone == letter(sender=3, attempt=2)
     assert alone.parts == [alone]
@@ -231,7 +231,7 @@ def large(size: int = 1000) -> Output:
 
 
 def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut: Queue) -> None:
-    messages: list[Message] = [Leave(), large(), large(2000), Leave()]
+    messages: list[Message] = [Shutdown(), large(), large(2000), Shutdown()]
     for message in messages:
         cut.box.post(message)
     sizes = [len(piece) for piece in cut.pieces.values()]
@@ -260,7 +260,7 @@ def test_a_message_that_just_fits_comes_out_whole(
         lambda pieces: [*pieces[:3], b"y" + pieces[3][1:], *pieces[4:]],
         lambda pieces: pieces[:-1],
         lambda pieces: [pieces[1], pieces[0], *pieces[2:]],
-        lambda _: [encode(Leave())] * 50,
+        lambda _: [encode(Shutdown())] * 50,
     ],
     ids=["changed", "gone", "swapped", "another's"],
 )
@@ -284,7 +284,7 @@ def test_a_large_message_that_comes_twice_is_refused_and_takes_no_room(cut: Queu
 
 
 def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(cut: Queue) -> None:
-    cut.box.post(Leave())
+    cut.box.post(Shutdown())
     cut.reader.collect()
     cut.box.post(large())
     cut.store.queues[QUEUE].clear()  # it died before the letter itself was in
@@ -320,7 +320,7 @@ def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twi
             return cut.store
 
     box = writer(LostStore())
-    messages: list[Message] = [Leave(), large(), Leave()]
+    messages: list[Message] = [Shutdown(), large(), Shutdown()]
     for message in messages:
         box.post(message)
     assert [cut.reader.collect().message for _ in messages] == messages

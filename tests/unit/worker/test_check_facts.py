@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 import nbddp
-from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
+from nbddp.checks.facts import LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.check_facts import LARGE, MANY, data_of, survey
@@ -49,7 +49,7 @@ def test_only_names_that_the_cell_has_are_looked_at() -> None:
 def test_a_loader_says_what_its_sampler_deals_out() -> None:
     sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=7)
     sampler.set_epoch(3)
-    assert thing(DataLoader(DATA, batch_size=2, sampler=sampler)) == Loader(
+    assert thing(DataLoader(DATA, batch_size=2, sampler=sampler)) == LoaderFacts(
         sampler="dealt",
         seed=7,
         replicas=2,
@@ -100,7 +100,7 @@ def test_of_a_users_own_loader_nothing_is_asked_but_its_length() -> None:
             raise RuntimeError
 
     assert thing(Odd(DATA)).batches == 10
-    assert thing(DataLoader(Stream(), batch_size=2)) == Loader(sampler="stream", batch_size=2)
+    assert thing(DataLoader(Stream(), batch_size=2)) == LoaderFacts(sampler="stream", batch_size=2)
     assert thing(DataLoader(DATA, sampler=Drawn([1, 2]))).batches == -1
     assert thing(DataLoader(Broken([1]), sampler=[0])) is None
 
@@ -160,7 +160,7 @@ def test_of_complex_parameters_both_parts_are_compared(
     ids=["empty", "lazy", "meta", "channels last", "bf16"],
 )
 def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
-    assert thing(net) is None or isinstance(thing(net), Model)
+    assert thing(net) is None or isinstance(thing(net), ModelFacts)
 
 
 def test_of_a_cell_that_failed_no_number_is_read() -> None:
@@ -171,8 +171,8 @@ def test_of_a_cell_that_failed_no_number_is_read() -> None:
 def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     adam = torch.optim.Adam(old.parameters(), lr=0.5)
-    assert thing(adam, old=old, new=new) == Optimizer(rates=[0.5], shapes="2:6")
-    assert thing(adam, new=new) == Optimizer(rates=[0.5], shapes="2:6")  # nobody trains it
+    assert thing(adam, old=old, new=new) == OptimizerFacts(rates=[0.5], shapes="2:6")
+    assert thing(adam, new=new) == OptimizerFacts(rates=[0.5], shapes="2:6")  # nobody trains it
     new(torch.ones(2)).sum().backward()
     assert thing(adam, new=new).was_of == "new"
     assert thing(adam, new=new, sgd=torch.optim.SGD(new.parameters())).was_of == ""
@@ -220,7 +220,7 @@ class Stream(IterableDataset):
 """
 
 
-def stream_facts(body: str, files: object, **names: object) -> Loader:
+def stream_facts(body: str, files: object, **names: object) -> LoaderFacts:
     """What is said of a loader over a stream that a cell has defined."""
     cell = {"__name__": "__main__", "IterableDataset": IterableDataset, "torch": torch, **names}
     exec(STREAM.format(body), cell)

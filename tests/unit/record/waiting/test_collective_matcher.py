@@ -13,7 +13,7 @@ from nbddp.record.waiting.collective_matcher import (
     MIN_MATCHED,
     CollectiveMatcher,
 )
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 LATE = 0.05
 
@@ -134,10 +134,10 @@ def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
     waiting.begin_cell([0, 1], 2)
     assert waiting.stragglers() is None
     waiting.add_step(0, BASE + 100, 7)
-    waiting.add(0, Arrivals(cell=1, base=BASE, kinds=[KIND], rows=[99, 0, 0]), 0.0)
+    waiting.add(0, CollectiveArrivals(cell=1, base=BASE, kinds=[KIND], rows=[99, 0, 0]), 0.0)
     found = waiting.history()
     assert (found.cell, found.count, found.ranks) == (2, 0, (0, 1)), "that came too late"
-    waiting.add(0, Arrivals(cell=2, base=BASE + 100, kinds=[KIND], rows=[1, 0, 0]), 0.0)
+    waiting.add(0, CollectiveArrivals(cell=2, base=BASE + 100, kinds=[KIND], rows=[1, 0, 0]), 0.0)
     found = waiting.history()
     assert found.tracks[0].began == BASE + 100
     assert list(found.tracks[0].steps) == [(BASE + 100, 7)]

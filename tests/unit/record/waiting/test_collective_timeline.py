@@ -17,13 +17,13 @@ from nbddp.charts.palette import INK
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
-from nbddp.record.waiting.collective_timeline import Overlap, Timeline, overlap_of, spent, unmet
-from nbddp.ui.report.finished_cell import Record, record_html
+from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline, overlap_of, spent, unmet
+from nbddp.ui.report.finished_cell import CellReport, record_html
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.report.timeline import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
 from nbddp.ui.wording import say_awaited
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 
 WAIT_COLOR = [*to_rgba("#b9690f")]
 AWAITED = Straggler(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
@@ -71,7 +71,7 @@ def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> No
     assert line_of(waiting(steps=3), last=7).meetings
 
 
-def heard(*told_by_ranks: Iterable[Arrivals]) -> CollectiveMatcher:
+def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
     """What each rank has told of a cell."""
     found = CollectiveMatcher()
     found.begin_cell(range(len(told_by_ranks)))
@@ -82,7 +82,7 @@ def heard(*told_by_ranks: Iterable[Arrivals]) -> CollectiveMatcher:
 
 
 def test_lines_share_the_waiting_by_where_the_awaited_one_was_seen() -> None:
-    def seen(letter: Arrivals) -> Arrivals:
+    def seen(letter: CollectiveArrivals) -> CollectiveArrivals:
         came = letter.rows[1] if letter.rows else 0
         places, samples = [[4, ""], [9, "a.py"]], [came - 9, 0, came - 5, 0, came - 1, 1]
         return replace(letter, places=places, samples=samples) if came else letter
@@ -225,7 +225,7 @@ MANY_BUCKETS = MEASURED | {
 }
 
 
-def measured(found: dict[str, Any]) -> Overlap:
+def measured(found: dict[str, Any]) -> DdpOverlap:
     overlap = overlap_of(1, "model", found)
     assert overlap is not None
     return overlap
@@ -303,6 +303,6 @@ def test_a_page_gets_the_picture_with_the_numbers_below(snapshot: Any) -> None:
 def test_the_panel_its_record_and_the_status_say_who_is_waited_for_and_else_nothing() -> None:
     snapshot = Snapshot(state=GroupState.RUNNING, awaited=AWAITED)
     equal, said = replace(snapshot, awaited=None), say_awaited(AWAITED)
-    assert said in record_html(Record(snapshot=snapshot))
+    assert said in record_html(CellReport(snapshot=snapshot))
     assert said in render_text(status_report(snapshot))
-    assert "38 %" not in record_html(Record(snapshot=equal)) + render_text(status_report(equal))
+    assert "38 %" not in record_html(CellReport(snapshot=equal)) + render_text(status_report(equal))

@@ -10,26 +10,26 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.record.waiting.hang_detector import (
     HANG_AFTER,
     SILENT_AFTER,
-    HangWatch,
-    Sign,
+    HangDetector,
+    Heartbeat,
     why_in_vain,
 )
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import Pulse
+from nbddp.wire.messages import RankStatus
 
 ALL = [0, 1, 2]
 LATE = SILENT_AFTER + 1
 
 
 @pytest.fixture
-def dog() -> HangWatch:
-    dog = HangWatch(is_stopped=lambda rank: rank == 1)
+def dog() -> HangDetector:
+    dog = HangDetector(is_stopped=lambda rank: rank == 1)
     dog.begin_cell(ALL, now=0.0)
     return dog
 
 
-def waiting(seconds: float = HANG_AFTER, **facts: Any) -> Pulse:
-    return Pulse(
+def waiting(seconds: float = HANG_AFTER, **facts: Any) -> RankStatus:
+    return RankStatus(
         cell=5,
         line=3,
         function="all_reduce",
@@ -39,18 +39,20 @@ def waiting(seconds: float = HANG_AFTER, **facts: Any) -> Pulse:
     )
 
 
-def elsewhere(seconds: float = HANG_AFTER, **facts: Any) -> Pulse:
-    return Pulse(cell=5, line=9, function="load", seconds=seconds, **facts)
+def elsewhere(seconds: float = HANG_AFTER, **facts: Any) -> RankStatus:
+    return RankStatus(cell=5, line=9, function="load", seconds=seconds, **facts)
 
 
-def look(dog: HangWatch, *pulses: Pulse, now: float = 20.0, running: list[int] = ALL) -> str:
+def look(
+    dog: HangDetector, *pulses: RankStatus, now: float = 20.0, running: list[int] = ALL
+) -> str:
     """What the watch says once the first ranks have told this."""
     for rank, pulse in enumerate(pulses):
-        dog.signs[rank] = Sign(pulse, now)
+        dog.signs[rank] = Heartbeat(pulse, now)
     return dog.look(5, running, ALL, now=now)
 
 
-def hang(dog: HangWatch, now: float = 20.0) -> str:
+def hang(dog: HangDetector, now: float = 20.0) -> str:
     return look(dog, waiting(), waiting(), waiting(), now=now)
 
 
@@ -63,17 +65,17 @@ def hang(dog: HangWatch, now: float = 20.0) -> str:
     ids=["one moves", "no collective"],
 )
 def test_ranks_that_move_or_compute_are_left_alone(
-    dog: HangWatch, pulses: tuple[Pulse, ...]
+    dog: HangDetector, pulses: tuple[RankStatus, ...]
 ) -> None:
     assert look(dog, *pulses) == ""
 
 
-def test_news_of_another_cell_is_no_hang_of_this_one(dog: HangWatch) -> None:
+def test_news_of_another_cell_is_no_hang_of_this_one(dog: HangDetector) -> None:
     hang(dog)
     assert dog.look(6, ALL, ALL, now=20.0) == ""
 
 
-def test_the_words_of_a_hang(dog: HangWatch, snapshot: SnapshotAssertion) -> None:
+def test_the_words_of_a_hang(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
     said = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
     dog.begin_cell(ALL, now=0.0)
     of_script = [waiting(file="train.py"), elsewhere(file="train.py"), elsewhere(file="train.py")]
@@ -83,12 +85,12 @@ def test_the_words_of_a_hang(dog: HangWatch, snapshot: SnapshotAssertion) -> Non
     dog.begin_cell(ALL, now=0.0)
     said["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
     dog.begin_cell([0, 2], now=100.0)
-    dog.signs[0] = Sign(elsewhere(seconds=0.0), 100 + LATE)
+    dog.signs[0] = Heartbeat(elsewhere(seconds=0.0), 100 + LATE)
     said["one is silent"] = dog.look(5, [0, 2], [0, 2], now=100 + LATE)
     assert said == snapshot
 
 
-def test_how_long_nothing_may_move_can_be_said(dog: HangWatch) -> None:
+def test_how_long_nothing_may_move_can_be_said(dog: HangDetector) -> None:
     dog.hang_after = 3.0
     assert look(dog, waiting(2.9), waiting(2.9), elsewhere(2.9), now=4.0) == ""
     said = look(dog, waiting(3.0), waiting(3.0), elsewhere(3.0), now=4.0)
@@ -97,7 +99,7 @@ def test_how_long_nothing_may_move_can_be_said(dog: HangWatch) -> None:
 
 def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
     busy = [2]
-    dog = HangWatch(is_stopped=lambda _rank: False, is_working=lambda rank: rank in busy)
+    dog = HangDetector(is_stopped=lambda _rank: False, is_working=lambda rank: rank in busy)
     dog.begin_cell(ALL, now=0.0)
     assert look(dog, elsewhere(0.0), elsewhere(0.0), now=LATE) == dog.alarm == ""
     busy.clear()
@@ -107,7 +109,9 @@ def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
 # ---- the alarm: what is wrong right now, told before or not
 
 
-def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(dog: HangWatch) -> None:
+def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(
+    dog: HangDetector,
+) -> None:
     assert dog.alarm == ""
     text = hang(dog)
     assert dog.alarm == text != ""
@@ -124,30 +128,30 @@ def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(dog: H
     assert dog.alarm == ""
 
 
-def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangWatch) -> None:
-    dog.signs[2] = Sign(elsewhere(seconds=0.0), LATE)
+def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangDetector) -> None:
+    dog.signs[2] = Heartbeat(elsewhere(seconds=0.0), LATE)
     text = look(dog, elsewhere(seconds=0.0), now=LATE)
     assert dog.alarm == text
     assert "rank 1" in text
-    dog.signs[1] = Sign(elsewhere(seconds=0.0), LATE + 1)
+    dog.signs[1] = Heartbeat(elsewhere(seconds=0.0), LATE + 1)
     assert look(dog, now=LATE + 1) == dog.alarm == ""
 
 
 # ---- why ranks wait in vain
 
 
-def waits(*call: Any) -> Pulse:
-    return Pulse(cell=5, line=3, function="", collective=Collective(*call))
+def waits(*call: Any) -> RankStatus:
+    return RankStatus(cell=5, line=3, function="", collective=Collective(*call))
 
 
-def went_on(*call: Any, last_cell: int = 5) -> Pulse:
+def went_on(*call: Any, last_cell: int = 5) -> RankStatus:
     last = Collective(*call) if call else None
-    return Pulse(cell=5, line=9, function="load", last=last, last_cell=last_cell)
+    return RankStatus(cell=5, line=9, function="load", last=last, last_cell=last_cell)
 
 
 REDUCE = waits("all_reduce", 3, "", "float [4]")
 BROADCAST = ("broadcast", 3, "", "float [4]")
-CASES: dict[str, tuple[list[Pulse], list[Pulse]]] = {
+CASES: dict[str, tuple[list[RankStatus], list[RankStatus]]] = {
     "another call": ([REDUCE, *[waits(*BROADCAST)] * 2], []),
     "never came": ([went_on(), REDUCE, REDUCE], []),
     "done": ([REDUCE], [went_on()]),

@@ -22,8 +22,8 @@ from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.ui.comms import dispatcher as live_module
-from nbddp.ui.comms.dispatcher import LiveComms, Serving
-from nbddp.ui.comms.kernel_stream import Way
+from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
+from nbddp.ui.comms.kernel_stream import DispatchMode
 
 Check = Callable[[], None]
 CELL = {"header": {"msg_id": "the cell"}}
@@ -55,7 +55,7 @@ class Stream:
 class Kernel:
     """What is used of an ipykernel; its session and its comms are real."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: DispatchMode) -> None:
         self.session = Session(key=b"secret")
         self.comm_manager = comm.get_comm_manager()
         self.passed: list[list[bytes]] = []
@@ -65,12 +65,12 @@ class Kernel:
         self.loop = asyncio.new_event_loop()
         self.reader = threading.Thread(target=self.loop.run_forever)
         self.reader.start()
-        if way is Way.TAP:
+        if way is DispatchMode.TAP:
             io_loop = SimpleNamespace(asyncio_loop=self.loop)
             self.shell_channel_thread = SimpleNamespace(io_loop=io_loop)
         shell: Any = SimpleNamespace(kernel=self)
-        self.live = LiveComms.of(shell)
-        assert LiveComms.of(shell) is self.live
+        self.live = CommDispatcher.of(shell)
+        assert CommDispatcher.of(shell) is self.live
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(5)
@@ -128,7 +128,7 @@ def click(widget: ipywidgets.Widget) -> list[bytes]:
     return message("comm_msg", {"comm_id": widget.model_id, "data": data})
 
 
-@pytest.fixture(params=[Way.TAP, Way.PUMP], ids=["tap", "pump"])
+@pytest.fixture(params=[DispatchMode.TAP, DispatchMode.PUMP], ids=["tap", "pump"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """A kernel of each kind; with the two marks below, of one alone."""
     kernel = Kernel(request.param)
@@ -150,8 +150,8 @@ def logs_once(caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion) -> 
     return check
 
 
-tapped = pytest.mark.parametrize("kernel", [Way.TAP], indirect=True, ids=["tap"])
-pumped = pytest.mark.parametrize("kernel", [Way.PUMP], indirect=True, ids=["pump"])
+tapped = pytest.mark.parametrize("kernel", [DispatchMode.TAP], indirect=True, ids=["tap"])
+pumped = pytest.mark.parametrize("kernel", [DispatchMode.PUMP], indirect=True, ids=["pump"])
 
 
 # -- which kernels
@@ -161,8 +161,8 @@ def test_without_a_kernel_nothing_is_done_and_nothing_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for shell in (None, SimpleNamespace()):
-        live = LiveComms.of(shell)
-        assert live.how is Way.NONE
+        live = CommDispatcher.of(shell)
+        assert live.how is DispatchMode.NONE
         with live.serving(Button()) as serving:
             live.pump()
         assert serving.cell is None
@@ -172,10 +172,10 @@ def test_without_a_kernel_nothing_is_done_and_nothing_said(
 def test_a_kernel_that_is_not_known_is_named_once(logs_once: Check) -> None:
     shell = SimpleNamespace(kernel=SimpleNamespace(session=Session()))
     for _ in range(2):
-        live = LiveComms.of(shell)
+        live = CommDispatcher.of(shell)
         with live.serving(Button()):
             live.pump()
-    assert live.how is Way.NONE
+    assert live.how is DispatchMode.NONE
     logs_once()
 
 
@@ -187,13 +187,13 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
     is_free = threading.Event()
     kernel.loop.call_soon_threadsafe(is_free.wait)
     with kernel.live.serving(Button()):
-        assert kernel.live.how is Way.NONE
+        assert kernel.live.how is DispatchMode.NONE
     logs_once()
     is_free.set()
     monkeypatch.setattr(live_module, "PATIENCE", 5.0)
     button = Button()
     with kernel.live.serving(button):  # the next cell was read, so it reads again
-        assert kernel.live.how is Way.TAP
+        assert kernel.live.how is DispatchMode.TAP
         kernel.receive(click(button))
         assert wait_until(lambda: button.presses == ["nbddp-widgets"])
 
@@ -205,10 +205,10 @@ def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
     inner, closed = Button(), Button()
     closed.close()
     box = ipywidgets.Tab([ipywidgets.HBox([inner])])
-    comm_ids = LiveComms(None).serving(box).comm_ids
+    comm_ids = CommDispatcher(None).serving(box).comm_ids
     parts = [box, box.layout, box.children[0], inner, inner.layout, inner.style]
     assert {part.model_id for part in parts} <= comm_ids
-    assert LiveComms(None).serving(closed).comm_ids == set()
+    assert CommDispatcher(None).serving(closed).comm_ids == set()
 
 
 @tapped
@@ -317,7 +317,7 @@ def test_a_handler_that_does_not_return_is_not_waited_for(
 
 
 def test_a_handler_may_end_what_it_is_served_by(kernel: Kernel) -> None:
-    held: list[Serving] = []
+    held: list[ServedWidgets] = []
     button = Button(lambda: held[0].end())
     held.append(kernel.live.serving(button).begin())
     kernel.receive(click(button))

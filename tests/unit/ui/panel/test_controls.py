@@ -15,7 +15,7 @@ from processes import wait_until
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.panel import controls as module
-from nbddp.ui.panel.controls import ASKING, HEAL, RESTART, Aftermath, Controls, Press
+from nbddp.ui.panel.controls import ASKING, HEAL, RESTART, ButtonPress, Controls, RetryButtons
 
 RUNNING = Snapshot(
     state=GroupState.RUNNING,
@@ -29,16 +29,16 @@ class Hand:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.done: list[tuple[Press, int]] = []
+        self.done: list[tuple[ButtonPress, int]] = []
         self.controls = Controls([0, 1], lambda *it: self.done.append(it))
         self.controls.draw(RUNNING)
 
-    def press(self, press: Press) -> None:
+    def press(self, press: ButtonPress) -> None:
         self.controls.buttons[press].click()
 
     def asks(self) -> list[str]:
         said = [each.description for each in self.controls.buttons.values()]
-        assert [each.removesuffix("?") for each in said] == [each.value for each in Press]
+        assert [each.removesuffix("?") for each in said] == [each.value for each in ButtonPress]
         return [each.removesuffix("?") for each in said if each.endswith("?")]
 
 
@@ -48,14 +48,14 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
 
 
 def test_interrupt_is_done_at_once(hand: Hand) -> None:
-    hand.press(Press.INTERRUPT)
-    assert hand.done == [(Press.INTERRUPT, 0)]
-    assert hand.controls.buttons[Press.INTERRUPT].disabled
+    hand.press(ButtonPress.INTERRUPT)
+    assert hand.done == [(ButtonPress.INTERRUPT, 0)]
+    assert hand.controls.buttons[ButtonPress.INTERRUPT].disabled
 
 
-@pytest.mark.parametrize("press", [Press.RESTART, Press.STOP, Press.KILL])
+@pytest.mark.parametrize("press", [ButtonPress.RESTART, ButtonPress.STOP, ButtonPress.KILL])
 def test_what_ends_ranks_asks_first_and_is_done_by_the_second_press(
-    hand: Hand, press: Press
+    hand: Hand, press: ButtonPress
 ) -> None:
     hand.press(press)
     assert hand.done == []
@@ -70,36 +70,36 @@ def test_what_ends_ranks_asks_first_and_is_done_by_the_second_press(
 
 
 def test_a_question_that_is_not_answered_is_taken_back(hand: Hand) -> None:
-    hand.press(Press.STOP)
+    hand.press(ButtonPress.STOP)
     hand.now += ASKING
     hand.controls.draw(RUNNING)
     assert hand.asks() == ["Stop"]
     hand.now += 0.1
     hand.controls.draw(RUNNING)
     assert hand.asks() == []
-    hand.press(Press.STOP)
+    hand.press(ButtonPress.STOP)
     assert hand.done == []
 
 
 def test_another_button_is_no_answer(hand: Hand) -> None:
-    hand.press(Press.RESTART)
-    hand.press(Press.STOP)
+    hand.press(ButtonPress.RESTART)
+    hand.press(ButtonPress.STOP)
     assert hand.asks() == ["Stop"]
-    hand.press(Press.RESTART)
+    hand.press(ButtonPress.RESTART)
     assert hand.asks() == ["Restart"]
-    hand.press(Press.INTERRUPT)
+    hand.press(ButtonPress.INTERRUPT)
     assert hand.asks() == []
-    assert hand.done == [(Press.INTERRUPT, 0)]
+    assert hand.done == [(ButtonPress.INTERRUPT, 0)]
 
 
 def test_to_kill_is_asked_anew_for_another_rank(hand: Hand) -> None:
-    hand.press(Press.KILL)
+    hand.press(ButtonPress.KILL)
     [victim] = [each for each in hand.controls.row.children if isinstance(each, Dropdown)]
     victim.value = 1
     assert hand.asks() == []
-    hand.press(Press.KILL)
-    hand.press(Press.KILL)
-    assert hand.done == [(Press.KILL, 1)]
+    hand.press(ButtonPress.KILL)
+    hand.press(ButtonPress.KILL)
+    assert hand.done == [(ButtonPress.KILL, 1)]
 
 
 KERNEL = SimpleNamespace(
@@ -115,7 +115,7 @@ class Offer:
         self.begun = 0
         self.may_end = threading.Event()
         self.root = widgets.VBox([widgets.HTML("the record")])
-        self.buttons = Aftermath(KERNEL, {HEAL: self._do, RESTART: self._do}, self.root)
+        self.buttons = RetryButtons(KERNEL, {HEAL: self._do, RESTART: self._do}, self.root)
         self.row: widgets.HBox = self.buttons._row
         self.buttons.publish()
 

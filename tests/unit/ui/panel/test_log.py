@@ -9,7 +9,7 @@ import pytest
 from pages import Page
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.ui.log_lines import Tails
+from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.panel import log_area
 from nbddp.ui.panel.log_area import (
     MAX_BATCH,
@@ -17,8 +17,8 @@ from nbddp.ui.panel.log_area import (
     MAX_PAGES,
     MAX_ROWS,
     PAGE_ROWS,
+    LogArea,
     LogPages,
-    LogWidgets,
 )
 
 
@@ -30,13 +30,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-class Log(LogWidgets):
+class Log(LogArea):
     """The log of two ranks, with what they have written."""
 
     def __init__(self, *lines: str, max_merged: int = MAX_ROWS) -> None:
         self.new: list[widgets.Widget] = []
         super().__init__([0, 1], self.new.append)
-        self.tails = Tails(max_merged=max_merged)
+        self.tails = LogBuffer(max_merged=max_merged)
         for number, line in enumerate(lines):
             self.tails.write(number % 2, f"{line}\n")
         controls, self.scroll, self.path = self.root.children

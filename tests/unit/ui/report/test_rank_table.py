@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pages import BIG, SNAPSHOTS, Page, cells, column, ranks, readable, titles
 
 from nbddp.record.rank_monitor import LoopProgress
-from nbddp.record.snapshot import DeviceUse, RankSnapshot, Snapshot
+from nbddp.record.snapshot import GpuUsage, RankSnapshot, Snapshot
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.ui.report.rank_table import (
     MAX_ROWS,
@@ -92,7 +92,7 @@ def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
         ({"cpu": -1.0, "memory": 3 << 30}, "memory", "3.0 GiB"),
         ({"cpu": 98.0, "memory": 3 << 30}, "CPU", "98 %"),
         ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", "2.0 GiB · T4"),
-        ({"gpu": "T4", "gpu_use": DeviceUse(load=0.0)}, "GPU", "0 % · T4"),
+        ({"gpu": "T4", "gpu_use": GpuUsage(load=0.0)}, "GPU", "0 % · T4"),
         ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", "shared with rank 0 · T4"),
     ],
 )

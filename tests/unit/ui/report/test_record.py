@@ -14,14 +14,14 @@ from pages import BIG, SNAPSHOTS, TEXT, Page, readable
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellResult
-from nbddp.record.event_log import Happening
+from nbddp.record.event_log import RunEvent
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.verdict import Ending, judge
+from nbddp.record.verdict import ProcessExit, judge
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import SHEET
-from nbddp.ui.log_lines import Line
-from nbddp.ui.report.finished_cell import Record, record_html, record_text
+from nbddp.ui.log_lines import LogLine
+from nbddp.ui.report.finished_cell import CellReport, record_html, record_text
 from nbddp.wire.messages import CellEnded, Failure
 
 SNAPSHOT = Snapshot(
@@ -55,7 +55,7 @@ def badly(
 def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
     """What came of a cell: what each rank reported, None for one that was killed."""
     known = {rank: each for rank, each in enumerate(reports) if each is not None}
-    exits = {rank: Ending(-9, 5.0) for rank, each in enumerate(reports) if each is None}
+    exits = {rank: ProcessExit(-9, 5.0) for rank, each in enumerate(reports) if each is None}
     ranks = range(len(reports))
     return CellResult(
         number=7,
@@ -76,7 +76,7 @@ def is_open(page: Page) -> bool:
 
 # ---- safe, whatever it is
 
-LINES = st.lists(st.builds(Line, st.sampled_from([(), (0,), (0, 1)]), TEXT, st.just("")))
+LINES = st.lists(st.builds(LogLine, st.sampled_from([(), (0,), (0, 1)]), TEXT, st.just("")))
 RESULTS = st.builds(
     lambda *texts, ended_by: result_of(
         badly(*texts[:4]), badly(*texts[4:], is_interrupted=True), None, well(), ended_by=ended_by
@@ -92,7 +92,7 @@ def metrics_of(*names: str) -> MetricsSnapshot:
 
 
 RECORDS = st.builds(
-    Record,
+    CellReport,
     snapshot=SNAPSHOTS,
     result=st.none() | st.just(result_of(well())) | RESULTS,
     lines=LINES,
@@ -105,7 +105,7 @@ RECORDS = st.builds(
 
 @BIG
 @given(RECORDS)
-def test_a_record_is_ours_and_says_all_that_it_was_given(record: Record) -> None:
+def test_a_record_is_ours_and_says_all_that_it_was_given(record: CellReport) -> None:
     page = Page(record_html(record))
     texts = [line.text for line in record.lines]
     texts += [line.text for _, lines, _ in record.rank_lines for line in lines]
@@ -129,27 +129,27 @@ NOTE = "metrics.jsonl has more"
 EARLIER = "12 earlier lines in rank0.log"
 
 
-def failed() -> Record:
+def failed() -> CellReport:
     """Rank 0 waits in a collective in which rank 1 fails; a hang was seen before."""
     waiting = badly("KeyboardInterrupt", "", collective="all_reduce #7", is_interrupted=True)
     snapshot = replace(
         SNAPSHOT,
         ranks=(RankSnapshot(rank=0, state="the state"),),
-        events=(Happening(105.0, "failure", {"rank": 1, "what": "the event"}),),
+        events=(RunEvent(105.0, "failure", {"rank": 1, "what": "the event"}),),
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
     )
-    lines = [Line((0,), "\x1b[32mthe output\x1b[m")]
+    lines = [LogLine((0,), "\x1b[32mthe output\x1b[m")]
     result = result_of(waiting, badly(traceback="\x1b[31mTraceback\x1b[m\nCell In[3], line 9"))
-    return Record(snapshot=snapshot, result=result, lines=lines, earlier=EARLIER, notes=[NOTE])
+    return CellReport(snapshot=snapshot, result=result, lines=lines, earlier=EARLIER, notes=[NOTE])
 
 
-def went_well() -> Record:
+def went_well() -> CellReport:
     """Two charts and some output, of which rank 1 has more."""
-    rank_lines: list[tuple[int, Sequence[Line], str]] = [(1, [Line((1,), "b")], "9 earlier")]
-    return Record(
+    rank_lines: list[tuple[int, Sequence[LogLine], str]] = [(1, [LogLine((1,), "b")], "9 earlier")]
+    return CellReport(
         snapshot=SNAPSHOT,
         result=result_of(well(), well()),
-        lines=[Line((0,), "a"), Line((1,), "b")],
+        lines=[LogLine((0,), "a"), LogLine((1,), "b")],
         earlier=EARLIER,
         rank_lines=rank_lines,
         metrics=metrics_of("loss", "accuracy"),
@@ -161,8 +161,8 @@ def test_a_record_as_a_page_and_as_text(snapshot: Any) -> None:
     records = {
         "well": went_well(),
         "failed": failed(),
-        "silent": Record(snapshot=SNAPSHOT, result=result_of(well())),
-        "only looked at": Record(snapshot=SNAPSHOT),
+        "silent": CellReport(snapshot=SNAPSHOT, result=result_of(well())),
+        "only looked at": CellReport(snapshot=SNAPSHOT),
     }
     for name, record in records.items():
         assert readable(record_html(record)) == snapshot(name=f"{name}: page")
@@ -176,8 +176,10 @@ def test_the_lines_of_many_ranks_are_in_one_fold() -> None:
 
 def folds_of(ranks: int) -> list[str]:
     """What is written on the folds below the log that are in no other."""
-    rank_lines = [(rank, [Line((rank,), "b")], "") for rank in range(ranks)]
-    html = record_html(Record(snapshot=SNAPSHOT, result=result_of(well()), rank_lines=rank_lines))
+    rank_lines = [(rank, [LogLine((rank,), "b")], "") for rank in range(ranks)]
+    html = record_html(
+        CellReport(snapshot=SNAPSHOT, result=result_of(well()), rank_lines=rank_lines)
+    )
     depth, said = 0, []
     for end, summary in re.findall(r"<(/)?details(?:[^>]*><summary>([^<]*))?", html):
         depth += -1 if end else 1
@@ -201,7 +203,7 @@ def folds_of(ranks: int) -> list[str]:
 def test_its_first_line_says_how_it_ended(
     result: CellResult, said: str, is_failure: bool | None
 ) -> None:
-    page = Page(record_html(Record(snapshot=SNAPSHOT, result=result)))
+    page = Page(record_html(CellReport(snapshot=SNAPSHOT, result=result)))
     assert page.by_tag["summary"][0].startswith(f"{said} ")
     assert is_open(page) == (not result.is_ok)
     if is_failure is not None:

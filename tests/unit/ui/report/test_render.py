@@ -10,7 +10,7 @@ from hypothesis import given
 from pages import TEXT, Page, readable
 
 from nbddp.magics import presenter as views_module
-from nbddp.magics.presenter import ViewChoice, Views
+from nbddp.magics.presenter import Presenter, ViewChoice
 from nbddp.ui.report.blocks import (
     Card,
     Cell,
@@ -74,8 +74,8 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return known
 
 
-def views(choice: ViewChoice, *, has_kernel: bool) -> Views:
-    made = Views(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
+def views(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
+    made = Presenter(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
     made.say = Mock()  # type: ignore[method-assign]
     made.choice = choice
     return made

@@ -11,7 +11,7 @@ from pages import BIG, SNAPSHOTS, readable
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP
-from nbddp.record.event_log import Happening
+from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.report.render import render_html, render_text
@@ -42,8 +42,8 @@ def with_ranks(**change: Any) -> Snapshot:
     return replace(TWO, ranks=(ONE, replace(ONE, rank=1, **change)))
 
 
-def failure(number: int) -> Happening:
-    return Happening(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
+def failure(number: int) -> RunEvent:
+    return RunEvent(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
 
 
 def test_each_kind_of_group_in_text(snapshot: Any) -> None:
@@ -62,7 +62,7 @@ def test_each_kind_of_group_in_text(snapshot: Any) -> None:
     )
     hang = replace(
         known,
-        events=(failure(1), Happening(102.0, "ready", {}), failure(3)),
+        events=(failure(1), RunEvent(102.0, "ready", {}), failure(3)),
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
         folder="/elsewhere/2025-first",
         refused=3,

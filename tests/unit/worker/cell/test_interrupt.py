@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from nbddp.worker.cell import interrupt
-from nbddp.worker.cell.interrupt import Interrupter
+from nbddp.worker.cell.interrupt import CellInterrupter
 
 CELL = "<a cell>"
 FOREVER = "while True: time.sleep(0.01)"
@@ -32,7 +32,7 @@ class Watched:
         self.begun = threading.Event()
         self.flow: Iterator[bool] = iter(())
         self.on_break: Callable[[], None] = lambda: None
-        self.it = Interrupter(
+        self.it = CellInterrupter(
             is_cell_file=lambda name: name == CELL,
             cancel=self.cancel,
             note_wait=lambda: None,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from processes import in_child, wait_until
 
-from nbddp.wire.messages import DEBUGGER, INPUT, Answered, Asked, Report, Withdrawn
-from nbddp.worker.cell.stdin import Keyboard
+from nbddp.wire.messages import DEBUGGER, INPUT, InputCancelled, InputReply, InputRequested, Report
+from nbddp.worker.cell.stdin import StdinProxy
 
 
-class Typing(Keyboard):
+class Typing(StdinProxy):
     """A keyboard, and what it has posted."""
 
     def __init__(self) -> None:
@@ -24,17 +24,17 @@ class Typing(Keyboard):
         super().__init__(self.posted.append, is_called_off=lambda: self.is_interrupted)
 
     @property
-    def asked(self) -> Asked:
-        return next(each for each in reversed(self.posted) if isinstance(each, Asked))
+    def asked(self) -> InputRequested:
+        return next(each for each in reversed(self.posted) if isinstance(each, InputRequested))
 
-    def later(self, *acts: Answered | Callable[[], object]) -> None:
+    def later(self, *acts: InputReply | Callable[[], object]) -> None:
         """Answer, or do something, on another thread as soon as a question is open."""
         count = len(self.posted)
 
         def run() -> None:
             assert wait_until(lambda: len(self.posted) > count)
             for act in acts:
-                self.answered(act) if isinstance(act, Answered) else act()
+                self.answered(act) if isinstance(act, InputReply) else act()
 
         self._threads.append(threading.Thread(target=run))
         self._threads[-1].start()
@@ -52,36 +52,36 @@ def keyboard() -> Iterator[Typing]:
 
 
 def test_an_answer_is_what_input_returns(keyboard: Typing) -> None:
-    keyboard.later(Answered(question=1, text="anna"))
+    keyboard.later(InputReply(question=1, text="anna"))
     assert keyboard.ask("name? ") == "anna"
-    assert keyboard.posted == [Asked(question=1, prompt="name? ", what=INPUT)]
+    assert keyboard.posted == [InputRequested(question=1, prompt="name? ", what=INPUT)]
     assert keyboard.asks == ""
-    keyboard.later(Answered(question=1, text="late"), Answered(question=2, text="second"))
+    keyboard.later(InputReply(question=1, text="late"), InputReply(question=2, text="second"))
     assert keyboard.ask() == "second"
 
 
 def test_a_secret_is_asked_for_as_one(keyboard: Typing) -> None:
-    keyboard.later(Answered(question=1, text="x"))
+    keyboard.later(InputReply(question=1, text="x"))
     assert keyboard.ask_secret() == "x"
     assert (keyboard.asked.is_secret, keyboard.asked.prompt) == (True, "Password: ")
-    keyboard.later(Answered(question=2, refusal="no page"))
+    keyboard.later(InputReply(question=2, refusal="no page"))
     with pytest.raises(RuntimeError, match=r"^getpass\(\) .*: no page$"):
         keyboard.ask_secret()
 
 
 def test_what_a_debugger_asks_is_known_as_such(keyboard: Typing) -> None:
     seen: list[str] = []
-    keyboard.later(lambda: seen.append(keyboard.asks), Answered(question=1, text="c"))
+    keyboard.later(lambda: seen.append(keyboard.asks), InputReply(question=1, text="c"))
     keyboard.is_debugging = True
     assert keyboard.ask("ipdb> ") == "c"
     assert (keyboard.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
 def test_the_end_of_input_and_a_refusal_are_errors(keyboard: Typing) -> None:
-    keyboard.later(Answered(question=1, is_end=True))
+    keyboard.later(InputReply(question=1, is_end=True))
     with pytest.raises(EOFError):
         keyboard.ask()
-    keyboard.later(Answered(question=2, refusal="no page"))
+    keyboard.later(InputReply(question=2, refusal="no page"))
     with pytest.raises(RuntimeError, match=r"^input\(\) .*: no page$"):
         keyboard.ask()
 
@@ -91,8 +91,8 @@ def test_an_interrupt_ends_the_wait_and_takes_the_question_back(keyboard: Typing
     keyboard.later(lambda: time.sleep(0.1), lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         keyboard.ask()
-    assert keyboard.posted[-1] == Withdrawn(question=1)
-    keyboard.answered(Answered(question=1, text="late"))
+    assert keyboard.posted[-1] == InputCancelled(question=1)
+    keyboard.answered(InputReply(question=1, text="late"))
     keyboard.is_interrupted = True  # as a debugger does, it asks again
     with pytest.raises(EOFError, match="interrupted"):
         keyboard.ask()

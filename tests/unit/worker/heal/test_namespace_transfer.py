@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import nbddp
-from nbddp.worker.heal.namespace_transfer import NotOpenedError, open_names, pack_names
+from nbddp.worker.heal.namespace_transfer import UnpickleError, open_names, pack_names
 
 CELLS = """
 import functools, torch
@@ -171,7 +171,7 @@ def test_what_cannot_be_made_there_is_named_and_changes_nothing() -> None:
     )
     names, there = namespace(source), {"mine": 1}
     carried = packed(names)
-    with pytest.raises(NotOpenedError, match="not on this machine") as failure:
+    with pytest.raises(UnpickleError, match="not on this machine") as failure:
         open_names(carried.data, there, carried.storages)
     assert failure.value.name == "here"
     assert there == {"mine": 1}

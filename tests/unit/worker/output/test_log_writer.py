@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from nbddp.wire.messages import Output
-from nbddp.worker.output.log_writer import CHUNK_BYTES, MAX_UNREAD, RankLog
+from nbddp.worker.output.log_writer import CHUNK_BYTES, MAX_UNREAD, LogWriter
 
 CHATTER = (
     "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
@@ -40,16 +40,16 @@ def write(path: Path) -> Write:
 
 
 @pytest.fixture
-def log(path: Path, write: Write) -> RankLog:
+def log(path: Path, write: Write) -> LogWriter:
     """The log of a second attempt."""
     write("first\n")
-    return RankLog(path, Mock())
+    return LogWriter(path, Mock())
 
 
 BEGIN = len("first\n")
 
 
-def pieces_of(log: RankLog, upto: int | None = None) -> list[Output]:
+def pieces_of(log: LogWriter, upto: int | None = None) -> list[Output]:
     """All that can be read: nothing is left out in between, and nothing comes twice."""
     pieces = list(iter(lambda: log.read(upto), None))
     assert [each.start for each in pieces[1:]] == [each.end for each in pieces[:-1]]
@@ -57,7 +57,7 @@ def pieces_of(log: RankLog, upto: int | None = None) -> list[Output]:
 
 
 def test_pieces_are_whole_in_order_and_begin_after_an_earlier_attempt(
-    path: Path, write: Write, log: RankLog
+    path: Path, write: Write, log: LogWriter
 ) -> None:
     text = "grüße\n" * (CHUNK_BYTES // 4)  # some pieces end within a letter
     write(text)
@@ -85,7 +85,7 @@ def test_pieces_are_whole_in_order_and_begin_after_an_earlier_attempt(
     ids=["Gloo", "store", "within a line", "no line", "other words", "more words"],
 )
 def test_torchs_chatter_is_in_the_file_and_not_mailed_and_what_looks_like_it_is(
-    path: Path, write: Write, log: RankLog, written: str, mailed: str
+    path: Path, write: Write, log: LogWriter, written: str, mailed: str
 ) -> None:
     write(written)
     [piece] = pieces_of(log)
@@ -94,7 +94,7 @@ def test_torchs_chatter_is_in_the_file_and_not_mailed_and_what_looks_like_it_is(
 
 
 def test_of_a_flood_it_is_said_where_it_stands_and_what_follows_is_mailed_again(
-    path: Path, write: Write, log: RankLog
+    path: Path, write: Write, log: LogWriter
 ) -> None:
     write("before\n")
     assert log.read() is not None
@@ -105,7 +105,7 @@ def test_of_a_flood_it_is_said_where_it_stands_and_what_follows_is_mailed_again(
     assert (rest.text, rest.is_left) == ("after", False)
 
 
-def test_a_flood_without_any_line_ends_with_a_whole_letter(write: Write, log: RankLog) -> None:
+def test_a_flood_without_any_line_ends_with_a_whole_letter(write: Write, log: LogWriter) -> None:
     write("€" * MAX_UNREAD + "\udce2\udc82")  # the first two bytes of another one
     flood = log.read()
     assert flood is not None
@@ -116,7 +116,7 @@ def test_a_flood_without_any_line_ends_with_a_whole_letter(write: Write, log: Ra
 
 @pytest.mark.parametrize("is_flood", [False, True])
 def test_what_was_written_after_a_mark_is_read_later(
-    write: Write, log: RankLog, is_flood: bool
+    write: Write, log: LogWriter, is_flood: bool
 ) -> None:
     before = "x" * 99 + "\n" * MAX_UNREAD if is_flood else "before\n"
     write(before)
@@ -135,7 +135,7 @@ def test_what_was_written_after_a_mark_is_read_later(
 
 
 def test_what_is_kept_is_in_the_file_and_in_no_piece(
-    path: Path, write: Write, log: RankLog
+    path: Path, write: Write, log: LogWriter
 ) -> None:
     write("before\n")
     mark = log.mark()
@@ -151,7 +151,7 @@ def test_what_is_kept_is_in_the_file_and_in_no_piece(
 
 
 def test_what_is_kept_is_passed_over_once_it_is_whole(
-    path: Path, log: RankLog, monkeypatch: pytest.MonkeyPatch
+    path: Path, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
     seen: list[object] = []

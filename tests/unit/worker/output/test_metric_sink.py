@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import in_child
 
-from nbddp.train.log_and_track import Bar
-from nbddp.wire.messages import Happened, Metrics, Progress, Report, decode, encode
+from nbddp.train.log_and_track import ProgressBar
+from nbddp.wire.messages import EventReported, Metrics, Progress, Report, decode, encode
 from nbddp.worker.output import metric_sink as room
-from nbddp.worker.output.metric_sink import MAX_BARS, Meters
+from nbddp.worker.output.metric_sink import MAX_BARS, MetricSink
 
-Make = Callable[..., Meters]
+Make = Callable[..., MetricSink]
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def make(path: Path) -> Iterator[Make]:
     """Makes meters of a rank, all on one file, and closes it."""
-    made: list[Meters] = []
+    made: list[MetricSink] = []
 
-    def build(rank: int = 0, attempt: int = 1) -> Meters:
-        made.append(Meters(path, Mock(), rank=rank, attempt=attempt))
+    def build(rank: int = 0, attempt: int = 1) -> MetricSink:
+        made.append(MetricSink(path, Mock(), rank=rank, attempt=attempt))
         return made[-1]
 
     yield build
@@ -45,7 +45,7 @@ def make(path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def meters(make: Make) -> Meters:
+def meters(make: Make) -> MetricSink:
     return make()
 
 
@@ -55,11 +55,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def read_all(meters: Meters) -> list[Report]:
+def read_all(meters: MetricSink) -> list[Report]:
     return list(iter(meters.read, None))
 
 
-def read_rows(meters: Meters) -> list[Metrics]:
+def read_rows(meters: MetricSink) -> list[Metrics]:
     """All that is to be read, which is rows of numbers."""
     found = read_all(meters)
     letters = [each for each in found if isinstance(each, Metrics)]
@@ -67,15 +67,15 @@ def read_rows(meters: Meters) -> list[Metrics]:
     return letters
 
 
-def labels(meters: Meters) -> list[str]:
+def labels(meters: MetricSink) -> list[str]:
     """The bars of the newest word on them; there is one."""
     progress = read_all(meters)[-1]
     assert isinstance(progress, Progress)
     return [label for label, _, _, _ in progress.bars]
 
 
-def bar(label: str = "", total: int = 0) -> Bar:
-    return Bar(label=label, total=total)
+def bar(label: str = "", total: int = 0) -> ProgressBar:
+    return ProgressBar(label=label, total=total)
 
 
 # ---- the file
@@ -103,7 +103,7 @@ def test_the_file_is_for_its_owner_only(make: Make, path: Path) -> None:
 
 
 def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
-    def work(meters: Meters) -> None:
+    def work(meters: MetricSink) -> None:
         for step in range(200):
             meters.log(step, {"x" * 300: 1.0})
 
@@ -122,7 +122,7 @@ def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
 def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]) -> None:
     values = {f"m{name}": value for name, value in values.items()}  # none that we write
     reading, writing = os.pipe()
-    meters = Meters(Path(os.devnull), Mock(), rank=0, attempt=1)
+    meters = MetricSink(Path(os.devnull), Mock(), rank=0, attempt=1)
     os.dup2(writing, meters._fd)
     os.close(writing)
     meters.log(1, values)
@@ -135,7 +135,7 @@ def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]
 
 
 def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
-    meters: Meters, monkeypatch: pytest.MonkeyPatch
+    meters: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_fd: int, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -151,7 +151,7 @@ def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
 
 
 def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
-    meters: Meters, path: Path, monkeypatch: pytest.MonkeyPatch
+    meters: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
@@ -167,7 +167,7 @@ def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
 # ---- the mail
 
 
-def test_rows_are_read_once_in_order_with_their_time(meters: Meters, path: Path) -> None:
+def test_rows_are_read_once_in_order_with_their_time(meters: MetricSink, path: Path) -> None:
     assert meters.read() is None
     meters.log(1, {"a": 1.0})
     meters.log(None, {"b": 2.0})
@@ -179,7 +179,7 @@ def test_rows_are_read_once_in_order_with_their_time(meters: Meters, path: Path)
 
 
 def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
-    meters: Meters, path: Path, monkeypatch: pytest.MonkeyPatch
+    meters: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_WAITING", 10)
     monkeypatch.setattr(room, "MAX_ROWS", 4)
@@ -195,21 +195,21 @@ def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
     assert len(lines(path)) == 13
 
 
-def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: Meters) -> None:
+def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: MetricSink) -> None:
     meters.begin(bar("\ud800", total=3))
     meters.log(10**30, {"loss": 1.0, "\ud800": 2.0})
     meters.happened("checkpoint", {"path": Path("a"), "count": 1})
     meters.happened("checkpoint", {"path": "b"})
     found = read_all(meters)
     assert found[:2] == [
-        Happened(kind="checkpoint", facts={"path": "a", "count": 1}),
-        Happened(kind="checkpoint", facts={"path": "b"}),
+        EventReported(kind="checkpoint", facts={"path": "a", "count": 1}),
+        EventReported(kind="checkpoint", facts={"path": "b"}),
     ]
     assert [type(each) for each in found[2:]] == [Metrics, Progress]
     assert [decode(encode(each)) for each in found] == found
 
 
-def report(meters: Meters) -> None:
+def report(meters: MetricSink) -> None:
     """All that a rank can report."""
     outer, inner = bar("outer"), bar("inner")
     meters.log(5, {"loss": 1.0})
@@ -221,7 +221,7 @@ def report(meters: Meters) -> None:
     meters.end(outer)
 
 
-def test_every_report_is_counted_and_said_to_the_outbox(meters: Meters) -> None:
+def test_every_report_is_counted_and_said_to_the_outbox(meters: MetricSink) -> None:
     said: list[int] = []
     meters._outbox = Mock(notify=lambda: said.append(meters.reports))
     report(meters)
@@ -231,7 +231,7 @@ def test_every_report_is_counted_and_said_to_the_outbox(meters: Meters) -> None:
 # ---- bars
 
 
-def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: Meters) -> None:
+def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: MetricSink) -> None:
     loop = bar("epoch 1", total=8)
     meters.begin(loop)
     assert labels(meters) == ["epoch 1"]
@@ -244,7 +244,7 @@ def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: Meters) -> None:
 
 
 def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_begins(
-    meters: Meters,
+    meters: MetricSink,
 ) -> None:
     outer, inner = bar("outer"), bar("inner")
     meters.begin(outer)
@@ -261,7 +261,7 @@ def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_be
 
 
 def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_not(
-    meters: Meters,
+    meters: MetricSink,
 ) -> None:
     old = bar("old")
     meters.begin(old)
@@ -280,7 +280,7 @@ def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_no
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_writes_the_file_and_mails_nothing(meters: Meters, path: Path) -> None:
+def test_a_forked_child_writes_the_file_and_mails_nothing(meters: MetricSink, path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     meters._outbox = Mock(notify=lambda: os.write(writing, b"poke"))
@@ -298,7 +298,7 @@ def test_a_forked_child_writes_the_file_and_mails_nothing(meters: Meters, path: 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
-    meters: Meters,
+    meters: MetricSink,
 ) -> None:
     def act() -> None:
         threading.Timer(20, os._exit, (2,)).start()  # rather than hang the test
@@ -312,7 +312,7 @@ def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
 
 
 def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
-    meters: Meters, monkeypatch: pytest.MonkeyPatch
+    meters: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_EVENTS", 10)
     mailed: list[int] = []
@@ -323,13 +323,13 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
     assert len(read_all(meters)) == 5
 
 
-def test_settings_that_wait_for_the_mail_are_put_together(meters: Meters) -> None:
+def test_settings_that_wait_for_the_mail_are_put_together(meters: MetricSink) -> None:
     meters.happened("config", {"values": {"step": 0}})
     meters.happened("checkpoint", {})
     for step in range(10):
         meters.happened("config", {"values": {"step": step, "name": f"run {step}"}})
     assert read_all(meters) == [
-        Happened(kind="config", facts={"values": {"step": 0}}),
-        Happened(kind="checkpoint", facts={}),
-        Happened(kind="config", facts={"values": {"step": 9, "name": "run 9"}}),
+        EventReported(kind="config", facts={"values": {"step": 0}}),
+        EventReported(kind="checkpoint", facts={}),
+        EventReported(kind="config", facts={"values": {"step": 9, "name": "run 9"}}),
     ]

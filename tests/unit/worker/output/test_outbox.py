@@ -137,8 +137,8 @@ def picture(size: int) -> msg.Display:
     return msg.Display(cell=1, data={"image/png": "x" * size}, metadata={})
 
 
-def happened(kind: str) -> msg.Happened:
-    return msg.Happened(kind=kind)
+def happened(kind: str) -> msg.EventReported:
+    return msg.EventReported(kind=kind)
 
 
 NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[["", 1, 2, 0.1]])
@@ -269,8 +269,8 @@ def test_neither_pokes_nor_news_make_a_batch_of_what_may_wait(mail: Mail) -> Non
     assert wait_until(lambda: mail.posted == [wrote("first")])
     pile.pieces.append(wrote("second"))
     outbox.notify()
-    outbox.post(msg.Noticed(cell=1))
-    assert wait_until(lambda: mail.urgent.posted == [msg.Noticed(cell=1)])
+    outbox.post(msg.InterruptAcknowledged(cell=1))
+    assert wait_until(lambda: mail.urgent.posted == [msg.InterruptAcknowledged(cell=1)])
     assert not wait_until(lambda: len(mail.posted) == 2, timeout=0.1)
     outbox.close()
     assert mail.posted == [wrote("first"), wrote("second")]
@@ -321,7 +321,9 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     mail: Mail, snapshot: SnapshotAssertion
 ) -> None:
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
-    outbox = mail.make(Pile(wrote("a")), Pile(msg.Happened(kind="mine", facts={"it": object()})))
+    outbox = mail.make(
+        Pile(wrote("a")), Pile(msg.EventReported(kind="mine", facts={"it": object()}))
+    )
     outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
     outbox.post(replace(report(2), failure=failure))
     outbox.post(msg.Answer(request=3, payload={"matches": [object()]}))
@@ -365,7 +367,7 @@ def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(mail: Ma
 # ---- what does not wait
 
 NEWS = [
-    msg.Noticed(cell=1),
+    msg.InterruptAcknowledged(cell=1),
     msg.Answer(request=1),
     msg.Ready(pid=1, device="cpu", backend="gloo", host="h"),
     msg.StartFailed(reason="r", traceback="t"),
@@ -476,7 +478,7 @@ def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(mail: Mail,
     def act() -> None:
         pile.pieces.append(msg.Output(start=0, end=1, text="a"))
         if way == "post":
-            outbox.post(msg.Happened(kind="a", facts={}))
+            outbox.post(msg.EventReported(kind="a", facts={}))
         else:
             outbox.notify()
         if way == "flush":
@@ -486,6 +488,6 @@ def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(mail: Mail,
     for places in stopped_everywhere(act):
         outbox._has_output = False  # else it is poked once alone
         mail.posted.clear()
-        outbox.post(msg.Happened(kind="after", facts={"place": places}))
-        assert wait_until(lambda: any(isinstance(each, msg.Happened) for each in mail.posted))
+        outbox.post(msg.EventReported(kind="after", facts={"place": places}))
+        assert wait_until(lambda: any(isinstance(each, msg.EventReported) for each in mail.posted))
     assert places > 5

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from nbddp.worker.process_group.bound_objects import Roll, sharded_modules
+from nbddp.worker.process_group.bound_objects import WeakList, sharded_modules
 from nbddp.worker.process_group.migration import pair
 from nbddp.worker.watch.namespace import names_of
 
@@ -22,7 +22,7 @@ class Thing:
 
 
 def test_a_roll_keeps_the_order_and_keeps_nothing_alive() -> None:
-    roll, things = Roll(), [Thing() for _ in range(5)]
+    roll, things = WeakList(), [Thing() for _ in range(5)]
     for thing in [*things, things[0]]:
         roll.note(thing)
     assert list(roll) == things

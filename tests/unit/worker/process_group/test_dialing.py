@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from nbddp.worker.process_group.gloo import Dialing
+from nbddp.worker.process_group.gloo import GlooUnblocker
 
 
 def numbers_at(listener: socket.socket) -> list[int]:
@@ -27,7 +27,7 @@ def numbers_at(listener: socket.socket) -> list[int]:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_group_that_forms_is_dialled_once_and_nobody_else_is(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    dialing = Dialing()
+    dialing = GlooUnblocker()
     with socket.create_server((address, 0), family=family) as users:
         with dialing.forming(), socket.create_server((address, 0), family=family) as groups:
             dialing.answer_for_absent(3)

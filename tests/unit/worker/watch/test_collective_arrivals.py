@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from nbddp.train import place
-from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.watch import collective_arrivals
 from nbddp.worker.watch.collective_arrivals import BLOCK, MOST_A_SECOND, ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import NCCLS, newest_of
@@ -51,7 +51,7 @@ class Rank(ArrivalRecorder):
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.told: list[Arrivals] = []
+        self.told: list[CollectiveArrivals] = []
         shell = Mock(is_cell_file=lambda name: name == "<cell>", name_of_file=lambda _name: "")
         super().__init__(self.told.append, shell)
 

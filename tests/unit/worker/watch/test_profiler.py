@@ -18,7 +18,7 @@ from drivers.inside import imported
 from torch.autograd import DeviceType
 
 from nbddp.train import log_and_track
-from nbddp.wire.trace_messages import GiveTrace, Steps, Traced
+from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 from nbddp.worker.watch import profiler
 from nbddp.worker.watch.profiler import (
     MAX_SECONDS,
@@ -72,19 +72,21 @@ class Rank:
 
     def begin(self, first: int, last: int) -> None:
         """Begin a cell of which these steps are asked for."""
-        self.profiler = CellProfiler(Steps(first=first, last=last), 3, lambda _memory: self.profile)
+        self.profiler = CellProfiler(
+            TraceSteps(first=first, last=last), 3, lambda _memory: self.profile
+        )
         self.forget.append(self.profiler.begin())
 
-    def end(self, *, is_ok: bool = True) -> Traced:
+    def end(self, *, is_ok: bool = True) -> TraceSent:
         self.profiler.end(is_ok=is_ok)
         return self.give()
 
-    def give(self) -> Traced:
+    def give(self) -> TraceSent:
         return self.profiler.give(command_to_give(self.folder))[0]
 
 
-def command_to_give(folder: Path | str) -> GiveTrace:
-    return GiveTrace(request=1, cell=3, rank=0, folder=str(folder), zero=0, most=100)
+def command_to_give(folder: Path | str) -> SendTrace:
+    return SendTrace(request=1, cell=3, rank=0, folder=str(folder), zero=0, most=100)
 
 
 @pytest.fixture
@@ -234,15 +236,15 @@ def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
 @pytest.mark.process
 def test_the_profiler_itself_gives_operators_and_a_file_of_the_steps(tmp_path: Path) -> None:
     script = (
-        imported(log_and_track, GiveTrace, Steps, CellProfiler)
+        imported(log_and_track, SendTrace, TraceSteps, CellProfiler)
         + """
 import gzip, json, torch
 from pathlib import Path
-profiler = CellProfiler(Steps(first=0, last=0), 3)
+profiler = CellProfiler(TraceSteps(first=0, last=0), 3)
 profiler.begin()
 torch.ones(9).sum()
 log_and_track.reached(0, source="log")
-told, _ = profiler.give(GiveTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
+told, _ = profiler.give(SendTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
 assert not told.why, told.why
 assert "aten::sum" in told.spent
 own = json.loads(gzip.decompress(Path("rank2.json.gz").read_bytes()))
@@ -274,7 +276,7 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
     spans = [span("aten::add", 5.0, 2.0), span("copy", 8.0, 1.0, pid=0, id=7)]
     of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
     document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
-    command = GiveTrace(request=1, cell=3, rank=2, folder="", zero=1_000, most=100, node="alpha")
+    command = SendTrace(request=1, cell=3, rank=2, folder="", zero=1_000, most=100, node="alpha")
     events, _ = merged_part(json.loads(json.dumps(document)), command)
     heads = {(each["pid"], each["name"]): each["args"] for each in events[: len(HEADS)]}
     assert heads[20_000_077, "process_name"]["name"] == "rank 2 (node alpha)"
@@ -290,7 +292,7 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
 def test_of_too_many_events_the_shortest_are_left_out_and_counted() -> None:
     events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
     document = {"traceEvents": [*HEADS, *events]}
-    command = GiveTrace(request=1, cell=3, rank=0, folder="", zero=0, most=3)
+    command = SendTrace(request=1, cell=3, rank=0, folder="", zero=0, most=3)
     events, left_out = merged_part(document, command)
     assert [each["dur"] for each in events[len(HEADS) :]] == [10.0, 9.0, 8.0]
     assert left_out == 7

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from nbddp.worker.watch import resource_usage as usage_module
-from nbddp.worker.watch.resource_usage import Usage, children_use
+from nbddp.worker.watch.resource_usage import UsageSampler, children_use
 
 
 def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     now, figures = 100.0, iter([0.0, 42.0, 7.0])  # the first one is psutil's own beginning
     monkeypatch.setattr(usage_module.time, "monotonic", lambda: now)
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda _self: next(figures))
-    usage = Usage(torch.device("cpu"))
+    usage = UsageSampler(torch.device("cpu"))
     now += 0.01
     use = usage.read()
     assert use.cpu < 0
@@ -36,7 +36,7 @@ def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have_touched_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usage, has_begun = Usage(torch.device("cuda", 1)), False
+    usage, has_begun = UsageSampler(torch.device("cuda", 1)), False
     asked: list[torch.device] = []
 
     def properties(device: torch.device) -> SimpleNamespace:

@@ -7,19 +7,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.wire.messages import Pulse
-from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.watch.resource_usage import Usage, Use
+from nbddp.wire.messages import RankStatus
+from nbddp.wire.timing_messages import CollectiveArrivals
+from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler
 from nbddp.worker.watch.sampler import Sampler
 
 
-class FakeUsage(Usage):
+class FakeUsage(UsageSampler):
     """Uses what a test says."""
 
     def __init__(self) -> None:
-        self.now = Use(cpu=0.5, memory=300_000_000)
+        self.now = ResourceUsage(cpu=0.5, memory=300_000_000)
 
-    def read(self) -> Use:
+    def read(self) -> ResourceUsage:
         return self.now
 
 
@@ -27,7 +27,7 @@ class Pulses(Sampler):
     """Looks that a test has made, and what was posted of them."""
 
     def __init__(self) -> None:
-        self.posted: list[Pulse | Arrivals] = []
+        self.posted: list[RankStatus | CollectiveArrivals] = []
         self.usage = FakeUsage()
         shell = Mock(is_cell_file=lambda _file: False)
         super().__init__(self.posted.append, shell, self.usage)
@@ -76,7 +76,7 @@ def test_a_look_that_spans_a_short_cell_tells_no_cpu(pulses: Pulses) -> None:
     pulses.end_cell()
     for _ in range(2):
         pulses.look_between_cells(is_due=True)
-    shown = [each.cpu for each in pulses.posted if isinstance(each, Pulse)]
+    shown = [each.cpu for each in pulses.posted if isinstance(each, RankStatus)]
     assert shown == [45.0, -1.0, 45.0]
 
 

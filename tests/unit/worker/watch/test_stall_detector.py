@@ -11,28 +11,28 @@ from nbddp.worker.watch.stall_detector import (
     SETTLED,
     WAKES,
     WORKED,
-    Closer,
-    Stillness,
-    Trace,
-    Wait,
+    BlockingCall,
+    ProcessSample,
+    StallDetector,
+    ThreadSample,
 )
 
-HERE = Trace(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
+HERE = ThreadSample(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
 DONE = {"place": (5, 1, 9), "collectives": 4, "said": 3}
 SIGNS = {"written": 101, "switches": 41, "cpu": 1.0 + 2 * BUSY}
 
 
-def stay(after: Trace, wait: Wait) -> float:
+def stay(after: ThreadSample, wait: BlockingCall) -> float:
     """How long it seems to have stayed, after 10 s here and one more look."""
-    still = Stillness()
+    still = StallDetector()
     still.look(HERE, wait, 0.0)
     assert still.look(HERE, wait, 10.0) == 10.0
     return still.look(after, wait, 11.0)
 
 
-@pytest.mark.parametrize("wait", Wait)
+@pytest.mark.parametrize("wait", BlockingCall)
 def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_move(
-    wait: Wait,
+    wait: BlockingCall,
 ) -> None:
     assert stay(HERE, wait) == 11.0
     for name, value in DONE.items():
@@ -41,68 +41,73 @@ def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_m
 
 @pytest.mark.parametrize(
     ("wait", "moves"),
-    [(Wait.NONE, {*SIGNS}), (Wait.SEEN, {"cpu"}), (Wait.RECORDED, {"cpu"}), (Wait.SPINNING, set())],
+    [
+        (BlockingCall.NONE, {*SIGNS}),
+        (BlockingCall.SEEN, {"cpu"}),
+        (BlockingCall.RECORDED, {"cpu"}),
+        (BlockingCall.SPINNING, set()),
+    ],
 )
 def test_what_may_be_of_a_thread_beside_it_is_no_move_of_who_waits(
-    wait: Wait, moves: set[str]
+    wait: BlockingCall, moves: set[str]
 ) -> None:
     moved = {name for name in SIGNS if not stay(replace(HERE, **{name: SIGNS[name]}), wait)}
     assert moved == moves
 
 
 def test_in_one_call_only_output_and_much_cpu_time_are_moves() -> None:
-    assert stay(replace(HERE, switches=60, cpu=1.0 + 2 * BUSY), Wait.ONE_CALL) == 11.0
-    assert stay(replace(HERE, cpu=1.0 + WORKED), Wait.ONE_CALL) == 0.0
-    assert stay(replace(HERE, written=101), Wait.ONE_CALL) == 0.0
+    assert stay(replace(HERE, switches=60, cpu=1.0 + 2 * BUSY), BlockingCall.ONE_CALL) == 11.0
+    assert stay(replace(HERE, cpu=1.0 + WORKED), BlockingCall.ONE_CALL) == 0.0
+    assert stay(replace(HERE, written=101), BlockingCall.ONE_CALL) == 0.0
 
 
 def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
-    assert stay(replace(HERE, switches=40 + WAKES), Wait.SEEN) == 11.0
-    assert stay(replace(HERE, switches=41 + WAKES), Wait.SEEN) == 0.0
+    assert stay(replace(HERE, switches=40 + WAKES), BlockingCall.SEEN) == 11.0
+    assert stay(replace(HERE, switches=41 + WAKES), BlockingCall.SEEN) == 0.0
 
 
 @pytest.mark.parametrize(
     ("closer", "is_at_work"),
     [
-        (Closer(state="S", cpu=2.0, children=5.01), False),
-        (Closer(state="D", children=5.0), True),
-        (Closer(state="R", children=5.0), True),
-        (Closer(state="S", cpu=90.0, children=5.0), True),
-        (Closer(state="S", children=5.1), True),
-        (Closer(state="S", children=5.0, written=1), True),
-        (Closer(children=5.0), False),
+        (ProcessSample(state="S", cpu=2.0, children=5.01), False),
+        (ProcessSample(state="D", children=5.0), True),
+        (ProcessSample(state="R", children=5.0), True),
+        (ProcessSample(state="S", cpu=90.0, children=5.0), True),
+        (ProcessSample(state="S", children=5.1), True),
+        (ProcessSample(state="S", children=5.0, written=1), True),
+        (ProcessSample(children=5.0), False),
     ],
     ids=["idle", "disk", "runs", "other threads", "children", "they write", "no such system"],
 )
 def test_a_closer_look_finds_who_works_for_a_thread_that_sleeps(
-    closer: Closer, is_at_work: bool
+    closer: ProcessSample, is_at_work: bool
 ) -> None:
-    still = Stillness()
-    still.look(HERE, Wait.NONE, 0.0)
-    still.look_closer(Closer(children=5.0), 3.0)
+    still = StallDetector()
+    still.look(HERE, BlockingCall.NONE, 0.0)
+    still.look_closer(ProcessSample(children=5.0), 3.0)
     assert still.look_closer(closer, 4.0) == (0.0 if is_at_work else 4.0)
 
 
 def test_children_are_compared_only_within_one_stay() -> None:
-    still = Stillness()
-    still.look_closer(Closer(children=1.0), 1.0)
+    still = StallDetector()
+    still.look_closer(ProcessSample(children=1.0), 1.0)
     still.moved(2.0)
-    assert still.look_closer(Closer(children=9.0), 5.0) > 0.0
+    assert still.look_closer(ProcessSample(children=9.0), 5.0) > 0.0
 
 
 def test_a_first_closer_look_that_comes_late_does_not_prove_that_children_are_idle() -> None:
-    still = Stillness()
+    still = StallDetector()
     still.moved(0.0)
-    assert still.look_closer(Closer(children=1.0), 7.0) == SETTLED
-    assert still.look_closer(Closer(children=2.0), 8.0) == 0.0
-    assert still.look_closer(Closer(children=2.0), 9.0) == 1.0
+    assert still.look_closer(ProcessSample(children=1.0), 7.0) == SETTLED
+    assert still.look_closer(ProcessSample(children=2.0), 8.0) == 0.0
+    assert still.look_closer(ProcessSample(children=2.0), 9.0) == 1.0
 
 
 def test_who_has_others_at_work_for_it_is_looked_at_closely_every_time() -> None:
-    still = Stillness()
+    still = StallDetector()
     still.moved(0.0)
     assert [still.wants_closer_look(now) for now in (1.0, 2.0)] == [False, True]
-    still.look_closer(Closer(cpu=90.0), 2.0)
+    still.look_closer(ProcessSample(cpu=90.0), 2.0)
     assert still.wants_closer_look(3.0), "the next look may be one at which they were starved"
     still.moved(4.0)
     assert not still.wants_closer_look(5.0)
