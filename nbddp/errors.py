@@ -144,29 +144,29 @@ def describe_exit(exitcode: int | None) -> str:
     return f"exited with code {exitcode}"
 
 
-def say_place(line: int, file: str = "") -> str:
+def format_place(line: int, file: str = "") -> str:
     """Name a line of the cell, or of a script's file.
 
-    >>> say_place(3), say_place(3, "train.py")
+    >>> format_place(3), format_place(3, "train.py")
     ('line 3', 'train.py line 3')
     """
     return f"{file} line {line}".lstrip()
 
 
-def say_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Name some ranks in one or two words, runs of them folded.
 
-    >>> say_ranks([1]), say_ranks([0, 1, 2, 3]), say_ranks([0, 2, 3])
+    >>> format_ranks([1]), format_ranks([0, 1, 2, 3]), format_ranks([0, 2, 3])
     ('rank 1', 'ranks 0-3', 'ranks 0,2-3')
     """
     word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {fold(ranks)}"
+    return f"{word} {format_number_ranges(ranks)}"
 
 
-def fold(numbers: Sequence[int]) -> str:
+def format_number_ranges(numbers: Sequence[int]) -> str:
     """Numbers in order, runs of them folded.
 
-    >>> fold([3, 1, 2, 7])
+    >>> format_number_ranges([3, 1, 2, 7])
     '1-3,7'
     """
     runs: list[list[int]] = []

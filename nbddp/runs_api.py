@@ -16,7 +16,7 @@ from typing import Any
 from nbddp.archive.comparison import compare as compare_folders
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.stored_run import StoredCell, StoredRun
-from nbddp.archive.summary import DAMAGE, say_ending
+from nbddp.archive.summary import DAMAGE, describe_run_end
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.ui.report.comparison import comparison_report
@@ -87,7 +87,7 @@ class Run:
     @property
     def ending(self) -> str:
         """How it ended, as far as its record and this machine know: stopped, killed, running."""
-        return say_ending(self._recorded, current=None)
+        return describe_run_end(self._recorded, current=None)
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:

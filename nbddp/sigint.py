@@ -28,7 +28,7 @@ class HeldBack:
 
 
 @contextmanager
-def interrupt_held_back(*, raises_second: bool = True) -> Iterator[HeldBack]:
+def sigint_deferred(*, raises_second: bool = True) -> Iterator[HeldBack]:
     """Defer an interrupt until the block ends; a second one is raised at once.
 
     Args:
@@ -60,7 +60,7 @@ def begin(thread: threading.Thread) -> None:
     ``Thread.start`` waits for an event that the new thread sets. An interrupt there can leave the
     event's lock taken, and the thread waiting for it: one that is alive and never does anything.
     """
-    with interrupt_held_back():
+    with sigint_deferred():
         thread.start()
 
 
@@ -136,11 +136,11 @@ def kept(promise: Promise[T]) -> T:
     One that comes after Python's last look and before the system's wait is seen when that wait
     ends: so none is long.
     """
-    await_all([promise])
+    wait_for_all([promise])
     return promise.result()
 
 
-def await_all(
+def wait_for_all(
     promises: Iterable[Promise[Any]],
     patience: float = math.inf,
     *,
@@ -191,7 +191,7 @@ def promised_by(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
     return promise
 
 
-def import_aside(name: str) -> None:
+def import_interruptibly(name: str) -> None:
     """Import a module in a thread of its own, and wait for it.
 
     An interrupt ends the wait alone. One that strikes in CPython's own import code can leave its

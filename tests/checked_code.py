@@ -6,7 +6,7 @@ import textwrap
 from functools import partial
 from typing import Any
 
-from nbddp.checks.checker import look_at
+from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 
 COMMON = "import torch\nimport torch.distributed as dist\n"
@@ -21,7 +21,7 @@ def under(head: str, *texts: str) -> str:
 
 def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> list[str]:
     """The rules that find something."""
-    return [each.rule for each in look_at(CellSource(text, kinds, **options))]
+    return [each.rule for each in check_source(CellSource(text, kinds, **options))]
 
 
 def assert_found(rules: str, *texts: str, head: str = "", **options: Any) -> None:

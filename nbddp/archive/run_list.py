@@ -247,10 +247,10 @@ def _has_order(value: object) -> bool:
     return isinstance(value, str) or is_number(value)
 
 
-def say_left_out(left_out: Mapping[str, str]) -> str:
+def describe_left_out(left_out: Mapping[str, str]) -> str:
     """Which folders are not listed, and why; empty if there are none.
 
-    >>> say_left_out({"x": "it has no events.jsonl"})
+    >>> describe_left_out({"x": "it has no events.jsonl"})
     'left out: x (it has no events.jsonl)'
     """
     shown = [f"{name} ({why})" for name, why in [*left_out.items()][:SHOWN]]

@@ -129,7 +129,7 @@ def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tupl
     said, is_live = str(facts.get("outcome", "")), False
     if "ended" not in facts:
         is_ours = current is not None and path.resolve() == current.resolve()
-        ending = RUNNING if is_ours else say_unended(facts, began=_began(facts))
+        ending = RUNNING if is_ours else describe_unended(facts, began=_began(facts))
         is_live = ending == RUNNING
         if not is_live:
             outcome = "killed" if ending == KILLED else "not recorded"
@@ -197,16 +197,16 @@ def is_number(value: object) -> bool:
 # ---- how it ended
 
 
-def say_ending(run: StoredRun, *, current: Path | None) -> str:
+def describe_run_end(run: StoredRun, *, current: Path | None) -> str:
     """How a run ended; ``current`` is the one of this kernel that goes on, if one does."""
     if run.was_stopped:
         return STOPPED
     if run.path == current:
         return RUNNING
-    return say_unended(run.facts, began=run.events[0].at if run.events else 0.0)
+    return describe_unended(run.facts, began=run.events[0].at if run.events else 0.0)
 
 
-def say_unended(facts: Mapping[str, Any], *, began: float) -> str:
+def describe_unended(facts: Mapping[str, Any], *, began: float) -> str:
     """Of a run without an end whether its kernel lives; ``began`` as ``time.time()``."""
     pid, host = facts.get("pid"), facts.get("host")
     if not isinstance(pid, int) or host != platform.node():

@@ -50,17 +50,17 @@ def may_find(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
-def look_at(source: CellSource) -> list[Finding]:
+def check_source(source: CellSource) -> list[Finding]:
     r"""What the rules over code find there, in the order of its lines.
 
-    >>> [each.headline for each in look_at(CellSource("dist.all_reduce(x, async_op=True)"))]
+    >>> [each.headline for each in check_source(CellSource("dist.all_reduce(x, async_op=True)"))]
     ['ND105 line 1: the handle of this dist.all_reduce is dropped, so no code can wait for it.']
     """
     found = [each for rule in STATIC for each in rule.findings(source)]
     return in_order(each for each in found if not source.is_silenced(each.rule, each.line))
 
 
-def look_at_ranks(facts: GroupFacts) -> list[Finding]:
+def check_facts(facts: GroupFacts) -> list[Finding]:
     """What the rules over the ranks' facts find; said by the cell that has to do with it.
 
     What is found of names that the cell does not have is left out, unless somebody asked.

@@ -11,7 +11,7 @@ from typing import Any
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training_rules import backwards
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.formatting import format_few, plural
 
 SAME = 1e-6  # of a number: more than rounding
@@ -36,7 +36,7 @@ def _parted(values: Mapping[int, Any]) -> str:
     for rank, value in values.items():
         by_value.setdefault(str(value), []).append(rank)
     return ", ".join(
-        f"{say_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
+        f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
         for value, ranks in by_value.items()
     )
 
@@ -90,7 +90,7 @@ def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
             )
         elif max(places.values()) > 1:
             twice = [rank for rank, each in its.items() if places[each.place] > 1]
-            yield name, f"{say_ranks(twice)} have the same share of {name}."
+            yield name, f"{format_ranks(twice)} have the same share of {name}."
 
 
 @rule("ND210")
@@ -159,7 +159,7 @@ def _drifted(facts: GroupFacts) -> Iterator[Hit]:
         if facts.is_ok and is_trained and len(shapes) == 1 and others:
             yield (
                 name,
-                f"{name} has other parameters on {say_ranks(others)} than on rank {min(its)}.",
+                f"{name} has other parameters on {format_ranks(others)} than on rank {min(its)}.",
             )
 
 
@@ -197,7 +197,7 @@ def _one_gpu(facts: GroupFacts) -> Iterator[Hit]:
                 where.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
         for (_host, device), ranks in where.items():
             if len(ranks) > 1:
-                yield name, f"{say_ranks(ranks)} have {name} on one GPU: {device}."
+                yield name, f"{format_ranks(ranks)} have {name} on one GPU: {device}."
 
 
 @rule("ND212")

@@ -21,7 +21,6 @@ from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.heal_steps import KILLED
-from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.lifecycle.retries import RecoveryRecord
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult, NoticeRouter
@@ -101,7 +100,7 @@ class Executor:
             RequestError: there are none.
         """
         if self.means is None:
-            raise RequestError(NO_GROUP)
+            raise RequestError(refusals.NO_GROUP)
         return self.means
 
     # ---- while a cell runs
@@ -361,11 +360,10 @@ class Executor:
             ):
                 self._heal = HealRequests(self, self.life.heal)
                 starts = self._starts()
+                incarnations = {rank: self.life.incarnation(rank) for rank in ranks}
                 self._ranks.revive(
-                    replace(
-                        starts[rank], incarnation=self.life.incarnation(rank), joins_group=False
-                    )
-                    for rank in ranks
+                    replace(starts[rank], incarnation=number, joins_group=False)
+                    for rank, number in incarnations.items()
                 )
             case ev.HealFailed(reason=reason):
                 self.time_line.record("not healed", reason=reason)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.rank_processes import Told, try_each
 from nbddp.lifecycle import events as ev
-from nbddp.record.deeds import cell_that_made
+from nbddp.record.deeds import cell_that_assigned
 from nbddp.record.heal.heal_report import SHOWN_PLACES, SHOWN_VALUES, Healed
 from nbddp.wire.heal_messages import JoinGroup, SendNamespace
 from nbddp.wire.messages import Answer, CancelRequest
@@ -160,7 +160,7 @@ class HealRequests:
             places=tuple(self._changed["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
-            cells={name: cell_that_made(name, do.deeds.done) for name in left},
+            cells={name: cell_that_assigned(name, do.deeds.done) for name in left},
             size=given.payload["bytes"] + sum(size for size, _ in given.payload["storages"]),
             fork=self._forked - self._began,
             carry=self._packed - self._forked,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from nbddp.controller.session import Session
-from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.errors import ArgumentError, RequestError, format_ranks
 from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
-from nbddp.sigint import Promise, await_all
+from nbddp.sigint import Promise, wait_for_all
 from nbddp.wire.messages import Answer, Command
 
 Make = Callable[[int], Command]  # makes the question of its number
@@ -80,7 +80,7 @@ class RankRequests:
             return answers
         for each in answers.values():
             self._session.require_link().discard(each.parcel)
-        where = f"{what} came to {say_ranks([*answers])} only: " if what and answers else ""
+        where = f"{what} came to {format_ranks([*answers])} only: " if what and answers else ""
         raise RequestError(f"{where}{failed[0]}")
 
     def ask_each(
@@ -101,7 +101,7 @@ class RankRequests:
                 except RequestError as error:
                     futures[rank] = Promise()
                     futures[rank].set_exception(error)
-            await_all(futures.values())
+            wait_for_all(futures.values())
         except BaseException:
             for rank, number in numbers.items():  # nobody waits for the answers any more
                 if rank not in futures or not futures[rank].done():

@@ -31,8 +31,8 @@ from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
-from nbddp.record.snapshot import Snapshot, take
-from nbddp.sigint import Promise, import_aside, interrupt_held_back, kept
+from nbddp.record.snapshot import Snapshot, build_snapshot
+from nbddp.sigint import Promise, import_interruptibly, kept, sigint_deferred
 from nbddp.wire.messages import Answer, CancelRequest, Command, InputReply
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Session:
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
-        return take(
+        return build_snapshot(
             self.life,
             cell=cell or self._do.cell,
             whereabouts=self.whereabouts,
@@ -487,8 +487,10 @@ class Session:
                 means.close()
                 self._do.forget()
             if self._do.means is None:
-                import_aside("nbddp.controller.store_link")  # imports torch: only when needed
-                with interrupt_held_back():
+                import_interruptibly(
+                    "nbddp.controller.store_link"
+                )  # imports torch: only when needed
+                with sigint_deferred():
                     try:
                         means = self._make_means()
                     except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread

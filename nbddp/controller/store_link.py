@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nbddp.wire import payloads
 from nbddp.wire.envelope import CONTROLLER, Envelope
-from nbddp.wire.loopback_store import clone, names_from_files
+from nbddp.wire.loopback_store import clone, without_dns
 from nbddp.wire.messages import (
     CancelRequest,
     Command,
@@ -46,7 +46,7 @@ class StoreLink:
         self.secret = secrets.token_bytes(32)
         self.prefix = prefix
         self._seconds = itertools.count(1)
-        with names_from_files():
+        with without_dns():
             self._server = server or _serve_on_loopback()
             self._reserved = _reserve_port()
             clients = [clone(self._server) for _ in range(4)]

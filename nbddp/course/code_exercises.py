@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nbddp.checks.checker import look_at
+from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
 from nbddp.train import place
@@ -193,7 +193,7 @@ def _silence_one_finding(lines: Any) -> str:
     kept = [line.split("#")[0].strip() for line in lines.splitlines() if line.split("#")[0].strip()]
     if kept != ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"]:
         return "Leave the three lines as they are, and add a comment."
-    found = {each.line for each in look_at(source) if each.rule == "ND101"}
+    found = {each.line for each in check_source(source) if each.rule == "ND101"}
     calls = [number for number, line in enumerate(lines.splitlines(), 1) if "all_reduce" in line]
     hints = {
         (False, True): RIGHT,

@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from types import CodeType
 
-from nbddp.record.names import bound_names
+from nbddp.record.names import assigned_names
 
 GUARD = 'if __name__ == "__main__":'
 OF_IPYTHON = frozenset({"display", "get_ipython", "In", "Out", "_", "__", "___"})
@@ -63,7 +63,7 @@ def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:
     """Return whether all may; what they bind is there from then on."""
     if not all(_is_free(each, top) for each in statements):
         return False
-    top |= {name for each in statements for name in bound_names(ast.unparse(each))}
+    top |= {name for each in statements for name in assigned_names(ast.unparse(each))}
     return True
 
 

@@ -29,7 +29,7 @@ from nbddp.export.main_guard import (
     undefined_names,
 )
 from nbddp.record.cell import CellRequest
-from nbddp.record.names import SET_IN_EACH_RANK, bound_names
+from nbddp.record.names import SET_IN_EACH_RANK, assigned_names
 from nbddp.topology import TORCHRUN
 from nbddp.wire.function_sources import dumps
 
@@ -145,7 +145,7 @@ class _Writer:
             case Omitted():
                 names: Collection[str] = ()
                 with suppress(SyntaxError):  # it failed with one
-                    names = bound_names(to_plain(item.source).text)
+                    names = assigned_names(to_plain(item.source).text)
                 names = {*names} - self._bound  # a cell before it may have made them
                 self._omit(item.what, item.reason, names=names)
 
@@ -169,7 +169,7 @@ class _Writer:
         except SyntaxError:
             self._omit(what, "it awaits at top level", names=_names_bound_by(plain.text))
             return
-        bound = bound_names(plain.text)
+        bound = assigned_names(plain.text)
         if reason:
             self._omit(what, reason, names=bound)
             return

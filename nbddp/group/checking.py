@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from nbddp.checks.checker import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
+from nbddp.checks.checker import OF_ALL_RANKS, check_facts, check_source, in_order, may_find
 from nbddp.checks.facts import GroupFacts, RankFacts, kinds
 from nbddp.checks.registry import Finding
 from nbddp.checks.source import CellSource
@@ -34,7 +34,7 @@ def check_script(name: str) -> list[Finding]:
         raise RequestError(f"{name} is not checked as a script: {instead}")
     file = Path(name).expanduser()
     with script_text(file, name) as text:
-        return look_at(CellSource(text, is_cell=False))
+        return check_source(CellSource(text, is_cell=False))
 
 
 def check_cell(
@@ -72,7 +72,7 @@ def check_cell(
     is_for_all = request.ranks is None or set(request.ranks) == set(range(world_size))
     found = [
         each
-        for each in [*look_at(source), *look_at_ranks(facts)]
+        for each in [*check_source(source), *check_facts(facts)]
         if (is_for_all and world_size != 1) or each.rule not in OF_ALL_RANKS
     ]
     if is_asked and request.script is not None and request.script.path:

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.errors import RequestError, say_ranks
+from nbddp.errors import RequestError, format_ranks
 from nbddp.formatting import plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
@@ -24,7 +24,7 @@ from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.nodes.remote_launcher import RemoteLauncher
 from nbddp.nodes.stale_files import LockedPath, tidy
 from nbddp.topology import TORCHRUN
-from nbddp.ui.wording import aligned, say_seconds
+from nbddp.ui.wording import align_columns, format_seconds
 
 LOOPBACK = "127.0.0.1"
 _HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
@@ -191,16 +191,17 @@ class NodePool:
         head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
         if self.door.refused:
             head += f" · {plural(self.door.refused, 'connection')} refused"
-        lines = aligned([_HEAD, *map(self._row, nodes)])
+        lines = align_columns([_HEAD, *map(self._row, nodes)])
         gone = [
-            f"{say_ranks(list(slot.ranks))} gone with node {slot.node.name}: {slot.node.why_gone}"
+            f"{format_ranks(list(slot.ranks))} gone with node {slot.node.name}: "
+            f"{slot.node.why_gone}"
             for slot in self.launcher.lost
         ]
         return "\n".join([head, *(lines if nodes else []), *gone, self._wanted()])
 
     def _row(self, node: Node) -> tuple[str, ...]:
         ranks = self.launcher.ranks_of(node)
-        said = say_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
+        said = format_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
         clock = node.clock
         offset = f"{1000 * clock.offset:+.1f} ± {1000 * clock.error:.1f} ms"
         return (
@@ -248,14 +249,14 @@ class NodePool:
             if left <= 0:
                 refused = self.door.why_refused
                 parts = [
-                    f"{plural(self._missing, 'node')} missing after {say_seconds(seconds)}",
+                    f"{plural(self._missing, 'node')} missing after {format_seconds(seconds)}",
                     self._here(),
                     f"the last refused node: {refused}" if refused else "",
                     f"on each machine: `{self.command}`",
                 ]
                 raise RequestError("; ".join(filter(None, parts)))
             self._await_change(left)
-        return f"{self._here()}, after {say_seconds(time.monotonic() - began)}"
+        return f"{self._here()}, after {format_seconds(time.monotonic() - began)}"
 
     def _await_change(self, seconds: float) -> None:
         with suppress(Empty):
@@ -294,7 +295,7 @@ class NodePool:
         nodes = self.door.nodes
         if not nodes:
             raise RequestError(
-                f"no node has come back in {say_seconds(seconds)}; "
+                f"no node has come back in {format_seconds(seconds)}; "
                 "`%ddp nodes --rejoin --wait 60` tries again"
             )
         returned = self.launcher.take_back() if any(node.living for node in nodes) else None
@@ -333,7 +334,9 @@ class NodePool:
                 ranks = self.launcher.ranks_of(node)
                 node.is_leaving = True  # a start that comes at once does not count on it
                 self.door.tell(node, FrameType.LEAVE, reason="")
-                return f"node {name} is sent home" + (f", and {say_ranks(ranks)}" if ranks else "")
+                return f"node {name} is sent home" + (
+                    f", and {format_ranks(ranks)}" if ranks else ""
+                )
         known = ", ".join(node.name for node in self.door.nodes) or "none"
         raise RequestError(f"no node {name!r} is here; those that are: {known}")
 

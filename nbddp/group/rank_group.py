@@ -25,7 +25,7 @@ from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.nodes.join_file import JoinFile
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.waiting.collective_timeline import Timeline
-from nbddp.sigint import begin, interrupt_held_back
+from nbddp.sigint import begin, sigint_deferred
 from nbddp.wire.name_messages import CollectFacts
 
 ELSEWHERE = (
@@ -148,7 +148,7 @@ class RankGroup:
         """End all ranks, and send their nodes home; the next start is still quick."""
         self.scripts.close()
         self.session.stop()
-        with interrupt_held_back():  # what is left open could not be closed any more
+        with sigint_deferred():  # what is left open could not be closed any more
             nodes, self.nodes = self.nodes, None
             if nodes is not None:
                 nodes.close()
@@ -188,7 +188,7 @@ class RankGroup:
                 "`%ddp stop` sends all nodes home"
             )
         self.close_at_exit()
-        with interrupt_held_back():  # a door that nobody knows of could not be closed
+        with sigint_deferred():  # a door that nobody knows of could not be closed
             self.nodes = NodePool(self.session, spec, join, active=lambda: self.scripts.active)
         return self.nodes
 
@@ -207,7 +207,7 @@ class RankGroup:
             RequestError: there are ranks here, a door is open, or nobody has come back. All is
                 then as it was before, and so it is after an interrupt: it can be tried again.
         """
-        with interrupt_held_back(raises_second=False) as held:
+        with sigint_deferred(raises_second=False) as held:
             nodes = self.open_nodes(spec, join)
             try:
                 returned = nodes.take_back(seconds, lambda: held.times > 0)

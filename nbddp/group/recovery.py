@@ -16,12 +16,12 @@ from nbddp.lifecycle.retries import (
     RecoveryMethod,
     RecoveryRecord,
     Retries,
+    describe_recoveries,
     next_way,
-    say_comebacks,
     why_stop,
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Purpose
-from nbddp.record.deeds import say_deeds
+from nbddp.record.deeds import describe_entries
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
@@ -119,7 +119,7 @@ class Recovery:
             result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
         if setbacks and result.is_ok and not self._display.has_notes:
             ways = [each.way for each in setbacks]
-            self._display.say(f"done {say_comebacks(ways, self._seconds_lost)}")
+            self._display.say(f"done {describe_recoveries(ways, self._seconds_lost)}")
         return result
 
     def _setback(self, verdict: Verdict) -> AttemptFailure:
@@ -243,7 +243,8 @@ class Recovery:
                     self._session.leave_undone(deeds, is_all=True)
                 elif has_begun:
                     self._session.leave_undone(left)
-                said = f"done again: {say_deeds(again)}; not done again: {say_deeds(left)}"
+                said = f"done again: {describe_entries(again)}; "
+                said += f"not done again: {describe_entries(left)}"
                 self._display.say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")
 
     def _replay(self, deeds: Sequence[Deed]) -> CellResult | None:

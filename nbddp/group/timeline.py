@@ -11,7 +11,13 @@ from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
 from nbddp.record.event_log import RunEvent
-from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline, overlap_of, spent, unmet
+from nbddp.record.waiting.collective_timeline import (
+    DdpOverlap,
+    Timeline,
+    build_timeline,
+    overlap_of,
+    unmet,
+)
 from nbddp.wire.messages import Pull
 
 ASK = "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
@@ -33,7 +39,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     died = {
         each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= until
     }
-    line = spent(told, collectives.straggler(), last=last, unmet=at_end, died=died)
+    line = build_timeline(told, collectives.straggler(), last=last, unmet=at_end, died=died)
     begun = _event_of(session, "cell", told.cell)
     line = replace(line, is_over=is_over, cell=begun.facts["number"] if begun else told.cell)
     return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line

@@ -22,7 +22,7 @@ DIED = "it died"
 STOPPED = "the ranks are gone, and what they had traced with them"
 
 
-def trace_of(session: Session, result: CellResult, asked: TraceSteps) -> Trace:
+def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Trace:
     """What the ranks have traced of a cell that has ended, in one file if there is anything.
 
     What goes wrong is said in it: a trace that cannot be had ends nothing else.

@@ -17,8 +17,8 @@ from nbddp.group.push_pull import push
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.record.cell import CellRequest, CellResult, Deed
-from nbddp.record.deeds import say_deeds
-from nbddp.sigint import interrupt_held_back
+from nbddp.record.deeds import describe_entries
+from nbddp.sigint import sigint_deferred
 from nbddp.ui.report.sweep import (
     describe_current,
     describe_failures,
@@ -91,7 +91,7 @@ class TrialRunner:
         self.group.scripts.make_way()
         self._rows, self._what = rows, what
         left = [row for row in rows if row.state is State.WAITING]
-        again = f", {say_deeds(self.deeds)} again" if self.deeds else ""
+        again = f", {describe_entries(self.deeds)} again" if self.deeds else ""
         self.display.mention(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
         try:
             for row in left:
@@ -132,7 +132,7 @@ class TrialRunner:
         more = {**facts, **({"config": row.trial.config} if settings else {})}
         spec = replace(spec, name="-".join(filter(None, (spec.name, name))), more=more)
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
-        again = f" and running {say_deeds(self.deeds)} again" if self.deeds else ""
+        again = f" and running {describe_entries(self.deeds)} again" if self.deeds else ""
         text += f"{plural(spec.nproc, 'rank')}{again} ..."
         session, began, result = self.group.scripts.open(), time.monotonic(), None
         try:
@@ -149,7 +149,7 @@ class TrialRunner:
             if not session.times_ended:
                 self._note_failure(row, error, is_shown=result is not None)
         finally:
-            with interrupt_held_back():
+            with sigint_deferred():
                 row.path, row.seconds = session.time_line.path, time.monotonic() - began
                 asked = session.times_ended
                 self.group.scripts.close()  # counts as one, too

@@ -20,7 +20,7 @@ from nbddp.group.recovery import Recovery
 from nbddp.group.run_script import find_script
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
-from nbddp.group.trace import trace_of
+from nbddp.group.trace import collect_trace
 from nbddp.group.trials import TrialRunner
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellRequest, CellResult
@@ -396,7 +396,7 @@ class WorkerGroup:
         steps = TraceSteps(first=first, last=last, with_memory=memory)
         request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
         result = self._run(request, Retries(), quiet=quiet)
-        return trace_of(self._group.session, result, steps)
+        return collect_trace(self._group.session, result, steps)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespace of the ranks.

@@ -42,7 +42,7 @@ SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
 
 
-def rank_main(start: RankStart) -> None:
+def run_rank_process(start: RankStart) -> None:
     """Run as a rank until told to leave; the target of every rank's process."""
     importlib.import_module("nbddp.worker.main").live(start)
 

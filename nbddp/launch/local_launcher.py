@@ -18,7 +18,7 @@ from nbddp.launch.forkserver import (
     Forkserver,
     LocalRank,
     give_main_a_spec,
-    rank_main,
+    run_rank_process,
     sigint_blocked,
     start_resource_tracker_apart,
 )
@@ -180,7 +180,7 @@ class LocalLauncher(Launcher):
             if memory_limit() < SHORT:
                 self.forkserver.grow()
             try:
-                return self.forkserver.fork(rank_main, start, name)
+                return self.forkserver.fork(run_rank_process, start, name)
             except CudaUsedError:
                 logger.warning(
                     "each rank imports torch itself, which takes seconds: something that Python, "
@@ -232,7 +232,7 @@ class SpawnedRank(LocalRank, SpawnProcess):
 
 def _spawn(start: RankStart, name: str) -> RankHandle:
     give_main_a_spec()
-    process = SpawnedRank(target=rank_main, args=(start,), name=name)
+    process = SpawnedRank(target=run_rank_process, args=(start,), name=name)
     with sigint_blocked():
         start_resource_tracker_apart()
         process.start()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState, HealLife, Life, RankLife, RankState
@@ -132,14 +132,14 @@ def on_rang(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
         return life, []  # of the start, or of a meeting before
     starting, late = life.in_state(RankState.STARTING), sorted(heal.meeting)
     if event.alarm is ev.Deadline.START and starting:
-        why = f"{say_ranks(starting)} did not get ready in {START_PATIENCE:.0f} s"
+        why = f"{format_ranks(starting)} did not get ready in {START_PATIENCE:.0f} s"
         return fail(life, heal, why)
     if event.alarm is not ev.Deadline.BACK or not late or not heal.is_dropped:
         return life, []
     return give_up(
         life,
         heal,
-        f"{say_ranks(late)} still tried to form the process group after {BACK_PATIENCE:.0f} s; "
+        f"{format_ranks(late)} still tried to form the process group after {BACK_PATIENCE:.0f} s; "
         f"run `%ddp kill {late[0]}`, then `%ddp heal` again",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.errors import describe_exit, say_ranks
+from nbddp.errors import describe_exit, format_ranks
 from nbddp.formatting import plural
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
@@ -44,7 +44,7 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
     missing = [rank for rank in life.gone if rank not in ranks]
     if missing:
         is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
-        return f"{say_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
+        return f"{format_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
     return "" if life.lives(donor) else no_such_rank(life, donor)
 
 
@@ -85,7 +85,7 @@ def with_way_on(said: str, life: Life) -> str:
     return f"{said}; {way_on(life)}" if is_in_vain else said
 
 
-def say_node(life: Life, event: ev.NodeNews) -> str:
+def describe_node(life: Life, event: ev.NodeNews) -> str:
     """Say what has become of a node."""
     if isinstance(event, ev.LogsTorn):
         torn = f"the logs in {event.folder} are not whole: {event.why}"
@@ -97,7 +97,7 @@ def say_node(life: Life, event: ev.NodeNews) -> str:
         if life.cell is not None and life.cell.is_elastic:
             return f"{came}: the cell begins again with them"
         return f"{came}; `%ddp restart` takes it in, and a cell with --elastic does"
-    lost = f": {say_ranks(event.ranks)} gone" if event.ranks else ""
+    lost = f": {format_ranks(event.ranks)} gone" if event.ranks else ""
     return f"node {event.name} ({event.address}): {event.why}{lost}"
 
 
@@ -114,7 +114,7 @@ def stuck(
     """
     if not deaf:
         return (
-            f"{say_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
+            f"{format_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
             "computes); interrupt again to kill at once"
         )
     stopped = dict(seen.stopped)
@@ -124,13 +124,13 @@ def stuck(
     words = []
     if computing:
         are = "is" if len(computing) == 1 else "are"
-        what = f"{say_ranks(computing)} {are} still computing in C code that holds the GIL"
+        what = f"{format_ranks(computing)} {are} still computing in C code that holds the GIL"
         words.append(f"{what} and will be killed in {killed_in[1]:.0f} s")
     if asleep:
         pids = " ".join(str(stopped[rank]) for rank in asleep)
-        words.append(f"{say_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
+        words.append(f"{format_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
     if awake:
-        who = say_ranks(awake)
+        who = format_ranks(awake)
         words.append(f"{who} did not answer the interrupt yet (in C code that does not return?)")
     if asleep or awake:
         words.append(f"will be killed in {killed_in[0]:.0f} s")
@@ -140,5 +140,5 @@ def stuck(
 def unheard(deaf: Sequence[int], seen: ev.DeadlinePassed, *, seconds: float) -> str:
     """Why ranks are killed that did not answer an interrupt."""
     asleep = [rank for rank in deaf if rank in dict(seen.stopped)]
-    why = f" ({say_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
-    return f"{say_ranks(deaf)} did not answer the interrupt in {seconds:.0f} s{why}: killed"
+    why = f" ({format_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
+    return f"{format_ranks(deaf)} did not answer the interrupt in {seconds:.0f} s{why}: killed"

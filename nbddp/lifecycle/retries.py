@@ -87,7 +87,7 @@ class RecoveryRecord:
 
     def __str__(self) -> str:
         """In words."""
-        return say_comeback(self.facts())
+        return describe_recovery(self.facts())
 
     def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
         """For the record of its first step, reported at a time of ``time.time()``."""
@@ -112,10 +112,10 @@ class RecoveryRecord:
         return max(0, int(self.setback.step - resumed_at) + 1)
 
 
-def say_comeback(facts: Mapping[str, Any]) -> str:
+def describe_recovery(facts: Mapping[str, Any]) -> str:
     """What is recorded of a comeback, in words.
 
-    >>> say_comeback({"detected": 0.02, "healed": 0.31})
+    >>> describe_recovery({"detected": 0.02, "healed": 0.31})
     'noticed after 0.02 s, healed in 0.31 s'
     """
     noticed = f"noticed after {facts['detected']:.2f} s"
@@ -127,12 +127,12 @@ def say_comeback(facts: Mapping[str, Any]) -> str:
     )
 
 
-def say_comebacks(ways: Sequence[RecoveryMethod], seconds: float) -> str:
+def describe_recoveries(ways: Sequence[RecoveryMethod], seconds: float) -> str:
     """How often a cell was begun again, in which ways, and what that cost.
 
-    >>> say_comebacks([RecoveryMethod.RESTART], 0.84)
+    >>> describe_recoveries([RecoveryMethod.RESTART], 0.84)
     'after 1 restart, 0.8 s lost'
-    >>> say_comebacks([RecoveryMethod.HEAL, RecoveryMethod.HEAL, RecoveryMethod.RESTART], 1.36)
+    >>> describe_recoveries([RecoveryMethod.HEAL] * 2 + [RecoveryMethod.RESTART], 1.36)
     'after 2 heals, 1 restart, 1.4 s lost'
     """
     counts = [plural(ways.count(way), way.value) for way in RecoveryMethod if way in ways]

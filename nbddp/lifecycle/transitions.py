@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nbddp.errors import describe_exit, say_ranks
+from nbddp.errors import describe_exit, format_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, refusals
 from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState
@@ -321,7 +321,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
 
 def _on_node_news(life: Life, event: ev.NodeNews) -> Step:
     """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
-    text = refusals.say_node(life, event)
+    text = refusals.describe_node(life, event)
     if life.cell is not None:
         return life, [ev.RecordNode(text=text), ev.Notify(text=text)]
     news = (*life.news, text) if life.state.is_live else ()
@@ -341,14 +341,14 @@ def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
 def _on_rang(life: Life, event: ev.DeadlinePassed) -> Step:
     if event.alarm is ev.Deadline.START and life.state is GroupState.STARTING:
         late = life.in_state(RankState.STARTING)
-        text = f"{say_ranks(late)} did not get ready in {START_PATIENCE:.0f} s"
+        text = f"{format_ranks(late)} did not get ready in {START_PATIENCE:.0f} s"
         if life.is_return:
             return life, [ev.Notify(text=f"{text}: killed"), ev.Kill(ranks=late)]
         return _give_up_start(life, text)
     if life.heal is not None:
         return heal_steps.on_rang(life, life.heal, event)
     if event.alarm is ev.Deadline.STOP and life.state is GroupState.STOPPING:
-        text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
+        text = f"{format_ranks(life.alive)} did not end in {life.grace:g} s: killed"
         return life, [ev.Notify(text=text), ev.Kill(ranks=tuple(life.alive))]
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
@@ -375,7 +375,7 @@ def _on_cell_alarm(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> Step
         case ev.Deadline.GRACE if deaf:
             return _end_grace(life, cell, deaf, event)
         case ev.Deadline.CLEANUP:
-            text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
+            text = f"{format_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
             return _kill(life, cell, waiting, text)
         case _:
             return life, []
@@ -395,7 +395,7 @@ def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.Dead
 
 def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") -> Step:
     """Kill ranks in the middle of a cell, and say so once, not of each."""
-    text = text or f"{say_ranks(ranks)}: killed, as the cell was interrupted again"
+    text = text or f"{format_ranks(ranks)}: killed, as the cell was interrupted again"
     life = replace(life, cell=replace(cell, killed=cell.killed | set(ranks)))
     return life, [ev.Notify(text=text), ev.Kill(ranks=ranks)]
 

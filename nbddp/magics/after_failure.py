@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.errors import CommandInterruptedError, say_ranks
+from nbddp.errors import CommandInterruptedError, format_ranks
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import way_on
 
@@ -39,7 +39,7 @@ def what_is_so(before: Life, now: Life) -> str:
         case GroupState.IDLE:
             return "every rank keeps its names; the next cell works"
         case GroupState.BROKEN:
-            gone = say_ranks([each.rank for each in now.ranks if not each.is_alive])
+            gone = format_ranks([each.rank for each in now.ranks if not each.is_alive])
             return f"of {gone} all names are gone; {way_on(now)}"
         case GroupState.STARTING | GroupState.STOPPING:
             return f"the ranks are {now.state.value}; `%ddp status` shows how far they are"

@@ -15,7 +15,7 @@ from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import KINDS as TRACKERS
-from nbddp.sigint import await_all
+from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import Command, JsonDict
 from nbddp.wire.name_messages import Complete, Inspect
 
@@ -120,7 +120,7 @@ class Completion:
             return {}
         with suppress(RequestError):  # the group ended or became busy meanwhile
             answer = session.send(0, make)
-            await_all([answer], seconds)
+            wait_for_all([answer], seconds)
             return answer.result().payload if answer.done() else {}
         return {}
 

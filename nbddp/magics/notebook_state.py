@@ -18,12 +18,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.errors import CellFailedError, NbddpError, RequestError, say_ranks
+from nbddp.errors import CellFailedError, NbddpError, RequestError, format_ranks
 from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.trace import trace_of
+from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.refusals import unknown_rank, with_way_on
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
@@ -36,7 +36,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
-from nbddp.sigint import Promise, await_all, begin, import_aside, interrupt_held_back
+from nbddp.sigint import Promise, begin, import_interruptibly, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -212,7 +212,7 @@ class NotebookState:
             result, _ = follow()
             self._raise_for_failure(result)
             return result
-        with interrupt_held_back():  # a cell that nobody follows could not be waited for
+        with sigint_deferred():  # a cell that nobody follows could not be waited for
             handle = recovery.begin(request, retries)
             self.next_trace = None
             self._background = _in_background(lambda: follow(handle))
@@ -250,7 +250,7 @@ class NotebookState:
         if left_out := omitted(request, result):
             self.diary.note(left_out)
         if request.trace is not None:
-            traced = trace_of(session, result, request.trace)
+            traced = collect_trace(session, result, request.trace)
             self.views.show(trace_report(traced))
 
         verdict, life = result.verdict, session.life
@@ -308,7 +308,7 @@ class NotebookState:
         if background is None:
             return
         with self.group.scripts.active.taking_interrupts():
-            await_all([background])
+            wait_for_all([background])
         self._background = None
         result, traced = background.result()
         if traced is not None:  # its cell may be far above, or not be shown any more
@@ -321,7 +321,7 @@ class NotebookState:
         Raises:
             ArgumentError: there is no such kind, or no such rank.
         """
-        import_aside("nbddp.train.faults.arming")  # loads torch
+        import_interruptibly("nbddp.train.faults.arming")  # loads torch
         from nbddp.train.faults.arming import Fault
 
         Fault(kind=kind, rank=rank, step=step, factor=factor)
@@ -418,7 +418,7 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
     if changed:
         said = ", ".join(f"{name} {_shown(getattr(current, name))}" for name in changed)
         flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
-        first = f"{say_ranks(gone)} of the group died; " if gone else ""
+        first = f"{format_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
             f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
             "the new options (its names are lost), and so does --fresh in the cell"

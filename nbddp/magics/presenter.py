@@ -17,7 +17,7 @@ from IPython.display import clear_output, publish_display_data
 from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
-from nbddp.sigint import import_aside
+from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
@@ -184,11 +184,11 @@ class Presenter:
         text, picture = render_text(report), report.picture
         if self.shows_panels:
             if picture is not None and picture.html is None:
-                import_aside(MATPLOTLIB)
+                import_interruptibly(MATPLOTLIB)
             html = render_html(report)
             publish_display_data({"text/html": html, "text/plain": text})
         elif picture is not None and hasattr(self._shell, "kernel"):
-            import_aside(MATPLOTLIB)
+            import_interruptibly(MATPLOTLIB)
             png, width = picture.draw()
             data = {"image/png": b64encode(png).decode(), "text/plain": text}
             publish_display_data(data, {"image/png": {"width": width}})

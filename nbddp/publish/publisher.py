@@ -19,7 +19,7 @@ from nbddp.publish.tracker import PublishError, RunIdentity, RunOutcome, Tracker
 from nbddp.record.event_log import RunEvent
 from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import read_facts, write_whole
-from nbddp.ui.wording import say_event
+from nbddp.ui.wording import describe_event
 
 STEPS_AT_ONCE = 500  # that a tracker is given: it has to answer now and then
 MOST_TOLD = 1000  # happenings that a tracker is told of as they come
@@ -225,7 +225,7 @@ def _say(event: RunEvent) -> str:
             return f"cell {event.facts['number']}: {event.facts['outcome']}"
         case "stopped":
             return "stopped"
-    return say_event(event)
+    return describe_event(event)
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from nbddp.errors import RequestError
 from nbddp.record.log_reader import LogSpan
 from nbddp.record.notices import ControllerMessage, InputRequest, Notice, NoticeQueue
 from nbddp.record.push_store import PushRecord
-from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, judge, trouble_of
+from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, failure_of, find_first_cause
 from nbddp.sigint import HEARING
 from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCell
 from nbddp.wire.script import Script
@@ -258,7 +258,7 @@ class CellHandle:
             reports=self._reports,
             exits=self.exits,
             seconds=time.monotonic() - self._began,
-            verdict=judge(
+            verdict=find_first_cause(
                 self.ranks,
                 self._reports,
                 self._exits,
@@ -315,7 +315,7 @@ class CellHandle:
         """
         if self.verdict is not None:
             return self.verdict.of(rank)
-        return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
+        return failure_of(rank, self._reports.get(rank), self._exits.get(rank))
 
     @property
     def is_told(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nbddp.errors import fold
+from nbddp.errors import format_number_ranges
 from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellRequest, Deed
-from nbddp.record.names import bound_names
+from nbddp.record.names import assigned_names
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
 
@@ -53,11 +53,11 @@ class ReplayLog:
         self.done = ()
 
 
-def cell_that_made(name: str, deeds: Sequence[Deed]) -> int:
+def cell_that_assigned(name: str, deeds: Sequence[Deed]) -> int:
     """The prompt's number of the last cell that bound a name; 0 if none is known.
 
     >>> cells = [CellRequest(source="lock = 1", execution_count=4), CellRequest(source="!ls")]
-    >>> cell_that_made("lock", cells), cell_that_made("x", cells)
+    >>> cell_that_assigned("lock", cells), cell_that_assigned("x", cells)
     (4, 0)
     """
     for deed in reversed(deeds):
@@ -68,20 +68,20 @@ def cell_that_made(name: str, deeds: Sequence[Deed]) -> int:
 
 def _binds(source: str, name: str) -> bool:
     try:
-        return name in bound_names(source)
+        return name in assigned_names(source)
     except SyntaxError:  # it has a magic in it
         return False
 
 
-def say_deeds(deeds: Sequence[Deed]) -> str:
+def describe_entries(deeds: Sequence[Deed]) -> str:
     """Name some deeds in a few words: cells by the numbers of their prompts.
 
     >>> cells = [CellRequest(source="", execution_count=number) for number in (2, 3, 5)]
-    >>> say_deeds([*cells, PushRecord(("x", "y"), None, None)])
+    >>> describe_entries([*cells, PushRecord(("x", "y"), None, None)])
     'cells 2-3,5, the push of x, y'
-    >>> say_deeds([CellRequest(source="") for _ in range(3)]), say_deeds([])
+    >>> describe_entries([CellRequest(source="") for _ in range(3)]), describe_entries([])
     ('3 cells', 'nothing')
-    >>> say_deeds([*cells, CellRequest(source="nbddp.faults.at(step=3)  # %ddp fault kill")])
+    >>> describe_entries([*cells, CellRequest(source="nbddp.faults.at(step=3)  # %ddp fault kill")])
     'cells 2-3,5, 1 armed fault'
     """
     cells = [deed for deed in deeds if isinstance(deed, CellRequest)]
@@ -92,7 +92,7 @@ def say_deeds(deeds: Sequence[Deed]) -> str:
     if len(numbers) > len(set(numbers)):  # one cell of a notebook ran several
         words.append(plural(len(numbers), "cell"))
     elif numbers:
-        words.append(f"cell{'s' if len(numbers) > 1 else ''} {fold(numbers)}")
+        words.append(f"cell{'s' if len(numbers) > 1 else ''} {format_number_ranges(numbers)}")
     if faults:
         words.append(plural(len(faults), "armed fault"))
     if names:

@@ -9,10 +9,10 @@ SET_IN_EACH_RANK = frozenset(
 )
 
 
-def bound_names(source: str) -> set[str]:
+def assigned_names(source: str) -> set[str]:
     """The names that source binds outside its functions.
 
-    >>> sorted(bound_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
+    >>> sorted(assigned_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
     ['os', 'x', 'z']
     """
     top = symtable.symtable(source, "cell", "exec")

@@ -144,7 +144,7 @@ LookAtGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, GpuUsage]]
 _State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
 
 
-def take(
+def build_snapshot(
     life: Life,
     *,
     cell: CellHandle | None,

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nbddp.errors import CellFailedError, CellInterruptedError, describe_exit, say_place, say_ranks
+from nbddp.errors import (
+    CellFailedError,
+    CellInterruptedError,
+    describe_exit,
+    format_place,
+    format_ranks,
+)
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; its traceback has all of it
@@ -141,7 +147,7 @@ class RankFailure:
             return f"did not come to {self.missed}: it had already finished the cell"
         if self.failure is None:
             return describe_exit(self.exitcode) + (self.ending.place if self.ending else "")
-        place = say_place(self.failure.line, self.failure.file)
+        place = format_place(self.failure.line, self.failure.file)
         where = f", {place}" if self.failure.line else ""
         if self.missed:
             return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
@@ -194,7 +200,7 @@ class Verdict:
         what = self.first.headline()
         if len(self.causes) > 1 and what.startswith("was "):
             what = "were " + what.removeprefix("was ")
-        return f"{say_ranks(self.causes)}{joint}{what}"
+        return f"{format_ranks(self.causes)}{joint}{what}"
 
     def report(self, *, advises: bool = True) -> str:
         """What the user reads: the cause, its traceback, what followed, what can be done."""
@@ -204,11 +210,11 @@ class Verdict:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
             lines += self.first.failure.memory.splitlines()
         if self.first.ending is not None and not self.ended_by:
-            lines += _of_ending(self.first.ending, say_ranks([self.first.rank]))
+            lines += _of_ending(self.first.ending, format_ranks([self.first.rank]))
         for ranks, other in () if self.ended_by else self.others:
             is_obvious = other.is_interrupted or not other.is_consequence
             also = "" if is_obvious else " (a consequence)"
-            lines.append(f"  {say_ranks(ranks)}: {other.headline()}{also}")
+            lines.append(f"  {format_ranks(ranks)}: {other.headline()}{also}")
         return "\n".join([*lines, self._way_out()] if advises else lines)
 
     def _way_out(self) -> str:
@@ -218,7 +224,7 @@ class Verdict:
             return "All names are gone with the ranks; the next cell finds, or starts, new ones."
         if not self.lost:
             return "Every rank keeps its names; the next cell works."
-        who = say_ranks(self.lost)
+        who = format_ranks(self.lost)
         if not self.has_survivors:
             return f"{who.capitalize()} lost all names. `%ddp restart` restarts all ranks."
         return (
@@ -235,7 +241,7 @@ class Verdict:
         return "Cells keep their names. `%ddp debug` works until the next cell or script."
 
 
-def judge(
+def find_first_cause(
     ranks: Sequence[int],
     reports: Mapping[int, CellEnded],
     exits: Mapping[int, ProcessExit],
@@ -254,7 +260,7 @@ def judge(
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
     """
-    found = (trouble_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
+    found = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
     troubles = [*filter(None, found)]
     if not troubles:
         return None
@@ -314,7 +320,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_HEADLINE else text[: MAX_HEADLINE - 4] + " ..."
 
 
-def trouble_of(
+def failure_of(
     rank: int, report: CellEnded | None, ending: ProcessExit | None
 ) -> RankFailure | None:
     """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""

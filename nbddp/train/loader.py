@@ -20,7 +20,7 @@ from nbddp.train.epoch_batches import (
     LoaderPosition,
 )
 from nbddp.train.seeds import mix
-from nbddp.train.warn import warn
+from nbddp.train.warn import warn_user
 
 _OWN = ("generator", "in_order")
 
@@ -316,7 +316,7 @@ class Loader(Iterable[Any]):
                 position.start = min(position.start, self._order.samples)
             position.batches = 0
             if place.rank() == 0:
-                warn(
+                warn_user(
                     f"the loader goes on at sample {position.start} of epoch {position.epoch}, "
                     f"saved on {before}, resumed on {now}: what is left of the epoch is seen once, "
                     "but augmentations, and batches of another total size, are not those of a run "

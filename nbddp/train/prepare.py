@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import ArgumentError
 from nbddp.train import place
 from nbddp.train.checkpoint.sharded import fsdp_kinds, is_spread
-from nbddp.train.warn import warn
+from nbddp.train.warn import warn_user
 
 _prepared: WeakSet[nn.Module] = WeakSet()
 
@@ -120,7 +120,7 @@ def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
         convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model, process_group)
     if place.rank() == 0:
-        warn(
+        warn_user(
             "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
             "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."
         )

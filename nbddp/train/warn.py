@@ -9,7 +9,7 @@ from pathlib import Path
 _KIT = str(Path(__file__).parent)
 
 
-def warn(text: str) -> None:
+def warn_user(text: str) -> None:
     """Warn, at the innermost line outside of the kit."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_KIT):

@@ -21,7 +21,7 @@ from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, ink
-from nbddp.ui.wording import say_left_out
+from nbddp.ui.wording import describe_left_out
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ def metrics_text(metrics: MetricsSnapshot) -> list[str]:
 
 def _left_out(metrics: MetricsSnapshot) -> list[str]:
     count = metrics.left_out
-    return [say_left_out(metrics.others[:MAX_NAMED], count, does="draws them")] if count else []
+    return (
+        [describe_left_out(metrics.others[:MAX_NAMED], count, does="draws them")] if count else []
+    )
 
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
-from nbddp.ui.wording import say_events
+from nbddp.ui.wording import describe_events
 
 MAX_CHARTS = 12  # unless the user chooses others
 MAX_EVENTS = 6  # the newest are listed, all are on the line
@@ -66,7 +66,7 @@ def ink(kind: str) -> str:
 
 def time_line(snapshot: Snapshot) -> str:
     """Draw the events since the cell began as marks on a line, and list the newest."""
-    shown = say_events(snapshot)
+    shown = describe_events(snapshot)
     if not shown:
         return ""
     marks = ""

@@ -12,7 +12,7 @@ from itertools import islice
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 from nbddp.ui.ansi import strip, to_html
-from nbddp.ui.wording import say_tag
+from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import JsonDict
 
 
@@ -114,11 +114,11 @@ class LogBuffer:
         self.version += 1
 
 
-def agreeing(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]]:
+def group_ranks_by_value(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]]:
     """Group ranks by what they show, in order of the lowest rank.
 
     >>> one, two = {"data": {"text/plain": "1"}}, {"data": {"text/plain": "2"}}
-    >>> [ranks for ranks, _ in agreeing({0: one, 1: two, 2: one})]
+    >>> [ranks for ranks, _ in group_ranks_by_value({0: one, 1: two, 2: one})]
     [[0, 2], [1]]
     """
     groups: list[tuple[list[int], JsonDict]] = []
@@ -132,13 +132,13 @@ def agreeing(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]
     return groups
 
 
-def parted(
+def split_text_and_rich(
     results: Mapping[int, JsonDict],
 ) -> tuple[list[LogLine], list[tuple[list[int], JsonDict]]]:
     """Values that are text, as lines of the log, and those that want a display of their own."""
     lines: list[LogLine] = []
     rich: list[tuple[list[int], JsonDict]] = []
-    for ranks, bundle in agreeing(results):
+    for ranks, bundle in group_ranks_by_value(results):
         if set(bundle["data"]) == {"text/plain"}:
             lines.append(LogLine(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
         elif bundle["data"]:
@@ -201,7 +201,13 @@ def log_text(lines: Sequence[LogLine], *, earlier: str = "") -> str:
     """The same as plain text, with no newline at the end."""
     rows = [strip(earlier)] if earlier else []
     for line, text in _rows(lines):
-        tag = None if line is None else say_tag(line.ranks, line.mark) if line.ranks else "nbddp:"
+        tag = (
+            None
+            if line is None
+            else format_rank_tag(line.ranks, line.mark)
+            if line.ranks
+            else "nbddp:"
+        )
         rows.append(strip(" ".join(each for each in (tag, text) if each is not None)))
     return "\n".join(rows)
 
@@ -235,7 +241,9 @@ def _second(at: int) -> str:
 def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
     color = rank_color(ranks[0])
     kind = f"nbddp-tag {rank_class(ranks[0])}"
-    return f'<span class="{kind}" style="color:{color}">{to_html(say_tag(ranks, mark))}</span>'
+    return (
+        f'<span class="{kind}" style="color:{color}">{to_html(format_rank_tag(ranks, mark))}</span>'
+    )
 
 
 def _span(kind: str, text: str) -> str:

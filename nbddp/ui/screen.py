@@ -14,7 +14,7 @@ from IPython.display import publish_display_data
 from nbddp.charts.palette import terminal_color
 from nbddp.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.ui.wording import say_tag
+from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import Display, JsonDict
 
 TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
@@ -123,7 +123,7 @@ def show_rich_value(
 
 def tagged(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
     """The name of some ranks, as it stands before what they wrote, in the colour of the first."""
-    text = say_tag(ranks, mark)
+    text = format_rank_tag(ranks, mark)
     if not has_color:
         return text
     return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"

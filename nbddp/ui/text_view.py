@@ -23,10 +23,10 @@ from nbddp.record.notices import (
     RichOutput,
 )
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.sigint import import_aside
+from nbddp.sigint import import_interruptibly
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
-from nbddp.ui.log_lines import agreeing
+from nbddp.ui.log_lines import group_ranks_by_value
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.screen import (
     TOGETHER,
@@ -39,7 +39,7 @@ from nbddp.ui.screen import (
     show_rich_value,
     tagged,
 )
-from nbddp.ui.wording import say_awaited, say_bar, say_seconds, say_step
+from nbddp.ui.wording import describe_straggler, format_progress_bar, format_seconds, format_step
 from nbddp.wire.messages import Display, JsonDict
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class TextView:
         first = self._unfinished.open  # its line goes on where it is
         for rank, lines in sorted(self._lines.items(), key=lambda it: (it[0] != first, it[0])):
             self._write_lines([rank], lines.flush())
-        for ranks, bundle in agreeing(result.results):
+        for ranks, bundle in group_ranks_by_value(result.results):
             self._show_value(ranks, bundle)
         self._show_held()
         if self._progress is not None:
@@ -301,7 +301,7 @@ class ProgressLine:
             return
         self._said = said
         leave_line()
-        line = f"nbddp: {say_seconds(seconds)} · {said}"
+        line = f"nbddp: {format_seconds(seconds)} · {said}"
         if self._is_terminal:
             self._is_on_line = True
             screen.write(f"{_ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
@@ -327,8 +327,8 @@ class ProgressLine:
         where: list[str] = []
         if ranks:
             slowest = min(ranks, key=_how_far)
-            where = [*map(say_bar, slowest.bars)] or [f"step {say_step(slowest)}"]
-        late = [say_awaited(snapshot.awaited)] if snapshot.awaited else []
+            where = [*map(format_progress_bar, slowest.bars)] or [f"step {format_step(slowest)}"]
+        late = [describe_straggler(snapshot.awaited)] if snapshot.awaited else []
         return " · ".join([*where, *_say_values(self._session), *late])
 
 
@@ -354,7 +354,7 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
     }
     if not curves:
         return
-    import_aside("nbddp.charts.figure")  # loads matplotlib: not before there is a curve
+    import_interruptibly("nbddp.charts.figure")  # loads matplotlib: not before there is a curve
     from nbddp.charts.chart_lines import rank_chart
     from nbddp.charts.figure import draw_charts, png_of
 

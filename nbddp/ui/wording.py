@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import say_place, say_ranks
+from nbddp.errors import format_place, format_ranks
 from nbddp.formatting import format_bytes, plural
-from nbddp.lifecycle.retries import say_comeback
+from nbddp.lifecycle.retries import describe_recovery
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -20,10 +20,10 @@ from nbddp.record.waiting.stragglers import StragglerLag
 NOT_CARRIED = 8  # names that a heal in the list of events tells
 
 
-def say_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration in few characters.
 
-    >>> [say_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
+    >>> [format_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
     ['31 ms', '7.3 s', '1:00', '1:02:05']
     """
     if seconds < 0.1:
@@ -35,30 +35,30 @@ def say_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def say_rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Format a rate; return an empty text for 0, which means unknown.
 
-    >>> say_rate(1234.5), say_rate(12.34), say_rate(0.05), say_rate(0)
+    >>> format_rate(1234.5), format_rate(12.34), format_rate(0.05), format_rate(0)
     ('1,234/s', '12.3/s', '20.0 s each', '')
     """
     if per_second <= 0:
         return ""
     if per_second < 0.2:
-        return f"{say_seconds(1 / per_second)} each"
+        return f"{format_seconds(1 / per_second)} each"
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
-def say_left_out(named: Sequence[str], count: int, *, does: str) -> str:
+def describe_left_out(named: Sequence[str], count: int, *, does: str) -> str:
     """Say which metrics are not shown, and what shows them."""
     more = [f"{count - len(named):,} more"] if count > len(named) else []
     names, many = ", ".join([*named, *more]), plural(count, "more metric")
     return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format the rows of a table as lines with aligned columns.
 
-    >>> aligned([("rank", "state"), ("10", "ready")])
+    >>> align_columns([("rank", "state"), ("10", "ready")])
     ['rank  state', '10    ready']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -68,59 +68,59 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def say_tag(ranks: Sequence[int], mark: str = "") -> str:
+def format_rank_tag(ranks: Sequence[int], mark: str = "") -> str:
     """Return the tag before a line that some ranks printed.
 
-    >>> say_tag((0,)), say_tag((0, 1, 2), "Out")
+    >>> format_rank_tag((0,)), format_rank_tag((0, 1, 2), "Out")
     ('[rank 0]', 'Out [ranks 0-2]')
     """
-    return " ".join(filter(None, (mark, f"[{say_ranks(ranks)}]")))
+    return " ".join(filter(None, (mark, f"[{format_ranks(ranks)}]")))
 
 
-def say_cpu(each: RankSnapshot) -> str:
+def format_cpu(each: RankSnapshot) -> str:
     """Format the CPU usage of a rank; return an empty text while it is unknown."""
     return f"{each.cpu:.0f} %" if each.memory and each.cpu >= 0 else ""
 
 
-def say_step(each: RankSnapshot) -> str:
+def format_step(each: RankSnapshot) -> str:
     """Say the step of a rank, and how many steps it does a second."""
     if each.step is None:
         return ""
-    rate = say_rate(each.steps_per_second)
+    rate = format_rate(each.steps_per_second)
     return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
 
 
-def say_lag(lag: StragglerLag) -> str:
+def describe_lag(lag: StragglerLag) -> str:
     """Say why a rank is marked as slow.
 
-    >>> say_lag(StragglerLag(0.384, 11.6))
+    >>> describe_lag(StragglerLag(0.384, 11.6))
     'slow: the others wait for it 38 % of the time, over 11.6 s'
-    >>> say_lag(StragglerLag(0.25, 9.7, is_waited_for=False))
+    >>> describe_lag(StragglerLag(0.25, 9.7, is_waited_for=False))
     'slow: 25 % fewer steps a second than the others, over 9.7 s'
     """
-    over = f"over {say_seconds(lag.seconds)}"
+    over = f"over {format_seconds(lag.seconds)}"
     if lag.is_waited_for:
         return f"slow: the others wait for it {100 * lag.share:.0f} % of the time, {over}"
     return f"slow: {100 * lag.share:.0f} % fewer steps a second than the others, {over}"
 
 
-def say_awaited(awaited: Straggler) -> str:
+def describe_straggler(awaited: Straggler) -> str:
     """Say which rank the others wait for, how much, before which collective, and where it is.
 
     >>> call = "all_reduce float [72]"
-    >>> say_awaited(Straggler(2, 0.384, 8.3, 100, call, (9, ""), numbers=(7, 106)))
+    >>> describe_straggler(Straggler(2, 0.384, 8.3, 100, call, (9, ""), numbers=(7, 106)))
     'rank 2 made the others wait 38 % of the last 100 steps, mostly before all_reduce float [72] \
 (#7 to #106), while it was at line 9'
-    >>> say_awaited(Straggler(1, 0.5, 8.3, 0, "barrier", (9, "train.py"), is_loading=True))
+    >>> describe_straggler(Straggler(1, 0.5, 8.3, 0, "barrier", (9, "train.py"), is_loading=True))
     'rank 1 made the others wait 50 % of the last 8.3 s, mostly before barrier, \
 while it waited for data at train.py line 9'
     """
-    over = f"{awaited.steps} steps" if awaited.steps > 1 else say_seconds(awaited.seconds)
+    over = f"{awaited.steps} steps" if awaited.steps > 1 else format_seconds(awaited.seconds)
     said = (
         f"rank {awaited.rank} made the others wait {100 * awaited.share:.0f} % of the last {over}"
     )
     before = f"mostly before {awaited.title}{_numbers(awaited)}" if awaited.title else ""
-    at = f"at {say_place(*awaited.place)}" if awaited.place else ""
+    at = f"at {format_place(*awaited.place)}" if awaited.place else ""
     doing = "while it waited for data" if awaited.is_loading else "while it was" if at else ""
     return ", ".join(filter(None, (said, before, " ".join(filter(None, (doing, at))))))
 
@@ -132,20 +132,22 @@ def _numbers(awaited: Straggler) -> str:
     return f" (#{first})" if first == last else f" (#{first} to #{last})"
 
 
-def say_unmet(unmet: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()) -> str:
+def describe_unfinished(
+    unmet: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()
+) -> str:
     """Say which ranks wait, or waited to the end, in which collective, and for which ranks.
 
     >>> from nbddp.wire.collective import Collective
     >>> call, until = Collective("barrier", 6), {0: 4.0, 2: 4.0}
     >>> unmet = UnfinishedCollective(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
-    >>> say_unmet(unmet, is_over=True)
+    >>> describe_unfinished(unmet, is_over=True)
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
-    >>> say_unmet(unmet, is_over=False)
+    >>> describe_unfinished(unmet, is_over=False)
     'ranks 0,2 have waited in barrier #6 for 3.0 s: rank 1 has not come, it was at line 9'
-    >>> say_unmet(unmet, is_over=True, died=[1])
+    >>> describe_unfinished(unmet, is_over=True, died=[1])
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
     """
-    seconds, is_one = say_seconds(max(unmet.waits.values())), len(unmet.came) == 1
+    seconds, is_one = format_seconds(max(unmet.waits.values())), len(unmet.came) == 1
     waited = f"waited in {unmet.call} to the end, {seconds}"
     if not is_over:
         waited = f"{'has' if is_one else 'have'} waited in {unmet.call} for {seconds}"
@@ -153,42 +155,44 @@ def say_unmet(unmet: UnfinishedCollective, *, is_over: bool, died: Container[int
     not_there = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
     # a rank that died may have entered the collective without reporting it
     dead = [rank for rank in unmet.missing if rank in died]
-    whys = [f"{say_ranks(missing)} {not_there} come"] if missing else []
-    whys += [f"{say_ranks(dead)} died"] if dead else []
+    whys = [f"{format_ranks(missing)} {not_there} come"] if missing else []
+    whys += [f"{format_ranks(dead)} died"] if dead else []
     was = "it was" if len(unmet.missing) == 1 else "they were mostly"
-    at = f", {was} at {say_place(*unmet.place)}" if unmet.place else ""
-    return f"{say_ranks(sorted(unmet.came))} {waited}: {', '.join(whys)}{at}"
+    at = f", {was} at {format_place(*unmet.place)}" if unmet.place else ""
+    return f"{format_ranks(sorted(unmet.came))} {waited}: {', '.join(whys)}{at}"
 
 
-def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
+def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
     """Say how far a loop is: count, rate unless it is short, and time left while it runs.
 
-    >>> say_bar(LoopProgress("epoch 1", 20, 80, 4.0)), say_bar(LoopProgress("", 20, 0, 4.0))
-    ('epoch 1 20/80 · 5.0/s · 12.0 s left', '20 · 5.0/s')
+    >>> format_progress_bar(LoopProgress("epoch 1", 20, 80, 4.0))
+    'epoch 1 20/80 · 5.0/s · 12.0 s left'
+    >>> format_progress_bar(LoopProgress("", 20, 0, 4.0))
+    '20 · 5.0/s'
     """
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
     left = bar.seconds_left if goes_on else None
-    rest = f"{say_seconds(left)} left" if left else ""
-    rate = "" if is_short and rest else say_rate(bar.per_second)
+    rest = f"{format_seconds(left)} left" if left else ""
+    rate = "" if is_short and rest else format_rate(bar.per_second)
     parts = (f"{bar.label} {count}".strip(), rate, rest)
     return " · ".join(filter(None, parts))
 
 
-def say_facts(snapshot: Snapshot) -> list[str]:
+def describe_group(snapshot: Snapshot) -> list[str]:
     """Return ranks, backend, devices and attempt of a group."""
     count = len(snapshot.ranks)
     nodes = len({each.node for each in snapshot.ranks if each.node})
     on = f" on {plural(nodes, 'node')}" if nodes else ""
     ranks = f"{plural(count, 'rank')}{on}"
-    facts = [ranks, snapshot.backend, say_devices(snapshot)]
+    facts = [ranks, snapshot.backend, format_devices(snapshot)]
     return [*filter(None, facts), f"attempt {snapshot.attempt}"]
 
 
-def say_devices(snapshot: Snapshot) -> str:
+def format_devices(snapshot: Snapshot) -> str:
     """Return the devices of all ranks.
 
     >>> from nbddp.lifecycle.group_state import GroupState
-    >>> say_devices(Snapshot(state=GroupState.IDLE, devices=("cuda:0", "cuda:1")))
+    >>> format_devices(Snapshot(state=GroupState.IDLE, devices=("cuda:0", "cuda:1")))
     'cuda:0,1'
     """
     kinds: dict[str, list[str]] = {}
@@ -198,7 +202,7 @@ def say_devices(snapshot: Snapshot) -> str:
     return ", ".join(f"{kind}:{','.join(at)}" if any(at) else kind for kind, at in kinds.items())
 
 
-def say_refused(count: int) -> str:
+def describe_refused(count: int) -> str:
     """Say how many forged messages were refused; return an empty text for none."""
     if not count:
         return ""
@@ -229,13 +233,13 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
         f"config: {', '.join(f'{name} {value}' for name, value in facts['values'].items())}"
     ),
     "healed": lambda facts: (
-        f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
+        f"{format_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
         f"in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
         f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _say_not_carried(facts)
     ),
     "taken back": lambda facts: (
-        f"{say_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that was "
-        "killed or restarted"
+        f"{format_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that "
+        "was killed or restarted"
     ),
     "node": lambda facts: str(facts["what"]),
     "not healed": lambda facts: f"not healed: {facts['reason']}",
@@ -244,20 +248,20 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "restart asked": lambda _: "restart asked",
     "stop asked": lambda _: "stop asked",
     "kill asked": lambda facts: f"kill asked for rank {facts['rank']}",
-    "failure": lambda facts: f"{say_ranks(facts['ranks'])}: {facts['what']}",
-    "exit": lambda facts: f"{say_ranks(facts['ranks'])} {facts['how']}",
-    "recovery": lambda facts: f"recovery: {say_comeback(facts)}",
+    "failure": lambda facts: f"{format_ranks(facts['ranks'])}: {facts['what']}",
+    "exit": lambda facts: f"{format_ranks(facts['ranks'])} {facts['how']}",
+    "recovery": lambda facts: f"recovery: {describe_recovery(facts)}",
     "resumed": lambda facts: (
-        f"resumed at step {facts['step']:g}, {say_seconds(facts['seconds'])} after the failure"
+        f"resumed at step {facts['step']:g}, {format_seconds(facts['seconds'])} after the failure"
         + ("" if facts["lost"] is None else f", {facts['lost']} steps lost")
-        + f" ({say_comeback(facts)})"
+        + f" ({describe_recovery(facts)})"
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
 _UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel shows these in other ways
 
 
-def say_event(event: RunEvent) -> str:
+def describe_event(event: RunEvent) -> str:
     """Describe an event; return an empty text for one that is shown in another way."""
     if event.kind in _UNSAID:
         return ""
@@ -269,12 +273,12 @@ def say_event(event: RunEvent) -> str:
     return _say_any(event.kind, facts)
 
 
-def say_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
+def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
     """Return the events that are shown, each with its time after the start and its text."""
     return [
-        (event, say_seconds(max(0.0, event.at - snapshot.began)), text)
+        (event, format_seconds(max(0.0, event.at - snapshot.began)), text)
         for event in snapshot.events
-        if (text := say_event(event))
+        if (text := describe_event(event))
     ]
 
 
@@ -285,7 +289,7 @@ def _say_any(kind: str, facts: dict[str, Any]) -> str:
         return f"fault: {facts['fault']}"
     if kind == "checkpoint" and {"step", "seconds"} <= facts.keys():
         took = facts["seconds"]
-        took = say_seconds(took) if isinstance(took, (int, float)) else took
+        took = format_seconds(took) if isinstance(took, (int, float)) else took
         return f"{who}checkpoint of step {facts['step']}, {took}"
     if kind == "resume" and "step" in facts:
         return f"{who}resumes from the checkpoint of step {facts['step']}"
@@ -293,7 +297,7 @@ def _say_any(kind: str, facts: dict[str, Any]) -> str:
     return f"{who}{kind}" + (f" ({', '.join(rest)})" if rest else "")
 
 
-def say_gpu(each: RankSnapshot) -> Iterator[str]:
+def gpu_facts(each: RankSnapshot) -> Iterator[str]:
     """Yield the facts about the GPU, the most important first: a table cuts the end."""
     use = each.gpu_use
     if not each.gpu:
@@ -303,13 +307,13 @@ def say_gpu(each: RankSnapshot) -> Iterator[str]:
     if each.gpu_memory:
         yield format_bytes(each.gpu_memory)
     if each.gpu_ranks:
-        yield f"shared with {say_ranks(each.gpu_ranks)}"
+        yield f"shared with {format_ranks(each.gpu_ranks)}"
     if use.others > 0:
         yield f"others {format_bytes(use.others)}"
     yield each.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ").removeprefix("GeForce ")
 
 
-def say_whole_gpu(each: RankSnapshot) -> str:
+def format_gpu_facts(each: RankSnapshot) -> str:
     """Return all facts about the GPU, one on each line."""
     use = each.gpu_use
     tensors, reserved = format_bytes(each.gpu_memory), format_bytes(each.gpu_reserved)
@@ -321,5 +325,5 @@ def say_whole_gpu(each: RankSnapshot) -> str:
     if use.load >= 0:
         lines.append(f"busy: {use.load:.0f} % of the last second")
     if each.gpu_ranks:
-        lines.append(f"shared with {say_ranks(each.gpu_ranks)}")
+        lines.append(f"shared with {format_ranks(each.gpu_ranks)}")
     return "\n".join(lines)

@@ -41,7 +41,7 @@ class Envelope:
         return [replace(self, message=each) for each in self.message.reports]
 
 
-def unseal(data: bytes, *, queue: str, secret: bytes) -> Envelope:
+def verify(data: bytes, *, queue: str, secret: bytes) -> Envelope:
     """Check the signature, then read.
 
     Raises:

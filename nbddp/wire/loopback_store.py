@@ -23,7 +23,7 @@ _DEFAULT = "files dns"  # glibc's own, when the file says nothing
 
 
 @contextmanager
-def names_from_files() -> Iterator[None]:
+def without_dns() -> Iterator[None]:
     """Have this process resolve host names from /etc/hosts alone, for a few milliseconds.
 
     Through glibc's ``__nss_configure_lookup``; elsewhere nothing is changed.
@@ -41,7 +41,7 @@ def names_from_files() -> Iterator[None]:
 
 def clone(store: Store) -> Store:
     """A client of its own for another thread: a blocking call holds up all calls on a client."""
-    with names_from_files():
+    with without_dns():
         return store.clone()  # type: ignore[attr-defined, no-any-return]  # not in torch's stubs
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
-from nbddp.wire.envelope import HEADER, Envelope, sign, unseal
+from nbddp.wire.envelope import HEADER, Envelope, sign, verify
 from nbddp.wire.loopback_store import clone
 from nbddp.wire.messages import InPieces, JsonDict, Message, MessageBatch, Report, decode, encode
 
@@ -160,7 +160,7 @@ class QueueReader:
 
     def open(self, data: bytes) -> Envelope:
         """Read one sealed letter, if it is newer than the last of its sender."""
-        letter = unseal(data, queue=self._queue, secret=self._secret)
+        letter = verify(data, queue=self._queue, secret=self._secret)
         stream = letter.sender, (letter.attempt, letter.incarnation)
         if letter.sequence <= self._last.get(stream, 0):
             if isinstance(letter.message, InPieces):  # sent anew after a lost connection

@@ -20,10 +20,10 @@ class TraceSteps:
     with_memory: bool = False
 
     def __str__(self) -> str:
-        return say_steps(self.first, self.last)
+        return format_steps(self.first, self.last)
 
 
-def say_steps(first: int, last: int) -> str:
+def format_steps(first: int, last: int) -> str:
     """Steps in words."""
     return f"step {first}" if first == last else f"steps {first} to {last}"
 

@@ -60,7 +60,9 @@ UNSURE = "?"  # before what differs for sure where it differs, and may differ wh
 Names = Mapping[str, Any]
 
 
-def survey(names: Names, source: str | None = None, *, failure: Failure | None = None) -> RankFacts:
+def collect_facts(
+    names: Names, source: str | None = None, *, failure: Failure | None = None
+) -> RankFacts:
     """What is known of this rank.
 
     Args:

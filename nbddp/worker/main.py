@@ -32,26 +32,30 @@ from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
 from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
-from nbddp.worker.cell.input_forecast import may_ask
+from nbddp.worker.cell.input_forecast import may_request_input
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
 from nbddp.worker.cell.shell import RankShell, make_shell
 from nbddp.worker.cell.shell_commands import Installs
 from nbddp.worker.cell.stdin import StdinProxy
-from nbddp.worker.check_facts import survey
+from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
-from nbddp.worker.output.outbox import Outbox, remark
-from nbddp.worker.process_group.nccl import let_live
-from nbddp.worker.process_group.process_group import ProcessGroup, say_shared
+from nbddp.worker.output.outbox import Outbox, notify_user
+from nbddp.worker.process_group.nccl import configure_nccl
+from nbddp.worker.process_group.process_group import ProcessGroup, describe_shared_gpus
 from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.requests import EXPRESSION, RequestHandler, pack
-from nbddp.worker.shutdown import depart, prepare_departure, watch_kernel
+from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
-from nbddp.worker.watch.dataloader_waits import forget_epochs, let_loaders_begin_anew, note_epochs
+from nbddp.worker.watch.dataloader_waits import (
+    forget_epochs,
+    note_epochs,
+    reset_interrupted_loaders,
+)
 from nbddp.worker.watch.flight_recorder import RECORDED, count_begun
-from nbddp.worker.watch.main_thread import main_frame, waited_in
+from nbddp.worker.watch.main_thread import blocking_call, main_frame
 from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.resource_usage import UsageSampler
 from nbddp.worker.watch.sampler import Progress, Sampler
@@ -62,8 +66,8 @@ def live(start: RankStart) -> None:
     with suppress(PermissionError):  # already the leader of a session of its own
         os.setsid()
     lazy_preload.leave()
-    prepare_departure()
-    watch_kernel(start.kernel_pid)
+    clear_exit_hooks()
+    exit_with_kernel(start.kernel_pid)
     settle(start)
     clients = StoreClients.connect(start.store_port, start.store_prefix)
     sender, attempt = start.topology.rank, start.attempt
@@ -96,7 +100,7 @@ def live(start: RankStart) -> None:
         while True:  # the controller ends it: of an exit it might know before it reads why
             signal.pause()
     rank.serve()
-    depart(outbox.close)
+    exit_process(outbox.close)
 
 
 def settle(start: RankStart) -> None:
@@ -111,7 +115,7 @@ def settle(start: RankStart) -> None:
     if interface := start.interface or (loopback if is_here else ""):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)  # else they listen on every interface
-    let_live()
+    configure_nccl()
     dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
@@ -174,7 +178,7 @@ class Rank:
             self._interrupter.answering,
             HealHandler(self._shell, self._group, self._regrouper, clients.parcels, self._key),
         )
-        let_loaders_begin_anew()
+        reset_interrupted_loaders()
         note_epochs()
         self._keyboard.take_over()
         self._debuggers.take_over()
@@ -189,7 +193,9 @@ class Rank:
             self._group.form(0)
             self._group.settle()
         ranks = start.topology.local_world_size
-        self._say(say_shared(start.backend, self._group.backend, self._group.device, ranks))
+        self._say(
+            describe_shared_gpus(start.backend, self._group.backend, self._group.device, ranks)
+        )
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
         self._outbox.post(self._sampler.look())
         self._sampler.start()
@@ -276,7 +282,7 @@ class Rank:
         return store
 
     def _note_wait(self) -> None:
-        if waited_in(main_frame(), self._shell.is_cell_file):
+        if blocking_call(main_frame(), self._shell.is_cell_file):
             self._group.note_wait()
 
     # ---- cells
@@ -332,7 +338,9 @@ class Rank:
         self._sampler.begin_cell(command.cell)  # what comes next may free much, slowly
         self._keyboard.begin_cell(command.answers)
         self._debuggers.begin_cell(command)
-        self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
+        self._group.begin_cell(
+            command, may_ask=may_request_input(command.source, self._shell.user_ns)
+        )
         self._meters.begin_cell()
         log_and_track.begin_cell()
         forget_epochs()
@@ -351,7 +359,7 @@ class Rank:
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
             if note := parcel.get("note"):
-                self._outbox.post(remark(note, command.cell))
+                self._outbox.post(notify_user(note, command.cell))
         self._outbox.post(
             msg.CellEnded(
                 cell=command.cell,
@@ -364,7 +372,7 @@ class Rank:
                 failure=asdict(shorten_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
-                facts=survey(self._shell.user_ns, command.source, failure=failure).json(),
+                facts=collect_facts(self._shell.user_ns, command.source, failure=failure).json(),
                 values=self._shell.plain_values.changes(),
                 armed=[str(each) for each in arming.armed()],
             )
@@ -386,7 +394,7 @@ class Rank:
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
         if line and self._place.rank == 0:
-            self._outbox.post(remark(line))
+            self._outbox.post(notify_user(line))
 
     def _key(self, name: str) -> str:
         return f"a{self._attempt}/parcel/{self._place.rank}/{name}"

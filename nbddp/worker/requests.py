@@ -28,7 +28,7 @@ from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.cell.shell import RankShell
-from nbddp.worker.check_facts import survey
+from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.watch.profiler import GONE
 
@@ -101,7 +101,7 @@ class RequestHandler:
             case Inspect():
                 payload = self._inspect(command)
             case CollectFacts():
-                payload = survey(self._shell.user_ns).json()
+                payload = collect_facts(self._shell.user_ns).json()
             case Pull():
                 return self._pull(command)
             case SendTrace():

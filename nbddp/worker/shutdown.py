@@ -25,7 +25,7 @@ from nbddp.child_processes import adopt_orphans, descendants, end, kill
 from nbddp.worker.output.log_writer import flush_python_streams
 
 
-def prepare_departure() -> None:
+def clear_exit_hooks() -> None:
     """Have the process know what cells start and register, and nothing else, when it ends.
 
     What was registered before is the helper's, such as taking torch's libraries apart: 0.3 s for
@@ -40,7 +40,7 @@ def prepare_departure() -> None:
     finalize._registered_with_atexit = False  # the next one registers itself
 
 
-def depart(close: Callable[[], None]) -> NoReturn:
+def exit_process(close: Callable[[], None]) -> NoReturn:
     """Do what cells registered for the end, end what they started, and go.
 
     Args:
@@ -67,7 +67,7 @@ def depart(close: Callable[[], None]) -> NoReturn:
         os._exit(0)
 
 
-def watch_kernel(kernel_pid: int) -> None:
+def exit_with_kernel(kernel_pid: int) -> None:
     """End this process, and what it started, as soon as the kernel is gone, however it went.
 
     The kernel holds a pipe. A child that it forked may hold the pipe for longer than it lives, so

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.wire.loopback_store import clone, names_from_files
+from nbddp.wire.loopback_store import clone, without_dns
 from nbddp.worker.process_group.connections import Connections
 
 FOREVER = timedelta(days=365)
@@ -98,7 +98,7 @@ class StoreClients:
             prefix: what all keys begin with.
         """
         connections = Connections()
-        with names_from_files(), connections.keeping():
+        with without_dns(), connections.keeping():
             first: dist.Store = dist.TCPStore(
                 "127.0.0.1", port, is_master=False, timeout=FOREVER, wait_for_workers=False
             )

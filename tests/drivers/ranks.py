@@ -18,7 +18,7 @@ from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery, show
 from nbddp.group.run_script import find_script
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.group.trace import trace_of
+from nbddp.group.trace import collect_trace
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.group_state import Life
@@ -232,7 +232,7 @@ class Ranks(WorkerGroup):
         self.session.require_link().discard(parcel)
 
     def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
-        return trace_of(self.session, result, asked)
+        return collect_trace(self.session, result, asked)
 
     @property
     def replay_log(self) -> Sequence[Deed]:

@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError
 from nbddp.worker.process_group import migration
-from nbddp.worker.process_group.object_collectives import exchange, take_over
+from nbddp.worker.process_group.object_collectives import gather_objects, take_over
 
 pytestmark = pytest.mark.multiproc
 
@@ -241,8 +241,8 @@ def test_a_model_survives_a_cell_without_a_group(
 
 def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: Ranks) -> None:
     count = "dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()"
-    group.run(imported(exchange) + "before = " + count)
-    group.run(f"exchange(None, device)\none_exchange = {count} - before")
+    group.run(imported(gather_objects) + "before = " + count)
+    group.run(f"gather_objects(None, device)\none_exchange = {count} - before")
     lose_the_group(group)
     group.run(f"regroup = {count}")
     assert group.pull("one_exchange == regroup > 0") == [True, True]
@@ -251,8 +251,8 @@ def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: Ranks) 
 def test_what_ranks_tell_each_other_may_be_of_any_length(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(
-        imported(exchange)
-        + "long, none = exchange('ä' * 1000 * (2 - rank), device), exchange(None, device)"
+        imported(gather_objects) + "long = gather_objects('ä' * 1000 * (2 - rank), device)\n"
+        "none = gather_objects(None, device)"
     )
     said = ["ä" * 2000, "ä" * 1000, ""]
     assert group.pull("long, none") == [(said, [None] * 3)] * 3

@@ -17,7 +17,7 @@ from nbddp.errors import (
     NbddpError,
     StartError,
     describe_exit,
-    say_ranks,
+    format_ranks,
 )
 
 
@@ -71,7 +71,7 @@ def test_every_exit_code_has_words(exitcode: int) -> None:
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_no_rank_is_left_out_and_none_is_added(ranks: set[int]) -> None:
-    word, _, text = say_ranks(sorted(ranks)).partition(" ")
+    word, _, text = format_ranks(sorted(ranks)).partition(" ")
     said: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")

@@ -22,11 +22,11 @@ from nbddp.controller.threads import EventThread
 from nbddp.sigint import (
     HEARING,
     Promise,
-    await_all,
-    import_aside,
-    interrupt_held_back,
+    import_interruptibly,
     kept,
     promised_by,
+    sigint_deferred,
+    wait_for_all,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -92,11 +92,11 @@ def test_a_broken_promise_raises_what_broke_it() -> None:
 def test_a_wait_ends_with_its_patience_or_with_what_it_was_waiting_for() -> None:
     promises: list[Promise[int]] = [Promise(), Promise(), Promise()]
     began = time.monotonic()
-    await_all(promises, 0.1)
+    wait_for_all(promises, 0.1)
     assert 0.1 <= time.monotonic() - began < 5
     promises[0].set_result(1)
     threading.Timer(0.05, promises[1].set_result, [2]).start()
-    await_all(promises, 60, until=lambda each: each.result() == 2)
+    wait_for_all(promises, 60, until=lambda each: each.result() == 2)
     assert [each.done() for each in promises] == [True, True, False]
     assert not promises[2]._calls  # nobody waits for it any more
 
@@ -129,8 +129,8 @@ def test_a_signal_ends_a_wait_at_once() -> None:
 
 
 def test_an_import_can_be_stopped_anywhere() -> None:
-    for place in stopped_everywhere(lambda: import_aside("colorsys")):
-        import_aside("colorsys")
+    for place in stopped_everywhere(lambda: import_interruptibly("colorsys")):
+        import_interruptibly("colorsys")
         assert place < 500
 
 
@@ -152,14 +152,14 @@ def test_a_stop_ends_the_wait_and_not_the_import(
 
     threading.Thread(target=stop).start()
     with pytest.raises(KeyboardInterrupt):
-        import_aside(slow)
+        import_interruptibly(slow)
     threading.Timer(0.1, go_on.touch).start()
-    import_aside(slow)  # goes on with the same import, and waits for it
+    import_interruptibly(slow)  # goes on with the same import, and waits for it
     assert sys.modules[slow].value == 7
     assert importlib.import_module(slow).value == 7
     (tmp_path / "broken_module.py").write_text("1 / 0")
     with pytest.raises(ZeroDivisionError):
-        import_aside("broken_module")
+        import_interruptibly("broken_module")
 
 
 @pytest.mark.parametrize(("times", "is_done"), [(1, True), (2, False)])
@@ -169,7 +169,7 @@ def test_held_back_the_first_interrupt_waits_and_the_second_does_not(
     done = []
 
     def work() -> None:
-        with interrupt_held_back():
+        with sigint_deferred():
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
             done.append(True)
@@ -183,7 +183,7 @@ def test_held_back_the_first_interrupt_waits_and_the_second_does_not(
 def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interrupt_held_back():
+        with sigint_deferred():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -195,7 +195,7 @@ def test_a_wait_may_look_whether_an_interrupt_has_come() -> None:
     seen = []
 
     def work(error: Exception) -> None:
-        with interrupt_held_back(raises_second=False) as held:
+        with sigint_deferred(raises_second=False) as held:
             for _ in range(3):
                 signal.raise_signal(signal.SIGINT)
                 seen.append(held.times)

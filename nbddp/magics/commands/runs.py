@@ -9,12 +9,12 @@ from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metr
 from nbddp.archive.find import apart, find_run
 from nbddp.archive.run_list import list_runs, remove, write_note
 from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import read_note, say_ending
+from nbddp.archive.summary import describe_run_end, read_note
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.magics.notebook_state import NotebookState
-from nbddp.sigint import import_aside
+from nbddp.sigint import import_interruptibly
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.stored_run import run_report
@@ -87,7 +87,7 @@ def show_run(desk: NotebookState, args: Namespace) -> None:
         known = StoredRun(run.path).metrics(cell)
         what = "run" if cell is None else "cell"
         raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
-    ending = say_ending(run, current=current)
+    ending = describe_run_end(run, current=current)
     scale = AxisScale(args.scale)
     desk.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
 
@@ -110,7 +110,7 @@ def compare_runs(desk: NotebookState, args: Namespace) -> None:
         report = comparison_report(comparison, over=over, scale=scale, is_smooth=args.smooth)
         desk.views.show(report)
         return
-    import_aside("nbddp.charts.figure")  # loads matplotlib
+    import_interruptibly("nbddp.charts.figure")  # loads matplotlib
     from nbddp.archive.compared_chart import compared_charts
     from nbddp.charts.figure import draw_charts
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nbddp.errors import describe_exit
 from nbddp.nodes.listener import Node
-from nbddp.sigint import interrupt_held_back
+from nbddp.sigint import sigint_deferred
 from nbddp.topology import TORCHRUN
 
 # The options of an agent that meets no other agent, at any free port, and starts one process. If an
@@ -60,7 +60,7 @@ class LocalAgents:
             # the notebook before may have started agents, too
             path = next(path for path in paths if not path.exists())
             # an agent that is not in the list would keep running
-            with interrupt_held_back(), path.open("xb") as log:
+            with sigint_deferred(), path.open("xb") as log:
                 with suppress(OSError):  # no locks here
                     fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
                 process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes
 from nbddp.wire.heal_messages import MADE_BY_ALL
 
@@ -60,7 +60,7 @@ class Healed:
     def lines(self) -> list[str]:
         """What was done, and then each name that did not come."""
         lines = [
-            f"{say_ranks(self.ranks)} healed with the names of rank {self.donor} in "
+            f"{format_ranks(self.ranks)} healed with the names of rank {self.donor} in "
             f"{self.seconds:.2f} s ({self.names} names, {format_bytes(self.size)})"
         ]
         if self.places:
@@ -68,12 +68,12 @@ class Healed:
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
             own = _say_few(self.own, SHOWN_VALUES)
-            lines.append(f"{say_ranks(self.ranks)} {have} own values, not the donor's: {own}")
+            lines.append(f"{format_ranks(self.ranks)} {have} own values, not the donor's: {own}")
         if self.unknown:
             unknown = _say_few(self.unknown, SHOWN_VALUES)
             lines.append(
-                f"copied from rank {self.donor}, although {say_ranks(self.ranks)} had or may have "
-                f"had other values: {unknown}; set them {self._where('')} if they must differ"
+                f"copied from rank {self.donor}, although {format_ranks(self.ranks)} had or may "
+                f"have had other values: {unknown}; set them {self._where('')} if they must differ"
             )
         for name, why in self.left.items():
             lines.append(f"not carried: {name} ({why}){self._way_out(name, why)}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.errors import say_place
+from nbddp.errors import format_place
 from nbddp.record.waiting.collective_history import (
     Arrival,
     CollectiveHistory,
@@ -240,7 +240,7 @@ class Timeline:
             yield "gone", self.died[rank], self.span[1]
 
 
-def spent(
+def build_timeline(
     told: CollectiveHistory,
     awaited: Straggler | None = None,
     *,
@@ -333,7 +333,7 @@ def _lines(
     found = defaultdict[str, float](float)
     for seconds, places in shares:
         for place, count in places.items():
-            found[say_place(*place)] += seconds * count / sum(places.values())
+            found[format_place(*place)] += seconds * count / sum(places.values())
     return dict(sorted(found.items(), key=lambda line: -line[1]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nbddp.errors import say_place, say_ranks
+from nbddp.errors import format_place, format_ranks
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 
@@ -90,7 +90,7 @@ class HangDetector:
         who = stopped or silent
         why = "in code that holds Python's lock, or the machine is too busy"
         why = "stopped (SIGSTOP)" if stopped else why
-        return f"no sign of life from {say_ranks(who)}: {why}; `%ddp kill {who[0]}` ends it"
+        return f"no sign of life from {format_ranks(who)}: {why}; `%ddp kill {who[0]}` ends it"
 
     def _say_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
         pulses = {rank: self.signs[rank].pulse for rank in running}
@@ -103,9 +103,9 @@ class HangDetector:
         ended = {rank: self.signs[rank].pulse for rank in ranks if rank not in pulses}
         waits = _grouped({rank: _where(pulse) for rank, pulse in pulses.items()})
         lines = [f"no progress for {self.hang_after:.0f} s: {why_in_vain(cell, pulses, ended)}"]
-        lines += [f"  {say_ranks(who)} {what}" for what, who in waits.items()]
+        lines += [f"  {format_ranks(who)} {what}" for what, who in waits.items()]
         if ended:
-            lines.append(f"  {say_ranks(list(ended))} done with the cell: will not come")
+            lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
         lines.append("  the cell goes on waiting; interrupt it to end it and keep all names")
         return "\n".join(lines)
 
@@ -119,7 +119,7 @@ def _grouped(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _where(pulse: RankStatus) -> str:
-    place = say_place(pulse.line, pulse.file)
+    place = format_place(pulse.line, pulse.file)
     inside = f" in {pulse.function}()" if pulse.function else ""
     if pulse.thread:
         waiting = f"waiting in {pulse.collective} in {pulse.thread}"
@@ -158,9 +158,9 @@ def why_in_vain(
     absent = [rank for rank in running if rank not in calls]
     gone = [rank for rank in ended if rank not in calls]
     if absent:
-        told.append(f"{say_ranks(absent)} never came")
+        told.append(f"{format_ranks(absent)} never came")
     if gone:
-        told.append(f"{say_ranks(gone)} {'is' if len(gone) == 1 else 'are'} done with the cell")
+        told.append(f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} done with the cell")
     return ", ".join(told)
 
 
@@ -176,9 +176,9 @@ def _say_calls(calls: Mapping[int, Collective]) -> str:
     is_uneven, ordered = _is_uneven(calls.values()), sorted(calls.items())
     groups = _grouped({rank: each.shape if is_uneven else each.title for rank, each in ordered})
     if is_uneven:
-        told = [f"{say_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]
+        told = [f"{format_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]
         title = next(iter(calls.values())).title
         return "sizes differ: " + ", ".join(told).replace(" with", f" called {title} with", 1)
-    told = [f"{say_ranks(ranks)} {title}" for title, ranks in groups.items()]
-    first = say_ranks(next(iter(groups.values())))
+    told = [f"{format_ranks(ranks)} {title}" for title, ranks in groups.items()]
+    first = format_ranks(next(iter(groups.values())))
     return f"{first} called" + ", ".join(told).removeprefix(first)

@@ -22,7 +22,7 @@ from nbddp.train import log_and_track, place
 from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
 from nbddp.train.checkpoint.contents import Held, given_parts, load, of_rank, taken
 from nbddp.train.collectives import together
-from nbddp.train.warn import warn
+from nbddp.train.warn import warn_user
 
 logger = logging.getLogger("nbddp")
 
@@ -269,7 +269,7 @@ class Checkpoint:
         path, damaged = together(self._choose)[0]
         for each, fault in damaged.items() if place.rank() == 0 else ():
             instead = path.name if path else "no other"
-            warn(f"{each} is damaged: {fault}; taking {instead} instead")
+            warn_user(f"{each} is damaged: {fault}; taking {instead} instead")
         if path is None:
             return Resumed(values=given.values)
         found: list[Held] = []
@@ -371,12 +371,12 @@ def _logged(write: Callable[[], None]) -> None:
 
 def _warn(held: Held, left: list[str]) -> None:
     if left:
-        warn(
+        warn_user(
             f"{held.path} holds {', '.join(left)} too, which resume() was not given and which was "
             f"not loaded; write {left[0]}=None if that is meant"
         )
     if not held.is_same_world:
-        warn(
+        warn_user(
             f"{held.path} was saved with world size {held.whole['world_size']} and this one is "
             f"{place.world_size()}: random numbers are not taken up, so the run is not bit for "
             "bit what it would have been"

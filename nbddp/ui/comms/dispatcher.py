@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Widget
 
-from nbddp.sigint import await_all, interrupt_held_back, promised_by
+from nbddp.sigint import promised_by, sigint_deferred, wait_for_all
 from nbddp.ui.comms.kernel_stream import DispatchMode, RawMessage, StreamInterceptor, way_to
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class CommDispatcher:
             self._publish_still_busy()
         if self.how is not DispatchMode.PUMP or self._filter is None:
             return
-        with interrupt_held_back():
+        with sigint_deferred():
             self._kernel.shell_stream.flush()
             for call in self._waiting_calls():
                 self._answer(*call)
@@ -167,7 +167,7 @@ class CommDispatcher:
         if threading.current_thread() is threading.main_thread():
             serving.cell = self._kernel.get_parent("shell")
         self._has_failed = False  # whatever held the kernel up, it has read this cell since
-        with interrupt_held_back():
+        with sigint_deferred():
             with self._lock:
                 self._servings = (*self._servings, serving)
             self._settle()
@@ -176,7 +176,7 @@ class CommDispatcher:
         """Serve it no longer; after the last one, the kernel is as it was found."""
         if serving not in self._servings:
             return
-        with interrupt_held_back():
+        with sigint_deferred():
             with self._lock:  # nobody is just about to say that its cell is busy
                 self._servings = tuple(each for each in self._servings if each is not serving)
             thread = self._thread
@@ -208,7 +208,7 @@ class CommDispatcher:
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
         settled = promised_by(loop, settle())
-        await_all([settled], PATIENCE)
+        wait_for_all([settled], PATIENCE)
         if not settled.done():
             raise TimeoutError
         settled.result()

@@ -100,7 +100,7 @@ class LogArea:
         self._now.value = f"<div {said}>{block(rows) if rows else ''}</div>"
         self._found.value = muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
         earlier = self._taken - (self._read if self._word else self._pages.lines)
-        said = say_earlier(earlier, path, was_searched=not self._word)
+        said = describe_earlier(earlier, path, was_searched=not self._word)
         self._earlier.value = _in_panel(block([aside(said)])) if said else ""
         self._path.value = muted(path)
 
@@ -178,10 +178,10 @@ def log_path(folder: str, rank: int | None) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def say_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
+def describe_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
     """A word on lines that are not shown; empty if there are none.
 
-    >>> say_earlier(1234, "rank1.log"), say_earlier(1, "rank*.log", was_searched=False)
+    >>> describe_earlier(1234, "rank1.log"), describe_earlier(1, "rank*.log", was_searched=False)
     ('1,234 earlier lines in rank1.log', '1 earlier line not searched, in rank*.log')
     """
     if not count:

@@ -24,9 +24,9 @@ from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputQueue
-from nbddp.ui.log_lines import LogBuffer, LogLine, parted
+from nbddp.ui.log_lines import LogBuffer, LogLine, split_text_and_rich
 from nbddp.ui.panel.controls import ButtonPress
-from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
+from nbddp.ui.panel.log_area import MAX_ROWS, describe_earlier, log_path
 from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
@@ -245,7 +245,7 @@ class PanelView:
 
     def _earlier(self, lines: Sequence[LogLine], shown: int, rank: int | None = None) -> str:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
-        return say_earlier(count, log_path(self._folder, rank))
+        return describe_earlier(count, log_path(self._folder, rank))
 
     def _press(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
@@ -265,7 +265,7 @@ class PanelView:
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
         self._questions.close()  # the record says if an input box is left
         self.tails.flush()
-        values, rich = parted(result.results)
+        values, rich = split_text_and_rich(result.results)
         record = self._record(handle, result, values)
         self.slot.show_record(record_html(record), record_text(record))
         for ranks, bundle in rich:

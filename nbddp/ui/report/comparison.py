@@ -12,7 +12,7 @@ from nbddp.formatting import plural
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
 from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
-from nbddp.ui.wording import aligned, say_seconds
+from nbddp.ui.wording import align_columns, format_seconds
 
 DIFF_LINES = 400  # of each run
 LONGEST = 60  # characters of a value in a text
@@ -57,7 +57,7 @@ def _sums(run: ComparedRun) -> list[str]:
     one = run.summary
     steps = "" if one.steps is None else f"{one.steps:,}"
     seconds = run.metrics.ended - run.metrics.began
-    took = say_seconds(seconds) if seconds > 0 else ""
+    took = format_seconds(seconds) if seconds > 0 else ""
     return [steps, describe_pace(one), took, describe_outcome(one)]
 
 
@@ -88,7 +88,7 @@ def _curves(comparison: Comparison, name: str) -> str:
         [letter, block_characters(middles(run.coarse_curve(name)))]
         for letter, run in zip(LETTERS, comparison.runs, strict=False)
     ]
-    return "\n".join([name, *aligned(rows)])
+    return "\n".join([name, *align_columns(rows)])
 
 
 def _differences(comparison: Comparison) -> Block:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
-from nbddp.errors import say_ranks
-from nbddp.lifecycle.retries import RecoveryMethod, say_comebacks
+from nbddp.errors import format_ranks
+from nbddp.lifecycle.retries import RecoveryMethod, describe_recoveries
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
@@ -26,7 +26,7 @@ from nbddp.ui.report.status import (
     events_block,
     state_title,
 )
-from nbddp.ui.wording import say_facts, say_seconds
+from nbddp.ui.wording import describe_group, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +133,21 @@ def _title(record: CellReport) -> Cell:
             RecoveryMethod.HEAL if each.is_healed else RecoveryMethod.RESTART
             for each in record.attempts
         ]
-        outcome += f" {say_comebacks(ways, lost)}"
+        outcome += f" {describe_recoveries(ways, lost)}"
         seconds = snapshot.seconds
-    facts = [outcome, say_seconds(seconds), *say_facts(snapshot)[1:], snapshot.run]
+    facts = [outcome, format_seconds(seconds), *describe_group(snapshot)[1:], snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=dot)
 
 
 def _outcome(result: CellResult) -> tuple[Dot, str]:
     verdict = result.verdict
     if verdict is None:
-        return Dot.OK, f"done on {say_ranks(result.ranks)}"
+        return Dot.OK, f"done on {format_ranks(result.ranks)}"
     if verdict.ended_by:
         return Dot.WARN, f"ended by a {verdict.ended_by}"
     if verdict.is_interrupt:
         return Dot.WARN, "interrupted"
-    return Dot.BAD, f"failed on {say_ranks(verdict.causes)}"
+    return Dot.BAD, f"failed on {format_ranks(verdict.causes)}"
 
 
 def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
@@ -156,7 +156,7 @@ def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
         result = each.handle.result
         if result is not None and result.verdict is not None:
             healed = ", healed" if each.is_healed else ""
-            what = f"{result.verdict.summary()} ({say_seconds(result.seconds)})"
+            what = f"{result.verdict.summary()} ({format_seconds(result.seconds)})"
             title = Cell(f"attempt {each.handle.attempt}{healed}: {what}", dot=Dot.BAD)
             yield Details(title, [Card(result.verdict.report(advises=False))])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
-from nbddp.errors import fold, say_place
+from nbddp.errors import format_number_ranges, format_place
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
@@ -16,13 +16,13 @@ from nbddp.ui.html_pieces import escape, ink
 from nbddp.ui.report.blocks import Block, Cell, Markup, Mood, Table, Text, note
 from nbddp.ui.report.render import html_of, text_lines
 from nbddp.ui.wording import (
-    say_bar,
-    say_cpu,
-    say_gpu,
-    say_lag,
-    say_seconds,
-    say_step,
-    say_whole_gpu,
+    describe_lag,
+    format_cpu,
+    format_gpu_facts,
+    format_progress_bar,
+    format_seconds,
+    format_step,
+    gpu_facts,
 )
 
 FEW = 8  # ranks that have a row each; more are a line and a grid
@@ -102,7 +102,7 @@ def _row(each: RankSnapshot, columns: _Columns, curves: Curves | None = None) ->
 def _rank(each: RankSnapshot) -> Cell:
     if each.lag is None:
         return Cell(str(each.rank), rank=each.rank)
-    why = escape(say_lag(each.lag))
+    why = escape(describe_lag(each.lag))
     slow = (
         f'<span class="nbddp-waits" style="{ink("warn")}" role="img" title="{why}"'
         f' aria-label="{why}">↓ slow</span>'
@@ -122,12 +122,12 @@ def _state(each: RankSnapshot) -> Cell:
 def _line(each: RankSnapshot) -> Cell:
     if not each.line:
         return Cell("")
-    stay = say_seconds(each.seconds) if each.seconds else ""
+    stay = format_seconds(each.seconds) if each.seconds else ""
     muted = f'<span class="nbddp-muted">{stay}</span> ' if stay else ""
     code = f"<code>{escape(each.code)}</code>" if each.code else ""
     room = "" if each.bars else ' style="max-width:24em"'
     html = f'<span class="nbddp-code"{room}>{escape(each.place)} {muted}{code}</span>'
-    title = f"{say_place(each.line, each.file)}: {each.code}"
+    title = f"{format_place(each.line, each.file)}: {each.code}"
     return Cell(each.place + (f" for {stay}" if stay else ""), title=title, html=html)
 
 
@@ -139,16 +139,18 @@ def _collective(each: RankSnapshot) -> Cell:
 
 
 def _progress(each: RankSnapshot) -> Cell:
-    text = ", ".join(say_bar(bar, is_short=True, goes_on=each.goes_on) for bar in each.bars)
+    text = ", ".join(
+        format_progress_bar(bar, is_short=True, goes_on=each.goes_on) for bar in each.bars
+    )
     return Cell(text, html="<br>".join(_bar(bar, each) for bar in each.bars))
 
 
 def _bar(bar: LoopProgress, each: RankSnapshot) -> str:
-    said = escape(say_bar(bar, is_short=True, goes_on=each.goes_on))
+    said = escape(format_progress_bar(bar, is_short=True, goes_on=each.goes_on))
     if each.goes_on and bar.seconds_left:
         said, _, left = said.rpartition(" · ")
         said += f'<span class="nbddp-left"> · {left}</span>'
-    title = escape(say_bar(bar, goes_on=each.goes_on))
+    title = escape(format_progress_bar(bar, goes_on=each.goes_on))
     return f'<span title="{title}">{_filled(bar, each) if bar.total else ""}{said}</span>'
 
 
@@ -174,11 +176,11 @@ COLUMNS: _Columns = {
     "state": _state,
     "line": _line,
     "collective": _collective,
-    "step": lambda each: Cell(say_step(each)),
+    "step": lambda each: Cell(format_step(each)),
     "progress": _progress,
-    "CPU": lambda each: Cell(say_cpu(each)),
+    "CPU": lambda each: Cell(format_cpu(each)),
     "memory": lambda each: Cell(_memory(each.memory)),
-    "GPU": lambda each: Cell(" · ".join(say_gpu(each)), title=say_whole_gpu(each)),
+    "GPU": lambda each: Cell(" · ".join(gpu_facts(each)), title=format_gpu_facts(each)),
 }
 
 
@@ -222,7 +224,7 @@ def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
     steps = [each.step for each in ranks if each.step is not None]
     span = f"{min(steps):.0f}-{max(steps):.0f}" if steps else ""
     known = {
-        "rank": Cell(fold([each.rank for each in ranks])),
+        "rank": Cell(format_number_ranges([each.rank for each in ranks])),
         "node": Cell(title, Mood.STRONG),
         "state": Cell(", ".join(_states(ranks))),
         "step": Cell(span),
@@ -273,7 +275,7 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     if slow is not None:
         said.append(f"slowest {slow}")
     if left:
-        said.append(f"{say_seconds(left)} left")
+        said.append(f"{format_seconds(left)} left")
     return " · ".join(said)
 
 
@@ -310,9 +312,9 @@ def _field(each: RankSnapshot) -> str:
     is_odd = not each.is_well or each.state == "waiting" or each.lag is not None
     kind = "nbddp-wrong" if each.is_cause else "nbddp-waits" if is_odd else ""
     known = next((bar for bar in each.bars if bar.total), None)
-    step, where = say_step(each), f" on {each.node}" if each.node else ""
+    step, where = format_step(each), f" on {each.node}" if each.node else ""
     said = [f"rank {each.rank}{where}: {each.state}", f"step {step}" if step else ""]
-    said += [_memory(each.memory), say_lag(each.lag) if each.lag else ""]
+    said += [_memory(each.memory), describe_lag(each.lag) if each.lag else ""]
     title = escape(" · ".join(filter(None, said)))
     return (
         f'<span class="nbddp-field {kind}" role="listitem" title="{title}">'

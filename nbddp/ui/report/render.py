@@ -24,7 +24,7 @@ from nbddp.ui.report.blocks import (
     Table,
     Text,
 )
-from nbddp.ui.wording import aligned
+from nbddp.ui.wording import align_columns
 
 WIDTH = 92  # characters of a paragraph under a folded title
 _CLASSES = {Mood.MUTED: "nbddp-muted", Mood.WARN: "nbddp-waits", Mood.BAD: "nbddp-wrong"}
@@ -54,7 +54,11 @@ def text_lines(blocks: Sequence[Block], *, width: int = 0) -> Iterator[str]:
 def _lines(block: Block, width: int) -> list[str]:
     match block:
         case Table(head=head, rows=rows):
-            return aligned([head, *([str(cell) for cell in row] for row in rows)]) if rows else []
+            return (
+                align_columns([head, *([str(cell) for cell in row] for row in rows)])
+                if rows
+                else []
+            )
         case Text(text=text) if width:
             return textwrap.wrap(text, width)
         case Details(title=title, blocks=blocks):

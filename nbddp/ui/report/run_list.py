@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 from nbddp.archive.find import short_names
-from nbddp.archive.run_list import Listing, say_left_out
+from nbddp.archive.run_list import Listing, describe_left_out
 from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.metrics import Pairs
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
-from nbddp.ui.wording import say_rate, say_seconds
+from nbddp.ui.wording import format_rate, format_seconds
 
 SHOWN = 50  # runs, unless more are asked for
 LONGEST = 28  # characters of a setting
@@ -34,7 +34,7 @@ def run_list_report(listing: Listing, *, most: int = SHOWN) -> Report:
     table = Table(head, rows, "runs").without_empty_columns()
     more = len(listing.runs) - most
     rest = f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them" if more > 0 else ""
-    return Report(title, [table, note(rest), note(say_left_out(listing.left_out))])
+    return Report(title, [table, note(rest), note(describe_left_out(listing.left_out))])
 
 
 def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
@@ -90,7 +90,7 @@ def format_value(value: Any) -> str:
 
 def describe_pace(run: Summary) -> str:
     """Say the steps a second, and the samples where the batch is known."""
-    steps = say_rate(run.steps_per_second or 0.0)
+    steps = format_rate(run.steps_per_second or 0.0)
     samples = run.samples_per_second
     return f"{steps}, {samples:,.0f} samples/s" if steps and samples else steps
 
@@ -99,7 +99,7 @@ def describe_outcome(run: Summary) -> str:
     """Say how a run ended, what failures cost it, and the user's note on it."""
     said_by_why = run.outcome == "interrupted"  # "ranks 0-1 interrupted, line 3"
     how = run.why if said_by_why else ": ".join(filter(None, [run.outcome, run.why]))
-    lost = f"{say_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
+    lost = f"{format_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
     is_idle = run.is_live and run.outcome != "running"
     said = [how[:90], lost, "not stopped" if is_idle else "", run.note]
     return " · ".join(filter(None, said))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nbddp.archive.scaling import NOISY, Scaling, WorldSizeResult
 from nbddp.formatting import format_bytes, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
-from nbddp.ui.wording import aligned, say_rate, say_seconds
+from nbddp.ui.wording import align_columns, format_rate, format_seconds
 
 BAR = 24  # characters for an efficiency of 100 %
 
@@ -25,7 +25,7 @@ def scaling_report(scaling: Scaling) -> Report:
     head += ["efficiency", "waiting", "for data", "communication", "memory", "rounds apart"]
     rows = [_row(scaling, size) for size in scaling.sizes]
     bars = [[str(size.ranks), _bar(scaling.efficiency(size))] for size in scaling.sizes]
-    text = "\n".join(["efficiency:", *aligned(bars)])
+    text = "\n".join(["efficiency:", *align_columns(bars)])
     return Report(
         title,
         [
@@ -53,7 +53,7 @@ def _bar(efficiency: float) -> str:
 
 
 def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
-    pace = say_rate(size.pace) if scaling.counts_steps else say_seconds(1 / size.pace)
+    pace = format_rate(size.pace) if scaling.counts_steps else format_seconds(1 / size.pace)
     samples = f"{size.samples:,.0f}" if scaling.has_samples and size.samples else ""
     return [
         str(size.ranks),

@@ -15,11 +15,11 @@ from nbddp.ui.log_lines import LogLine, log_html, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.wording import (
-    say_awaited,
-    say_events,
-    say_facts,
-    say_refused,
-    say_seconds,
+    describe_events,
+    describe_group,
+    describe_refused,
+    describe_straggler,
+    format_seconds,
     shorten,
 )
 
@@ -55,24 +55,24 @@ def status_report(
 
 def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
     """Say what the group does, for how long, and what kind of group it is."""
-    elapsed = say_seconds(snapshot.seconds) if snapshot.state.is_busy else ""
-    facts = [f"{of}{snapshot.state.value}", elapsed, *say_facts(snapshot), snapshot.run]
+    elapsed = format_seconds(snapshot.seconds) if snapshot.state.is_busy else ""
+    facts = [f"{of}{snapshot.state.value}", elapsed, *describe_group(snapshot), snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=_DOTS.get(snapshot.state, Dot.BUSY))
 
 
 def alarm_blocks(snapshot: Snapshot) -> list[Block]:
     """Show the hang card, and that forged messages were refused."""
-    return [Card(snapshot.alarm, is_error=False), note(say_refused(snapshot.refused))]
+    return [Card(snapshot.alarm, is_error=False), note(describe_refused(snapshot.refused))]
 
 
 def awaited_block(snapshot: Snapshot) -> Text:
     """Name the rank that the others wait for."""
-    return Text(say_awaited(snapshot.awaited) if snapshot.awaited else "", Mood.WARN)
+    return Text(describe_straggler(snapshot.awaited) if snapshot.awaited else "", Mood.WARN)
 
 
 def events_block(snapshot: Snapshot) -> Markup:
     """Show the events on a line; as text only the newest."""
-    text = [f"{at} after the start: {text}" for _, at, text in say_events(snapshot)]
+    text = [f"{at} after the start: {text}" for _, at, text in describe_events(snapshot)]
     return Markup(partial(time_line, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 

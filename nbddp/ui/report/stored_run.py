@@ -7,7 +7,7 @@ from functools import partial
 
 from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.charts.axes import AxisScale
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.formatting import plural
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape
@@ -26,7 +26,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
-from nbddp.ui.wording import say_facts, say_left_out, say_seconds, shorten
+from nbddp.ui.wording import describe_group, describe_left_out, format_seconds, shorten
 
 SHOWN_CELLS = 20  # the newest
 SHOWN_REPORTS = 3  # of the cells that failed last
@@ -85,7 +85,7 @@ def run_report(
 def _run_title(run: StoredRun, ending: str) -> str:
     snapshot = run.snapshot()
     cells = plural(len(run.cells), "cell")
-    facts = [cells, *say_facts(snapshot), say_seconds(snapshot.seconds), ending]
+    facts = [cells, *describe_group(snapshot), format_seconds(snapshot.seconds), ending]
     return " · ".join([f"run {run.name}", *filter(None, facts)])
 
 
@@ -104,8 +104,8 @@ def _cells(run: StoredRun) -> list[Block]:
 
 
 def _cell_facts(cell: StoredCell) -> list[str]:
-    took = "" if cell.seconds is None else say_seconds(cell.seconds)
-    return [*filter(None, [_outcome(cell), say_ranks(cell.ranks), took])]
+    took = "" if cell.seconds is None else format_seconds(cell.seconds)
+    return [*filter(None, [_outcome(cell), format_ranks(cell.ranks), took])]
 
 
 def _outcome(cell: StoredCell) -> str:
@@ -142,11 +142,11 @@ def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[st
     for name in shown:
         last = store.last(name)
         values = ", ".join(f"{value:.6g}" for value in last.values())
-        yield f"{name}: {values} at last ({say_ranks(list(last))})"
+        yield f"{name}: {values} at last ({format_ranks(list(last))})"
     others = [name for name in names if name not in shown]
     if left_out := len(others) + store.dropped_names:
         its = "its" if left_out == 1 else "their"
-        yield say_left_out(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
+        yield describe_left_out(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
 
 
 def _tails(run: StoredRun, cell: StoredCell | None) -> Iterator[Details]:

@@ -8,7 +8,7 @@ from nbddp.archive.sweep_grid import State, SweepEntry, count_of
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import html_of
-from nbddp.ui.wording import say_seconds
+from nbddp.ui.wording import format_seconds
 
 SHOWN = 40  # rows: those before and after the one that runs
 _DOTS = {
@@ -62,7 +62,7 @@ def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     counts = [(count_of(rows, state), text) for state, text in _COUNTED.items()]
     said = [f"{count} {text}" for count, text in counts if count]
     seconds = sum(row.seconds for row in rows)
-    took = f", {say_seconds(seconds)}" if seconds else ""
+    took = f", {format_seconds(seconds)}" if seconds else ""
     return f"{what} of {len(rows)}: {', '.join(said)}{took}"
 
 
@@ -81,7 +81,7 @@ def describe_done(rows: Sequence[SweepEntry]) -> str:
 def describe_row(row: SweepEntry) -> str:
     """Say the state of a row, why it failed, and how long it took."""
     why = f": {row.why}" if row.why else ""
-    took = f", {say_seconds(row.seconds)}" if row.seconds else ""
+    took = f", {format_seconds(row.seconds)}" if row.seconds else ""
     return f"{row.state.value}{why}{took}"
 
 

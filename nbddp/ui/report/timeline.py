@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, note
-from nbddp.ui.wording import say_awaited, say_seconds, say_unmet
+from nbddp.ui.wording import describe_straggler, describe_unfinished, format_seconds
 
 MAX_ROWS = 32  # ranks in the picture and in the table
 MAX_AWAITED = 8  # of them
@@ -25,8 +25,8 @@ def timeline_report(line: Timeline) -> Report:
     """Report the collectives of a cell, and the waiting in them."""
     if line.is_empty:
         return Report(_nothing(line))
-    unmet = [say_unmet(each, is_over=line.is_over, died=line.died) for each in line.unmet]
-    late = [*unmet, *([say_awaited(line.awaited)] if line.awaited else [])]
+    unmet = [describe_unfinished(each, is_over=line.is_over, died=line.died) for each in line.unmet]
+    late = [*unmet, *([describe_straggler(line.awaited)] if line.awaited else [])]
     title = _title(line)
     alt = f"ranks as rows, time across: {title}; the numbers stand below"
     return Report(
@@ -61,7 +61,7 @@ def _title(line: Timeline) -> str:
         f"collectives of cell {line.cell}" + ("" if line.is_over else " so far"),
         plural(steps, "step") if steps else "",
         plural(len(line.meetings), "collective"),
-        say_seconds(line.seconds),
+        format_seconds(line.seconds),
     ]
     return " · ".join(filter(None, facts))
 
@@ -149,7 +149,7 @@ def _matrix(line: Timeline) -> Table:
 def _time(seconds: float) -> str:
     if seconds < LEAST:
         return "0"
-    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else say_seconds(seconds)
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else format_seconds(seconds)
 
 
 def _short_time(seconds: float) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.trace import REST, Trace, TraceRow, is_different, rows, why_nothing
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
-from nbddp.wire.trace_messages import say_steps
+from nbddp.wire.trace_messages import format_steps
 
 SHOWN_ROWS = 8
 MAX_COLUMNS = 8  # ranks; of more ranks only the least and the most are shown
@@ -20,7 +20,8 @@ MAX_EMBEDDED = 2 * 2**20  # bytes of a file that the notebook holds for its down
 def trace_report(trace: Trace) -> Report:
     """Report the trace of a cell."""
     missing = [
-        f"nothing of {say_ranks(ranks)}: {why}" for why, ranks in why_nothing(trace.missing).items()
+        f"nothing of {format_ranks(ranks)}: {why}"
+        for why, ranks in why_nothing(trace.missing).items()
     ]
     if trace.path is None:
         return Report(f"no trace of cell {trace.cell}", [*map(Text, missing)])
@@ -39,7 +40,7 @@ def trace_report(trace: Trace) -> Report:
 def _title(trace: Trace) -> str:
     first, last = trace.steps
     is_whole = (first, last) == (trace.asked.first, trace.asked.last)
-    steps = say_steps(first, last) + ("" if is_whole else f" ({trace.asked} were asked for)")
+    steps = format_steps(first, last) + ("" if is_whole else f" ({trace.asked} were asked for)")
     counts = [plural(len(trace.ranks), "rank"), plural(trace.events, "event")]
     return " · ".join([f"trace of cell {trace.cell}", steps, *counts, format_bytes(trace.size)])
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nbddp
-from nbddp.errors import say_place
+from nbddp.errors import format_place
 from nbddp.formatting import format_bytes, format_few, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
@@ -217,7 +217,7 @@ def _format_place(place: _Place, *, has_colors: bool) -> str:
 
     file = paint(shown_file(place.filename), GREEN)
     function = "" if place.function.startswith("<") else f", in {place.function}"
-    lines = [f"{say_place(place.line, file)}{function}\n"]
+    lines = [f"{format_place(place.line, file)}{function}\n"]
     around = 0 if place.library else CONTEXT
     for number in range(max(1, place.line - around), place.line + around + 1):
         if code := linecache.getline(place.filename, number).rstrip():

@@ -26,12 +26,12 @@ _ANYWHERE = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imp
 _NO_CODE = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 
 
-def may_ask(source: str, namespace: Mapping[str, Any]) -> bool:
+def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
     """Whether a cell, or what it calls of earlier cells, may ask the user something.
 
-    >>> may_ask("x = input('how many? ')", {})
+    >>> may_request_input("x = input('how many? ')", {})
     True
-    >>> may_ask("input = 3; print(input)", {})
+    >>> may_request_input("input = 3; print(input)", {})
     False
     """
     if _MAGIC.search(source):

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import UntypedStorage
 
-from nbddp.errors import RequestError, say_ranks
+from nbddp.errors import RequestError, format_ranks
 from nbddp.train.checkpoint.sharded import is_spread
 from nbddp.wire import payloads
 from nbddp.wire.heal_messages import JoinGroup, SendNamespace
@@ -26,7 +26,7 @@ from nbddp.worker.heal.namespace_transfer import UnpickleError, open_names, pack
 from nbddp.worker.heal.plain_values import HISTORY
 from nbddp.worker.heal.rank_attributes import own_attributes, set_attributes, set_samplers
 from nbddp.worker.process_group.bound_objects import is_sharded, sharded_modules
-from nbddp.worker.process_group.object_collectives import await_message, batches, exchange
+from nbddp.worker.process_group.object_collectives import await_message, batches, gather_objects
 
 if TYPE_CHECKING:
     from nbddp.worker.cell.shell import RankShell
@@ -78,10 +78,10 @@ class HealHandler:
             if part := self._group.part_without(newcomer):  # only the user knows whose are right
                 outside = "this rank is" if newcomer in part else f"rank {newcomer} was"
                 raise RequestError(
-                    f"{say_ranks(part)} have a subgroup, and {outside} not in it: rank {newcomer} "
-                    "may have had different values. `%ddp heal --from R` copies them from a rank "
-                    "with the same values, `%ddp restart --replay` restarts all ranks and runs the "
-                    "cells again"
+                    f"{format_ranks(part)} have a subgroup, and {outside} not in it: rank "
+                    f"{newcomer} may have had different values. `%ddp heal --from R` copies them "
+                    "from a rank with the same values, `%ddp restart --replay` restarts all ranks "
+                    "and runs the cells again"
                 )
         leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.leave]
         beside = self._cells.files, self._surroundings.told()
@@ -139,7 +139,7 @@ class HealHandler:
         """Where all that live keep their own rank, the new ones keep theirs."""
         is_new = dist.get_rank() in command.newcomers
         mine = None if is_new else own_attributes(self._namespace, self._own)
-        told = [each for each in exchange(mine, self._group.device) if each is not None]
+        told = [each for each in gather_objects(mine, self._group.device) if each is not None]
         if is_new:
             self._report["taken"] = self._values.take(command.own, self._own)
             agreed = {*told[0]}.intersection(*told[1:]) - command.own.keys()

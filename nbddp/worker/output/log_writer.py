@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.wire.messages import Output
-from nbddp.worker.output.outbox import Outbox, remark
+from nbddp.worker.output.outbox import Outbox, notify_user
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
@@ -105,7 +105,7 @@ class LogWriter:
         if not self._has_lost:
             self._has_lost = True
             why = f"its log cannot be written: {error.strerror}"
-            self._outbox.post(remark(f"output of this rank is lost, {why}"))
+            self._outbox.post(notify_user(f"output of this rank is lost, {why}"))
 
     def mark(self) -> int:
         """How many bytes are in the file."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.train.log_and_track import ProgressBar, Sink
 from nbddp.wire.messages import EventReported, Metrics, Progress, Report
-from nbddp.worker.output.outbox import Outbox, remark
+from nbddp.worker.output.outbox import Outbox, notify_user
 
 MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
@@ -136,7 +136,7 @@ class MetricSink(Sink):
             if not self._has_lost:
                 self._has_lost = True
                 what = f"metrics.jsonl is not complete from here on: {error.strerror}"
-                self._outbox.post(remark(what))
+                self._outbox.post(notify_user(what))
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a child, such as a DataLoader's worker: it has the file, but no mail."""

@@ -230,7 +230,7 @@ class Outbox:
                     if source not in self._unreadable:
                         self._unreadable.add(source)
                         what = "what this rank writes cannot be read back to be shown"
-                        self._send(self._writer, remark(f"{what}: {error!r}"))
+                        self._send(self._writer, notify_user(f"{what}: {error!r}"))
                     break
                 self._unreadable.discard(source)
                 if piece is None:
@@ -262,7 +262,7 @@ class Outbox:
         except Exception as error:  # noqa: BLE001 - the thread goes on after any error
             what = with_article(type(report).__name__)
             instead: list[tuple[QueueWriter, Report]] = [
-                (self._writer, remark(f"{what} could not be sent: {error}"))
+                (self._writer, notify_user(f"{what} could not be sent: {error}"))
             ]
             if isinstance(report, CellEnded | Answer):
                 instead.append((writer, _without_content(report, f"it could not be sent: {error}")))
@@ -273,7 +273,7 @@ class Outbox:
                     logger.exception("nbddp could not send")
 
 
-def remark(text: str, cell: int = 0) -> Display:
+def notify_user(text: str, cell: int = 0) -> Display:
     """Return a line of nbddp's own for the user, under a cell, or of no cell in particular."""
     return Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.formatting import plural, with_article
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
@@ -27,7 +27,7 @@ from nbddp.worker.process_group.bound_objects import (
     loaders,
     sharded_modules,
 )
-from nbddp.worker.process_group.object_collectives import equal_on_all, exchange, take_over
+from nbddp.worker.process_group.object_collectives import equal_on_all, gather_objects, take_over
 from nbddp.worker.process_group.object_state import (
     described,
     load_state,
@@ -108,7 +108,7 @@ class Migration:
         return self._lines()
 
     def _tell(self, value: Any) -> list[Any]:
-        return exchange(value, self._device)
+        return gather_objects(value, self._device)
 
     # ---- what there is
 
@@ -249,7 +249,7 @@ class Migration:
             )
         for said in dict.fromkeys(line for each in everyone for line in each):
             ranks = [rank for rank, each in enumerate(everyone) if said in each]
-            who = "" if len(ranks) == len(everyone) else f" ({say_ranks(ranks)})"
+            who = "" if len(ranks) == len(everyone) else f" ({format_ranks(ranks)})"
             lines.append(f"not on the new process group: {said}{who}")
         return lines
 

@@ -30,7 +30,7 @@ _WORDS = re.compile(
 )
 
 
-def let_live() -> None:
+def configure_nccl() -> None:
     """Keep NCCL's watchdog from ending this process; what the user has set stays."""
     for name, value in LETS_LIVE.items():
         os.environ.setdefault(name, value)

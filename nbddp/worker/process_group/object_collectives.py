@@ -23,7 +23,7 @@ _ROWS = 64
 T = TypeVar("T")
 
 
-def exchange(value: Any, device: torch.device) -> list[Any]:
+def gather_objects(value: Any, device: torch.device) -> list[Any]:
     """Every rank's JSON value, on every rank, in order of rank.
 
     By way of rank 0. An all_gather goes around a ring, and each of its steps waits for the one

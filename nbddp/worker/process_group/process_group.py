@@ -237,7 +237,7 @@ def choose_backend(asked: str, local_world_size: int) -> str:
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
 
 
-def say_shared(asked: str, backend: str, device: torch.device, ranks: int) -> str:
+def describe_shared_gpus(asked: str, backend: str, device: torch.device, ranks: int) -> str:
     """What the user must know who asked for no backend and has more ranks than GPUs; or nothing.
 
     Args:

@@ -24,7 +24,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler, dataloa
 _epochs: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
 
 
-def let_loaders_begin_anew() -> None:
+def reset_interrupted_loaders() -> None:
     """From here on a loader that could not begin an epoch has new workers for the next one."""
     kind: Any = dataloader._MultiProcessingDataLoaderIter
     original = kind._reset

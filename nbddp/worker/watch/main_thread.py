@@ -207,7 +207,7 @@ def mark_of_call(frame: FrameType) -> object:
     return call.f_trace if isinstance(call.f_trace, _Mark) else None
 
 
-def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
+def blocking_call(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
     """What the end of a stack may wait in: a function of torch's, a call of the cell; or nothing.
 
     Args:

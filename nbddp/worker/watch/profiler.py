@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
-from nbddp.sigint import interrupt_held_back
+from nbddp.sigint import sigint_deferred
 from nbddp.train import log_and_track
 from nbddp.wire.messages import InterruptAcknowledged, RunCell
-from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps, say_steps
+from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps, format_steps
 from nbddp.worker.output.outbox import Outbox
 
 Interval = tuple[float, float]
@@ -80,7 +80,7 @@ class CellProfiler:
 
     def end(self, *, is_ok: bool) -> None:
         """The cell has ended. The step that goes on is whole if a loader began it and all is ok."""
-        with interrupt_held_back():
+        with sigint_deferred():
             if self._is_on and not is_ok:
                 self._is_cut = True
             elif self._is_on and self._reported and not self._has_logged:
@@ -95,7 +95,7 @@ class CellProfiler:
         if source != "log" and self._has_logged:
             return
         self._reported = [min([step, *self._reported]), max([step, *self._reported])]
-        with interrupt_held_back():  # else a profiler could be left that nobody ends
+        with sigint_deferred():  # else a profiler could be left that nobody ends
             self._go_on(step + 1 if source == "log" else step)
 
     def _go_on(self, step: int) -> None:
@@ -172,7 +172,7 @@ class CellProfiler:
         if not self._reported:
             return NO_STEPS
         were = "was" if self._reported[0] == self._reported[1] else "were"
-        return f"{say_steps(*self._reported)} {were} reported, none of {self._steps}"
+        return f"{format_steps(*self._reported)} {were} reported, none of {self._steps}"
 
     def _write(self, command: SendTrace, folder: Path) -> TraceSent:
         own = folder / own_name(command.rank)

@@ -15,7 +15,7 @@ from random import Random
 from types import FrameType
 from typing import NamedTuple
 
-from nbddp.errors import say_place
+from nbddp.errors import format_place
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -23,6 +23,7 @@ from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
 from nbddp.worker.watch.main_thread import (
+    blocking_call,
     functions_in,
     innermost_in_cell,
     line_of,
@@ -30,7 +31,6 @@ from nbddp.worker.watch.main_thread import (
     main_frame,
     main_status,
     mark_of_call,
-    waited_in,
     waiting_thread,
 )
 from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler, children_use
@@ -215,7 +215,7 @@ class Sampler:
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
             return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call
-        if name := waited_in(frame, self._shell.is_cell_file):
+        if name := blocking_call(frame, self._shell.is_cell_file):
             return BlockingCall.SEEN, Collective(name)
         self._call = mark_of_call(frame)
         return BlockingCall.NONE if self._call is None else BlockingCall.ONE_CALL, None
@@ -251,7 +251,7 @@ class Sampler:
         if here is None:
             return "a background thread"
         file = self._shell.name_of_file(here.f_code.co_filename)
-        return f"a background thread ({say_place(line_of(here), file)})"
+        return f"a background thread ({format_place(line_of(here), file)})"
 
     def _place_in_cell(self, frame: FrameType) -> JsonDict:
         """Return the innermost line of a cell, and the function that it has called."""

@@ -24,7 +24,14 @@ import nbddp
 from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
+from nbddp.archive.summary import (
+    KILLED,
+    RUNNING,
+    STOPPED,
+    UNKNOWN,
+    describe_run_end,
+    describe_unended,
+)
 from nbddp.errors import RequestError
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
@@ -85,12 +92,12 @@ def test_what_is_no_run_or_has_no_such_cell_is_refused(folder: Path, snapshot: A
 
 
 def test_a_run_says_how_it_ended_and_of_another_machines_kernel_nothing(tmp_path: Path) -> None:
-    assert say_ending(StoredRun(failed_run(tmp_path)), current=None) == STOPPED
+    assert describe_run_end(StoredRun(failed_run(tmp_path)), current=None) == STOPPED
     own = failed_run(tmp_path, "own", events=UNENDED)
-    assert say_ending(StoredRun(own), current=own) == RUNNING
-    assert say_ending(StoredRun(own), current=None) == UNKNOWN
+    assert describe_run_end(StoredRun(own), current=own) == RUNNING
+    assert describe_run_end(StoredRun(own), current=None) == UNKNOWN
     other = failed_run(tmp_path, "other", events=UNENDED, host="another", pid=1)
-    assert say_ending(StoredRun(other), current=None) == UNKNOWN
+    assert describe_run_end(StoredRun(other), current=None) == UNKNOWN
 
 
 @pytest.mark.process
@@ -101,13 +108,13 @@ def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(
     process = psutil.Process(killed.pid)
     path = failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=killed.pid)
     facts = read_facts(path)
-    assert say_unended(facts, began=process.create_time()) == RUNNING
+    assert describe_unended(facts, began=process.create_time()) == RUNNING
     os.kill(killed.pid, signal.SIGKILL)
     while process.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    assert say_unended(facts, began=process.create_time()) == KILLED
+    assert describe_unended(facts, began=process.create_time()) == KILLED
     killed.communicate()
-    assert say_unended(facts, began=100.0) == KILLED
+    assert describe_unended(facts, began=100.0) == KILLED
 
 
 def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
@@ -115,7 +122,7 @@ def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
 ) -> None:
     run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
-    assert say_ending(run, current=None) == KILLED
+    assert describe_run_end(run, current=None) == KILLED
 
 
 # ---- as text, and as a record

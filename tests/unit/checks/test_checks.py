@@ -20,10 +20,10 @@ from nbddp.checks.checker import (
     CHECKLIST,
     RUN_TIME,
     STATIC,
+    check_facts,
+    check_source,
     checklist,
     explain,
-    look_at,
-    look_at_ranks,
     may_find,
     rule_of,
 )
@@ -153,10 +153,10 @@ def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
     (wrong, bad), (right, good) = programs(rule)
     assert (wrong, right) == ("wrong", "right")
     assert rule.programs == {"wrong": bad.text, "right": good.text}
-    found = [each for each in look_at(bad) if each.rule == rule.id]
+    found = [each for each in check_source(bad) if each.rule == rule.id]
     assert found
     assert [each.headline for each in found] == snapshot
-    assert look_at(good) == []
+    assert check_source(good) == []
     assert may_find(bad.text) or bad.kinds  # then ranks have said so
 
 
@@ -219,7 +219,7 @@ def test_ipythons_own_lines_are_no_error() -> None:
     text = (
         "%time x = 1\n!ls\ny = !ls\nx?\nawait z\nif rank == 0:\n    %time x\n    dist.barrier()\n"
     )
-    [found] = look_at(CellSource(text))
+    [found] = check_source(CellSource(text))
     assert (found.rule, found.line) == ("ND101", 8)
     assert_alone("%%bash\nif [ x ]; then\n")
 
@@ -307,9 +307,7 @@ def test_in_the_cell_that_fails_only_ddps_own_word_counts(
 ) -> None:
     things = {"model": ModelFacts(ranks=2, with_gradient=2, **model)}
     ranks = {rank: RankFacts(things=things, ddp=[2]) for rank in range(2)}
-    found = look_at_ranks(
-        GroupFacts(ranks=ranks, world_size=2, source=CellSource(text), is_ok=False)
-    )
+    found = check_facts(GroupFacts(ranks=ranks, world_size=2, source=CellSource(text), is_ok=False))
     assert [each.rule for each in found] == (["ND216"] if is_found else [])
     assert all("a, b" in each.text for each in found)
 
@@ -333,7 +331,7 @@ def test_streams_and_orders_of_ranks_are_compared(
         for rank, each in enumerate(loaders)
     }
     source = CellSource("for x in train:\n    model(x).sum().backward()\n")
-    found = look_at_ranks(GroupFacts(ranks=ranks, world_size=2, source=source))
+    found = check_facts(GroupFacts(ranks=ranks, world_size=2, source=source))
     assert [each.rule for each in found] == rule.split()
     if found:
         assert found[0].text == snapshot

@@ -8,7 +8,7 @@ import pytest
 from checked_code import COMMON, ON_FIRST, assert_alone, assert_found, under
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.checks.checker import look_at
+from nbddp.checks.checker import check_source
 from nbddp.checks.conditions import depends_on_rank
 from nbddp.checks.source import CellSource
 
@@ -63,7 +63,7 @@ def test_a_condition_on_the_rank_is_found_in_whatever_way_it_is_written(
         "f = lambda: rank == 0 and dist.barrier()",
     ]
     assert_found("ND101", *texts)
-    assert {text: look_at(CellSource(text))[0].headline for text in texts} == snapshot
+    assert {text: check_source(CellSource(text))[0].headline for text in texts} == snapshot
 
 
 def test_what_looks_like_a_condition_on_the_rank_and_keeps_no_rank_away_is_left_alone() -> None:
@@ -102,7 +102,7 @@ def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() ->
     text = (
         "def mean(x):\n    dist.all_reduce(x)\n    return x\n\nif rank == 0:\n    print(mean(x))\n"
     )
-    [found] = look_at(CellSource(text, first_line=2))
+    [found] = check_source(CellSource(text, first_line=2))
     assert (found.rule, found.line) == ("ND101", 7)
     assert "mean()" in found.text
     assert "(line 6)" in found.text
@@ -152,7 +152,7 @@ SHARDED_MODEL = (
 def test_calls_that_gather_what_ranks_hold_in_parts_are_collectives(call: str, shown: str) -> None:
     head = COMMON + SHARDED_MODEL
     for condition in ("rank == 0", "dist.get_rank() == 0", "is_main_process()"):
-        [found] = look_at(CellSource(head + under(f"if {condition}", call), is_cell=False))
+        [found] = check_source(CellSource(head + under(f"if {condition}", call), is_cell=False))
         assert found.rule == "ND101"
         assert found.text.startswith(shown)
         assert condition in found.text

@@ -8,7 +8,7 @@ import time
 import pytest
 from checked_code import COMMON, IMPORTS_DDP, ON_FIRST, assert_alone, assert_found, rules_in, under
 
-from nbddp.checks.checker import look_at
+from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 
 # ---- models under DDP and FSDP
@@ -93,7 +93,7 @@ def test_a_test_on_one_rank_is_found_where_ddp_sends_buffers(
     text: str, kind: str, *, is_found: bool
 ) -> None:
     head = IMPORTS_DDP + text if text else ""
-    found = look_at(CellSource(head + under(ON_FIRST, TEST), {"model": kind}))
+    found = check_source(CellSource(head + under(ON_FIRST, TEST), {"model": kind}))
     assert [each.rule for each in found] == (["ND102"] if is_found else [])
     assert all("buffers" in each.text for each in found)
     assert_alone(head + under(ON_FIRST, TEST.replace("model(", "model.module(")))
@@ -233,7 +233,7 @@ def test_ten_times_as_much_code_takes_about_ten_times_as_long(shape: str) -> Non
         text = head + "".join(SHAPES[shape].replace("{i}", str(i)) for i in range(count))
         source = CellSource(text, is_cell=False)
         began = time.thread_time()
-        look_at(source)
+        check_source(source)
         return time.thread_time() - began
 
     took(5)

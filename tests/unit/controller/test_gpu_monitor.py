@@ -13,8 +13,8 @@ from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
-from nbddp.record.snapshot import UNKNOWN, GpuUsage, RankSnapshot, take
-from nbddp.ui.wording import say_gpu, say_whole_gpu
+from nbddp.record.snapshot import UNKNOWN, GpuUsage, RankSnapshot, build_snapshot
+from nbddp.ui.wording import format_gpu_facts, gpu_facts
 from nbddp.wire.messages import RankStatus, Ready
 
 GIB = 1 << 30
@@ -81,7 +81,7 @@ def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
         asked.append(pids)
         return {"a": GpuUsage(load=3.0)}
 
-    snapshot = take(
+    snapshot = build_snapshot(
         replace(Life(), state=GroupState.IDLE, attempt=1, ranks=ranks),
         cell=None,
         whereabouts=whereabouts,
@@ -105,5 +105,5 @@ def test_a_ranks_gpu_is_said_in_short_and_in_whole(snapshot: SnapshotAssertion) 
         gpu_ranks=(0, 2),
     )
     alone = RankSnapshot(rank=0, state="idle", gpu="NVIDIA H100")
-    assert [list(say_gpu(it)) for it in (each, alone, replace(alone, gpu=""))] == snapshot
-    assert [say_whole_gpu(each).splitlines(), say_whole_gpu(alone).splitlines()] == snapshot
+    assert [list(gpu_facts(it)) for it in (each, alone, replace(alone, gpu=""))] == snapshot
+    assert [format_gpu_facts(each).splitlines(), format_gpu_facts(alone).splitlines()] == snapshot

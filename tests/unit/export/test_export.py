@@ -31,7 +31,7 @@ from nbddp.export.script import (
 )
 from nbddp.export.slurm import sbatch
 from nbddp.record.cell import CellRequest
-from nbddp.record.names import bound_names
+from nbddp.record.names import assigned_names
 
 AGENT = f"{shlex.quote(sys.executable)} -m torch.distributed.run"
 TWO_RANKS = GroupSpec(nproc=2, threads=1)
@@ -176,7 +176,7 @@ def test_names_are_found_wherever_they_are_bound() -> None:
         "for a in b: pass\nwith c as d: pass\ntry: pass\nexcept E as e: pass\n(f, *g) = h\n"
         "import i.j"
     )
-    assert bound_names(source) == {"a", "d", "e", "f", "g", "i"}
+    assert assigned_names(source) == {"a", "d", "e", "f", "g", "i"}
     assert undefined_names(f"{source}\ndef k(): global l; l = m") == ["E", "b", "c", "h", "m"]
 
 

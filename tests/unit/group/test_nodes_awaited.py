@@ -25,7 +25,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.lifecycle.events import NodeNews
-from nbddp.lifecycle.refusals import say_node
+from nbddp.lifecycle.refusals import describe_node
 from nbddp.record.cell import CellRequest
 
 HOST = socket.gethostname()
@@ -172,7 +172,7 @@ def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
     assert wait_until(lambda: len(events) == 3)
     nodes = at_the_door.nodes
     nodes._note_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
-    assert [say_node(IDLE, each) for each in events] == snapshot
+    assert [describe_node(IDLE, each) for each in events] == snapshot
 
 
 def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(

@@ -40,7 +40,7 @@ from nbddp.lifecycle.events import (
     SendInterrupt,
 )
 from nbddp.lifecycle.group_state import GroupState, Life
-from nbddp.lifecycle.refusals import say_node
+from nbddp.lifecycle.refusals import describe_node
 from nbddp.lifecycle.transitions import advance
 
 JOINED = NodeJoined(name="far", nproc=2)
@@ -57,25 +57,25 @@ def said(life: Life, event: Event) -> list[str]:
 def test_what_is_said_of_a_node(snapshot: SnapshotAssertion) -> None:
     spare = NodeLost(name="far", address="10.0.0.7", why="it has left", ranks=())
     causes = [(IDLE, JOINED), (RUNNING, WITH_ROOM), (ELASTIC, WITH_ROOM), (IDLE, LOST)]
-    assert [say_node(*cause) for cause in [*causes, (IDLE, spare)]] == snapshot
+    assert [describe_node(*cause) for cause in [*causes, (IDLE, spare)]] == snapshot
 
 
 @pytest.mark.parametrize("event", [JOINED, LOST])
 def test_news_of_a_node_are_recorded_and_told_to_the_cell_that_runs(event: NodeNews) -> None:
-    text = say_node(RUNNING, event)
+    text = describe_node(RUNNING, event)
     assert advance(RUNNING, event) == (RUNNING, [RecordNode(text=text), Notify(text=text)])
 
 
 @pytest.mark.parametrize("life", [STARTING, IDLE, BROKEN, HEALING])
 def test_without_a_cell_the_next_one_of_these_ranks_is_told_once(life: Life) -> None:
     life, actions = advance(life, JOINED)
-    assert actions == [RecordNode(text=say_node(life, JOINED))]
+    assert actions == [RecordNode(text=describe_node(life, JOINED))]
     if life.state is GroupState.STARTING:
         life = after(life, ready(0), ready(1))
     elif life.state is GroupState.HEALING:
         life = after(life, INTERRUPT)
     ranks = tuple(life.alive)
-    assert said(life, run(*ranks)) == [say_node(life, JOINED)]
+    assert said(life, run(*ranks)) == [describe_node(life, JOINED)]
     life = after(life, run(*ranks), *(ended(rank) for rank in ranks))
     assert said(life, run(*ranks, cell=2)) == []
 

@@ -17,7 +17,7 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.run_folder import RunFolder
-from nbddp.record.snapshot import RankSnapshot, Snapshot, take
+from nbddp.record.snapshot import RankSnapshot, Snapshot, build_snapshot
 from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, RankStatus, Ready
@@ -68,7 +68,7 @@ class Group:
 
     def look(self, life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
         known = {"ready": {}, "whereabouts": self.whereabouts, "time_line": self.time_line}
-        return take(life, cell=cell, **(known | more))
+        return build_snapshot(life, cell=cell, **(known | more))
 
     def note(self, rank: int, *messages: Any, ago: float = 0.0) -> None:
         for message in messages:

@@ -9,7 +9,14 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import CellFailedError, CellInterruptedError
-from nbddp.record.verdict import MAX_HEADLINE, ProcessExit, RankFailure, Verdict, judge, trouble_of
+from nbddp.record.verdict import (
+    MAX_HEADLINE,
+    ProcessExit,
+    RankFailure,
+    Verdict,
+    failure_of,
+    find_first_cause,
+)
 from nbddp.wire.messages import CellEnded, Failure
 
 CLOSED = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:40310"
@@ -77,7 +84,7 @@ Ranks = dict[int, CellEnded | ProcessExit]  # what each rank reported, or how it
 def verdict_on(ranks: Ranks, **ended_by: Any) -> Verdict:
     reports = {rank: each for rank, each in ranks.items() if isinstance(each, CellEnded)}
     endings = {rank: each for rank, each in ranks.items() if isinstance(each, ProcessExit)}
-    verdict = judge(sorted(ranks), reports, endings, **ended_by)
+    verdict = find_first_cause(sorted(ranks), reports, endings, **ended_by)
     assert verdict is not None
     return verdict
 
@@ -160,8 +167,8 @@ def test_the_first_cause_is(case: str) -> None:
 
 
 def test_there_is_nothing_to_judge_when_all_went_well() -> None:
-    assert judge([0, 1], {0: ended(), 1: ended()}, {}) is None
-    assert judge([0, 1], {0: ended(), 1: ended()}, {}, ended_by="stop") is None
+    assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}) is None
+    assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}, ended_by="stop") is None
 
 
 @pytest.mark.parametrize(
@@ -277,14 +284,14 @@ def test_an_interrupt_is_an_error_of_its_own_unless_it_killed_a_rank() -> None:
 def test_the_trouble_of_a_rank_is_what_it_reported_or_how_its_process_ended() -> None:
     failed = ended("ValueError", "no", at=3.0)
     killed, gone = ProcessExit(-9, 4.0), ProcessExit(None, 4.0)
-    assert trouble_of(1, ended(), None) is None
-    assert trouble_of(1, None, None) is None
-    assert trouble_of(1, None, killed) == RankFailure(rank=1, at=4.0, ending=killed)
+    assert failure_of(1, ended(), None) is None
+    assert failure_of(1, None, None) is None
+    assert failure_of(1, None, killed) == RankFailure(rank=1, at=4.0, ending=killed)
     for trouble, at, code in (
-        (trouble_of(1, failed, None), 3.0, None),
-        (trouble_of(1, failed, killed), 3.0, None),
-        (trouble_of(1, None, killed), 4.0, -9),
-        (trouble_of(1, None, gone), 4.0, None),
+        (failure_of(1, failed, None), 3.0, None),
+        (failure_of(1, failed, killed), 3.0, None),
+        (failure_of(1, None, killed), 4.0, -9),
+        (failure_of(1, None, gone), 4.0, None),
     ):
         assert trouble is not None
         assert (trouble.rank, trouble.at, trouble.exitcode) == (1, at, code)
@@ -294,7 +301,7 @@ def test_the_trouble_of_a_rank_is_what_it_reported_or_how_its_process_ended() ->
 
 @pytest.mark.parametrize("report", [interrupted(), closed()], ids=["interrupted", "closed"])
 def test_the_trouble_of_a_rank_may_be_a_consequence(report: CellEnded) -> None:
-    trouble = trouble_of(1, report, None)
+    trouble = failure_of(1, report, None)
     assert trouble is not None
     assert trouble.is_consequence
 

@@ -25,7 +25,7 @@ from nbddp.ui.html_pieces import (
 )
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
-from nbddp.ui.wording import say_event, say_refused
+from nbddp.ui.wording import describe_event, describe_refused
 
 ONE = RankSnapshot(rank=0, state="running")
 
@@ -63,7 +63,7 @@ def test_notes_cards_and_alarms_are_ours(text: str) -> None:
 
 def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() -> None:
     assert html_of(alarm_blocks(with_alarm(""))) == ""
-    hang, said = "no progress for 10 s", say_refused(3)
+    hang, said = "no progress for 10 s", describe_refused(3)
     text = Page(html_of(alarm_blocks(replace(with_alarm(hang), refused=3)))).text
     assert text.index(hang) < text.index(said)
 
@@ -109,7 +109,7 @@ def test_every_mark_is_on_the_line(events: list[RunEvent], began: float, seconds
         state=GroupState.RUNNING, began=began, seconds=seconds, events=tuple(events)
     )
     page = Page(time_line(snapshot))
-    said = [event for event in events if say_event(event)]
+    said = [event for event in events if describe_event(event)]
     assert len(marks(page)) == len(said)
     assert all(0 <= place <= 100 for place in marks(page))
 

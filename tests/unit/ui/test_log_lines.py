@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pages import Page
 
 from nbddp.charts.palette import rank_color
-from nbddp.errors import say_ranks
+from nbddp.errors import format_ranks
 from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler
 from nbddp.ui.ansi import strip
-from nbddp.ui.log_lines import LogBuffer, LogLine, agreeing, log_html, log_text
+from nbddp.ui.log_lines import LogBuffer, LogLine, group_ranks_by_value, log_html, log_text
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))
 
@@ -166,13 +166,13 @@ def value(text: str) -> dict[str, Any]:
 def test_groups_come_in_order_of_their_lowest_rank() -> None:
     results = {0: value("a"), 1: value("b"), 2: value("a"), 3: value("c"), 4: value("b")}
     groups = [([0, 2], value("a")), ([1, 4], value("b")), ([3], value("c"))]
-    assert agreeing(results) == groups
-    assert agreeing({}) == []
+    assert group_ranks_by_value(results) == groups
+    assert group_ranks_by_value({}) == []
 
 
 def test_values_that_look_alike_in_text_only_are_told_apart() -> None:
     rich = {"data": {"text/plain": "1", "text/html": "<b>1</b>"}, "metadata": {}}
-    assert agreeing({0: value("1"), 1: rich}) == [([0], value("1")), ([1], rich)]
+    assert group_ranks_by_value({0: value("1"), 1: rich}) == [([0], value("1")), ([1], rich)]
 
 
 BEGIN = '<div class="jp-RenderedText"><pre class="nbddp-log">'
@@ -257,7 +257,7 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
 def test_every_line_is_a_row_that_begins_with_whose_it_is(lines: list[LogLine]) -> None:
     rows = iter(log_text(lines).split("\n") if lines else [])
     for line in lines:
-        begin = f"[{say_ranks(line.ranks)}]" if line.ranks else "nbddp:"
+        begin = f"[{format_ranks(line.ranks)}]" if line.ranks else "nbddp:"
         first, *others = line.text.split("\n")
         if line.ranks and line.mark and others:
             assert next(rows).endswith(begin)

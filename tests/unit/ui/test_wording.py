@@ -20,13 +20,13 @@ from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.wording import (
-    say_bar,
-    say_event,
-    say_facts,
-    say_rate,
-    say_refused,
-    say_seconds,
-    say_step,
+    describe_event,
+    describe_group,
+    describe_refused,
+    format_progress_bar,
+    format_rate,
+    format_seconds,
+    format_step,
     shorten,
 )
 
@@ -94,10 +94,10 @@ def test_an_event_in_words(snapshot: Any) -> None:
     said = []
     for kind, facts in [*RECORDED, *TOLD_BY_RANKS]:
         before = dict(facts)
-        said.append(f"{kind} | {say_event(RunEvent(1.0, kind, facts))}")
+        said.append(f"{kind} | {describe_event(RunEvent(1.0, kind, facts))}")
         assert facts == before
         assert "\n" not in said[-1]
-    assert "\n".join([*said, say_refused(1), say_refused(2)]) == snapshot
+    assert "\n".join([*said, describe_refused(1), describe_refused(2)]) == snapshot
 
 
 def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> None:
@@ -114,7 +114,7 @@ def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> N
 
 @given(EVENTS)
 def test_any_event_can_be_said(event: RunEvent) -> None:
-    assert bool(say_event(event)) == (event.kind != "ready")
+    assert bool(describe_event(event)) == (event.kind != "ready")
 
 
 # ---- numbers
@@ -123,7 +123,7 @@ def test_any_event_can_be_said(event: RunEvent) -> None:
 def test_a_time_in_words() -> None:
     said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
     said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
-    assert {seconds: say_seconds(seconds) for seconds in said} == said
+    assert {seconds: format_seconds(seconds) for seconds in said} == said
 
 
 def test_an_amount_of_memory_in_words() -> None:
@@ -136,14 +136,14 @@ def test_an_amount_of_memory_in_words() -> None:
 def test_a_rate_and_a_step_in_words() -> None:
     said = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
     said |= {100: "100/s", 12345.6: "12,346/s"}
-    assert {rate: say_rate(rate) for rate in said} == said
+    assert {rate: format_rate(rate) for rate in said} == said
     steps = {(None, 0): "", (None, 5): "", (0, 0): "0", (12345678, 0): "12345678"}
     steps |= {(120, 5): "120 · 5.0/s"}
     one = {
         (step, rate): RankSnapshot(rank=0, state="running", step=step, steps_per_second=rate)
         for step, rate in steps
     }
-    assert {known: say_step(each) for known, each in one.items()} == steps
+    assert {known: format_step(each) for known, each in one.items()} == steps
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_a_rate_and_a_step_in_words() -> None:
     ],
 )
 def test_a_bar_in_words(bar: LoopProgress, long: str, short: str) -> None:
-    assert (say_bar(bar), say_bar(bar, is_short=True)) == (long, short)
+    assert (format_progress_bar(bar), format_progress_bar(bar, is_short=True)) == (long, short)
 
 
 @given(BARS, st.booleans())
 def test_any_bar_can_be_said(bar: LoopProgress, is_short: bool) -> None:
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
-    assert say_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
+    assert format_progress_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
 
 
 # ---- the group
@@ -175,9 +175,9 @@ def test_the_facts_of_a_group_are_those_that_are_known_and_devices_are_said_once
     for devices, known in said.items():
         ranks = tuple(RankSnapshot(rank=rank, state="ready") for rank, _ in enumerate(devices))
         group = Snapshot(state=GroupState.IDLE, ranks=ranks, devices=devices, attempt=3)
-        assert say_facts(group) == [f"{len(devices)} ranks", *known, "attempt 3"]
+        assert describe_group(group) == [f"{len(devices)} ranks", *known, "attempt 3"]
     one = Snapshot(state=GroupState.IDLE, ranks=ranks[:1], backend="gloo", attempt=1)
-    assert say_facts(one) == ["1 rank", "gloo", "attempt 1"]
+    assert describe_group(one) == ["1 rank", "gloo", "attempt 1"]
 
 
 def test_a_path_is_relative_to_the_notebooks_folder_where_it_lies_in_there(

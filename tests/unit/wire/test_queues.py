@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire import envelope, payloads
 from nbddp.wire import queues as room
-from nbddp.wire.envelope import CONTROLLER, Envelope, unseal
+from nbddp.wire.envelope import CONTROLLER, Envelope, verify
 from nbddp.wire.messages import InterruptAcknowledged, Message, Output, Report, Shutdown, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 
@@ -79,7 +79,7 @@ def signed(body: bytes) -> bytes:
     return hmac.digest(SECRET, QUEUE.encode() + b"\0" + body, "sha256") + body
 
 
-# ---- seal and unseal
+# ---- sign and verify
 
 
 @given(
@@ -94,7 +94,7 @@ def test_a_sealed_letter_comes_out_whole(
     message: Message, sender: int, attempt: int, sequence: int, queue: str, secret: bytes
 ) -> None:
     sent = Envelope(sender, attempt, sequence, message)
-    assert unseal(seal(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
+    assert verify(seal(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
 
 
 def test_the_signature_is_hmac_sha256_over_queue_and_body() -> None:
@@ -132,7 +132,7 @@ def test_letters_without_a_valid_signature_are_refused_and_a_good_one_still_come
 ) -> None:
     for data in UNSIGNED[kind]:
         with pytest.raises(SignatureError, match=repr(QUEUE)):
-            unseal(data, queue=QUEUE, secret=SECRET)
+            verify(data, queue=QUEUE, secret=SECRET)
         queue.push(data)
     queue.push(sealed())  # whose number they have not used up
     with caplog.at_level(logging.DEBUG):
@@ -158,7 +158,7 @@ def test_what_is_signed_and_yet_no_message_is_refused_and_the_next_letter_comes(
 ) -> None:
     for name, body in NO_MESSAGES.items():
         with pytest.raises(WireError) as caught:
-            unseal(signed(body), queue=QUEUE, secret=SECRET)
+            verify(signed(body), queue=QUEUE, secret=SECRET)
         assert not isinstance(caught.value, SignatureError), name
         queue.push(signed(body))
     queue.box.post(Shutdown())

@@ -26,7 +26,7 @@ import nbddp
 from nbddp.checks.facts import LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
-from nbddp.worker.check_facts import LARGE, MANY, data_of, survey
+from nbddp.worker.check_facts import LARGE, MANY, collect_facts, data_of
 from nbddp.worker.watch.dataloader_waits import forget_epochs, note_epochs
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
@@ -37,13 +37,13 @@ FAILED = Failure(name="ValueError", text="", traceback="")
 
 def thing(value: object, **others: object) -> Any:
     """What is said of a value."""
-    return survey({"it": value, **others}).things.get("it")
+    return collect_facts({"it": value, **others}).things.get("it")
 
 
 def test_only_names_that_the_cell_has_are_looked_at() -> None:
     names = {"net": nn.Linear(1, 1), "other": nn.Linear(1, 1), "_": nn.Linear(1, 1)}
-    assert list(survey(names, "y = net(x) + _(x)").things) == ["net"]
-    assert list(survey(names).things) == ["net", "other"]
+    assert list(collect_facts(names, "y = net(x) + _(x)").things) == ["net"]
+    assert list(collect_facts(names).things) == ["net", "other"]
 
 
 def test_a_loader_says_what_its_sampler_deals_out() -> None:
@@ -164,7 +164,7 @@ def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
 
 
 def test_of_a_cell_that_failed_no_number_is_read() -> None:
-    found: Any = survey({"it": nn.Linear(1, 1)}, "it", failure=FAILED).things["it"]
+    found: Any = collect_facts({"it": nn.Linear(1, 1)}, "it", failure=FAILED).things["it"]
     assert found.sample == []
 
 
@@ -183,20 +183,22 @@ def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
     names = {"DL": DataLoader, "all_reduce": dist.all_reduce, "d": dist, "nb": nbddp.all_reduce}
     known = {"DL": "torch.utils.data.dataloader", "all_reduce": "torch.distributed", "nb": "nbddp"}
     whole = {name: f"{module}.{names[name].__name__}" for name, module in known.items()}
-    assert survey({**names, "x": 1, "Path": str}).aliases == whole | {"d": "torch.distributed"}
+    assert collect_facts({**names, "x": 1, "Path": str}).aliases == whole | {
+        "d": "torch.distributed"
+    }
 
 
 def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() -> None:
     unbound = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(unbound)
-    assert survey({"model": unbound, "net": nn.Linear(1, 1)}).things.keys() == {"net"}
+    assert collect_facts({"model": unbound, "net": nn.Linear(1, 1)}).things.keys() == {"net"}
     odd = ModuleType("odd")
     del odd.__name__
-    assert survey({"odd": odd}).cores >= 1
+    assert collect_facts({"odd": odd}).cores >= 1
 
 
 def test_it_travels_as_it_is() -> None:
-    said = survey({"net": nn.Linear(1, 1), "data": DataLoader(DATA), "sgd": DataLoader})
+    said = collect_facts({"net": nn.Linear(1, 1), "data": DataLoader(DATA), "sgd": DataLoader})
     assert RankFacts.read(said.json()) == said
     assert RankFacts.read({}) == RankFacts()
 
@@ -204,10 +206,10 @@ def test_it_travels_as_it_is() -> None:
 def test_of_the_kits_loaders_for_training_the_batch_is_known() -> None:
     train, test = nbddp.loader(range(9), 4), nbddp.loader(range(9), 3, shuffle=False)
     names = {"train": train, "test": test, "other": 3}
-    rank = survey(names, "for batch in train: test, other")
+    rank = collect_facts(names, "for batch in train: test, other")
     assert (rank.batches, rank.things) == ({"train": 4}, {})
     assert RankFacts.read(rank.json()) == rank
-    assert survey(names, "other").batches == {}
+    assert collect_facts(names, "other").batches == {}
 
 
 STREAM = """
@@ -306,7 +308,7 @@ def test_parameters_that_took_no_part_are_named_where_ddp_gives_their_indices() 
     assert failure.because == "without a gradient: idle.weight, idle.bias"
 
     def refused(name: str, failure: Failure) -> Any:
-        return survey(names, name, failure=failure).things[name]
+        return collect_facts(names, name, failure=failure).things[name]
 
     known = refused("model", failure)
     assert (known.is_refused, known.without) == (True, 2)

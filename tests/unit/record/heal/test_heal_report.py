@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record.event_log import RunEvent
 from nbddp.record.heal.heal_report import Healed
-from nbddp.ui.wording import say_event
+from nbddp.ui.wording import describe_event
 
 LOCK = "cannot pickle '_thread.lock' object"
 
@@ -52,7 +52,7 @@ def test_in_the_list_of_events_it_is_one_short_line() -> None:
     facts = {"ranks": [1], "donor": 0, "fork": 0.1, "bytes": 10, "carry": 0.1, "meet": 0.1}
     left = {f"t[{number}]": LOCK for number in range(9)}
     several, one, none = (
-        say_event(RunEvent(0.0, "healed", {**facts, "left": left, "more": more}))
+        describe_event(RunEvent(0.0, "healed", {**facts, "left": left, "more": more}))
         for left, more in ((left, {"": 2991}), ({"a": LOCK}, {}), ({}, {}))
     )
     assert several.endswith(

@@ -17,12 +17,18 @@ from nbddp.charts.palette import INK
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
-from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline, overlap_of, spent, unmet
+from nbddp.record.waiting.collective_timeline import (
+    DdpOverlap,
+    Timeline,
+    build_timeline,
+    overlap_of,
+    unmet,
+)
 from nbddp.ui.report.finished_cell import CellReport, record_html
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.report.timeline import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
-from nbddp.ui.wording import say_awaited
+from nbddp.ui.wording import describe_straggler
 from nbddp.wire.timing_messages import CollectiveArrivals
 
 WAIT_COLOR = [*to_rgba("#b9690f")]
@@ -55,7 +61,7 @@ def text_of(line: Timeline) -> str:
 
 
 def line_of(found: CollectiveMatcher, last: int | None = None) -> Timeline:
-    return spent(found.history(), found.straggler(), last=last)
+    return build_timeline(found.history(), found.straggler(), last=last)
 
 
 def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> None:
@@ -132,7 +138,7 @@ def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
     told = ended_apart().history()
     (last,) = unmet(told, BASE + 3, is_over=True)
     assert (last.call.number, last.missing, set(last.came)) == (4, (1,), {0, 2})
-    line = spent(told, unmet=[last])
+    line = build_timeline(told, unmet=[last])
     assert line.waits[0, 1] == pytest.approx(2.2)
     assert line.span[1] == pytest.approx(BASE + 3)
     assert list(line.pieces(0))[-1] == ("wait", pytest.approx(BASE + 0.8), pytest.approx(BASE + 3))
@@ -145,7 +151,7 @@ def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
 
 def test_a_rank_that_died_has_an_end() -> None:
     told = ended_apart().history()
-    line = spent(told, unmet=unmet(told, BASE + 3, is_over=True), died={1: BASE + 1.5})
+    line = build_timeline(told, unmet=unmet(told, BASE + 3, is_over=True), died={1: BASE + 1.5})
     assert list(line.pieces(1))[-1] == ("gone", BASE + 1.5, pytest.approx(BASE + 3))
     rows = rows_of(line)
     assert (rows[0][-1], rows[1][-34:].strip(), rows[1][34]) == ("#", "", ".")
@@ -173,12 +179,12 @@ def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None
         ("all_reduce", {0, 1}, (2,)),
         ("barrier", {2}, (0, 1)),
     ]
-    assert [each.call.number for each in spent(found, unmet=both).meetings] == [1, 2]
+    assert [each.call.number for each in build_timeline(found, unmet=both).meetings] == [1, 2]
 
 
 def test_who_waits_in_the_first_collective_of_all_is_told_too() -> None:
     found = heard(letters([0.2]), [], []).history()
-    line = spent(found, unmet=unmet(found, BASE + 5, is_over=True))
+    line = build_timeline(found, unmet=unmet(found, BASE + 5, is_over=True))
     assert not line.is_empty
     assert line.waits == {(0, 1): pytest.approx(0.075), (0, 2): pytest.approx(0.075)}
     assert picture(line)
@@ -259,7 +265,7 @@ def whole() -> Timeline:
 
 def test_the_text(snapshot: Any) -> None:
     apart, empty = ended_apart().history(), Timeline(cell=1, ranks=(0,), span=(0.0, 0.0))
-    missed = spent(apart, unmet=unmet(apart, BASE + 3, is_over=True))
+    missed = build_timeline(apart, unmet=unmet(apart, BASE + 3, is_over=True))
     enqueued = {
         took: line_of(of_kind("all_reduce", [0.1, 0.2], [0.1, 0.2], took=took))
         for took in ((), (8000, 1000))
@@ -302,7 +308,7 @@ def test_a_page_gets_the_picture_with_the_numbers_below(snapshot: Any) -> None:
 
 def test_the_panel_its_record_and_the_status_say_who_is_waited_for_and_else_nothing() -> None:
     snapshot = Snapshot(state=GroupState.RUNNING, awaited=AWAITED)
-    equal, said = replace(snapshot, awaited=None), say_awaited(AWAITED)
+    equal, said = replace(snapshot, awaited=None), describe_straggler(AWAITED)
     assert said in record_html(CellReport(snapshot=snapshot))
     assert said in render_text(status_report(snapshot))
     assert "38 %" not in record_html(CellReport(snapshot=equal)) + render_text(status_report(equal))

@@ -25,7 +25,7 @@ from nbddp.ui.report.rank_table import (
     slowest,
 )
 from nbddp.ui.report.render import html_of, text_lines
-from nbddp.ui.wording import say_bar, say_lag
+from nbddp.ui.wording import describe_lag, format_progress_bar
 
 ONE = RankSnapshot(rank=0, state="running")
 BAR = LoopProgress("epoch 1", 50, 250, 50.0)
@@ -63,7 +63,7 @@ def test_a_row_says_all_of_the_rank_and_is_escaped(each: RankSnapshot) -> None:
     assert page.holds(each.collective)
     assert page.holds(each.code) or not each.line
     for bar in each.bars:
-        assert page.holds(say_bar(bar, goes_on=each.goes_on))
+        assert page.holds(format_progress_bar(bar, goes_on=each.goes_on))
 
 
 @BIG
@@ -275,7 +275,11 @@ def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
     page = Page(ranks_html(ranks, is_open=False))
     assert column(page, "rank") == ["0", "1", "2 ↓ slow", "3"]
     [mark] = [known for _, known in page.tags if "slow" in known.get("title", "")]
-    assert (mark["title"], mark["aria-label"], mark["role"]) == (say_lag(lag), say_lag(lag), "img")
+    assert (mark["title"], mark["aria-label"], mark["role"]) == (
+        describe_lag(lag),
+        describe_lag(lag),
+        "img",
+    )
     assert "4 running · slowest 2 · " in page.text
     assert "2 ↓ slow" in as_text(ranks)
 

@@ -17,7 +17,7 @@ from nbddp.record.cell import CellResult
 from nbddp.record.event_log import RunEvent
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.verdict import ProcessExit, judge
+from nbddp.record.verdict import ProcessExit, find_first_cause
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import SHEET
 from nbddp.ui.log_lines import LogLine
@@ -64,7 +64,7 @@ def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
         reports=known,
         exits=dict.fromkeys(exits, -9),
         seconds=12.0,
-        verdict=judge(ranks, known, exits, ended_by=ended_by),
+        verdict=find_first_cause(ranks, known, exits, ended_by=ended_by),
         fetch=lambda _: None,
     )
 

@@ -16,7 +16,7 @@ from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import SHOWN_EVENTS, status_report
-from nbddp.ui.wording import say_bar, say_event
+from nbddp.ui.wording import describe_event, format_progress_bar
 
 ONE = RankSnapshot(rank=0, state="ready")
 TWO = Snapshot(
@@ -93,8 +93,8 @@ def test_any_group_can_be_said(snapshot: Snapshot) -> None:
     for each in snapshot.ranks:
         assert each.state.rstrip() in text
         for bar in each.bars:
-            assert say_bar(bar, is_short=True, goes_on=each.goes_on) in text
-    assert all(say_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
+            assert format_progress_bar(bar, is_short=True, goes_on=each.goes_on) in text
+    assert all(describe_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
     assert snapshot.alarm in text
 
 

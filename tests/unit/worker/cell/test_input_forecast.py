@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from nbddp.worker.cell.input_forecast import may_ask
+from nbddp.worker.cell.input_forecast import may_request_input
 
 EARLIER = """
 import functools
@@ -87,7 +87,7 @@ def namespace() -> dict[str, Any]:
     ],
 )
 def test_what_may_ask(source: str, namespace: dict[str, Any]) -> None:
-    assert may_ask(source, namespace)
+    assert may_request_input(source, namespace)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_may_ask(source: str, namespace: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not(source: str, namespace: dict[str, Any]) -> None:
-    assert not may_ask(source, namespace)
+    assert not may_request_input(source, namespace)
 
 
 class Begun(nn.Module):
@@ -127,10 +127,12 @@ class Unbound:
 
 
 def test_what_is_strange_does_not_either(namespace: dict[str, Any]) -> None:
-    assert not may_ask("print(input)", {**namespace, "input": 3})
-    assert not may_ask("model(x)", {"model": nn.LSTM(2, 2)}), "a library's is not looked through"
-    assert not may_ask("net(x)", {"net": Begun()})
-    assert not may_ask("net(x)", {"net": nn.Sequential(Begun())})
-    assert not may_ask("current.user", {"current": Unbound()})
+    assert not may_request_input("print(input)", {**namespace, "input": 3})
+    assert not may_request_input("model(x)", {"model": nn.LSTM(2, 2)}), (
+        "a library's is not looked through"
+    )
+    assert not may_request_input("net(x)", {"net": Begun()})
+    assert not may_request_input("net(x)", {"net": nn.Sequential(Begun())})
+    assert not may_request_input("current.user", {"current": Unbound()})
     for source in ("input()\0", "input(" + "(" * 5000, "x = '\ud800'; input()"):
-        assert not may_ask(source, {}), "it is told when it runs"
+        assert not may_request_input(source, {}), "it is told when it runs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.ui.log_lines import agreeing
+from nbddp.ui.log_lines import group_ranks_by_value
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.display import (
     MAX_MESSAGE,
@@ -39,7 +39,7 @@ def test_a_long_value_says_how_to_get_the_whole_and_keeps_its_other_forms() -> N
 def test_values_that_differ_behind_the_cut_do_not_agree() -> None:
     texts = ["x" * MAX_TEXT + end for end in ("a", "b", "a")]
     results = {rank: shorten_value(value(text)) for rank, text in enumerate(texts)}
-    assert [ranks for ranks, _ in agreeing(results)] == [[0, 2], [1]]
+    assert [ranks for ranks, _ in group_ranks_by_value(results)] == [[0, 2], [1]]
 
 
 def test_a_picture_of_any_size_is_not_cut() -> None:

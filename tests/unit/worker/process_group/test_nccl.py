@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbddp.worker.process_group.nccl import LETS_LIVE, abort_all, abort_groups, let_live
+from nbddp.worker.process_group.nccl import LETS_LIVE, abort_all, abort_groups, configure_nccl
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 
@@ -77,7 +77,7 @@ def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
     for name in LETS_LIVE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
-    let_live()
+    configure_nccl()
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.process_group.process_group import choose_backend, say_shared
+from nbddp.worker.process_group.process_group import choose_backend, describe_shared_gpus
 
 GPU = torch.device("cuda", 0)
 
@@ -16,7 +16,7 @@ def test_auto_takes_gloo_and_says_what_it_cannot_do(
     ranks: int, gpus: int, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert say_shared("auto", choose_backend("auto", ranks), GPU, ranks) == snapshot
+    assert describe_shared_gpus("auto", choose_backend("auto", ranks), GPU, ranks) == snapshot
 
 
 def test_who_has_a_gpu_each_or_none_or_asked_for_gloo_is_told_nothing(
@@ -24,6 +24,6 @@ def test_who_has_a_gpu_each_or_none_or_asked_for_gloo_is_told_nothing(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_backend("auto", 2) == "nccl"
-    assert say_shared("auto", "nccl", GPU, 2) == ""
-    assert say_shared("gloo", "gloo", GPU, 4) == ""
-    assert say_shared("auto", "gloo", torch.device("cpu"), 4) == ""
+    assert describe_shared_gpus("auto", "nccl", GPU, 2) == ""
+    assert describe_shared_gpus("gloo", "gloo", GPU, 4) == ""
+    assert describe_shared_gpus("auto", "gloo", torch.device("cpu"), 4) == ""
