@@ -75,7 +75,7 @@ def measure(group: WorkerGroup, rate: int, rounds: int, seconds: float) -> None:
             if on:
                 cores.append(max(each[1] for each in found))
                 rates.append(speed[on])
-                told = group._group.session.whereabouts.waiting.told
+                told = group._group.session.rank_monitor.waiting.told
                 lost.append(told.lost / max(1, told.lost + told.met * len(told.ranks)))
         steps.append(1 - speed[True] / speed[False])
     print(

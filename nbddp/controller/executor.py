@@ -68,8 +68,8 @@ class Executor:
         self.armed: dict[int, list[str]] = {}
         self.handed_over: tuple[str, ...] = ()
         self._audience = NoticeRouter(lambda: self.cell)
-        self.time_line = EventLog(self._audience.say)
-        self.whereabouts = RankMonitor(
+        self.event_log = EventLog(self._audience.say)
+        self.rank_monitor = RankMonitor(
             lambda rank: self._ranks is not None and self._ranks.is_stopped(rank),
             lambda rank: self._ranks is not None and self._ranks.is_working(rank),
         )
@@ -119,7 +119,7 @@ class Executor:
     def follow(self, handle: CellHandle) -> None:
         """A cell runs: see whether it goes on."""
         purpose, now = handle.request.purpose, time.monotonic()
-        self.whereabouts.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
+        self.rank_monitor.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
         self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
 
@@ -129,12 +129,12 @@ class Executor:
             return
         self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._describe(pause=PAUSE)
-        text = self.whereabouts.hangs.look(
+        text = self.rank_monitor.hangs.look(
             cell.number, cell.waiting, handle.ranks, time.monotonic()
         )
         if text and self.life.state is GroupState.RUNNING:
             self._audience.say(text)
-            self.time_line.record("no progress", text=text)
+            self.event_log.record("no progress", text=text)
 
     # ---- news
 
@@ -151,7 +151,7 @@ class Executor:
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
                 self._audience.feed(notice_of(rank, said))
             case msg.Answer() as answer:
-                self.whereabouts.values.note(rank, self._newest_cell, answer.payload.get("values"))
+                self.rank_monitor.values.note(rank, self._newest_cell, answer.payload.get("values"))
                 event = self._heal.event_of(answer) if self._heal else None
                 if event is None:
                     self.promises.keep("answer", rank, answer.request, value=answer)
@@ -169,12 +169,12 @@ class Executor:
                 self.step(unable)
             case CollectiveArrivals() as came:
                 clock = self.launcher.clock(rank)
-                self.whereabouts.note(rank, came, time.monotonic(), clock)
+                self.rank_monitor.note(rank, came, time.monotonic(), clock)
             case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
-                self.whereabouts.note(rank, sighting, time.monotonic())
+                self.rank_monitor.note(rank, sighting, time.monotonic())
                 self._note_comeback()
             case msg.EventReported(kind=kind, facts=facts):
-                self.time_line.note(rank, kind, facts)
+                self.event_log.note(rank, kind, facts)
                 if kind == "fault":
                     self.struck.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):
@@ -184,20 +184,20 @@ class Executor:
 
     def _note_comeback(self) -> None:
         """Say what a failure cost as soon as the first step after it is reported."""
-        comeback, step = self.comeback, self.whereabouts.first_step
+        comeback, step = self.comeback, self.rank_monitor.first_step
         if comeback is not None and step is not None:
             self.comeback = None
-            self.time_line.record("resumed", **comeback.resumed(step, time.time()))
+            self.event_log.record("resumed", **comeback.resumed(step, time.time()))
 
     def _read_report(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         self.armed[rank] = report.armed
         try:
             if self.cell is not None and self.cell.number == report.cell:
                 self.cell.note_report(rank, report)
-                self.whereabouts.values.note(rank, report.cell, report.values)
+                self.rank_monitor.values.note(rank, report.cell, report.values)
                 trouble = self.cell.trouble(rank)
                 if trouble is not None and not trouble.is_consequence:
-                    self.time_line.record("failure", rank=rank, what=trouble.headline())
+                    self.event_log.record("failure", rank=rank, what=trouble.headline())
                 if report.is_quit:
                     self.interrupt_unless_asked()
         finally:
@@ -226,7 +226,7 @@ class Executor:
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
             if handle.exitcode != 0 or self.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
-                self.time_line.record("exit", rank=rank, attempt=attempt, how=how)
+                self.event_log.record("exit", rank=rank, attempt=attempt, how=how)
             self.launcher.sweep(handle)
         finally:
             if is_current:
@@ -239,7 +239,7 @@ class Executor:
         try:
             self._read_last(rank, exitcode, why)
         finally:
-            self.whereabouts.values.note_exit(rank, self.life.cell, self.cell)
+            self.rank_monitor.values.note_exit(rank, self.life.cell, self.cell)
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why)
             )
@@ -257,7 +257,7 @@ class Executor:
             if self._ranks is not None and self._ranks.has_process(rank):
                 self._audience.feed_now(self._ranks.last_output(rank))
                 words, is_ours = self._ranks.last_words(rank), self._ranks.was_killed(rank)
-                used = self.whereabouts.hangs.memory()
+                used = self.rank_monitor.hangs.memory()
                 hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
         finally:
             if self.cell is not None:
@@ -278,7 +278,7 @@ class Executor:
         self.life, actions = advance(self.life, event)
         cell = self.life.cell
         if before is not None and cell is not None and cell.interrupts > before.interrupts:
-            self.time_line.record("interrupt")
+            self.event_log.record("interrupt")
         refusal = ""
         for action in actions:
             if isinstance(action, ev.Refuse):
@@ -343,16 +343,16 @@ class Executor:
             case ev.Notify(text=text):
                 self._audience.say(text)
             case ev.RecordNode(text=text):
-                self.time_line.record("node", what=text)
+                self.event_log.record("node", what=text)
             case ev.GroupStarted():
-                self.time_line.record("ready", attempt=self.life.attempt)
+                self.event_log.record("ready", attempt=self.life.attempt)
                 self.promises.keep("start")
                 self._describe()
             case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
-                said = details or self.time_line.last_words(gone)
+                said = details or self.event_log.last_words(gone)
                 self._start_error = self._start_error or StartError(reason, details=said)
-                self.time_line.record("start failed", reason=str(self._start_error))
+                self.event_log.record("start failed", reason=str(self._start_error))
             case ev.RejoinRanks() if self.returned is not None:
                 self._take_back(self.returned)
             case ev.StartReplacements(ranks=ranks) if (
@@ -366,7 +366,7 @@ class Executor:
                     for rank, number in incarnations.items()
                 )
             case ev.HealFailed(reason=reason):
-                self.time_line.record("not healed", reason=reason)
+                self.event_log.record("not healed", reason=reason)
                 if self._heal is not None:
                     self._heal.close()
                     for rank in self._heal.ranks:  # none of them lives any more
@@ -407,21 +407,21 @@ class Executor:
         self._start_error = None
         self.ready = {}
         self.deeds.forget()
-        self.whereabouts.forget()
+        self.rank_monitor.forget()
         self._audience.forget_ranks()
         self._ranks = RankProcesses(action.attempt, self.means_now, self.launcher, self)
         self.launcher.settle(action.world_size)
         starts = [each for each in self._starts() if self.life.lives(each.topology.rank)]
-        self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
+        self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
         self._ranks.launch(starts, action.world_size)
 
     def _take_back(self, returned: SurvivingGroup) -> None:
         self._start_error = None
         self.deeds.leave((), is_all=True)
         self.means_now.link.take_secret(returned.secret)
-        folder = self.time_line.go_on(returned.folder, self._open_folder)
+        folder = self.event_log.go_on(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
-        self.time_line.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
+        self.event_log.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
         self._ranks = RankProcesses(returned.attempt, self.means_now, self.launcher, self)
         self._ranks.take_back(returned, folder)
 
@@ -433,7 +433,7 @@ class Executor:
     def _open_folder(self) -> RunFolder:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
-        return self.spec.open(self.time_line)
+        return self.spec.open(self.event_log)
 
     def _starts(self) -> list[RankStart]:
         if self.spec is None:
@@ -472,7 +472,7 @@ class Executor:
     def _finish(self, *, is_outgrown: bool) -> None:
         if self.cell is not None:
             self.cell.is_outgrown = is_outgrown
-            self.whereabouts.hangs.alarm = ""  # nobody waits any more
+            self.rank_monitor.hangs.alarm = ""  # nobody waits any more
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.parcel:  # the values of a failed cell are not used
@@ -480,21 +480,21 @@ class Executor:
         self._describe()
 
     def _describe(self, *, pause: float = 0.0) -> None:
-        describe(self.time_line, self.ready, self.whereabouts, self.cell, pause=pause)
+        describe(self.event_log, self.ready, self.rank_monitor, self.cell, pause=pause)
 
     def _note_result(self, result: CellResult) -> None:
-        logs = self.time_line.sizes_of_logs(result.ranks)
-        self.time_line.record("cell ended", **result.facts(), logs=logs)
+        logs = self.event_log.sizes_of_logs(result.ranks)
+        self.event_log.record("cell ended", **result.facts(), logs=logs)
         if self.cell is not None:
             self.deeds.note_cell(self.cell, result.verdict)
 
     def _tell_stopped(self) -> None:
-        self.time_line.record("stopped", attempt=self.life.attempt)
+        self.event_log.record("stopped", attempt=self.life.attempt)
         self._describe()
         if not self.life.state.is_live:  # else it is started again at once
             error = self._start_error or StartError("stopped while it started")
             self.promises.reject(error, "start")
-            self.time_line.close()
-            self.whereabouts.begin_run()
+            self.event_log.close()
+            self.rank_monitor.begin_run()
         self._reject_heal("the group was stopped")
         self.promises.keep("stop")

@@ -140,9 +140,9 @@ class GroupSpec:
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())} | dict(self.more)
 
-    def open(self, time_line: EventLog) -> RunFolder:
+    def open(self, event_log: EventLog) -> RunFolder:
         """The folder of the run that it belongs to."""
-        return time_line.open(self.cwd(), self.name, self.facts())
+        return event_log.open(self.cwd(), self.name, self.facts())
 
     def starts(
         self,

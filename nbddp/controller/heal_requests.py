@@ -28,7 +28,7 @@ class HealRequests:
 
     def __init__(self, executor: ExecutorInterface, heal: HealLife) -> None:
         self._do = executor
-        self.ranks = heal.newcomers
+        self.ranks = heal.replacements
         self._donor = heal.donor
         self._gives: dict[int, int] = {}  # the generation, by the request's number
         self._meets: dict[int, tuple[int, int]] = {}  # the rank and the generation
@@ -63,8 +63,8 @@ class HealRequests:
         self._discard()
         number = next(self._do.numbers)
         self._gives[number] = action.generation
-        leave, newcomers = [*action.leave], [*action.newcomers]
-        command = SendNamespace(request=number, leave=leave, newcomers=newcomers)
+        leave, replacements = [*action.leave], [*action.replacements]
+        command = SendNamespace(request=number, leave=leave, replacements=replacements)
         self._do.means_now.link.send(action.donor, command)
 
     def _meet(self, action: ev.RequestJoin, rank: int) -> None:
@@ -78,7 +78,7 @@ class HealRequests:
             request=number,
             generation=action.generation,
             donor=self._donor,
-            newcomers=[*self.ranks],
+            replacements=[*self.ranks],
             parcel=self._given.parcel,
             storages=self._given.payload["storages"],
             own=dict(self._own[rank].own) if rank in self._own else {},
@@ -98,7 +98,7 @@ class HealRequests:
         port = do.means_now.link.free_port
         places = do.launcher.places(len(do.life.ranks), master_port=port)
         self._own = {
-            rank: do.whereabouts.values.of_replacement(rank, self._donor, alive, places)
+            rank: do.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
             for rank in self.ranks
         }
 
@@ -141,7 +141,7 @@ class HealRequests:
         if self._given is None:
             raise RuntimeError("a heal has ended without names")
         given, do = self._given, self._do
-        do.whereabouts.values.note_healed(self.ranks)
+        do.rank_monitor.values.note_healed(self.ranks)
         own = self._changed["taken"]
         left = self._unmade | given.payload["left"]
         left = {name: why for name, why in left.items() if name not in own}
@@ -168,7 +168,7 @@ class HealRequests:
         )
 
     def _record(self, healed: Healed) -> None:
-        self._do.time_line.record(
+        self._do.event_log.record(
             "healed",
             ranks=healed.ranks,
             donor=healed.donor,

@@ -26,9 +26,9 @@ PAUSE = 10.0  # seconds between two times that it is written while a cell runs
 
 
 def describe(
-    time_line: EventLog,
+    event_log: EventLog,
     ready: Mapping[int, Ready],
-    whereabouts: RankMonitor,
+    rank_monitor: RankMonitor,
     cell: CellHandle | None,
     *,
     pause: float = 0.0,
@@ -37,19 +37,19 @@ def describe(
 
     ``pause``: seconds since the last time that must have passed.
     """
-    if time_line.folder is None or time_line.folder.seconds_since_described() < pause:
+    if event_log.folder is None or event_log.folder.seconds_since_described() < pause:
         return
     try:
-        time_line.describe(known_facts(ready, whereabouts, cell))
+        event_log.describe(known_facts(ready, rank_monitor, cell))
     except Exception:
         logger.exception("nbddp could not write down what it knows of the run")
 
 
 def known_facts(
-    ready: Mapping[int, Ready], whereabouts: RankMonitor, cell: CellHandle | None
+    ready: Mapping[int, Ready], rank_monitor: RankMonitor, cell: CellHandle | None
 ) -> dict[str, Any]:
     """For ``run.json``; what is not known now is not in it, and stays as it was."""
-    facts = whereabouts.totals()
+    facts = rank_monitor.totals()
     if ready:
         known = [ready[rank] for rank in sorted(ready)]
         facts |= {
@@ -57,20 +57,20 @@ def known_facts(
             "devices": [each.device for each in known],
             "hosts": [each.host for each in known],
             "cores": cores_here(),
-            "device_names": _device_names(ready, whereabouts),
+            "device_names": _device_names(ready, rank_monitor),
         }
-    has_steps = whereabouts.first_step is not None
+    has_steps = rank_monitor.first_step is not None
     if cell is not None and cell.result is not None and has_steps:  # an evaluation has none
         batch = samples_per_step(cell.result.reports.values())
         facts |= {} if batch is None else {"samples_per_step": batch}
     return facts
 
 
-def _device_names(ready: Mapping[int, Ready], whereabouts: RankMonitor) -> list[str]:
+def _device_names(ready: Mapping[int, Ready], rank_monitor: RankMonitor) -> list[str]:
     """By rank; of a GPU that no cell has touched yet it is not known."""
     names = []
     for rank in sorted(ready):
-        sign = whereabouts.hangs.signs.get(rank)
+        sign = rank_monitor.hangs.signs.get(rank)
         is_cpu = ready[rank].device == "cpu" and ready[rank].host == platform.node()
         names.append(processor() if is_cpu else sign.pulse.gpu_name if sign else "")
     return names

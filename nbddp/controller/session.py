@@ -60,8 +60,8 @@ class Session:
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
-        whereabouts: what ranks say of themselves.
-        time_line: what happened.
+        rank_monitor: what ranks say of themselves.
+        event_log: what happened.
         times_ended: how often the user has asked to interrupt, to stop or to restart: whoever
             does one thing after the other on the ranks, as a replay does, does not go on then.
     """
@@ -75,7 +75,7 @@ class Session:
     ) -> None:
         self._make_means = make_means
         self._do = Executor(launcher or LocalLauncher(), colors=colors)
-        self.whereabouts, self.time_line = self._do.whereabouts, self._do.time_line
+        self.rank_monitor, self.event_log = self._do.rank_monitor, self._do.event_log
         self._opening = threading.Lock()
         self.times_ended = 0
         self._push_store = PushStore()
@@ -125,8 +125,8 @@ class Session:
         return build_snapshot(
             self.life,
             cell=cell or self._do.cell,
-            whereabouts=self.whereabouts,
-            time_line=self.time_line,
+            rank_monitor=self.rank_monitor,
+            event_log=self.event_log,
             ready=self._do.ready,
             is_for_cell=cell is not None,
             refused=self._do.means.link.refused if self._do.means else 0,
@@ -137,7 +137,7 @@ class Session:
     @property
     def version(self) -> tuple[object, ...]:
         """Another value whenever a snapshot would be another, but for times that go on."""
-        return self.whereabouts.version, self.life
+        return self.rank_monitor.version, self.life
 
     @property
     def deeds(self) -> tuple[Deed, ...]:
@@ -163,7 +163,7 @@ class Session:
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
     ) -> PushRecord:
         """Store values for a replay, as they are sent."""
-        folder = self.time_line.folder
+        folder = self.event_log.folder
         return self._push_store.add(names, ranks, data, folder.path if folder else None)
 
     def note_push(self, pushed: PushRecord) -> None:
@@ -174,7 +174,7 @@ class Session:
     def expect(self, comeback: RecoveryRecord) -> None:
         """The next step that is reported is the first one after a failure."""
         self._do.comeback = comeback
-        self.time_line.record("recovery", attempt=self.life.attempt, **comeback.facts())
+        self.event_log.record("recovery", attempt=self.life.attempt, **comeback.facts())
 
     @property
     def struck(self) -> Set[str]:
@@ -248,14 +248,14 @@ class Session:
             self._do.struck.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
             self._mark_end("restart")
-        is_new = self.time_line.folder is None
+        is_new = self.event_log.folder is None
         try:
             self._ask(event)
         except RequestError:
             self._do.spec = before
             raise
         if is_new:
-            tell, describe = self._do.means_now.actor.tell, self.time_line.describe
+            tell, describe = self._do.means_now.actor.tell, self.event_log.describe
             begin_to_ask(spec.cwd(), lambda origin: tell(describe, {"git": origin}))
         self._do.promises.reject(StartError("restarted before it was ready"), "start")
         return self._do.promises.new("start")
@@ -269,7 +269,7 @@ class Session:
         """The user ends the running cell with its ranks: that is then no failure of theirs."""
         if self._do.cell is not None and self.life.state.is_busy:
             self._do.cell.end_by(how)
-            self.time_line.record(f"{how} asked")
+            self.event_log.record(f"{how} asked")
 
     @contextmanager
     def _stopping_if_interrupted(self) -> Iterator[None]:
@@ -316,7 +316,7 @@ class Session:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self.life.everybody if request.ranks is None else request.ranks
-        before, logs = self._do.cell, self.time_line.sizes_of_logs(ranks)  # ranks write at once
+        before, logs = self._do.cell, self.event_log.sizes_of_logs(ranks)  # ranks write at once
         self._do.cell = handle = CellHandle(
             self._do.next_cell(),
             request,
@@ -336,7 +336,7 @@ class Session:
         except RequestError:
             self._do.cell = before
             raise
-        self.time_line.record("cell", **handle.facts(), logs=logs)
+        self.event_log.record("cell", **handle.facts(), logs=logs)
         self._do.follow(handle)
         if is_elastic and self.launcher.has_room():  # a node came just now
             self._do.step(ev.CapacityChanged())
@@ -373,7 +373,7 @@ class Session:
     def begin_kill(self, rank: int) -> Promise[None]:
         """Kill one rank and do not wait until it is gone."""
         self._ask(ev.KillAsked(rank=rank))
-        self.time_line.record("kill asked", rank=rank)
+        self.event_log.record("kill asked", rank=rank)
         return self._do.promises.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:

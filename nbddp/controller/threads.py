@@ -264,8 +264,8 @@ class ExecutorInterface(Protocol):
 
     life: Life
     launcher: Launcher
-    time_line: EventLog
-    whereabouts: RankMonitor
+    event_log: EventLog
+    rank_monitor: RankMonitor
     deeds: ReplayLog
     promises: Promises
     numbers: itertools.count[int]

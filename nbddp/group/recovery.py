@@ -128,7 +128,7 @@ class Recovery:
             attempt=life.attempt,
             what=verdict.summary(),
             at=verdict.first.at,
-            step=self._session.whereabouts.last_step,
+            step=self._session.rank_monitor.last_step,
             is_death=bool(life.gone),
         )
 

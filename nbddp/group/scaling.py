@@ -113,7 +113,7 @@ class ScalingStudy:
         """Measure a cell that succeeded, while its ranks are idle."""
         pace, known = 1 / max(result.seconds, 1e-9), dict[str, Any]()
         steady = None
-        path = session.time_line.path
+        path = session.event_log.path
         if path is not None:
             # the session records a cell after it has returned the result: wait for that
             session.call(lambda: None)

@@ -93,7 +93,7 @@ class Sweep:
 
         def note_done(session: Session, _result: CellResult) -> None:
             done = facts_of(self._key, trial, count, is_done=True)
-            session.call(session.time_line.describe, done)
+            session.call(session.event_log.describe, done)
 
         self._runner.run(
             row,

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 def timeline_of(session: Session, last: int | None = None) -> Timeline:
     """Where the time of the last cell went; ranks that run another one are not asked for more."""
-    collectives = session.whereabouts.collectives
+    collectives = session.rank_monitor.collectives
     told = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != told.cell
@@ -35,7 +35,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
     until = time.time() if ended is None else ended.at
     at_end = () if went_well else unmet(told, until, is_over=is_over)
-    exits = session.time_line.since(told.began) if told.began else ()
+    exits = session.event_log.since(told.began) if told.began else ()
     died = {
         each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= until
     }
@@ -47,7 +47,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
 
 def _event_of(session: Session, kind: str, cell: int) -> RunEvent | None:
     """Return the event of a cell's beginning or end; None if it is not recorded."""
-    events = (each for each in session.time_line.since(0.0) if each.kind == kind)
+    events = (each for each in session.event_log.since(0.0) if each.kind == kind)
     return next((each for each in events if each.facts.get("id") == cell), None)
 
 

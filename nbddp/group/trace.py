@@ -27,7 +27,7 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
 
     What goes wrong is said in it: a trace that cannot be had ends nothing else.
     """
-    folder = session.time_line.folder
+    folder = session.event_log.folder
     gone = [rank for rank in result.ranks if rank not in session.life.alive]
     nothing = Trace(cell=result.prompt, asked=asked, ranks={}, missing=dict.fromkeys(gone, DIED))
     left = [rank for rank in result.ranks if rank not in gone]
@@ -47,7 +47,7 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
 def _zero(session: Session, result: CellResult) -> int:
     """The nanoseconds from which the file's times are counted: the cell's beginning."""
     began = time.time() - result.seconds
-    for event in session.time_line.since(0.0):
+    for event in session.event_log.since(0.0):
         if event.kind == "cell" and event.facts.get("id") == result.number:
             began = event.facts["began"]
     return int(began * 1e6) * 1000

@@ -150,7 +150,7 @@ class TrialRunner:
                 self._note_failure(row, error, is_shown=result is not None)
         finally:
             with sigint_deferred():
-                row.path, row.seconds = session.time_line.path, time.monotonic() - began
+                row.path, row.seconds = session.event_log.path, time.monotonic() - began
                 asked = session.times_ended
                 self.group.scripts.close()  # counts as one, too
                 self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1

@@ -107,7 +107,7 @@ class WorkerGroup:
     @property
     def folder(self) -> Path | None:
         """Where the logs, numbers and events of the run are; None while there is no run."""
-        folder = self._group.scripts.active.time_line.folder
+        folder = self._group.scripts.active.event_log.folder
         return None if folder is None else folder.path
 
     def start(self) -> None:

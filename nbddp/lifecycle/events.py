@@ -269,13 +269,13 @@ class ReplacementsReady(Action):
 class RequestNamespace(Action):
     """Tell the donor to pack its names, except those in ``leave``.
 
-    ``newcomers`` is empty if the user chose the donor.
+    ``replacements`` is empty if the user chose the donor.
     """
 
     donor: int
     generation: int
     leave: tuple[str, ...]
-    newcomers: tuple[int, ...]
+    replacements: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ class RequestJoin(RankAction):
 
     generation: int
     donor: int
-    newcomers: tuple[int, ...]
+    replacements: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class HealLife:
     """The heal that goes on, and what is known of it.
 
     Attributes:
-        newcomers: the ranks that get a new process.
+        replacements: the ranks that get a new process.
         donor: the rank whose names they get.
         checks: whether the donor sees if its names can be those of the dead ranks.
         unmade: names that could not be made on a new rank: the donor leaves them out.
@@ -101,7 +101,7 @@ class HealLife:
         is_dropped: whether ``meeting`` was told to give up.
     """
 
-    newcomers: tuple[int, ...]
+    replacements: tuple[int, ...]
     donor: int
     checks: bool
     unmade: tuple[str, ...] = ()

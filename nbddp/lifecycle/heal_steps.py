@@ -31,7 +31,7 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
         RankLife(each.rank, incarnation=each.incarnation + 1) if each.rank in event.ranks else each
         for each in life.ranks
     )
-    heal = HealLife(newcomers=event.ranks, donor=event.donor, checks=event.checks)
+    heal = HealLife(replacements=event.ranks, donor=event.donor, checks=event.checks)
     healing, give = _ask_donor(replace(life, state=GroupState.HEALING, ranks=ranks), heal)
     return healing, [
         ev.StartReplacements(ranks=event.ranks),
@@ -46,7 +46,7 @@ def _ask_donor(life: Life, heal: HealLife) -> Step:
         donor=heal.donor,
         generation=generation,
         leave=heal.unmade,
-        newcomers=heal.newcomers if heal.checks else (),
+        replacements=heal.replacements if heal.checks else (),
     )
     return replace(life, generation=generation, heal=heal), [give]
 
@@ -78,7 +78,7 @@ def _meet(life: Life, heal: HealLife) -> Step:
         ranks=tuple(life.alive),
         generation=life.generation,
         donor=heal.donor,
-        newcomers=heal.newcomers,
+        replacements=heal.replacements,
     )
     return replace(life, heal=heal), [meet]
 
@@ -118,7 +118,7 @@ def _go_on(life: Life, heal: HealLife) -> Step:
         return replace(life, heal=heal), []
     if heal.is_again and not heal.is_lost:
         again = HealLife(
-            newcomers=heal.newcomers, donor=heal.donor, checks=heal.checks, unmade=heal.unmade
+            replacements=heal.replacements, donor=heal.donor, checks=heal.checks, unmade=heal.unmade
         )
         return _ask_donor(life, again)
     if heal.failures:  # what one rank failed of is why others were left
@@ -146,7 +146,7 @@ def on_rang(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
 
 def give_up(life: Life, heal: HealLife, reason: str) -> Step:
     """Kill the new processes, and report that the heal failed."""
-    doomed = tuple(rank for rank in heal.newcomers if life.lives(rank))
+    doomed = tuple(rank for rank in heal.replacements if life.lives(rank))
     ranks = tuple(
         replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in doomed else each
         for each in life.ranks

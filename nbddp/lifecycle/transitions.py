@@ -114,7 +114,7 @@ def _all_gone(life: Life) -> Step:
 
 
 def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
-    if life.heal is not None and event.rank in life.heal.newcomers:
+    if life.heal is not None and event.rank in life.heal.replacements:
         return heal_steps.on_newcomer_ready(life.mark(event.rank, RankState.IDLE), life.heal)
     if life.state is not GroupState.STARTING:
         return life, []

@@ -71,14 +71,14 @@ class NotebookState:
     def current_run(self) -> Path | None:
         """The folder of the run that goes on, if one does."""
         session = self.group.scripts.active
-        folder = session.time_line.folder
+        folder = session.event_log.folder
         return folder.path if folder and session.life.state.is_live else None
 
     @property
     def last_run(self) -> Path | None:
         """The folder of the last script if no cell ran since, else of the run that goes on."""
         session = self.group.scripts.recent
-        path = session.time_line.path
+        path = session.event_log.path
         is_of_script = session is not self.group.session and path is not None and path.exists()
         return path if is_of_script else self.current_run
 

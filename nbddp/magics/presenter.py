@@ -218,7 +218,7 @@ class Presenter:
 
             last = self._panel
             if last and last.session is session and last.attempt == snapshot.attempt:
-                metrics = session.whereabouts.metrics.snapshot(most=MAX_CHARTS)
+                metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
                 lines = last.tails.lines()[-SHOWN:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 

@@ -62,11 +62,11 @@ class LivePublishing:
     def _tell(self, session: Session, text: str) -> None:
         """In the cell that runs, or the next one; without ranks, here and now."""
         with suppress(RequestError):
-            session.call(session.time_line.say, text)
+            session.call(session.event_log.say, text)
             return
         self._say(f"nbddp: {text}")
 
 
 def _folder(session: Session) -> Path | None:
-    folder = session.time_line.folder
+    folder = session.event_log.folder
     return None if folder is None else folder.path

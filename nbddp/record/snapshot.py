@@ -148,8 +148,8 @@ def build_snapshot(
     life: Life,
     *,
     cell: CellHandle | None,
-    whereabouts: RankMonitor,
-    time_line: EventLog,
+    rank_monitor: RankMonitor,
+    event_log: EventLog,
     ready: Mapping[int, Ready],
     refused: int = 0,
     is_for_cell: bool = True,
@@ -166,20 +166,20 @@ def build_snapshot(
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
         cell = None  # it ran on ranks that are gone
     shown = cell if is_for_cell else None
-    folder, alarm = time_line.folder, whereabouts.hangs.alarm
+    folder, alarm = event_log.folder, rank_monitor.hangs.alarm
     known = sorted(dict(ready).items())
-    lags = whereabouts.lags(cell.ranks) if cell else {}
-    events = time_line.since(cell.began_at) if cell else time_line.of_attempt(life.attempt)
+    lags = rank_monitor.lags(cell.ranks) if cell else {}
+    events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
-    asked = _asked(life, shown, whereabouts)
+    asked = _asked(life, shown, rank_monitor)
     cause = cell.verdict.first.headline() if cell and cell.verdict else ""
     ranks = []
     for each in _ranks(life, shown):
-        drawn = _rank(each, cell, _state(each, shown), whereabouts, asked, now)
+        drawn = _rank(each, cell, _state(each, shown), rank_monitor, asked, now)
         place, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
         if place is not None:
             drawn = replace(drawn, pid=place.pid, device=place.device)
-            if shown is None and each.is_alive and whereabouts.hangs.is_stopped(each.rank):
+            if shown is None and each.is_alive and rank_monitor.hangs.is_stopped(each.rank):
                 words = f"stopped by a signal: `kill -CONT {place.pid}` continues it"
                 drawn = replace(drawn, state=words)
         ranks.append(replace(drawn, node=nodes.get(each.rank, ""), lag=lag))
@@ -193,22 +193,22 @@ def build_snapshot(
         devices=tuple(each.device for _, each in known),
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
-        ranks=_with_gpus(ranks, whereabouts, look),
+        ranks=_with_gpus(ranks, rank_monitor, look),
         events=with_news_once(events, cause=cause, alarm=alarm),
         alarm=alarm,
-        awaited=whereabouts.collectives.straggler() if lags else None,
-        missed=whereabouts.missed if cell else 0,
+        awaited=rank_monitor.collectives.straggler() if lags else None,
+        missed=rank_monitor.missed if cell else 0,
         refused=refused,
     )
 
 
 def _with_gpus(
-    ranks: Sequence[RankSnapshot], whereabouts: RankMonitor, look: LookAtGpus
+    ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, look: LookAtGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add what is known of the GPUs as a whole, and who else is on them."""
     on: dict[str, list[RankSnapshot]] = defaultdict(list)
     for each in ranks:
-        sign = whereabouts.hangs.signs.get(each.rank)
+        sign = rank_monitor.hangs.signs.get(each.rank)
         if each.gpu and sign is not None:
             on[sign.pulse.gpu].append(each)
     if not on:
@@ -237,16 +237,16 @@ def _rank(
     each: RankLife,
     cell: CellHandle | None,
     state: _State,
-    whereabouts: RankMonitor,
+    rank_monitor: RankMonitor,
     asked: str,
     now: float,
 ) -> RankSnapshot:
     """Draw a rank by its last sign of life; ``asked`` asks the user, on whatever rank."""
-    sign = whereabouts.hangs.signs.get(each.rank)
+    sign = rank_monitor.hangs.signs.get(each.rank)
     pulse = sign.pulse if sign else RankStatus(cell=0, line=0, function="")
     age = now - sign.at if sign else 0.0
     is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
-    pace = whereabouts.metrics.step_rate(each.rank) if cell else None
+    pace = rank_monitor.metrics.step_rate(each.rank) if cell else None
     is_of_cell = cell is not None and pulse.last_cell == cell.number
     steps = pulse.steps if is_of_cell else {}  # of the same moment as the collective
     words, is_well, is_cause = state
@@ -269,7 +269,7 @@ def _rank(
         gpu=pulse.gpu_name if each.is_alive else "",
         gpu_memory=pulse.gpu_memory,
         gpu_reserved=pulse.gpu_reserved,
-        bars=whereabouts.bars.get(each.rank, ()) if cell else (),
+        bars=rank_monitor.bars.get(each.rank, ()) if cell else (),
         is_alive=each.is_alive,
         is_well=is_well,
         is_cause=is_cause,
@@ -277,11 +277,11 @@ def _rank(
     )
 
 
-def _asked(life: Life, cell: CellHandle | None, whereabouts: RankMonitor) -> str:
+def _asked(life: Life, cell: CellHandle | None, rank_monitor: RankMonitor) -> str:
     """What asks the user right now; empty if nothing does."""
     if cell is None:
         return ""
-    signs = [whereabouts.hangs.signs.get(each.rank) for each in life.ranks]
+    signs = [rank_monitor.hangs.signs.get(each.rank) for each in life.ranks]
     pulses = [sign.pulse for sign in signs if sign is not None]
     return next((each.asks for each in pulses if each.asks and each.cell == cell.number), "")
 

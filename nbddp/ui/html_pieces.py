@@ -64,7 +64,7 @@ def ink(kind: str) -> str:
     return f"color:{COLORS[kind]}"
 
 
-def time_line(snapshot: Snapshot) -> str:
+def event_log(snapshot: Snapshot) -> str:
     """Draw the events since the cell began as marks on a line, and list the newest."""
     shown = describe_events(snapshot)
     if not shown:

@@ -338,7 +338,7 @@ def _how_far(each: RankSnapshot) -> tuple[float, int]:
 
 def _say_values(session: Session) -> Iterator[str]:
     """The newest value of each metric, as a mean over ranks."""
-    store = session.whereabouts.metrics
+    store = session.rank_monitor.metrics
     for name in store.names()[:SHOWN_METRICS]:
         if last := store.last(name).values():
             yield f"{name} {format_number(sum(last) / len(last))}"
@@ -346,7 +346,7 @@ def _say_values(session: Session) -> Iterator[str]:
 
 def show_charts(screen: StreamTarget, session: Session) -> None:
     """Show the charts of the metrics that have more than a point, as one picture."""
-    metrics = session.whereabouts.metrics.snapshot({}, most=MAX_CHARTS)
+    metrics = session.rank_monitor.metrics.snapshot({}, most=MAX_CHARTS)
     curves = {
         name: each
         for name, each in metrics.curves.items()

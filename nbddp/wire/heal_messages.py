@@ -12,26 +12,26 @@ MADE_BY_ALL = "a process group is made by all ranks at once"  # why it is not ca
 class SendNamespace:
     """Lay all names out for ranks that take dead ones' places, but those to ``leave``.
 
-    ``newcomers`` are none where the user has chosen whose names they get.
+    ``replacements`` are none where the user has chosen whose names they get.
     """
 
     request: int
     leave: list[str]
-    newcomers: list[int]
+    replacements: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGroup:
-    """Form a new process group, in which newcomers get the names that a donor gave.
+    """Form a new process group, in which replacements get the names that a donor gave.
 
     ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
-    ``own``: for a newcomer, by path, the marks of the donor's value and of its own value.
+    ``own``: for a replacement, by path, the marks of the donor's value and of its own value.
     """
 
     request: int
     generation: int
     donor: int
-    newcomers: list[int]
+    replacements: list[int]
     parcel: dict[str, Any]
     storages: list[Any]
     own: dict[str, Any] = field(default_factory=dict)

@@ -246,7 +246,7 @@ class Ranks(WorkerGroup):
     # ---- observation
 
     def hang_after(self, seconds: float) -> None:
-        self.session.whereabouts.hangs.hang_after = seconds
+        self.session.rank_monitor.hangs.hang_after = seconds
 
     def count_kills_in(self, counter: Path) -> None:
         """Read from this file how many processes the system killed because it ran out of memory."""
@@ -254,15 +254,15 @@ class Ranks(WorkerGroup):
 
     @property
     def last_step(self) -> float | None:
-        return self.session.whereabouts.last_step
+        return self.session.rank_monitor.last_step
 
     def last_sign(self, rank: int) -> Heartbeat | None:
         """When and where a rank gave its last sign of life."""
-        return self.session.whereabouts.hangs.signs.get(rank)
+        return self.session.rank_monitor.hangs.signs.get(rank)
 
     def awaited(self) -> Straggler | None:
         """Return the rank that the others wait for, if one is named."""
-        return self.session.whereabouts.collectives.straggler()
+        return self.session.rank_monitor.collectives.straggler()
 
     def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
         """Return what the panel draws now."""
@@ -270,10 +270,10 @@ class Ranks(WorkerGroup):
 
     def metrics(self, *, most: int) -> Any:
         """Return the curves that the panel draws, at most so many."""
-        return self.session.whereabouts.metrics.snapshot(most=most)
+        return self.session.rank_monitor.metrics.snapshot(most=most)
 
     def events(self) -> tuple[RunEvent, ...]:
-        return self.session.time_line.since(0.0)
+        return self.session.event_log.since(0.0)
 
     # ---- the run's folder
 

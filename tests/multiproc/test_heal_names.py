@@ -354,13 +354,13 @@ def _healed_in_vain(group: Ranks, gone: int) -> str:
         healing.start()
         # a rank that is about to come has the process id of the one before it
         assert wait_until(lambda gone=gone: group.pids.get(1, gone) != gone)
-        newcomer = psutil.Process(group.pids[1])
-        empty = newcomer.memory_info().rss
-        while newcomer.memory_info().rss < empty + FLOATS and healing.is_alive():
+        replacement = psutil.Process(group.pids[1])
+        empty = replacement.memory_info().rss
+        while replacement.memory_info().rss < empty + FLOATS and healing.is_alive():
             pass  # it takes a moment only
-        os.kill(newcomer.pid, signal.SIGKILL)
+        os.kill(replacement.pid, signal.SIGKILL)
         healing.join(60)
         assert not healing.is_alive()
         assert wait_until(lambda: 1 not in group.alive)
-        gone = newcomer.pid
+        gone = replacement.pid
     return failed[0]

@@ -253,7 +253,7 @@ def test_a_second_session_leaves_the_launcher_and_the_first_one_alone(group: Ran
     handle = other.submit(CellRequest(source="x = torch.ones(1); dist.all_reduce(x); print(x)"))
     assert group.finish(handle).is_ok
     group.assert_works()
-    assert other.time_line.path != group.run_folder
+    assert other.event_log.path != group.run_folder
     other.close()
     group.restart()
     group.assert_works()

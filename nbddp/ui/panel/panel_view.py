@@ -170,7 +170,7 @@ class PanelView:
             case OutputText(rank=rank, text=text):
                 self.tails.write(rank, text)
             case ControllerMessage(text=text):
-                if self._widgets is None or text != self.session.whereabouts.hangs.alarm:
+                if self._widgets is None or text != self.session.rank_monitor.hangs.alarm:
                     self.tails.say(text)
             case RichOutput(rank=rank, message=message):
                 self._show_display(handle, rank, message)
@@ -233,7 +233,7 @@ class PanelView:
         self._widgets = widgets = PanelWidgets(
             handle.ranks,
             lambda *it: self._press(handle, *it),
-            self.session.whereabouts.metrics.snapshot,
+            self.session.rank_monitor.metrics.snapshot,
             self._serving.add,
         )
         self._redraw(handle, widgets)
@@ -288,7 +288,7 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             log_path=log_path(self._folder, None),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
-            metrics=self.session.whereabouts.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
+            metrics=self.session.rank_monitor.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
             attempts=self._before,
             curves=curves,
@@ -303,7 +303,7 @@ class PanelView:
             return snapshot
         began = self._before[0].handle.began_at
         seconds = snapshot.seconds + handle.began_at - began
-        events = self.session.time_line.since(began)
+        events = self.session.event_log.since(began)
         return replace(snapshot, began=began, seconds=seconds, events=events)
 
     def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[LogLine], str]]:

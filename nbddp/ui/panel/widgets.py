@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.html_pieces import SHEET, muted, time_line
+from nbddp.ui.html_pieces import SHEET, event_log, muted
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import ButtonPress, Controls
 from nbddp.ui.panel.log_area import LogArea
@@ -60,7 +60,7 @@ class PanelWidgets:
         self._table.value = (
             f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
         )
-        self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
+        self._line.value = f'<div class="nbddp">{event_log(snapshot)}</div>'
         self._controls.draw(snapshot)
 
     def close(self) -> None:

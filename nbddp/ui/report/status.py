@@ -10,7 +10,7 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.html_pieces import time_line
+from nbddp.ui.html_pieces import event_log
 from nbddp.ui.log_lines import LogLine, log_html, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
@@ -73,7 +73,7 @@ def awaited_block(snapshot: Snapshot) -> Text:
 def events_block(snapshot: Snapshot) -> Markup:
     """Show the events on a line; as text only the newest."""
     text = [f"{at} after the start: {text}" for _, at, text in describe_events(snapshot)]
-    return Markup(partial(time_line, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
+    return Markup(partial(event_log, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 
 def charts_block(

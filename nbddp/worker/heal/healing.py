@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nbddp.worker.process_group.process_group import ProcessGroup
     from nbddp.worker.process_group.regroup import Regrouper
 
-AT_ONCE = 8  # messages on their way to newcomers
+AT_ONCE = 8  # messages on their way to replacements
 NAMED = 20  # names and parts that are not carried: the others are counted
 LONGEST = 300  # characters of the reason
 
@@ -74,14 +74,14 @@ class HealHandler:
     def give(self, command: SendNamespace) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
         _refuse_sharded(self._namespace, self._group.registry.optimizers)
-        for newcomer in command.newcomers:
-            if part := self._group.part_without(newcomer):  # only the user knows whose are right
-                outside = "this rank is" if newcomer in part else f"rank {newcomer} was"
+        for replacement in command.replacements:
+            if part := self._group.part_without(replacement):  # only the user knows whose are right
+                outside = "this rank is" if replacement in part else f"rank {replacement} was"
                 raise RequestError(
                     f"{format_ranks(part)} have a subgroup, and {outside} not in it: rank "
-                    f"{newcomer} may have had different values. `%ddp heal --from R` copies them "
-                    "from a rank with the same values, `%ddp restart --replay` restarts all ranks "
-                    "and runs the cells again"
+                    f"{replacement} may have had different values. `%ddp heal --from R` copies "
+                    "them from a rank with the same values, `%ddp restart --replay` restarts all "
+                    "ranks and runs the cells again"
                 )
         leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.leave]
         beside = self._cells.files, self._surroundings.told()
@@ -117,8 +117,8 @@ class HealHandler:
         """Memory first: what is opened may look into its tensors at once."""
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
-            self._send(command.newcomers)
-        elif rank in command.newcomers:
+            self._send(command.replacements)
+        elif rank in command.replacements:
             data = payloads.take(self._store, command.parcel)
             storages = [
                 torch.empty(
@@ -137,7 +137,7 @@ class HealHandler:
 
     def _take_places(self, command: JoinGroup) -> None:
         """Where all that live keep their own rank, the new ones keep theirs."""
-        is_new = dist.get_rank() in command.newcomers
+        is_new = dist.get_rank() in command.replacements
         mine = None if is_new else own_attributes(self._namespace, self._own)
         told = [each for each in gather_objects(mine, self._group.device) if each is not None]
         if is_new:
@@ -155,13 +155,13 @@ class HealHandler:
 
     # ---- memory of tensors
 
-    def _send(self, newcomers: Sequence[int]) -> None:
+    def _send(self, replacements: Sequence[int]) -> None:
         def begin() -> Iterator[tuple[Any, None]]:
             for batch in batches(self._storages, UntypedStorage.nbytes):
                 parts = [_bytes(each).to(self._group.device) for each in batch]
                 bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
-                for newcomer in newcomers:
-                    yield dist.isend(bytes_, newcomer), None
+                for replacement in replacements:
+                    yield dist.isend(bytes_, replacement), None
 
         for _ in self._in_flight(begin()):
             pass

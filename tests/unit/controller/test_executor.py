@@ -126,7 +126,7 @@ def stage(empty: Stage) -> Stage:
 
 
 def run_folder(stage: Stage) -> RunFolder:
-    folder = stage.executor.time_line.folder
+    folder = stage.executor.event_log.folder
     assert folder is not None
     return folder
 
@@ -434,7 +434,7 @@ def test_a_record_that_cannot_be_made_costs_no_rank_and_no_result(
     def fail(*_: object) -> None:
         raise ValueError("no such number")
 
-    monkeypatch.setattr(stage.executor.whereabouts, "totals", fail)
+    monkeypatch.setattr(stage.executor.rank_monitor, "totals", fail)
     assert stage.works()
     stage.turn()
     assert stage.state is GroupState.IDLE

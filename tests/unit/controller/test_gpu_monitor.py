@@ -70,11 +70,11 @@ def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again
 
 
 def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
-    whereabouts = RankMonitor(is_stopped=lambda _rank: False)
+    rank_monitor = RankMonitor(is_stopped=lambda _rank: False)
     ranks = tuple(RankLife(rank, RankState.IDLE) for rank in range(4))
     for rank, uuid in enumerate(["a", "a", "b"]):
         pulse = RankStatus(cell=0, line=0, function="", gpu=uuid, gpu_name="NVIDIA T4")
-        whereabouts.note(rank, pulse, 0.0)
+        rank_monitor.note(rank, pulse, 0.0)
     asked: list[object] = []
 
     def look(pids: object) -> dict[str, GpuUsage]:
@@ -84,8 +84,8 @@ def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
     snapshot = build_snapshot(
         replace(Life(), state=GroupState.IDLE, attempt=1, ranks=ranks),
         cell=None,
-        whereabouts=whereabouts,
-        time_line=EventLog(lambda _text: None),
+        rank_monitor=rank_monitor,
+        event_log=EventLog(lambda _text: None),
         ready={r: Ready(pid=10 + r, device="", backend="", host="") for r in range(4)},
         look=look,
     )

@@ -85,9 +85,9 @@ def test_of_what_comes_in_one_letter_everything_is_taken_in(
     text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
     link.say(0, MessageBatch(reports=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
     assert handle.next_notice(5.0) == OutputText(0, "a\n")
-    happened = partial(session.time_line.since, handle.began_at)
+    happened = partial(session.event_log.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])
-    assert session.whereabouts.metrics.snapshot(most=1).curves["loss"][0].last == 0.5
+    assert session.rank_monitor.metrics.snapshot(most=1).curves["loss"][0].last == 0.5
 
 
 def test_a_group_that_was_closed_can_be_started_again(
@@ -109,7 +109,7 @@ def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
     second = session.second()
     second.start(GroupSpec(nproc=3))
     assert run(second)
-    assert second.time_line.path != session.time_line.path
+    assert second.event_log.path != session.event_log.path
     second.close()
     assert not other_launcher.living()
     assert len(launcher.living()) == 2

@@ -59,7 +59,7 @@ from nbddp.lifecycle.transitions import START_PATIENCE, advance
 
 GIVEN = NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
-MEET = RequestJoin(ranks=(0, 1), generation=1, donor=0, newcomers=(1,))
+MEET = RequestJoin(ranks=(0, 1), generation=1, donor=0, replacements=(1,))
 BACK_SOON = alarm(Deadline.BACK, BACK_PATIENCE, cell=0, generation=1)
 
 
@@ -68,7 +68,7 @@ def met(rank: int, **more: Any) -> GroupJoined:
 
 
 def give(generation: int, *leave: str) -> RequestNamespace:
-    return RequestNamespace(donor=0, generation=generation, leave=leave, newcomers=(1,))
+    return RequestNamespace(donor=0, generation=generation, leave=leave, replacements=(1,))
 
 
 def rang_back(generation: int = 1) -> DeadlinePassed:

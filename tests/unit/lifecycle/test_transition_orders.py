@@ -468,7 +468,7 @@ class AnyOrder(RuleBasedStateMachine):
     def an_interrupt_ends_healing_and_whoever_lived_lives(self) -> None:
         if self.life.state is GroupState.HEALING:
             assert self.life.heal is not None
-            before = set(self.life.alive) - set(self.life.heal.newcomers)
+            before = set(self.life.alive) - set(self.life.heal.replacements)
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
             imagined.ring([], ev.Deadline.BACK)

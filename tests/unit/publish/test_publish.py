@@ -381,7 +381,7 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     path = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),))
     line = Mock(folder=Mock(path=path))
     said: list[str] = []
-    session = Mock(time_line=line, call=lambda act, *words: act(*words))
+    session = Mock(event_log=line, call=lambda act, *words: act(*words))
     line.say = said.append
     publishing = LivePublishing(said.append)
     for _ in range(3):

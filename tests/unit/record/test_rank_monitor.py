@@ -1,4 +1,4 @@
-"""The whereabouts: what each rank said of itself last, and what follows from it."""
+"""The rank monitor: what each rank said of itself last, and what follows from it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nbddp.wire.messages import Metrics, Progress, RankStatus
 
 
 @pytest.fixture
-def whereabouts() -> RankMonitor:
-    whereabouts = RankMonitor(is_stopped=lambda _rank: False)
-    whereabouts.begin_cell([0, 1], now=0.0)
-    return whereabouts
+def rank_monitor() -> RankMonitor:
+    rank_monitor = RankMonitor(is_stopped=lambda _rank: False)
+    rank_monitor.begin_cell([0, 1], now=0.0)
+    return rank_monitor
 
 
 def pulse(seconds: float = 0.0) -> RankStatus:
@@ -57,70 +57,70 @@ def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
 
 
 def test_the_last_sign_of_life_is_kept_with_its_time_until_its_ranks_are_gone(
-    whereabouts: RankMonitor,
+    rank_monitor: RankMonitor,
 ) -> None:
-    whereabouts.note(1, pulse(1.0), now=3.0)
-    whereabouts.note(1, pulse(2.0), now=4.0)
-    assert whereabouts.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
-    whereabouts.note(1, numbers(0), now=4.0)
-    whereabouts.begin_cell([0], now=5.0)
-    assert whereabouts.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
-    assert whereabouts.hangs.signs[0].pulse.cell == 0
-    whereabouts.note(0, numbers(0), now=6.0)
-    whereabouts.forget()
-    assert whereabouts.hangs.signs == {}
-    assert whereabouts.metrics.names() == ["loss"]
+    rank_monitor.note(1, pulse(1.0), now=3.0)
+    rank_monitor.note(1, pulse(2.0), now=4.0)
+    assert rank_monitor.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
+    rank_monitor.note(1, numbers(0), now=4.0)
+    rank_monitor.begin_cell([0], now=5.0)
+    assert rank_monitor.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
+    assert rank_monitor.hangs.signs[0].pulse.cell == 0
+    rank_monitor.note(0, numbers(0), now=6.0)
+    rank_monitor.forget()
+    assert rank_monitor.hangs.signs == {}
+    assert rank_monitor.metrics.names() == ["loss"]
 
 
-def test_the_memory_is_that_of_all_ranks_together(whereabouts: RankMonitor) -> None:
+def test_the_memory_is_that_of_all_ranks_together(rank_monitor: RankMonitor) -> None:
     for rank in range(2):
-        whereabouts.note(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
-    assert whereabouts.hangs.memory() == 2 << 20
+        rank_monitor.note(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
+    assert rank_monitor.hangs.memory() == 2 << 20
 
 
 def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted(
-    whereabouts: RankMonitor,
+    rank_monitor: RankMonitor,
 ) -> None:
-    whereabouts.note(1, numbers(0, 1, missed=3), now=1.0)
-    whereabouts.note(1, numbers(2), now=2.0)
-    whereabouts.note(0, numbers(0, missed=4), now=2.0)
-    curves = whereabouts.metrics.curves("loss")
+    rank_monitor.note(1, numbers(0, 1, missed=3), now=1.0)
+    rank_monitor.note(1, numbers(2), now=2.0)
+    rank_monitor.note(0, numbers(0, missed=4), now=2.0)
+    curves = rank_monitor.metrics.curves("loss")
     assert (curves[1].steps, curves[0].steps) == ((0.0, 1.0, 2.0), (0.0,))
-    pace = whereabouts.metrics.step_rate(1)
+    pace = rank_monitor.metrics.step_rate(1)
     assert pace is not None
     assert (pace.step, pace.at) == (2.0, 102.0)
-    assert whereabouts.missed == 7
+    assert rank_monitor.missed == 7
 
 
-def test_the_bars_of_a_rank_are_those_that_it_named_last(whereabouts: RankMonitor) -> None:
+def test_the_bars_of_a_rank_are_those_that_it_named_last(rank_monitor: RankMonitor) -> None:
     outer: list[Any] = ["epochs", 1, 3, 9.0]
     inner: list[Any] = ["batches", 10, 0, 2.5]
-    whereabouts.note(0, Progress(bars=[outer, inner]), now=1.0)
-    assert whereabouts.bars == {0: (LoopProgress(*outer), LoopProgress(*inner))}
-    whereabouts.note(0, Progress(bars=[outer]), now=2.0)
-    assert whereabouts.bars == {0: (LoopProgress(*outer),)}
+    rank_monitor.note(0, Progress(bars=[outer, inner]), now=1.0)
+    assert rank_monitor.bars == {0: (LoopProgress(*outer), LoopProgress(*inner))}
+    rank_monitor.note(0, Progress(bars=[outer]), now=2.0)
+    assert rank_monitor.bars == {0: (LoopProgress(*outer),)}
 
 
-def test_the_version_is_another_after_anything_that_was_said(whereabouts: RankMonitor) -> None:
-    seen = [whereabouts.version]
+def test_the_version_is_another_after_anything_that_was_said(rank_monitor: RankMonitor) -> None:
+    seen = [rank_monitor.version]
     for message in (pulse(), numbers(0), Progress(bars=[]), pulse()):
-        whereabouts.note(0, message, now=1.0)
-        seen.append(whereabouts.version)
+        rank_monitor.note(0, message, now=1.0)
+        seen.append(rank_monitor.version)
     assert len(set(seen)) == 5
 
 
 # ---- cells
 
 
-def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: RankMonitor) -> None:
-    whereabouts.note(0, numbers(0, missed=2), now=1.0)
-    whereabouts.note(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
-    assert (whereabouts.first_step, whereabouts.last_step) == (0, 0)
-    whereabouts.begin_cell([0, 1], now=2.0)
-    assert whereabouts.missed == 0
-    assert whereabouts.metrics.names() == []
-    assert whereabouts.bars == {}
-    assert whereabouts.first_step is whereabouts.last_step is None
+def test_a_new_cell_begins_without_what_an_earlier_one_said(rank_monitor: RankMonitor) -> None:
+    rank_monitor.note(0, numbers(0, missed=2), now=1.0)
+    rank_monitor.note(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
+    assert (rank_monitor.first_step, rank_monitor.last_step) == (0, 0)
+    rank_monitor.begin_cell([0, 1], now=2.0)
+    assert rank_monitor.missed == 0
+    assert rank_monitor.metrics.names() == []
+    assert rank_monitor.bars == {}
+    assert rank_monitor.first_step is rank_monitor.last_step is None
 
 
 # ---- a recovery
@@ -131,15 +131,15 @@ def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: RankMon
     [(Purpose.RETRY, (0.0, 1.0, 2.0, 3.0), (1.0,)), (Purpose.USER, (1.0, 2.0, 3.0), ())],
 )
 def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
-    whereabouts: RankMonitor,
+    rank_monitor: RankMonitor,
     steps: tuple[float, ...],
     restarts: tuple[float, ...],
     purpose: Purpose,
 ) -> None:
-    whereabouts.note(0, numbers(0, 1, 2), now=0.0)
-    whereabouts.begin_cell([0], now=1.0, purpose=Purpose.REPLAY)
-    whereabouts.note(0, numbers(100, 101), now=1.0)
-    whereabouts.begin_cell([0], now=2.0, purpose=purpose)
-    whereabouts.note(0, numbers(1, 2, 3), now=2.0)
-    curve = whereabouts.metrics.curves("loss")[0]
+    rank_monitor.note(0, numbers(0, 1, 2), now=0.0)
+    rank_monitor.begin_cell([0], now=1.0, purpose=Purpose.REPLAY)
+    rank_monitor.note(0, numbers(100, 101), now=1.0)
+    rank_monitor.begin_cell([0], now=2.0, purpose=purpose)
+    rank_monitor.note(0, numbers(1, 2, 3), now=2.0)
+    curve = rank_monitor.metrics.curves("loss")[0]
     assert (curve.steps, curve.resume_points) == (steps, restarts)

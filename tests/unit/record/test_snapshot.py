@@ -62,17 +62,17 @@ class Group:
 
     def __init__(self) -> None:
         self.cell = cell_on(0, 1)
-        self.whereabouts = RankMonitor(is_stopped=lambda _rank: False)
-        self.whereabouts.begin_cell([0, 1], now=time.monotonic())
-        self.time_line = EventLog(lambda _text: None)
+        self.rank_monitor = RankMonitor(is_stopped=lambda _rank: False)
+        self.rank_monitor.begin_cell([0, 1], now=time.monotonic())
+        self.event_log = EventLog(lambda _text: None)
 
     def look(self, life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
-        known = {"ready": {}, "whereabouts": self.whereabouts, "time_line": self.time_line}
+        known = {"ready": {}, "rank_monitor": self.rank_monitor, "event_log": self.event_log}
         return build_snapshot(life, cell=cell, **(known | more))
 
     def note(self, rank: int, *messages: Any, ago: float = 0.0) -> None:
         for message in messages:
-            self.whereabouts.note(rank, message, time.monotonic() - ago)
+            self.rank_monitor.note(rank, message, time.monotonic() - ago)
 
     def rank(self, rank: int, life: Life = RUNNING, **more: Any) -> RankSnapshot:
         """A rank of the group in its cell."""
@@ -256,7 +256,7 @@ def test_steps_and_bars_are_those_that_the_rank_reported_in_a_cell_of_this_group
     assert group.shows(*names, rank=0) == (40.0, pytest.approx(10.0), bars)
     assert group.shows(*names, rank=1) == (None, 0.0, ())
     assert group.look(RUNNING, group.cell).missed == 3
-    group.time_line.record("start", attempt=3)
+    group.event_log.record("start", attempt=3)
     other = group.look(replace(IDLE, attempt=3), group.cell, is_for_cell=False)
     assert (other.ranks[0].step, other.ranks[0].bars, other.missed) == (None, (), 0)
     assert [event.kind for event in other.events] == ["start"]
@@ -296,24 +296,24 @@ def test_an_alarm_is_passed_on(group: Group) -> None:
     now = time.monotonic()
     for rank in (0, 1):
         waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
-        group.whereabouts.note(rank, waits, now)
-    card = group.whereabouts.hangs.look(7, [0, 1], [0, 1], now=now)
+        group.rank_monitor.note(rank, waits, now)
+    card = group.rank_monitor.hangs.look(7, [0, 1], [0, 1], now=now)
     assert group.look(RUNNING).alarm == card != ""
 
 
 def test_the_run_is_named_for_its_folder(group: Group) -> None:
-    group.time_line.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
+    group.event_log.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
     snapshot = group.look(RUNNING)
     assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
-    group.time_line.folder = None
+    group.event_log.folder = None
     assert (group.look(RUNNING).folder, group.look(RUNNING).run) == ("", "")
 
 
 def test_only_what_happened_since_the_cell_began_is_told(group: Group) -> None:
-    group.time_line.record("exit", rank=0)
+    group.event_log.record("exit", rank=0)
     time.sleep(0.002)
     cell = cell_on(0, 1)
-    group.time_line.record("failure", rank=1)
+    group.event_log.record("failure", rank=1)
     snapshot = group.look(RUNNING, cell)
     assert [event.kind for event in snapshot.events] == ["failure"]
     assert snapshot.began == cell.began_at <= snapshot.at
@@ -330,11 +330,11 @@ def test_a_cell_has_its_time_to_its_end_and_no_further(group: Group) -> None:
 def test_without_a_cell_what_happened_is_told_from_the_start_of_this_attempt(group: Group) -> None:
     nothing = group.look(Life())
     assert (nothing.events, nothing.seconds, nothing.began) == ((), 0.0, nothing.at)
-    group.time_line.record("start", attempt=1)
-    group.time_line.record("exit", rank=0)
+    group.event_log.record("start", attempt=1)
+    group.event_log.record("exit", rank=0)
     time.sleep(0.002)
-    group.time_line.record("start", attempt=2)
-    group.time_line.record("exit", rank=1)
+    group.event_log.record("start", attempt=2)
+    group.event_log.record("exit", rank=1)
     snapshot = group.look(IDLE)
     assert [event.kind for event in snapshot.events] == ["start", "exit"]
     assert snapshot.began == snapshot.events[0].at

@@ -1,4 +1,4 @@
-"""The time_line: what happened since a moment, and the whole of it in the run's folder."""
+"""The event log: what happened since a moment, and the whole of it in the run's folder."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def time_line(said: list[str]) -> Iterator[EventLog]:
-    time_line = EventLog(said.append)
-    yield time_line
-    time_line.close()
+def event_log(said: list[str]) -> Iterator[EventLog]:
+    event_log = EventLog(said.append)
+    yield event_log
+    event_log.close()
 
 
-def opened(time_line: EventLog, base: Path) -> RunFolder:
-    return time_line.open(base, "first", {"nproc": 2})
+def opened(event_log: EventLog, base: Path) -> RunFolder:
+    return event_log.open(base, "first", {"nproc": 2})
 
 
 def kinds(events: tuple[RunEvent, ...]) -> list[str]:
@@ -57,70 +57,70 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_what_happened_is_kept_in_order_from_a_moment_or_an_attempt_on(
-    time_line: EventLog, now: SimpleNamespace
+    event_log: EventLog, now: SimpleNamespace
 ) -> None:
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
     for kind in told:  # all of the same moment
-        time_line.record(kind, attempt=1)
+        event_log.record(kind, attempt=1)
     now.at = 2.0
-    time_line.record("start", attempt=2)
-    time_line.record("exit", rank=1, how="was killed by SIGKILL")
+    event_log.record("start", attempt=2)
+    event_log.record("exit", rank=1, how="was killed by SIGKILL")
     newest = (
         RunEvent(2.0, "start", {"attempt": 2}),
         RunEvent(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
     )
-    assert kinds(time_line.since(0.0)) == kinds(time_line.of_attempt(1)) == [*told, "start", "exit"]
-    assert time_line.since(2.0) == time_line.of_attempt(2) == newest
-    assert time_line.since(2.5) == time_line.of_attempt(3) == ()
+    assert kinds(event_log.since(0.0)) == kinds(event_log.of_attempt(1)) == [*told, "start", "exit"]
+    assert event_log.since(2.0) == event_log.of_attempt(2) == newest
+    assert event_log.since(2.5) == event_log.of_attempt(3) == ()
 
 
-def test_a_fact_may_have_any_name(time_line: EventLog, tmp_path: Path) -> None:
-    folder = opened(time_line, tmp_path)
-    time_line.record("checkpoint", kind="full", self="x", at=3)
-    [event] = time_line.since(0.0)
+def test_a_fact_may_have_any_name(event_log: EventLog, tmp_path: Path) -> None:
+    folder = opened(event_log, tmp_path)
+    event_log.record("checkpoint", kind="full", self="x", at=3)
+    [event] = event_log.since(0.0)
     assert (event.kind, event.facts) == ("checkpoint", {"kind": "full", "self": "x", "at": 3})
     assert on_disk(folder)[-1]["self"] == "x"
 
 
 def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
-    time_line: EventLog, tmp_path: Path
+    event_log: EventLog, tmp_path: Path
 ) -> None:
-    folder = opened(time_line, tmp_path)
-    time_line.record("start", attempt=1)
-    time_line.record("cell", number=1)
+    folder = opened(event_log, tmp_path)
+    event_log.record("start", attempt=1)
+    event_log.record("cell", number=1)
     for number in range(MAX_TOLD + 50):
-        time_line.note(0, "checkpoint", {"step": number})
-    time_line.record("cell ended", number=1)
-    kept = time_line.of_attempt(1)
+        event_log.note(0, "checkpoint", {"step": number})
+    event_log.record("cell ended", number=1)
+    kept = event_log.of_attempt(1)
     assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_TOLD, "cell ended"]
     assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_TOLD + 50))
     assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_TOLD + 50))
 
 
-def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: EventLog) -> None:
+def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(event_log: EventLog) -> None:
     for number in range(5000):
-        time_line.note(0, f"kind {number}", {})
-    time_line.record("start", attempt=1)
-    kept = time_line.since(0.0)
+        event_log.note(0, f"kind {number}", {})
+    event_log.record("start", attempt=1)
+    kept = event_log.since(0.0)
     assert len(kept) == MAX_TOLD + 1
     assert kinds(kept)[-2:] == ["kind 4999", "start"]
 
 
 def test_the_newest_events_of_an_attempt_are_known_when_its_start_is_not_any_more(
-    time_line: EventLog,
+    event_log: EventLog,
 ) -> None:
-    time_line.record("start", attempt=1)
+    event_log.record("start", attempt=1)
     for number in range(MAX_OWN):
-        time_line.record("cell", number=number)
-    assert kinds(time_line.of_attempt(1)) == ["cell"] * MAX_OWN
+        event_log.record("cell", number=number)
+    assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN
 
 
 def test_a_huge_fact_is_whole_in_the_file_and_short_here(
-    time_line: EventLog, tmp_path: Path
+    event_log: EventLog, tmp_path: Path
 ) -> None:
-    folder = opened(time_line, tmp_path)
-    time_line.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
-    [event] = time_line.since(0.0)
+    folder = opened(event_log, tmp_path)
+    event_log.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
+    [event] = event_log.since(0.0)
     assert event.facts["text"] == "x" * MAX_FACT + " …"
     assert len(event.facts["list"]) == MAX_FACT + 2
     assert event.facts["fine"] == [1, 2]
@@ -128,60 +128,60 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
 
 
 def test_a_run_is_opened_once_and_what_happened_before_is_not_in_its_file(
-    time_line: EventLog, tmp_path: Path, said: list[str]
+    event_log: EventLog, tmp_path: Path, said: list[str]
 ) -> None:
-    time_line.record("start", attempt=1)
-    folder = opened(time_line, tmp_path)
-    time_line.record("ready")
-    assert opened(time_line, tmp_path) is folder is time_line.folder
+    event_log.record("start", attempt=1)
+    folder = opened(event_log, tmp_path)
+    event_log.record("ready")
+    assert opened(event_log, tmp_path) is folder is event_log.folder
     assert folder.path.is_relative_to(tmp_path)
     assert folder.path.name.endswith("-first")
     assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
     assert said == []
-    assert kinds(time_line.since(0.0)) == ["start", "ready"]
+    assert kinds(event_log.since(0.0)) == ["start", "ready"]
     assert [each["kind"] for each in on_disk(folder)] == ["ready"]
 
 
 def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
-    time_line: EventLog, tmp_path: Path
+    event_log: EventLog, tmp_path: Path
 ) -> None:
-    first = opened(time_line, tmp_path)
-    time_line.close()
-    assert time_line.folder is None
-    time_line.close()
-    second = opened(time_line, tmp_path)
+    first = opened(event_log, tmp_path)
+    event_log.close()
+    assert event_log.folder is None
+    event_log.close()
+    second = opened(event_log, tmp_path)
     assert second.path != first.path
     shutil.rmtree(second.path)
-    third = opened(time_line, tmp_path)
+    third = opened(event_log, tmp_path)
     assert third is not second
-    time_line.record("start", attempt=1)
+    event_log.record("start", attempt=1)
     assert [each["kind"] for each in on_disk(third)] == ["start"]
 
 
 def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
-    time_line: EventLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    event_log: EventLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     base = tmp_path / "a file"
     base.touch()
-    opened(time_line, base)
+    opened(event_log, base)
     assert str(base) in said[0]
     with monkeypatch.context() as patch:
         patch.setattr("os.write", lambda _fd, data: len(data) - 1)
-        time_line.record("exit")
-    time_line.record("stopped")
+        event_log.record("exit")
+    event_log.record("stopped")
     assert len(said) == 2
-    assert kinds(time_line.since(0.0)) == ["exit", "stopped"]
+    assert kinds(event_log.since(0.0)) == ["exit", "stopped"]
 
 
 def test_last_words_are_those_of_the_ranks_that_are_asked_for(
-    time_line: EventLog, tmp_path: Path
+    event_log: EventLog, tmp_path: Path
 ) -> None:
-    assert time_line.last_words([0]) == ""
-    folder = opened(time_line, tmp_path)
+    assert event_log.last_words([0]) == ""
+    folder = opened(event_log, tmp_path)
     for rank in range(3):
         folder.log(rank).write_text(f"words of {rank}")
-    assert time_line.last_words([2, 0]) == "words of 2\nwords of 0"
+    assert event_log.last_words([2, 0]) == "words of 2\nwords of 0"
 
 
 # ---- failures that several ranks have

@@ -20,8 +20,8 @@ from nbddp.ui.html_pieces import (
     SHEET,
     card,
     dot,
+    event_log,
     muted,
-    time_line,
 )
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
@@ -36,7 +36,7 @@ def with_alarm(text: str) -> Snapshot:
 
 def line_of(*events: RunEvent, seconds: float = 10.0) -> Page:
     return Page(
-        time_line(
+        event_log(
             Snapshot(state=GroupState.RUNNING, began=100.0, seconds=seconds, events=tuple(events))
         )
     )
@@ -89,7 +89,7 @@ def test_an_event_is_a_mark_in_its_place_and_a_line_in_words() -> None:
     assert page.by_tag["li"] == ["5.0 s rank 1: ValueError: no"]
     assert marks(line_of(failure(99.0), failure(200.0))) == [0.0, 100.0], "outside of the cell"
     for unsaid in ((), (RunEvent(101.0, "ready", {"attempt": 1}),)):
-        assert time_line(Snapshot(state=GroupState.RUNNING, events=unsaid)) == ""
+        assert event_log(Snapshot(state=GroupState.RUNNING, events=unsaid)) == ""
 
 
 def test_the_newest_are_listed_and_all_are_on_the_line() -> None:
@@ -108,7 +108,7 @@ def test_every_mark_is_on_the_line(events: list[RunEvent], began: float, seconds
     snapshot = Snapshot(
         state=GroupState.RUNNING, began=began, seconds=seconds, events=tuple(events)
     )
-    page = Page(time_line(snapshot))
+    page = Page(event_log(snapshot))
     said = [event for event in events if describe_event(event)]
     assert len(marks(page)) == len(said)
     assert all(0 <= place <= 100 for place in marks(page))

@@ -27,7 +27,7 @@ class Cell:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = MetricStore()
-        self.whereabouts = SimpleNamespace(metrics=self.store)
+        self.rank_monitor = SimpleNamespace(metrics=self.store)
         self.metrics = self.store.snapshot
         self.ranks: tuple[RankSnapshot, ...] = ()
         self.screen = KeptScreen()

@@ -102,7 +102,7 @@ def test_an_event_in_words(snapshot: Any) -> None:
 
 def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> None:
     sources = [path.read_text() for path in Path(nbddp.__file__).parent.rglob("*.py")]
-    call = re.compile(r'time_line\.record\(\s*"([^"]+)"((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)')
+    call = re.compile(r'event_log\.record\(\s*"([^"]+)"((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)')
     calls = [found for source in sources for found in call.findall(source)]
     known: dict[str, dict[str, Any]] = dict(reversed(RECORDED))
     asked = {"restart asked", "stop asked"}  # these two are put together from two words
