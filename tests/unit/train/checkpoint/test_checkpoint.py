@@ -427,10 +427,10 @@ def test_what_could_not_be_loaded_again_and_wrong_arguments_are_refused(
 def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write = threading.Event()
+    may_write = threading.Semaphore(0)
     write = atomic_files.write_whole
     monkeypatch.setattr(
-        atomic_files, "write_whole", lambda *args: may_write.wait(10) and write(*args)
+        atomic_files, "write_whole", lambda *args: may_write.acquire(timeout=10) and write(*args)
     )
     run, again = run_of(), run_of(seed=1)
     train(run, range(3))
@@ -440,9 +440,10 @@ def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
     assert 0 < checkpoint.stall < 10  # the loop is not held until it may write
     train(run, range(3, 6))
     assert checkpoint.newest() is None
-    may_write.set()
+    may_write.release()
     checkpoint.save(6, **run, asynchronous=True)
     assert checkpoint.newest() == step_in(tmp_path, 3)
+    may_write.release()
     Checkpoint(tmp_path).resume(**again)
     assert not torch.equal(model_state(again), before)
     step_in(tmp_path, 6).unlink()
