@@ -179,7 +179,7 @@ class FakeLink:
         self.faults: deque[Exception | None] = deque()
         self.is_broken = False
         self.on_send: Callable[[int, int, Command], Any] = lambda *_sent: None
-        self.letters: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
+        self.envelopes: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
         self.urgent: SimpleQueue[Envelope | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
         self._sequence = itertools.count(1)
@@ -203,19 +203,19 @@ class FakeLink:
     def say(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
         """Have a rank say something."""
         number = self.attempt if attempt is None else attempt
-        letter = Envelope(rank, number, next(self._sequence), message)
-        (self.urgent if isinstance(message, URGENT) else self.letters).put(letter)
-        return letter
+        envelope = Envelope(rank, number, next(self._sequence), message)
+        (self.urgent if isinstance(message, URGENT) else self.envelopes).put(envelope)
+        return envelope
 
     def fail(self, error: Exception) -> None:
         """Have whoever collects fail."""
-        self.letters.put(error)
+        self.envelopes.put(error)
 
     def collect(self) -> Envelope | None:
-        letter = self.letters.get()
-        if isinstance(letter, Exception):
-            raise letter
-        return letter
+        envelope = self.envelopes.get()
+        if isinstance(envelope, Exception):
+            raise envelope
+        return envelope
 
     def collect_urgent(self) -> Envelope | None:
         return self.urgent.get()
@@ -232,7 +232,7 @@ class FakeLink:
         self._values.pop(parcel["key"], None)
 
     def close(self) -> None:
-        self.letters.put(None)
+        self.envelopes.put(None)
         self.urgent.put(None)
 
 

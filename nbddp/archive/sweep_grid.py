@@ -18,7 +18,7 @@ from typing import Any
 
 from nbddp.archive.find import runs_below
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.record.cell import Deed
+from nbddp.record.cell import ReplayEntry
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.push_store import PushRecord
 from nbddp.record.run_folder import read_facts
@@ -150,7 +150,7 @@ def _check(name: str, values: Sequence[Any]) -> None:
             )
 
 
-def sweep_key(source: str, deeds: Sequence[Deed], *options: object) -> str:
+def sweep_key(source: str, deeds: Sequence[ReplayEntry], *options: object) -> str:
     """Return a text that is equal for sweeps whose combinations have the same results.
 
     Args:
@@ -162,7 +162,7 @@ def sweep_key(source: str, deeds: Sequence[Deed], *options: object) -> str:
     return _digest("".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
-def _key_of_deed(deed: Deed) -> str:
+def _key_of_deed(deed: ReplayEntry) -> str:
     if not isinstance(deed, PushRecord):
         return repr((deed.source, deed.ranks))
     try:

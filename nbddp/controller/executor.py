@@ -51,7 +51,7 @@ class Executor:
         launcher: where ranks come from at the next start.
         spec, cell: how the group was started last; the cell that runs, or ran last.
         ready: what each rank said of itself when it was ready.
-        deeds, comeback: what this attempt has done; what it came back from, until it works again.
+        deeds, recovery: what this attempt has done; how it began after a failure, if it did.
         struck, armed: faults that struck; those that each rank has in mind.
         handed_over: faults to arm in the ranks as they start.
     """
@@ -61,9 +61,9 @@ class Executor:
         self.spec: GroupSpec | None = None
         self.cell: CellHandle | None = None
         self.ready: dict[int, msg.Ready] = {}
-        self.means: Runtime | None = None
+        self.runtime: Runtime | None = None
         self.deeds = ReplayLog()
-        self.comeback: RecoveryRecord | None = None
+        self.recovery: RecoveryRecord | None = None
         self.struck: set[str] = set()
         self.armed: dict[int, list[str]] = {}
         self.handed_over: tuple[str, ...] = ()
@@ -90,25 +90,25 @@ class Executor:
 
     def forget(self) -> None:
         """All processes are gone, and so is what they were reached by."""
-        self.means = self._ranks = self.cell = None
+        self.runtime = self._ranks = self.cell = None
 
     @property
-    def means_now(self) -> Runtime:
+    def runtime_now(self) -> Runtime:
         """What the ranks are reached by.
 
         Raises:
             RequestError: there are none.
         """
-        if self.means is None:
+        if self.runtime is None:
             raise RequestError(refusals.NO_GROUP)
-        return self.means
+        return self.runtime
 
     # ---- while a cell runs
 
     def answer(self, rank: int, answer: msg.InputReply) -> None:
         """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
         if self.life.lives(rank):
-            self.means_now.link.send(rank, answer)
+            self.runtime_now.link.send(rank, answer)
 
     def interrupt_unless_asked(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
@@ -120,14 +120,14 @@ class Executor:
         """A cell runs: see whether it goes on."""
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
-        self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
+        self.runtime_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
 
     def _look(self, handle: CellHandle) -> None:
         cell = self.life.cell
         if cell is None or cell.number != handle.number:
             return
-        self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
+        self.runtime_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._describe(pause=PAUSE)
         text = self.rank_monitor.hangs.look(
             cell.number, cell.waiting, handle.ranks, time.monotonic()
@@ -138,12 +138,12 @@ class Executor:
 
     # ---- news
 
-    def read(self, letter: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
+    def read(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
         """News of a rank."""
-        if self._ranks is None or not self._ranks.takes(letter):
+        if self._ranks is None or not self._ranks.takes(envelope):
             return
-        rank, attempt = letter.sender, letter.attempt
-        match letter.message:
+        rank, attempt = envelope.sender, envelope.attempt
+        match envelope.message:
             case msg.Output() as output:
                 self._audience.feed(self._ranks.accept(rank, output))
             case msg.InputRequested(question=question) if not self._audience.listens:
@@ -184,10 +184,10 @@ class Executor:
 
     def _note_comeback(self) -> None:
         """Say what a failure cost as soon as the first step after it is reported."""
-        comeback, step = self.comeback, self.rank_monitor.first_step
-        if comeback is not None and step is not None:
-            self.comeback = None
-            self.event_log.record("resumed", **comeback.resumed(step, time.time()))
+        recovery, step = self.recovery, self.rank_monitor.first_step
+        if recovery is not None and step is not None:
+            self.recovery = None
+            self.event_log.record("resumed", **recovery.resumed(step, time.time()))
 
     def _read_report(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         self.armed[rank] = report.armed
@@ -308,14 +308,14 @@ class Executor:
                 why = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
                 failure = asdict(why)
                 report = msg.CellEnded(cell=cell, seconds=0.0, in_group=True, failure=failure)
-                self.means_now.actor.tell(self._read_report, rank, self.life.attempt, report)
+                self.runtime_now.actor.tell(self._read_report, rank, self.life.attempt, report)
                 return
             case ev.RequestNamespace(generation=generation):
                 said = f"rank {rank} cannot be asked: {plain(error)}"
                 event = ev.NamespaceSent(
                     attempt=self.life.attempt, generation=generation, reason=said
                 )
-                self.means_now.actor.tell(self.step, event)
+                self.runtime_now.actor.tell(self.step, event)
                 return
             case ev.StartRanks():
                 self._start_error = self._start_error or unable("the ranks", error)
@@ -328,7 +328,7 @@ class Executor:
     def _give_up(self, rank: int) -> None:
         if self._ranks is None or not self._ranks.give_up(rank):
             attempt, incarnation = self.life.attempt, self.life.incarnation(rank)
-            self.means_now.actor.tell(self._note_given_up, attempt, rank, incarnation)
+            self.runtime_now.actor.tell(self._note_given_up, attempt, rank, incarnation)
 
     def _note_given_up(self, attempt: int, rank: int, incarnation: int) -> None:
         if self.life.incarnation(rank) == incarnation:  # and not healed meanwhile
@@ -339,7 +339,7 @@ class Executor:
             case ev.StartRanks():
                 self._spawn(action)
             case ev.SetDeadline():
-                self.means_now.actor.later(action.seconds, self._ring, action.rang)
+                self.runtime_now.actor.later(action.seconds, self._ring, action.rang)
             case ev.Notify(text=text):
                 self._audience.say(text)
             case ev.RecordNode(text=text):
@@ -409,7 +409,7 @@ class Executor:
         self.deeds.forget()
         self.rank_monitor.forget()
         self._audience.forget_ranks()
-        self._ranks = RankProcesses(action.attempt, self.means_now, self.launcher, self)
+        self._ranks = RankProcesses(action.attempt, self.runtime_now, self.launcher, self)
         self.launcher.settle(action.world_size)
         starts = [each for each in self._starts() if self.life.lives(each.topology.rank)]
         self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
@@ -418,11 +418,11 @@ class Executor:
     def _take_back(self, returned: SurvivingGroup) -> None:
         self._start_error = None
         self.deeds.leave((), is_all=True)
-        self.means_now.link.take_secret(returned.secret)
+        self.runtime_now.link.take_secret(returned.secret)
         folder = self.event_log.go_on(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
         self.event_log.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
-        self._ranks = RankProcesses(returned.attempt, self.means_now, self.launcher, self)
+        self._ranks = RankProcesses(returned.attempt, self.runtime_now, self.launcher, self)
         self._ranks.take_back(returned, folder)
 
     def next_cell(self) -> int:
@@ -439,7 +439,7 @@ class Executor:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
         return self.spec.starts(
-            self.means_now.link,
+            self.runtime_now.link,
             attempt=self.life.attempt,
             folder=self._open_folder(),
             colors=self.colors,
@@ -476,7 +476,7 @@ class Executor:
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.parcel:  # the values of a failed cell are not used
-                    self.means_now.link.discard(report.parcel)
+                    self.runtime_now.link.discard(report.parcel)
         self._describe()
 
     def _describe(self, *, pause: float = 0.0) -> None:

@@ -65,7 +65,7 @@ class HealRequests:
         self._gives[number] = action.generation
         leave, replacements = [*action.leave], [*action.replacements]
         command = SendNamespace(request=number, leave=leave, replacements=replacements)
-        self._do.means_now.link.send(action.donor, command)
+        self._do.runtime_now.link.send(action.donor, command)
 
     def _meet(self, action: ev.RequestJoin, rank: int) -> None:
         if self._given is None:
@@ -83,19 +83,19 @@ class HealRequests:
             storages=self._given.payload["storages"],
             own=dict(self._own[rank].own) if rank in self._own else {},
         )
-        self._do.means_now.link.send(rank, command)
+        self._do.runtime_now.link.send(rank, command)
 
     def _drop(self, rank: int) -> None:
         for number, (asked, _) in self._meets.items():
             if asked == rank:
-                self._do.means_now.link.send(rank, CancelRequest(request=number))
+                self._do.runtime_now.link.send(rank, CancelRequest(request=number))
 
     def _find_own_values(self) -> None:
         """Find the values that the new ranks must have instead of the donor's."""
         self._packed = time.monotonic()
         do = self._do
         alive = [rank for rank in do.life.alive if rank not in self.ranks]
-        port = do.means_now.link.free_port
+        port = do.runtime_now.link.free_port
         places = do.launcher.places(len(do.life.ranks), master_port=port)
         self._own = {
             rank: do.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
@@ -135,7 +135,7 @@ class HealRequests:
     def _discard(self) -> None:
         given, self._given = self._given, None
         if given is not None:
-            self._do.means_now.link.discard(given.parcel)
+            self._do.runtime_now.link.discard(given.parcel)
 
     def _report(self) -> Healed:
         if self._given is None:

@@ -36,16 +36,16 @@ class RankProcesses:
 
     Args:
         attempt: which one.
-        means: what they are reached by.
+        runtime: the link to the ranks, and the threads.
         launcher: starts the processes.
         owner: told of them, on the session's thread.
     """
 
     def __init__(
-        self, attempt: int, means: Runtime, launcher: Launcher, owner: ExecutorInterface
+        self, attempt: int, runtime: Runtime, launcher: Launcher, owner: ExecutorInterface
     ) -> None:
         self.attempt = attempt
-        self._means = means
+        self._runtime = runtime
         self._launcher = launcher
         self._owner = owner
         self._handles: dict[int, RankHandle] = {}
@@ -60,19 +60,19 @@ class RankProcesses:
 
     def launch(self, starts: Sequence[RankStart], world_size: int) -> None:
         """Start a process for each, on the launching thread: a helper may keep it waiting."""
-        self._means.link.open_attempt(self.attempt, world_size)
+        self._runtime.link.open_attempt(self.attempt, world_size)
         for start in starts:
             rank = start.topology.rank
             self._logs[rank] = LogReader(Path(start.log_path), rank)
         for start in starts:
-            self._means.launching.tell(self._launch, start)
+            self._runtime.launching.tell(self._launch, start)
 
     def revive(self, starts: Iterable[RankStart]) -> None:
         """Start processes in the places of ranks that are gone."""
         for start in (starts := [*starts]):
             rank = start.topology.rank
             self._incarnations[rank] = start.incarnation
-            self._means.link.open_again(self.attempt, rank, start.incarnation)
+            self._runtime.link.open_again(self.attempt, rank, start.incarnation)
             self._logs[rank] = LogReader(Path(start.log_path), rank)
             self._handles.pop(rank, None)
             for known in (self._killed, self._given_up):
@@ -80,27 +80,27 @@ class RankProcesses:
             self._cpu.pop(rank, None)
             self._early.pop(rank, None)
         for start in starts:
-            self._means.launching.tell(self._launch, start)
+            self._runtime.launching.tell(self._launch, start)
 
     def take_back(self, returned: SurvivingGroup, folder: RunFolder) -> None:
         """Listen to processes that there are, and which write into these logs."""
-        self._means.link.open_attempt(self.attempt, returned.world_size)
-        returned.serve(self._means.link.port)
+        self._runtime.link.open_attempt(self.attempt, returned.world_size)
+        returned.serve(self._runtime.link.port)
         for rank in range(returned.world_size):
             self._logs[rank] = LogReader(folder.log(rank), rank)
         for rank, each in returned.ranks.items():
             if each.incarnation:
                 self._incarnations[rank] = each.incarnation
-                self._means.link.open_again(self.attempt, rank, each.incarnation)
+                self._runtime.link.open_again(self.attempt, rank, each.incarnation)
             self._handles[rank] = each.handle
             self._watch(rank, each.handle)
 
     def _watch(self, rank: int, handle: RankHandle) -> None:
-        tell, note_exit = self._means.actor.tell, self._owner.note_exit
-        self._means.watcher.watch(handle, lambda it: tell(note_exit, self.attempt, rank, it))
+        tell, note_exit = self._runtime.actor.tell, self._owner.note_exit
+        self._runtime.watcher.watch(handle, lambda it: tell(note_exit, self.attempt, rank, it))
 
     def _launch(self, start: RankStart) -> None:
-        rank, tell = start.topology.rank, self._means.actor.tell
+        rank, tell = start.topology.rank, self._runtime.actor.tell
         if rank in self._given_up or self._is_overtaken(start):
             return
         try:
@@ -134,16 +134,16 @@ class RankProcesses:
             handle.kill()
         if is_overtaken:
             return
-        for letter in self._early.pop(rank, ()):
-            self._owner.read(letter)
+        for envelope in self._early.pop(rank, ()):
+            self._owner.read(envelope)
 
-    def takes(self, letter: Envelope) -> bool:
-        """Whether a letter is to be read now; one that is earlier than its sender is kept."""
-        is_of_now = letter.incarnation == self._incarnations.get(letter.sender, 0)
-        if letter.attempt != self.attempt or not is_of_now:
+    def takes(self, envelope: Envelope) -> bool:
+        """Whether an envelope is to be read now; one that is earlier than its sender is kept."""
+        is_of_now = envelope.incarnation == self._incarnations.get(envelope.sender, 0)
+        if envelope.attempt != self.attempt or not is_of_now:
             return False
-        if letter.sender not in self._handles:
-            self._early.setdefault(letter.sender, []).append(letter)
+        if envelope.sender not in self._handles:
+            self._early.setdefault(envelope.sender, []).append(envelope)
             return False
         return True
 
@@ -172,7 +172,7 @@ class RankProcesses:
                 raise RuntimeError(f"nothing that ranks could do: {action}")
 
     def _send(self, ranks: Sequence[int], command: Command) -> Told:
-        return try_each(ranks, lambda rank: self._means.link.send(rank, command))
+        return try_each(ranks, lambda rank: self._runtime.link.send(rank, command))
 
     def _interrupt(self, ranks: Sequence[int], command: Interrupt) -> Told:
         """Signal the processes, too: C code that holds Python's lock lets no message in.
@@ -182,7 +182,7 @@ class RankProcesses:
 
         def tell(rank: int) -> None:
             self._handles[rank].interrupt()
-            self._means.link.send(rank, command)
+            self._runtime.link.send(rank, command)
 
         return try_each(ranks, tell)
 

@@ -1,6 +1,6 @@
 """One worker group for whoever asks, from any thread; the executor does it on a thread of its own.
 
-Three more threads only bring news: two collect letters from the store, what cells say and what
+Three more threads only bring news: two collect envelopes from the store, what cells say and what
 does not wait for that; one waits for processes to end. Another one starts processes. What the user
 asks comes in on the caller's thread and is done on the session's.
 """
@@ -20,7 +20,7 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import plain, unable
 from nbddp.controller.run_recorder import begin_to_ask
 from nbddp.controller.signals import handing_on
-from nbddp.controller.threads import ClosedError, Runtime, open_means
+from nbddp.controller.threads import ClosedError, Runtime, open_runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
@@ -28,7 +28,7 @@ from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import NO_GROUP, no_such_rank
 from nbddp.lifecycle.retries import RecoveryRecord
 from nbddp.nodes.rejoin import SurvivingGroup
-from nbddp.record.cell import CellHandle, CellRequest, Deed
+from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
@@ -71,9 +71,9 @@ class Session:
         launcher: Launcher | None = None,
         *,
         colors: str = "",
-        make_means: Callable[[], Runtime] = open_means,
+        make_runtime: Callable[[], Runtime] = open_runtime,
     ) -> None:
-        self._make_means = make_means
+        self._make_runtime = make_runtime
         self._do = Executor(launcher or LocalLauncher(), colors=colors)
         self.rank_monitor, self.event_log = self._do.rank_monitor, self._do.event_log
         self._opening = threading.Lock()
@@ -107,7 +107,7 @@ class Session:
         return Session(
             self.launcher.share(),
             colors=self._do.colors,
-            make_means=partial(open_means, link.second),
+            make_runtime=partial(open_runtime, link.second),
         )
 
     def use(self, launcher: Launcher) -> None:
@@ -116,9 +116,9 @@ class Session:
 
     def note_node(self, event: ev.NodeNews) -> None:
         """Note what has become of a node, if there are, or were, ranks."""
-        means = self._do.means
-        if means is not None:
-            means.actor.tell(self._do.note_node, event)
+        runtime = self._do.runtime
+        if runtime is not None:
+            runtime.actor.tell(self._do.note_node, event)
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
@@ -129,7 +129,7 @@ class Session:
             event_log=self.event_log,
             ready=self._do.ready,
             is_for_cell=cell is not None,
-            refused=self._do.means.link.refused if self._do.means else 0,
+            refused=self._do.runtime.link.refused if self._do.runtime else 0,
             look=self._gpus.look,
             nodes=self.launcher.nodes(),
         )
@@ -140,22 +140,22 @@ class Session:
         return self.rank_monitor.version, self.life
 
     @property
-    def deeds(self) -> tuple[Deed, ...]:
+    def deeds(self) -> tuple[ReplayEntry, ...]:
         """What was done to the namespaces of this attempt, and went well, in order."""
         return self._do.deeds.done
 
     @property
-    def undone(self) -> tuple[Deed, ...]:
+    def undone(self) -> tuple[ReplayEntry, ...]:
         """What a replay that ended too early has left to do, unless something else was done."""
         return self._do.deeds.undone
 
     @property
-    def replay_log(self) -> tuple[Deed, ...]:
+    def replay_log(self) -> tuple[ReplayEntry, ...]:
         """What a replay does: what was done, then what an earlier replay has left to do."""
         return (*self.deeds, *self.undone)
 
     @on_thread
-    def leave_undone(self, deeds: Sequence[Deed], *, is_all: bool = False) -> None:
+    def leave_undone(self, deeds: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
         self._do.deeds.leave(deeds, is_all=is_all)
 
@@ -171,10 +171,10 @@ class Session:
         self.call(self._do.note_push, pushed)
 
     @on_thread
-    def expect(self, comeback: RecoveryRecord) -> None:
+    def expect(self, recovery: RecoveryRecord) -> None:
         """The next step that is reported is the first one after a failure."""
-        self._do.comeback = comeback
-        self.event_log.record("recovery", attempt=self.life.attempt, **comeback.facts())
+        self._do.recovery = recovery
+        self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts())
 
     @property
     def struck(self) -> Set[str]:
@@ -200,7 +200,7 @@ class Session:
 
     def require_link(self) -> StoreLink:
         """The link, which exists as soon as a group was started; else this is refused."""
-        return self._do.means_now.link
+        return self._do.runtime_now.link
 
     def start(self, spec: GroupSpec, returned: SurvivingGroup | None = None) -> None:
         """Start a group, or take ranks back, and wait until every rank is ready.
@@ -255,7 +255,7 @@ class Session:
             self._do.spec = before
             raise
         if is_new:
-            tell, describe = self._do.means_now.actor.tell, self.event_log.describe
+            tell, describe = self._do.runtime_now.actor.tell, self.event_log.describe
             begin_to_ask(spec.cwd(), lambda origin: tell(describe, {"git": origin}))
         self._do.promises.reject(StartError("restarted before it was ready"), "start")
         return self._do.promises.new("start")
@@ -286,13 +286,13 @@ class Session:
             RequestError: there is no group, or it is closed meanwhile.
         """
         try:
-            return self._do.means_now.actor.call(act, *args, **kwargs)
+            return self._do.runtime_now.actor.call(act, *args, **kwargs)
         except ClosedError:
             raise RequestError(NO_GROUP) from None
 
     def settle(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        if self._do.means is not None and (begun := self._begun()):
+        if self._do.runtime is not None and (begun := self._begun()):
             with self._stopping_if_interrupted():
                 kept(begun)
 
@@ -344,10 +344,10 @@ class Session:
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        means = self._do.means
-        if means is not None:
+        runtime = self._do.runtime
+        if runtime is not None:
             self.times_ended += by_user
-            means.actor.tell_first(self._do.step, ev.InterruptAsked())
+            runtime.actor.tell_first(self._do.step, ev.InterruptAsked())
 
     @on_thread
     def interrupt_unless_asked(self) -> None:
@@ -428,7 +428,7 @@ class Session:
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
-        if self._do.means is not None:
+        if self._do.runtime is not None:
             kept(self.begin_stop())
 
     def begin_stop(self) -> Promise[None]:
@@ -461,39 +461,38 @@ class Session:
 
     def drop(self, rank: int, number: int) -> None:
         """Tell a rank that nobody waits any more for the answer to this request."""
-        means = self._do.means
-        if means is not None:
-            means.actor.tell(means.link.send, rank, CancelRequest(request=number))
+        runtime = self._do.runtime
+        if runtime is not None:
+            runtime.actor.tell(runtime.link.send, rank, CancelRequest(request=number))
 
     def close(self) -> None:
         """Stop the group and end all threads and helpers; a later start opens it again."""
         with self._opening:
-            means = self._do.means
-            if means is not None:
+            runtime = self._do.runtime
+            if runtime is not None:
                 self.stop()
             try:
                 self.launcher.close()  # frees whoever waits for a helper that still imports
             finally:
-                if means is not None:
-                    means.close()
+                if runtime is not None:
+                    runtime.close()
                     self._do.forget()
 
     def _open(self) -> None:
         """See to it that there is a link, and threads that can do something."""
         with self._opening:
-            means = self._do.means
-            if means is not None and not all(each.is_alive() for each in means.collectors):
+            runtime = self._do.runtime
+            if runtime is not None and not all(each.is_alive() for each in runtime.collectors):
                 self.stop()  # the link was lost, and the ranks with it
-                means.close()
+                runtime.close()
                 self._do.forget()
-            if self._do.means is None:
-                import_interruptibly(
-                    "nbddp.controller.store_link"
-                )  # imports torch: only when needed
+            if self._do.runtime is None:
+                # it imports torch: only when needed
+                import_interruptibly("nbddp.controller.store_link")
                 with sigint_deferred():
                     try:
-                        means = self._make_means()
+                        runtime = self._make_runtime()
                     except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
                         raise unable("the link to the ranks", error) from error
-                    means.listen(self._do.read, self._do.lose_link)
-                    self._do.means = means
+                    runtime.listen(self._do.read, self._do.lose_link)
+                    self._do.runtime = runtime

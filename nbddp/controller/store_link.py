@@ -175,8 +175,8 @@ class StoreLink:
         self._reserved.close()
 
 
-def _from_rank(letter: Envelope) -> Envelope | None:
-    return None if letter.sender == CONTROLLER else letter
+def _from_rank(envelope: Envelope) -> Envelope | None:
+    return None if envelope.sender == CONTROLLER else envelope
 
 
 def _reserve_port() -> socket.socket:

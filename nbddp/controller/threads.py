@@ -222,8 +222,8 @@ class Runtime:
 
             def read_on(collect: Any = collect, tell: Any = tell) -> None:
                 try:
-                    while (letter := collect()) is not None:
-                        for part in letter.parts:
+                    while (envelope := collect()) is not None:
+                        for part in envelope.parts:
                             tell(read, part)
                 except Exception as error:
                     logger.exception("nbddp cannot read what the ranks say")
@@ -248,7 +248,7 @@ class Runtime:
         self.actor.close()
 
 
-def open_means(make_link: Callable[[], StoreLink] | None = None) -> Runtime:
+def open_runtime(make_link: Callable[[], StoreLink] | None = None) -> Runtime:
     """Return a link, by default one that serves a store on this machine, and the threads."""
     if make_link is None:
         from nbddp.controller.store_link import StoreLink
@@ -271,10 +271,10 @@ class ExecutorInterface(Protocol):
     numbers: itertools.count[int]
 
     @property
-    def means_now(self) -> Runtime:
+    def runtime_now(self) -> Runtime:
         """What the ranks are reached by."""
 
-    def read(self, letter: Envelope) -> None:
+    def read(self, envelope: Envelope) -> None:
         """Handle a message of a rank."""
 
     def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:

@@ -20,7 +20,7 @@ from nbddp.lifecycle.retries import (
     next_way,
     why_stop,
 )
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Purpose
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, ReplayEntry
 from nbddp.record.deeds import describe_entries
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
@@ -153,9 +153,8 @@ class Recovery:
             count = sum(each.way is way for each in setbacks[:-1]) + 1
             self._display.note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
             setback = replace(setbacks[-1], way=way)
-            if (
-                way is RecoveryMethod.RESTART or request.has_own_ranks
-            ):  # then no names are to be kept
+            # ranks of their own have no names to keep
+            if way is RecoveryMethod.RESTART or request.has_own_ranks:
                 setbacks[-1] = setback
                 return self._restart_and_replay(setback)
             try:
@@ -195,23 +194,23 @@ class Recovery:
                 self._display.note(f"{ranks} ranks now, {before} before")
             failed = self._replay(deeds)
         if failed is None and setback is not None:
-            comeback = RecoveryRecord(
+            recovery = RecoveryRecord(
                 setback=replace(setback, way=RecoveryMethod.RESTART),
                 detected=found - setback.at,
                 restarted=ready - began,
                 replayed=time.monotonic() - ready,
                 cells=sum(isinstance(deed, CellRequest) for deed in deeds),
             )
-            self._take_up(comeback)
+            self._take_up(recovery)
         return failed
 
-    def _take_up(self, comeback: RecoveryRecord) -> None:
-        self._session.expect(comeback)
-        self._seconds_lost += comeback.seconds
-        self._display.note(str(comeback))
+    def _take_up(self, recovery: RecoveryRecord) -> None:
+        self._session.expect(recovery)
+        self._seconds_lost += recovery.seconds
+        self._display.note(str(recovery))
 
     def replay(
-        self, deeds: Sequence[Deed], *, restart: Callable[[], None] = lambda: None
+        self, deeds: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None
     ) -> CellResult | None:
         """Do again, in order, what was done; what came of the first cell that fails.
 
@@ -228,7 +227,7 @@ class Recovery:
             return self._replay(deeds)
 
     @contextmanager
-    def _accounting_for(self, deeds: Sequence[Deed]) -> Iterator[None]:
+    def _accounting_for(self, deeds: Sequence[ReplayEntry]) -> Iterator[None]:
         """However a restart and a replay end: what is not done again is kept, and said."""
         attempt, self._done = self._session.life.attempt, -1
         try:
@@ -247,7 +246,7 @@ class Recovery:
                 said += f"not done again: {describe_entries(left)}"
                 self._display.say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")
 
-    def _replay(self, deeds: Sequence[Deed]) -> CellResult | None:
+    def _replay(self, deeds: Sequence[ReplayEntry]) -> CellResult | None:
         for number, deed in enumerate(deeds):
             self._done = number
             if self._is_ended:

@@ -16,7 +16,7 @@ from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.record.cell import CellRequest, CellResult, Deed
+from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
 from nbddp.record.deeds import describe_entries
 from nbddp.sigint import sigint_deferred
 from nbddp.ui.report.sweep import (
@@ -57,7 +57,7 @@ class TrialRunner:
     spec: GroupSpec
     values: Mapping[str, Any] = field(default_factory=dict)
     fresh: bool
-    deeds: Sequence[Deed] = field(init=False)
+    deeds: Sequence[ReplayEntry] = field(init=False)
     _rows: Sequence[SweepEntry] = ()
     _what: str = ""
     _error: NbddpError | None = None  # of the first trial that failed
@@ -168,7 +168,7 @@ class TrialRunner:
 
     def _prepare(self, session: Session, values: Mapping[str, Any]) -> None:
         """Replay earlier cells and pushes, then push the values, which may replace their names."""
-        seeding: list[Deed] = []
+        seeding: list[ReplayEntry] = []
         if SEED in values:
             seeding.append(CellRequest(source=SEEDING, execution_count=0, needs_group=None))
             push(session, {SEED: values[SEED]})
@@ -177,7 +177,7 @@ class TrialRunner:
             push(session, values)
         self._replay(session, seeding)
 
-    def _replay(self, session: Session, deeds: Sequence[Deed]) -> None:
+    def _replay(self, session: Session, deeds: Sequence[ReplayEntry]) -> None:
         """Run recorded cells and pushes again, without output.
 
         Raises:

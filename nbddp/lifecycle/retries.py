@@ -113,7 +113,7 @@ class RecoveryRecord:
 
 
 def describe_recovery(facts: Mapping[str, Any]) -> str:
-    """What is recorded of a comeback, in words.
+    """What is recorded of a recovery, in words.
 
     >>> describe_recovery({"detected": 0.02, "healed": 0.31})
     'noticed after 0.02 s, healed in 0.31 s'

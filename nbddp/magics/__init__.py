@@ -28,8 +28,8 @@ class _Extension:
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self.desk = NotebookState(shell)
-        shell.register_magics(CellMagics(self.desk), LineMagics(self.desk))
+        self.notebook = NotebookState(shell)
+        shell.register_magics(CellMagics(self.notebook), LineMagics(self.notebook))
         for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
             shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
         shell.events.register("post_run_cell", _explain_names_of_ranks)
@@ -37,11 +37,11 @@ class _Extension:
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self._debugger: Any = shell.debugger
         shell.debugger = self._debug  # type: ignore[method-assign]
-        self.desk.auto.install(shell)
-        self._completion = Completion(self.desk.group, self.desk.auto)
+        self.notebook.auto.install(shell)
+        self._completion = Completion(self.notebook.group, self.notebook.auto)
         self._completion.install(shell)
         setattr(shell, ATTRIBUTE, self)
-        self.desk.group.start_helper()
+        self.notebook.group.start_helper()
         shell.events.register("post_run_cell", self._warm_up)
 
     def _load_ext_again(self, name: str) -> None:
@@ -52,14 +52,14 @@ class _Extension:
     def _debug(self, force: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's
         """Look into the last error, for ``%debug``: on its rank if it is that of a cell there."""
         if force and isinstance(getattr(sys, "last_value", None), CellFailedError):
-            self.desk.shell.run_line_magic("ddp", "debug")
+            self.notebook.shell.run_line_magic("ddp", "debug")
         else:
             self._debugger(force=force)
 
     def remove(self) -> None:
         """Take everything away, restore the shell's own magics, and end the group."""
-        shell = self.desk.shell
-        self.desk.auto.remove(shell)
+        shell = self.notebook.shell
+        self.notebook.auto.remove(shell)
         self._completion.remove(shell)
         shell.debugger = self._debugger  # type: ignore[method-assign]
         shell.events.unregister("post_run_cell", _explain_names_of_ranks)
@@ -67,11 +67,11 @@ class _Extension:
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
-        self.desk.group.close()
+        self.notebook.group.close()
 
     def _warm_up(self, *_result: object) -> None:
-        self.desk.shell.events.unregister("post_run_cell", self._warm_up)
-        self.desk.group.warm_up()
+        self.notebook.shell.events.unregister("post_run_cell", self._warm_up)
+        self.notebook.group.warm_up()
 
 
 def _explain_names_of_ranks(result: Any) -> None:

@@ -35,35 +35,35 @@ _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 class CellMagics(Magics):
     """The cell magics."""
 
-    def __init__(self, desk: NotebookState) -> None:
-        super().__init__(desk.shell)
-        self._desk = desk
+    def __init__(self, notebook: NotebookState) -> None:
+        super().__init__(notebook.shell)
+        self._notebook = notebook
 
     @cell_magic
     def ddp(self, line: str, cell: str) -> None:
         """Run the cell on every rank of the worker group."""
-        before = self._desk.group.life
+        before = self._notebook.group.life
         try:
             args = parse(CELL, line)
             self._run_cell(args, cell, first_line=1 if args.auto else 2)
         except RequestError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
-            raise interrupted("%%ddp", before, self._desk.group.life) from None
+            raise interrupted("%%ddp", before, self._notebook.group.life) from None
 
     ddp.__doc__ = CELL.format_help()  # `%%ddp?` shows it
 
     def _run_cell(self, args: Namespace, cell: str, first_line: int) -> None:
-        desk = self._desk
+        notebook = self._notebook
         self._check_syntax(cell, first_line)
-        desk.check_ranks(args)
-        values = desk.values(args.push or ())
-        spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
+        notebook.check_ranks(args)
+        values = notebook.values(args.push or ())
+        spec = replace(notebook.asked_spec(args), joins_group=not args.no_init)
         request = CellRequest(
             source=cell,
             ranks=args.ranks,
             first_line=first_line,
-            execution_count=desk.prompt_number,
+            execution_count=notebook.prompt_number,
             wants_value=bool(args.out),
             needs_group=not args.no_init,
             once=args.once,
@@ -71,22 +71,22 @@ class CellMagics(Magics):
         if args.sweep or args.repeat or args.scale:
             self._run_trials(request, args, spec, values)
             return
-        with desk.ready_for_cell(spec, args):
+        with notebook.ready_for_cell(spec, args):
             if values:
-                desk.group.push(values)
+                notebook.group.push(values)
             try:
-                result = desk.run(request, args)
+                result = notebook.run(request, args)
             except CellFailedError:
                 self._show_timeline(args)
                 raise
         self._show_timeline(args)
         if args.out and result is not None:
-            desk.shell.user_ns[args.out] = result.values()
+            notebook.shell.user_ns[args.out] = result.values()
 
     def _check_syntax(self, cell: str, first_line: int) -> None:
         if not cell.strip():
             raise UsageError("the cell is empty: nothing to run")
-        source = "\n" * (first_line - 1) + self._desk.shell.transform_cell(cell)
+        source = "\n" * (first_line - 1) + self._notebook.shell.transform_cell(cell)
         try:
             compile(source, "cell", "exec", _FLAGS)
         except SyntaxError as error:
@@ -95,22 +95,22 @@ class CellMagics(Magics):
     def _show_timeline(self, args: Namespace) -> None:
         """Who waited for whom, if that was asked for: of a cell that hung, above all."""
         if args.timeline:
-            self._desk.views.show(timeline_report(self._desk.group.timeline(SHOWN_STEPS)))
+            self._notebook.views.show(timeline_report(self._notebook.group.timeline(SHOWN_STEPS)))
 
     def _run_trials(
         self, request: CellRequest, args: Namespace, spec: GroupSpec, values: Mapping[str, Any]
     ) -> None:
         """Run a cell several times, each time on new ranks."""
-        desk, group = self._desk, self._desk.group
+        notebook, group = self._notebook, self._notebook.group
         if args.scale and group.nodes is not None:
             raise RequestError(
                 "--scale is for ranks of this machine: `%ddp stop` sends the nodes home"
             )
-        display = NotebookDisplay(desk.views, quiet=args.quiet, has_pictures=False)
+        display = NotebookDisplay(notebook.views, quiet=args.quiet, has_pictures=False)
         runner = TrialRunner(
             group=group,
             display=display,
-            run_cell=partial(desk.run_trial, args=args, display=display),
+            run_cell=partial(notebook.run_trial, args=args, display=display),
             request=request,
             spec=spec,
             values=values,
@@ -125,11 +125,11 @@ class CellMagics(Magics):
             several = Sweep(runner, trials, start_over=args.start_over)
         if not group.is_live:
             group.spec = spec
-        cell = f"cell [{desk.prompt_number}]"
-        desk.diary.note(Omitted(cell, "it ran several times, on ranks of its own"))
+        cell = f"cell [{notebook.prompt_number}]"
+        notebook.diary.note(Omitted(cell, "it ran several times, on ranks of its own"))
         several.run()
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature
         """Run the cell in the notebook's kernel, also while `%ddp auto on`."""
-        self._desk.shell.run_cell(cell).raise_error()
+        self._notebook.shell.run_cell(cell).raise_error()

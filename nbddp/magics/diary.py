@@ -10,7 +10,7 @@ from operator import itemgetter
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.export.script import Item, Omitted, PulledValue, PushedValues
-from nbddp.record.cell import CellRequest, CellResult, Deed
+from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
 from nbddp.record.deeds import FAULT
 from nbddp.record.push_store import PushRecord
 
@@ -59,7 +59,7 @@ def _script(request: CellRequest) -> Omitted:
     return Omitted(request.source, "it is a script already")
 
 
-def _item(deed: Deed) -> Item:
+def _item(deed: ReplayEntry) -> Item:
     if isinstance(deed, PushRecord):
         try:
             return PushedValues(pickle.loads(deed.data()), deed.ranks)  # made in this very process

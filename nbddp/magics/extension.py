@@ -33,5 +33,5 @@ def timeline(last: int | None = None) -> Timeline:
             "timeline() is for the notebook in which nbddp is loaded (`%load_ext nbddp`), outside "
             "of the ranks; a script asks its worker group: group.timeline()"
         )
-    found: Timeline = extension.desk.group.timeline(last)
+    found: Timeline = extension.notebook.group.timeline(last)
     return found

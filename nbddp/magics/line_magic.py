@@ -43,15 +43,15 @@ Handler = Callable[[NotebookState, Namespace], Any]
 class LineMagics(Magics):
     """The line magic."""
 
-    def __init__(self, desk: NotebookState) -> None:
-        super().__init__(desk.shell)
-        self._desk = desk
+    def __init__(self, notebook: NotebookState) -> None:
+        super().__init__(notebook.shell)
+        self._notebook = notebook
 
     @line_magic
     def ddp(self, line: str) -> Any:
         """Control the worker group: `%ddp COMMAND`; `%ddp help` lists the commands."""
-        desk = self._desk
-        before = desk.group.life
+        notebook = self._notebook
+        before = notebook.group.life
         name, _, rest = line.strip().partition(" ")
         rest = rest.strip()
         try:
@@ -60,67 +60,67 @@ class LineMagics(Magics):
             name = name or "status"
             args = parse(command(name), rest)
             args.line = rest
-            return HANDLERS[name](desk, args)
+            return HANDLERS[name](notebook, args)
         except RequestError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
-            raise interrupted(f"%ddp {name}", before, desk.group.life) from None
+            raise interrupted(f"%ddp {name}", before, notebook.group.life) from None
 
 
-def _status(desk: NotebookState, _args: Namespace) -> None:
-    scripts = desk.group.scripts
-    desk.views.show_status(scripts.active)
+def _status(notebook: NotebookState, _args: Namespace) -> None:
+    scripts = notebook.group.scripts
+    notebook.views.show_status(scripts.active)
     if scripts.are_kept:
-        desk.views.say(KEPT)
+        notebook.views.say(KEPT)
 
 
-def _start(desk: NotebookState, args: Namespace) -> None:
-    desk.make_ready(replace(desk.asked_spec(args), joins_group=True), fresh=False)
-    desk.views.show_status(desk.group.session)
+def _start(notebook: NotebookState, args: Namespace) -> None:
+    notebook.make_ready(replace(notebook.asked_spec(args), joins_group=True), fresh=False)
+    notebook.views.show_status(notebook.group.session)
 
 
-def _restart(desk: NotebookState, args: Namespace) -> None:
-    spec, begins_run = desk.asked_spec(args), args.name is not None
+def _restart(notebook: NotebookState, args: Namespace) -> None:
+    spec, begins_run = notebook.asked_spec(args), args.name is not None
     if args.replay:
-        desk.restart_and_replay(spec, begins_run=begins_run)
+        notebook.restart_and_replay(spec, begins_run=begins_run)
     else:
-        desk.make_ready(spec, fresh=True, begins_run=begins_run)
-    desk.views.show_status(desk.group.session)
+        notebook.make_ready(spec, fresh=True, begins_run=begins_run)
+    notebook.views.show_status(notebook.group.session)
 
 
-def _run(desk: NotebookState, args: Namespace) -> None:
-    desk.check_ranks(args)
+def _run(notebook: NotebookState, args: Namespace) -> None:
+    notebook.check_ranks(args)
     script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
     request = CellRequest(
         source=f"%ddp run {args.line}",
         ranks=args.ranks,
-        execution_count=desk.prompt_number,
+        execution_count=notebook.prompt_number,
         needs_group=False,
         once=not args.keep,
         script=script,
     )
     if not args.keep:
-        desk.run_script(request, args)
+        notebook.run_script(request, args)
         return
-    with desk.ready_for_cell(replace(desk.asked_spec(args), joins_group=False), args):
-        desk.run(request, args)
+    with notebook.ready_for_cell(replace(notebook.asked_spec(args), joins_group=False), args):
+        notebook.run(request, args)
 
 
-def _interrupt(desk: NotebookState, _args: Namespace) -> None:
-    if not desk.group.scripts.active.life.state.is_at_work:
+def _interrupt(notebook: NotebookState, _args: Namespace) -> None:
+    if not notebook.group.scripts.active.life.state.is_at_work:
         raise RequestError("no cell is running")
-    desk.group.interrupt()
+    notebook.group.interrupt()
 
 
-def _heal(desk: NotebookState, args: Namespace) -> None:
-    if desk.group.scripts.lost and not desk.group.life.gone:
-        desk.views.say(f"nbddp: {SCRIPT_RANKS_DIED}")
+def _heal(notebook: NotebookState, args: Namespace) -> None:
+    if notebook.group.scripts.lost and not notebook.group.life.gone:
+        notebook.views.say(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
-    desk.views.say(f"nbddp: {desk.heal(args.rank or (), donor=args.donor)}")
+    notebook.views.say(f"nbddp: {notebook.heal(args.rank or (), donor=args.donor)}")
 
 
-def _logs(desk: NotebookState, args: Namespace) -> None:
-    folder, name = desk.last_run, log_name(args.rank)
+def _logs(notebook: NotebookState, args: Namespace) -> None:
+    folder, name = notebook.last_run, log_name(args.rank)
     if folder is None or (folder.exists() and not (folder / name).exists()):
         raise RequestError(f"there is no log of rank {args.rank}")
     path = folder / name
@@ -128,15 +128,15 @@ def _logs(desk: NotebookState, args: Namespace) -> None:
         said = tail(path, args.lines)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from None
-    desk.views.say(said)
+    notebook.views.say(said)
 
 
-def _push(desk: NotebookState, args: Namespace) -> None:
+def _push(notebook: NotebookState, args: Namespace) -> None:
     names = [name for word in args.names for name in word.split(",") if name]
-    desk.group.push(desk.values(names or args.names), ranks=args.ranks)
+    notebook.group.push(notebook.values(names or args.names), ranks=args.ranks)
 
 
-def _pull(desk: NotebookState, args: Namespace) -> Any:
+def _pull(notebook: NotebookState, args: Namespace) -> Any:
     expression = args.expression
     try:
         ast.parse(expression, mode="eval")
@@ -145,19 +145,19 @@ def _pull(desk: NotebookState, args: Namespace) -> Any:
             f"`{expression}` is not a single expression ({error.msg}); pull takes one "
             "expression, for example `%ddp pull losses` or `%ddp pull losses, rank`"
         ) from error
-    value = desk.group.pull(expression, rank=args.rank)
-    desk.diary.note(PulledValue(expression, args.rank))
+    value = notebook.group.pull(expression, rank=args.rank)
+    notebook.diary.note(PulledValue(expression, args.rank))
     if expression.isidentifier():
-        desk.shell.user_ns[expression] = value
+        notebook.shell.user_ns[expression] = value
     return None if args.line.endswith(";") else value  # as IPython does for a statement
 
 
-def _auto(desk: NotebookState, args: Namespace) -> None:
-    desk.auto.is_on = args.switch == "on"
+def _auto(notebook: NotebookState, args: Namespace) -> None:
+    notebook.auto.is_on = args.switch == "on"
 
 
-def _view(desk: NotebookState, args: Namespace) -> None:
-    desk.views.choice = ViewChoice(args.choice)
+def _view(notebook: NotebookState, args: Namespace) -> None:
+    notebook.views.choice = ViewChoice(args.choice)
 
 
 HANDLERS: dict[str, Handler] = {
@@ -165,19 +165,21 @@ HANDLERS: dict[str, Handler] = {
     "start": _start,
     "restart": _restart,
     "run": _run,
-    "export": lambda desk, args: desk.views.say(export(desk, args)),
-    "stop": lambda desk, _args: desk.group.stop(),
+    "export": lambda notebook, args: notebook.views.say(export(notebook, args)),
+    "stop": lambda notebook, _args: notebook.group.stop(),
     "interrupt": _interrupt,
-    "kill": lambda desk, args: desk.group.kill(args.rank),
+    "kill": lambda notebook, args: notebook.group.kill(args.rank),
     "heal": _heal,
-    "nodes": lambda desk, args: desk.views.say(f"nbddp: {steer_nodes(desk, args)}"),
-    "fault": lambda desk, args: desk.arm(
+    "nodes": lambda notebook, args: notebook.views.say(f"nbddp: {steer_nodes(notebook, args)}"),
+    "fault": lambda notebook, args: notebook.arm(
         args.kind, rank=args.rank, step=args.step, factor=args.factor
     ),
-    "debug": lambda desk, args: desk.debug(args.rank, args.command),
+    "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
     "check": check,
-    "timeline": lambda desk, args: desk.views.show(timeline_report(desk.group.timeline(args.last))),
-    "trace": lambda desk, args: desk.views.say(f"nbddp: {steer_trace(desk, args)}"),
+    "timeline": lambda notebook, args: notebook.views.show(
+        timeline_report(notebook.group.timeline(args.last))
+    ),
+    "trace": lambda notebook, args: notebook.views.say(f"nbddp: {steer_trace(notebook, args)}"),
     "logs": _logs,
     "show": show_run,
     "runs": steer_runs,
@@ -185,8 +187,8 @@ HANDLERS: dict[str, Handler] = {
     "publish": publish_run,
     "push": _push,
     "pull": _pull,
-    "wait": lambda desk, _args: desk.wait(),
+    "wait": lambda notebook, _args: notebook.wait(),
     "auto": _auto,
     "view": _view,
-    "help": lambda desk, args: desk.views.say(help_text(args.command)),
+    "help": lambda notebook, args: notebook.views.say(help_text(args.command)),
 }

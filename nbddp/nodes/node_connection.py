@@ -233,7 +233,7 @@ class StoreForwarder:
         """Accept one after the other.
 
         Not by ``asyncio.start_server``: its ``close`` forgets a connection that is being accepted
-        (Python 3.11), and whoever dialed waits for ever.
+        (Python 3.11), and the rank at its other end would wait for ever.
         """
         loop = asyncio.get_running_loop()
         while True:

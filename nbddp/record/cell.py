@@ -75,7 +75,7 @@ class CellRequest:
         return self.script is not None and not self.script.keeps
 
 
-Deed = CellRequest | PushRecord  # what makes the ranks' namespaces what they are
+ReplayEntry = CellRequest | PushRecord  # what makes the ranks' namespaces what they are
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nbddp.errors import format_number_ranges
 from nbddp.formatting import plural
-from nbddp.record.cell import CellHandle, CellRequest, Deed
+from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.names import assigned_names
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
@@ -25,20 +25,20 @@ class ReplayLog:
     """
 
     def __init__(self) -> None:
-        self.done: tuple[Deed, ...] = ()
-        self.undone: tuple[Deed, ...] = ()
+        self.done: tuple[ReplayEntry, ...] = ()
+        self.undone: tuple[ReplayEntry, ...] = ()
 
     def note_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
         """A cell has ended."""
         if verdict is None and not cell.request.once:
             self.note(cell.deed())
 
-    def note(self, deed: Deed) -> None:
+    def note(self, deed: ReplayEntry) -> None:
         """Something was done."""
         self.done += (deed,)
         self.undone = ()
 
-    def leave(self, undone: Sequence[Deed], *, is_all: bool = False) -> None:
+    def leave(self, undone: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
         """A replay has ended before all was done; ``is_all``: nothing was."""
         self.done = () if is_all else self.done
         self.undone = tuple(undone)
@@ -53,7 +53,7 @@ class ReplayLog:
         self.done = ()
 
 
-def cell_that_assigned(name: str, deeds: Sequence[Deed]) -> int:
+def cell_that_assigned(name: str, deeds: Sequence[ReplayEntry]) -> int:
     """The prompt's number of the last cell that bound a name; 0 if none is known.
 
     >>> cells = [CellRequest(source="lock = 1", execution_count=4), CellRequest(source="!ls")]
@@ -73,7 +73,7 @@ def _binds(source: str, name: str) -> bool:
         return False
 
 
-def describe_entries(deeds: Sequence[Deed]) -> str:
+def describe_entries(deeds: Sequence[ReplayEntry]) -> str:
     """Name some deeds in a few words: cells by the numbers of their prompts.
 
     >>> cells = [CellRequest(source="", execution_count=number) for number in (2, 3, 5)]

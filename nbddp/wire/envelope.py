@@ -1,8 +1,8 @@
 """A message with its sender and number, signed for one queue.
 
-As Jupyter's own messages, every letter carries an HMAC-SHA256 made with a secret that both ends
-were given beforehand. The signature covers the queue's name too, so a letter cannot be moved from
-one queue to another, and a number that only grows, so it cannot be sent twice.
+Like Jupyter's own messages, every envelope has an HMAC-SHA256, made with a secret that both ends
+were given beforehand. The signature covers the queue's name, so an envelope cannot be moved from
+one queue to another. It also covers a number that only grows, so an envelope cannot be sent twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADER = struct.Struct("!iIIQ")  # sender's rank (-1: the controller), attempt, 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message with who sent it, in which attempt, and as which of its letters.
+    """A message with who sent it, in which attempt, and as which of its envelopes.
 
     ``incarnation``: which process of this rank in this attempt, from 0: a healed one is the next.
     """
@@ -35,7 +35,7 @@ class Envelope:
 
     @property
     def parts(self) -> list[Envelope]:
-        """A letter for each of the reports that came in this one: most often just itself."""
+        """An envelope for each of the reports that came in this one: most often just itself."""
         if not isinstance(self.message, MessageBatch):
             return [self]
         return [replace(self, message=each) for each in self.message.reports]

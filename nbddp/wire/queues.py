@@ -1,8 +1,8 @@
-"""Queues of signed letters over a TCPStore: what goes in comes out whole, once and in order.
+"""Queues of signed envelopes over a TCPStore: what goes in comes out whole, once and in order.
 
-The store's server ends the connection of whoever sends it more than 8 MiB at once. A larger message
-travels as values do, in pieces; the letter holds its digest, so nothing is read that was not signed
-for. Reading takes the pieces out of the store's memory.
+The store's server ends a connection that sends it more than 8 MiB at once. A larger message travels
+as values do, in pieces; the envelope holds its digest, so nothing is read that was not signed for.
+Reading takes the pieces out of the store's memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 Lived = tuple[int, int]  # a process: its rank's attempt and incarnation
-MAX_BACKLOG = 128  # letters nobody has read: who has more to say should wait
+MAX_BACKLOG = 128  # envelopes nobody has read: who has more to say should wait
 
 
 class QueueWriter:
-    """The end of a queue that letters go into; may be used from several threads."""
+    """The end of a queue that envelopes go into; may be used from several threads."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class QueueWriter:
         self._large: list[JsonDict] = []  # messages in pieces that nobody has read yet
 
     def post_together(self, reports: Sequence[Report]) -> None:
-        """Put what is told at one moment into the queue, as one letter."""
+        """Put what is told at one moment into the queue, as one envelope."""
         self.post(reports[0] if len(reports) == 1 else MessageBatch(reports=list(reports)))
 
     def post(self, message: Message) -> None:
@@ -95,7 +95,7 @@ class QueueWriter:
         self._large = [each for each in self._large if payloads.is_there(self._store, each)]
 
     def is_read(self) -> bool:
-        """Return whether the reader has taken all letters of all writers of this queue."""
+        """Return whether the reader has taken all envelopes of all writers of this queue."""
         with self._lock:
             return self._store.queue_len(self._queue) == 0
 
@@ -108,14 +108,14 @@ class QueueWriter:
 
 
 class QueueReader:
-    """The end that letters come out of; refuses and counts what is not ours.
+    """The end that envelopes come out of; refuses and counts what is not ours.
 
     Args:
         store: where the queue is.
         queue: its name.
-        secret: what letters are signed with.
+        secret: what envelopes are signed with.
         reopen: waits, when the store is gone, for another one in its place, whose writers count
-            their letters anew; None where there will be none.
+            their envelopes anew; None where there will be none.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class QueueReader:
         self.refused = 0
 
     def collect(self) -> Envelope:
-        """Wait for the next letter that is ours; the first refusal is logged, all are counted."""
+        """Wait for the next envelope that is ours; the first refusal is logged, all are counted."""
         while True:
             data = self._pop()
             try:
@@ -145,7 +145,7 @@ class QueueReader:
                     logger.warning("refused a message: %s", error)
 
     def use(self, secret: bytes) -> None:
-        """From here on letters are signed with this."""
+        """From here on envelopes are signed with this."""
         self._secret = secret
 
     def _pop(self) -> bytes:
@@ -159,17 +159,17 @@ class QueueReader:
                 self._last.clear()
 
     def open(self, data: bytes) -> Envelope:
-        """Read one sealed letter, if it is newer than the last of its sender."""
-        letter = verify(data, queue=self._queue, secret=self._secret)
-        stream = letter.sender, (letter.attempt, letter.incarnation)
-        if letter.sequence <= self._last.get(stream, 0):
-            if isinstance(letter.message, InPieces):  # sent anew after a lost connection
-                payloads.discard(self._store, letter.message.parcel)
-            raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
-        self._last[stream] = letter.sequence
-        if isinstance(letter.message, InPieces):
-            return replace(letter, message=self._take(letter.message.parcel))
-        return letter
+        """Read one sealed envelope, if it is newer than the last of its sender."""
+        envelope = verify(data, queue=self._queue, secret=self._secret)
+        stream = envelope.sender, (envelope.attempt, envelope.incarnation)
+        if envelope.sequence <= self._last.get(stream, 0):
+            if isinstance(envelope.message, InPieces):  # sent anew after a lost connection
+                payloads.discard(self._store, envelope.message.parcel)
+            raise ReplayError(f"message {envelope.sequence} of rank {envelope.sender} came twice")
+        self._last[stream] = envelope.sequence
+        if isinstance(envelope.message, InPieces):
+            return replace(envelope, message=self._take(envelope.message.parcel))
+        return envelope
 
     def _take(self, parcel: JsonDict) -> Message:
         try:
@@ -185,8 +185,8 @@ class QueueReader:
         """Free the memory of a message that a sender was in the middle of when it ended.
 
         Args:
-            store: another client than the one that waits for letters.
-            sender: who has ended, and of whom every letter was read.
+            store: another client than the one that waits for envelopes.
+            sender: who has ended, and of whom every envelope was read.
             attempt: in which it lived.
             incarnation: as which process of its rank.
         """

@@ -245,9 +245,9 @@ class Rank:
 
     def _from_controller(self, reader: QueueReader) -> Iterator[Any]:
         while True:
-            letter = reader.collect()
-            if letter.sender == CONTROLLER and letter.attempt == self._attempt:
-                yield letter.message
+            envelope = reader.collect()
+            if envelope.sender == CONTROLLER and envelope.attempt == self._attempt:
+                yield envelope.message
 
     def _listen(self) -> None:
         for message in self._from_controller(self._control):

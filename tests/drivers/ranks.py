@@ -22,7 +22,7 @@ from nbddp.group.trace import collect_trace
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.group_state import Life
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, ReplayEntry
 from nbddp.record.event_log import RunEvent
 from nbddp.record.notices import Notice
 from nbddp.record.snapshot import Snapshot
@@ -235,11 +235,11 @@ class Ranks(WorkerGroup):
         return collect_trace(self.session, result, asked)
 
     @property
-    def replay_log(self) -> Sequence[Deed]:
+    def replay_log(self) -> Sequence[ReplayEntry]:
         """The cells and pushed values that a replay would do again."""
         return self.session.deeds
 
-    def replay(self, deeds: Sequence[Deed]) -> None:
+    def replay(self, deeds: Sequence[ReplayEntry]) -> None:
         """Do this again, as ``%ddp restart --replay`` does."""
         assert Recovery(self.session, TextDisplay()).replay(deeds) is None
 

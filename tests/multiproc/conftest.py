@@ -16,7 +16,7 @@ from notebook import Notebook
 # extension would end the warm helper
 FORGET_OPTIONS = """
 from nbddp.controller.group_spec import GroupSpec
-get_ipython()._nbddp.desk.group.spec = GroupSpec()
+get_ipython()._nbddp.notebook.group.spec = GroupSpec()
 del GroupSpec
 """
 

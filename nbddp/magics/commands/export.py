@@ -15,7 +15,7 @@ from nbddp.magics.notebook_state import NotebookState
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
-def export(desk: NotebookState, args: Namespace) -> str:
+def export(notebook: NotebookState, args: Namespace) -> str:
     """Write the script, and what lies beside it.
 
     Returns:
@@ -28,7 +28,7 @@ def export(desk: NotebookState, args: Namespace) -> str:
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
-    group, diary = desk.group, desk.diary
+    group, diary = notebook.group, notebook.diary
     given = ExportInput(diary.items(), group.spec, out=diary.out, ports=frozenset(diary.ports))
     script = write_script(given, path)
     files = {path: script.text.encode()}

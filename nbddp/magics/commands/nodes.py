@@ -29,16 +29,16 @@ OPEN = (
 )
 
 
-def steer_nodes(desk: NotebookState, args: Namespace) -> str:
+def steer_nodes(notebook: NotebookState, args: Namespace) -> str:
     """Do what the options say; return what to tell the user.
 
     Raises:
         RequestError: it cannot be done now.
     """
     if args.rejoin is not None:
-        return _rejoin(desk, args)
-    said = _open(desk, args)
-    nodes = desk.group.nodes
+        return _rejoin(notebook, args)
+    said = _open(notebook, args)
+    nodes = notebook.group.nodes
     if nodes is None:
         if args.leave or args.wait:
             raise RequestError(CLOSED)
@@ -60,16 +60,16 @@ def steer_nodes(desk: NotebookState, args: Namespace) -> str:
     return said or nodes.table()
 
 
-def _open(desk: NotebookState, args: Namespace) -> str:
+def _open(notebook: NotebookState, args: Namespace) -> str:
     """Open a door if options describe one, or if another option needs one that is not there."""
     is_new = args.nnodes or args.nproc_per_node or args.host or args.port or args.orphan_timeout
-    needs_one = desk.group.nodes is None and (args.local or args.slurm)
+    needs_one = notebook.group.nodes is None and (args.local or args.slurm)
     if args.leave or not (is_new or needs_one):
         return ""
     spec = _spec(args)
     if args.slurm and spec.host == LOOPBACK:
         raise RequestError(UNREACHED)
-    return desk.group.open_nodes(spec).opened()
+    return notebook.group.open_nodes(spec).opened()
 
 
 def _spec(args: Namespace) -> NodesSpec:
@@ -84,9 +84,9 @@ def _spec(args: Namespace) -> NodesSpec:
     )
 
 
-def _rejoin(desk: NotebookState, args: Namespace) -> str:
-    if desk.group.nodes is not None:
+def _rejoin(notebook: NotebookState, args: Namespace) -> str:
+    if notebook.group.nodes is not None:
         raise RequestError(OPEN)
     join = left_open(args.rejoin)
     spec = replace(_spec(args), host=join.address, port=join.port)
-    return desk.group.take_back(spec, join, args.wait or COMING_BACK)
+    return notebook.group.take_back(spec, join, args.wait or COMING_BACK)

@@ -29,16 +29,16 @@ def installed_target(text: str) -> Target:
     return found
 
 
-def publish_run(desk: NotebookState, args: Namespace) -> None:
+def publish_run(notebook: NotebookState, args: Namespace) -> None:
     """Publish a run that is over; begin to, if it is this notebook's and goes on.
 
     Raises:
         RequestError: there is no such run, it is published already, or the tracker refuses it.
     """
-    current = desk.current_run
+    current = notebook.current_run
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
-        desk.publishing.begin(desk.group.scripts.active, args.tracker, is_again=args.again)
+        notebook.publishing.begin(notebook.group.scripts.active, args.tracker, is_again=args.again)
         return
     if summarize(path).is_live:
         raise RequestError(
@@ -46,6 +46,6 @@ def publish_run(desk: NotebookState, args: Namespace) -> None:
         )
     name = name_there(path, args.tracker.kind, is_again=args.again)
     done = Publication(args.tracker, path, name, is_live=False).wait()
-    desk.views.say(
+    notebook.views.say(
         f"nbddp: {done['steps']} steps published to {args.tracker.kind}: {done['where']}"
     )

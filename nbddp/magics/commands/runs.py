@@ -20,26 +20,26 @@ from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.stored_run import run_report
 
 
-def steer_runs(desk: NotebookState, args: Namespace) -> None:
+def steer_runs(notebook: NotebookState, args: Namespace) -> None:
     """List the runs, or remove or note what the first word says.
 
     Raises:
         RequestError: there is no such run, or it cannot be removed or noted.
     """
     word, *rest = args.run or [""]
-    current, base = desk.current_run, Path.cwd()
+    current, base = notebook.current_run, Path.cwd()
     if word == "rm":
         paths = apart(_named("rm", rest, current))
         for path in paths:
             remove(path, current=current)
         names = ", ".join(path.name for path in paths)
-        desk.views.say(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
+        notebook.views.say(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
     elif word == "note":
         [path] = _named("note", rest[:1], current)
-        desk.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")
+        notebook.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")
     else:
         listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
-        desk.views.show(run_list_report(listing, most=args.number))
+        notebook.views.show(run_list_report(listing, most=args.number))
 
 
 def _note(path: Path, words: list[str], args: Namespace) -> str:
@@ -72,15 +72,15 @@ def _damaged(name: str, base: Path) -> Path | None:
     return path if is_one else None
 
 
-def show_run(desk: NotebookState, args: Namespace) -> None:
+def show_run(notebook: NotebookState, args: Namespace) -> None:
     """Show a run, or one of its cells.
 
     Raises:
         RequestError: there is none, or no such cell or metric.
     """
-    current = desk.current_run
+    current = notebook.current_run
     wanted = metric_filter(args.metrics) if args.metrics else None
-    run = StoredRun(find_run(args.run, Path.cwd(), current=desk.last_run), wanted)
+    run = StoredRun(find_run(args.run, Path.cwd(), current=notebook.last_run), wanted)
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = run.metrics(cell).names() if args.metrics else None
     if metrics == []:
@@ -89,16 +89,16 @@ def show_run(desk: NotebookState, args: Namespace) -> None:
         raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
     ending = describe_run_end(run, current=current)
     scale = AxisScale(args.scale)
-    desk.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
+    notebook.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
 
 
-def compare_runs(desk: NotebookState, args: Namespace) -> None:
+def compare_runs(notebook: NotebookState, args: Namespace) -> None:
     """Compare runs, or save their charts.
 
     Raises:
         RequestError: there is no such run or metric, or the file cannot be written.
     """
-    current, base = desk.current_run, Path.cwd()
+    current, base = notebook.current_run, Path.cwd()
     paths = apart(find_run(name, base, current=current) for name in args.run)
     if len(paths) < 2 <= len(args.run):
         raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
@@ -108,7 +108,7 @@ def compare_runs(desk: NotebookState, args: Namespace) -> None:
         raise RequestError("how many samples a step has is not known of all: --over step, or time")
     if args.save is None:
         report = comparison_report(comparison, over=over, scale=scale, is_smooth=args.smooth)
-        desk.views.show(report)
+        notebook.views.show(report)
         return
     import_interruptibly("nbddp.charts.figure")  # loads matplotlib
     from nbddp.archive.compared_chart import compared_charts
@@ -120,4 +120,4 @@ def compare_runs(desk: NotebookState, args: Namespace) -> None:
         figure.savefig(args.save)
     except OSError as error:
         raise RequestError(f"{args.save} cannot be written: {error.strerror}") from None
-    desk.views.say(f"nbddp: {plural(len(charts), 'chart')} in {args.save}")
+    notebook.views.say(f"nbddp: {plural(len(charts), 'chart')} in {args.save}")

@@ -215,9 +215,8 @@ class CommDispatcher:
 
     def _settle_here(self) -> None:
         is_wanted = self.how is not DispatchMode.NONE and bool(self._servings)
-        if (
-            self._way is DispatchMode.PUMP
-        ):  # while nothing blocks the main thread, the kernel answers
+        # while nothing blocks the main thread, the kernel answers
+        if self._way is DispatchMode.PUMP:
             is_wanted = is_wanted and any(each.cell is not None for each in self._servings)
         if is_wanted and self._thread is None and self._way is DispatchMode.TAP:
             self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its

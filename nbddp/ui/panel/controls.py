@@ -41,7 +41,7 @@ _LOOKS = {  # tooltip and icon
     ),
 }
 _MEANWHILE = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
-Deed = Callable[[], str]
+ButtonAction = Callable[[], str]
 
 
 def _button(label: str, **layout: str) -> widgets.Button:
@@ -122,7 +122,7 @@ class RetryButtons:
     """
 
     def __init__(
-        self, kernel: Any, offers: Mapping[str, Deed], root: widgets.Box | None = None
+        self, kernel: Any, offers: Mapping[str, ButtonAction], root: widgets.Box | None = None
     ) -> None:
         self._kernel = kernel
         self._root = root
@@ -134,8 +134,8 @@ class RetryButtons:
         self._asks = False
         # not flexible: what is said beside a button may be long, and takes two lines
         self._buttons = {label: _button(label, flex="none") for label in offers}
-        for label, deed in offers.items():
-            self._buttons[label].on_click(lambda _, it=(label, deed): self._press(*it))
+        for label, action in offers.items():
+            self._buttons[label].on_click(lambda _, it=(label, action): self._press(*it))
         self._said = widgets.HTML()
         self._row = box(widgets.HBox, [*self._buttons.values(), self._said], "nbddp-aftermath")
 
@@ -162,20 +162,20 @@ class RetryButtons:
         """
         close(self._row)
 
-    def _press(self, label: str, deed: Deed) -> None:
+    def _press(self, label: str, action: ButtonAction) -> None:
         if label != RESTART or self._asks:
-            self._do(label, deed)
+            self._do(label, action)
         if label == RESTART:
             self._asks = not self._asks
             _show_question(self._buttons[RESTART], RESTART, asks=self._asks)
 
-    def _do(self, label: str, deed: Deed) -> None:
+    def _do(self, label: str, action: ButtonAction) -> None:
         # Two quick presses may be answered on two threads of the kernel. The second says nothing.
         if not (self._is_there and self._doing.acquire(blocking=False)):
             return
         try:
             self._show(_MEANWHILE[label], is_busy=True)
-            said = self._context.copy().run(self._as_cell, deed)
+            said = self._context.copy().run(self._as_cell, action)
         finally:
             self._doing.release()
         if self._is_there:
@@ -187,11 +187,11 @@ class RetryButtons:
         for each in self._buttons.values():
             each.disabled = is_busy
 
-    def _as_cell(self, deed: Deed) -> str:
+    def _as_cell(self, action: ButtonAction) -> str:
         """Carry it out as a part of the cell: in older kernels a context does not say so."""
         pressed = self._kernel.get_parent("shell")
         self._kernel.set_parent([], self._cell, "shell")
         try:
-            return deed()
+            return action()
         finally:
             self._kernel.set_parent([], pressed, "shell")

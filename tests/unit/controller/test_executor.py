@@ -42,19 +42,19 @@ class Stage:
         self.words = words
         self.launcher = FakeLauncher()
         self.link = SilentLink()
-        self.means = hand_turned(self.link)
-        self.session = Session(self.launcher, make_means=lambda: self.means)
+        self.runtime = hand_turned(self.link)
+        self.session = Session(self.launcher, make_runtime=lambda: self.runtime)
         self.executor = self.session._do
 
     @property
     def actor(self) -> HandTurnedActor:
-        assert isinstance(self.means.actor, HandTurnedActor)
-        return self.means.actor
+        assert isinstance(self.runtime.actor, HandTurnedActor)
+        return self.runtime.actor
 
     @property
     def watcher(self) -> HandTurnedWatcher:
-        assert isinstance(self.means.watcher, HandTurnedWatcher)
-        return self.means.watcher
+        assert isinstance(self.runtime.watcher, HandTurnedWatcher)
+        return self.runtime.watcher
 
     @property
     def state(self) -> GroupState:
@@ -71,7 +71,7 @@ class Stage:
 
     def turn_once(self) -> bool:
         """One thing that can happen; whether there was one."""
-        for actor in (self.actor, self.means.launching):
+        for actor in (self.actor, self.runtime.launching):
             if actor.inbox:
                 actor.turn()
                 return True
@@ -269,7 +269,7 @@ def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) ->
     empty.ask_start()
     stops: list[Promise[None]] = []
     empty.launcher.on_launch = lambda _start: stops.append(empty.session.begin_stop())
-    empty.means.launching.turn()  # rank 0 was being started when the stop came
+    empty.runtime.launching.turn()  # rank 0 was being started when the stop came
     empty.launcher.on_launch = lambda _start: None
     empty.actor.turn_all()
     assert stops[0].done()

@@ -80,7 +80,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.patch.setattr(run_folder, "_version", lambda _package: "1")
         self.launcher = FakeLauncher(obeys=False)
         self.launcher.on_launch = self.is_born
-        self.session = Session(self.launcher, make_means=self.make_means)
+        self.session = Session(self.launcher, make_runtime=self.make_runtime)
         self.ranks: dict[tuple[int, int], Rank] = {}
         self.replaced: list[Rank] = []
         self.mail: list[Envelope] = []
@@ -98,14 +98,14 @@ class AnyOrder(RuleBasedStateMachine):
 
         self.patch.setattr(CellHandle, "finish", count)
 
-    def make_means(self) -> Any:
+    def make_runtime(self) -> Any:
         if self.cannot_connect:
             raise NO_LUCK
         self.link = SilentLink()
         self.link.on_send = self.is_told
-        means = hand_turned(self.link)
-        self.actor, self.launching, self.watcher = means.actor, means.launching, means.watcher
-        return means
+        runtime = hand_turned(self.link)
+        self.actor, self.launching, self.watcher = runtime.actor, runtime.launching, runtime.watcher
+        return runtime
 
     def is_born(self, start: Any) -> None:
         key = start.attempt, start.topology.rank
@@ -131,7 +131,7 @@ class AnyOrder(RuleBasedStateMachine):
             actor.turn()
 
     def is_open(self) -> bool:
-        return self.session._do.means is not None
+        return self.session._do.runtime is not None
 
     @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.first))
     @rule()
@@ -331,9 +331,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open() and self.mail)
     @rule(number=NUMBER, comes_first=st.booleans())
     def a_letter_arrives(self, number: int, comes_first: bool) -> None:
-        letter = self.mail.pop(number % len(self.mail))
+        envelope = self.mail.pop(number % len(self.mail))
         tell = self.actor.tell_first if comes_first else self.actor.tell
-        tell(self.session._do.read, letter)
+        tell(self.session._do.read, envelope)
 
     @rule()
     def all_goes_well_for_a_while(self) -> None:

@@ -42,7 +42,7 @@ def link(launcher: FakeLauncher) -> FakeLink:
 
 @pytest.fixture
 def off(launcher: FakeLauncher, link: FakeLink) -> Iterator[Session]:
-    session = Session(launcher, make_means=lambda: with_threads(link))
+    session = Session(launcher, make_runtime=lambda: with_threads(link))
     yield session
     session.close()
 
@@ -173,7 +173,7 @@ def test_when_the_link_is_lost_the_ranks_are_ended_and_a_restart_has_a_new_one(
 ) -> None:
     links = [link, FakeLink()]
     make_willing(launcher, links[1])
-    session = Session(launcher, make_means=lambda: with_threads(links.pop(0)))
+    session = Session(launcher, make_runtime=lambda: with_threads(links.pop(0)))
     make_willing(launcher, link)
     session.start(TWO)
     make_willing(launcher, links[0])
@@ -209,7 +209,7 @@ def test_a_link_that_cannot_be_made_is_one_clear_error_and_the_next_start_works(
             raise faults.pop()
         return with_threads(link)
 
-    session = Session(launcher, make_means=make)
+    session = Session(launcher, make_runtime=make)
     assert refusal(StartError, session.start, TWO) == snapshot
     session.start(TWO)
     assert run(session)

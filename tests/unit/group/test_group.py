@@ -29,7 +29,7 @@ def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG00
     launcher = FakeLauncher()
     make_willing(launcher, link)
     group = WorkerGroup(nproc=2)
-    session = Session(launcher, make_means=lambda: with_threads(link))
+    session = Session(launcher, make_runtime=lambda: with_threads(link))
     group._group = RankGroup(group._group.spec, session)
     group.start()
     yield group

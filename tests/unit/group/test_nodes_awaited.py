@@ -181,7 +181,7 @@ def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(
     monkeypatch.setenv("HOME", str(folder))
     launcher, link = FakeLauncher(), FakeLink()
     make_willing(launcher, link)
-    session = Session(launcher, make_means=lambda: with_threads(link))
+    session = Session(launcher, make_runtime=lambda: with_threads(link))
     session.start(GroupSpec(nproc=1))
     session.stop()
     nodes = NodePool(session, NodesSpec())

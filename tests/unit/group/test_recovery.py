@@ -63,7 +63,7 @@ class Play:
         self.launcher: Any = launcher or FakeLauncher()
         self.link = FakeLink()
         make_willing(self.launcher, self.link)
-        self.session = Session(self.launcher, make_means=lambda: with_threads(self.link))
+        self.session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
         self.said: list[str] = []
         self.sources: list[str] = []
         self.hung = threading.Event()

@@ -21,7 +21,7 @@ def setback(step: float | None, attempt: int = 1) -> AttemptFailure:
     return AttemptFailure(attempt=attempt, what="rank 1 is gone", at=10.0, step=step)
 
 
-def comeback(step: float | None) -> RecoveryRecord:
+def recovery(step: float | None) -> RecoveryRecord:
     return RecoveryRecord(setback=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
 
 
@@ -68,14 +68,14 @@ def test_why_it_is_not_begun_again_is_said(snapshot: SnapshotAssertion) -> None:
 
 
 def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:
-    assert comeback(34).lost(31) == 4
-    assert comeback(30).lost(31) == 0
-    assert comeback(30).lost(0) == 31
-    assert comeback(None).lost(0) is None
+    assert recovery(34).lost(31) == 4
+    assert recovery(30).lost(31) == 0
+    assert recovery(30).lost(0) == 31
+    assert recovery(None).lost(0) is None
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_no_step_is_lost_twice(last: int, first: int) -> None:
-    lost = comeback(last).lost(first)
+    lost = recovery(last).lost(first)
     assert lost is not None
     assert 0 <= lost <= last + 1

@@ -52,9 +52,9 @@ class Typed:
     def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, self.link = FakeLauncher(), FakeLink()
         make_willing(self.launcher, self.link)
-        self.desk = NotebookState(shell)
-        session = Session(self.launcher, make_means=lambda: with_threads(self.link))
-        self.desk.group = RankGroup(GroupSpec(), session)
+        self.notebook = NotebookState(shell)
+        session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
+        self.notebook.group = RankGroup(GroupSpec(), session)
         self.started: list[GroupSpec] = []
         self.asked: list[tuple[CellRequest, Retries | None]] = []
         monkeypatch.setattr(Session, "start", lambda _session, spec: self.started.append(spec))
@@ -70,11 +70,11 @@ class Typed:
 
     def line(self, line: str) -> None:
         """Type a `%ddp`."""
-        LineMagics(self.desk).ddp(line)
+        LineMagics(self.notebook).ddp(line)
 
     def cell(self, line: str) -> None:
         """Run a `%%ddp` cell."""
-        CellMagics(self.desk).ddp(line, "x = 1")
+        CellMagics(self.notebook).ddp(line, "x = 1")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def typed(
 ) -> Iterator[Typed]:
     typed = Typed(shell, monkeypatch)
     yield typed
-    typed.desk.group.close()
+    typed.notebook.group.close()
 
 
 RUNS: dict[str, Callable[[Typed, str], object]] = {
@@ -140,11 +140,11 @@ def test_fresh_ranks_are_started_where_a_cell_asks_for_them(
     keep = "--keep" if run is not Typed.cell else ""  # on the ranks of cells
     for options, attempt in (("", 1), ("", 1), ("--fresh", 2)):
         run(with_ranks, f"{keep} {options}")
-        assert with_ranks.desk.group.life.attempt == attempt
+        assert with_ranks.notebook.group.life.attempt == attempt
 
 
 def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> None:
-    group, launcher = with_ranks.desk.group, with_ranks.launcher
+    group, launcher = with_ranks.notebook.group, with_ranks.launcher
     with_ranks.line("start --nproc 3")
     assert len(launcher.living()) == 3
     with_ranks.line("kill 1")
@@ -157,7 +157,7 @@ def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> No
 
 
 def test_a_name_that_is_given_while_ranks_run_is_that_of_the_next_run(with_ranks: Typed) -> None:
-    group = with_ranks.desk.group
+    group = with_ranks.notebook.group
     with_ranks.line("start --name first")
     with_ranks.cell("--name second")
     assert (group.session.spec.name, group.life.attempt) == ("first", 1)
@@ -167,7 +167,7 @@ def test_a_name_that_is_given_while_ranks_run_is_that_of_the_next_run(with_ranks
 
 
 def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -> None:
-    with_ranks.desk.shell.user_ns |= {"one": 1, "other": 2}
+    with_ranks.notebook.shell.user_ns |= {"one": 1, "other": 2}
     with_ranks.line("start --nproc 3")
     for options, ranks in (("", [0, 1, 2]), ("--ranks 0,2", [0, 2])):
         with_ranks.link.sent.clear()
@@ -221,7 +221,7 @@ def test_the_run_of_a_cell_or_a_script_is_published_where_the_option_says(
 ) -> None:
     monkeypatch.setattr(publish, "require", lambda _kind: None)
     follow = Mock()
-    monkeypatch.setattr(typed.desk.publishing, "follow", follow)
+    monkeypatch.setattr(typed.notebook.publishing, "follow", follow)
     run(typed, "--publish wandb:digits")
     assert follow.call_args.args[-1] == [Target("wandb", "digits")]
 
@@ -239,7 +239,7 @@ def test_a_door_for_nodes_is_opened_as_the_options_say(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Mock()
-    monkeypatch.setattr(typed.desk.group, "open_nodes", opened)
+    monkeypatch.setattr(typed.notebook.group, "open_nodes", opened)
     options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"
     typed.line(f"nodes {options}")
     asked = {"least": 2, "most": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}

@@ -226,9 +226,9 @@ def test_a_run_is_published_by_a_process_noted_and_told(
 ) -> None:
     fake("well")
     path = make_run(folder)
-    line, desk = line_magics()
+    line, notebook = line_magics()
     line.ddp("publish wandb:my-digits digits")
-    [said] = desk.views.say.call_args.args
+    [said] = notebook.views.say.call_args.args
     assert "60 steps" in said
     noted = read_note(path, "wandb")
     assert (noted["steps"], noted["late"], noted["is_whole"]) == (60, 0, True)
@@ -320,8 +320,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
-    desk = Mock(shell=None, current_run=current)
-    return LineMagics(desk), desk
+    notebook = Mock(shell=None, current_run=current)
+    return LineMagics(notebook), notebook
 
 
 @pytest.mark.usefixtures("installed")
@@ -355,10 +355,10 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(
 
 @pytest.mark.usefixtures("installed")
 def test_the_run_that_goes_on_is_followed(folder: Path) -> None:
-    line, desk = line_magics(make_run(folder, is_stopped=False))
+    line, notebook = line_magics(make_run(folder, is_stopped=False))
     line.ddp("publish wandb")
-    session = desk.group.scripts.active
-    desk.publishing.begin.assert_called_once_with(session, Target("wandb"), is_again=False)
+    session = notebook.group.scripts.active
+    notebook.publishing.begin.assert_called_once_with(session, Target("wandb"), is_again=False)
 
 
 @pytest.mark.usefixtures("installed")
