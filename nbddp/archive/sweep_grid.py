@@ -19,8 +19,8 @@ from typing import Any
 from nbddp.archive.find import runs_below
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.cell import ReplayEntry
-from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.push_store import PushRecord
+from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.run_folder import read_facts
 
 SEED = "seed"

@@ -24,11 +24,11 @@ from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.retries import RecoveryRecord
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult, NoticeRouter
-from nbddp.record.deeds import ReplayLog
 from nbddp.record.event_log import EventLog
 from nbddp.record.notices import notice_of
 from nbddp.record.push_store import PushRecord
 from nbddp.record.rank_monitor import LOOK_PERIOD, RankMonitor
+from nbddp.record.replay_log import ReplayLog
 from nbddp.wire import messages as msg
 from nbddp.wire.timing_messages import CollectiveArrivals
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from nbddp.controller.promises import Promises
     from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
     from nbddp.lifecycle.group_state import Life
-    from nbddp.record.deeds import ReplayLog
     from nbddp.record.event_log import EventLog
     from nbddp.record.rank_monitor import RankMonitor
+    from nbddp.record.replay_log import ReplayLog
     from nbddp.wire.envelope import Envelope
 
 logger = logging.getLogger(__name__)

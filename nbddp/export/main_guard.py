@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from types import CodeType
 
-from nbddp.record.names import assigned_names
+from nbddp.record.replay_log import assigned_names
 
 GUARD = 'if __name__ == "__main__":'
 OF_IPYTHON = frozenset({"display", "get_ipython", "In", "Out", "_", "__", "___"})

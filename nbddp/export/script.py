@@ -29,7 +29,7 @@ from nbddp.export.main_guard import (
     undefined_names,
 )
 from nbddp.record.cell import CellRequest
-from nbddp.record.names import SET_IN_EACH_RANK, assigned_names
+from nbddp.record.replay_log import SET_IN_EACH_RANK, assigned_names
 from nbddp.topology import TORCHRUN
 from nbddp.wire.function_sources import dumps
 

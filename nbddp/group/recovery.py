@@ -21,9 +21,9 @@ from nbddp.lifecycle.retries import (
     why_stop,
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, ReplayEntry
-from nbddp.record.deeds import describe_entries
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
+from nbddp.record.replay_log import describe_entries
 from nbddp.record.verdict import Verdict
 from nbddp.ui.screen import View
 from nbddp.wire.messages import DEBUGGER, InputReply

@@ -17,7 +17,7 @@ from nbddp.group.push_pull import push
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
-from nbddp.record.deeds import describe_entries
+from nbddp.record.replay_log import describe_entries
 from nbddp.sigint import sigint_deferred
 from nbddp.ui.report.sweep import (
     describe_current,

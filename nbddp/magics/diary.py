@@ -11,8 +11,8 @@ from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.export.script import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
-from nbddp.record.deeds import FAULT
 from nbddp.record.push_store import PushRecord
+from nbddp.record.replay_log import FAULT
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 

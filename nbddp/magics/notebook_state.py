@@ -33,7 +33,7 @@ from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
-from nbddp.record.names import SET_IN_EACH_RANK
+from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Promise, begin, import_interruptibly, sigint_deferred, wait_for_all

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nbddp.lifecycle.group_state import CellLife
 from nbddp.record.cell import CellHandle
 from nbddp.record.heal.evaluated import Device, evaluated
-from nbddp.record.names import SET_IN_EACH_RANK
+from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.topology import Topology
 from nbddp.wire.marks import DEVICE, plain_mark, read_plain
 

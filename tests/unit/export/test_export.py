@@ -31,7 +31,7 @@ from nbddp.export.script import (
 )
 from nbddp.export.slurm import sbatch
 from nbddp.record.cell import CellRequest
-from nbddp.record.names import assigned_names
+from nbddp.record.replay_log import assigned_names
 
 AGENT = f"{shlex.quote(sys.executable)} -m torch.distributed.run"
 TWO_RANKS = GroupSpec(nproc=2, threads=1)

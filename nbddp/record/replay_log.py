@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import symtable
 from collections.abc import Sequence
 
 from nbddp.errors import format_number_ranges
 from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
-from nbddp.record.names import assigned_names
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
 
+SET_IN_EACH_RANK = frozenset(
+    {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
+)
 FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # as Desk.arm writes it
 
 
@@ -51,6 +54,20 @@ class ReplayLog:
         """
         self.undone = () if self.done else self.undone
         self.done = ()
+
+
+def assigned_names(source: str) -> set[str]:
+    """The names that source binds outside its functions.
+
+    >>> sorted(assigned_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
+    ['os', 'x', 'z']
+    """
+    top = symtable.symtable(source, "cell", "exec")
+    return {
+        each.get_name()
+        for each in top.get_symbols()
+        if each.is_assigned() or each.is_imported() or each.is_namespace()
+    }
 
 
 def cell_that_assigned(name: str, deeds: Sequence[ReplayEntry]) -> int:
