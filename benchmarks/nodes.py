@@ -26,7 +26,7 @@ from nbddp.group import WorkerGroup
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.recovery import show
 from nbddp.record.cell import CellRequest
-from nbddp.ui.screen import StreamTarget
+from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
 
 LOGGING = """

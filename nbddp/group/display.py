@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from nbddp.controller.session import Session
+from nbddp.ui.frontend import StreamTarget, View
 from nbddp.ui.input_requests import ConsoleInput, InputQueue
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_text
-from nbddp.ui.screen import StreamTarget, View
 from nbddp.ui.text_view import TextView
 
 

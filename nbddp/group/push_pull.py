@@ -9,7 +9,7 @@ from typing import Any
 from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.record.push_store import PushRecord, pickled
-from nbddp.ui.screen import StreamTarget
+from nbddp.ui.frontend import StreamTarget
 from nbddp.wire.messages import Pull, Push
 
 

@@ -25,7 +25,7 @@ from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import describe_entries
 from nbddp.record.verdict import Verdict
-from nbddp.ui.screen import View
+from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
 
 ENDED = "you asked to end it"

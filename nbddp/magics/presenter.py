@@ -18,13 +18,12 @@ from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import shows_widgets
+from nbddp.ui.frontend import PAGE_PACE, NotebookTarget, View, no_check, shows_color, shows_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
-from nbddp.ui.screen import PAGE_PACE, NotebookTarget, View, no_check, shows_color
 from nbddp.ui.text_view import ProgressLine, TextView
 
 if TYPE_CHECKING:

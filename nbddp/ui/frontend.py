@@ -1,15 +1,100 @@
-"""What the other end can show: a page with widgets, or text."""
+"""What the front end can show, and where: widgets, rich output, or a stream of text."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import publish_display_data
 
+from nbddp.charts.palette import terminal_color
+from nbddp.checks.registry import Finding
+from nbddp.record.cell import CellHandle, CellResult
+from nbddp.ui.wording import format_rank_tag
+from nbddp.wire.messages import Display, JsonDict
+
+TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
+# replaces an output that is to go; a rule of the style sheet removes the room that it takes
+EMPTY: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
+PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
 OF_PAGES = "5.2"  # jupyter_client has said 5.3 since 2017, Jupyter's JavaScript never did
 OF_COLAB = "COLAB_RELEASE_TAG"  # it is in the environment of every kernel there
 OF_KAGGLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" in a saved version
+
+
+Check = Callable[[CellHandle], Sequence[Finding]]  # what is to be said under a cell that ended
+
+
+def no_check(_handle: CellHandle) -> Sequence[Finding]:
+    """Nothing."""
+    return ()
+
+
+class View(Protocol):
+    """Shows one cell; ``has_record`` tells whether that includes why it failed."""
+
+    has_record: bool
+
+    def show(self, handle: CellHandle) -> CellResult:
+        """Show a cell from its beginning to its end."""
+
+    def take_over(self, before: View) -> None:
+        """Go on in the place of the view of an earlier attempt, which has failed."""
+
+    def note(self, text: str) -> None:
+        """Say what is done about the failure that it has shown."""
+
+
+class StreamTarget:
+    """Where a view puts things: here a text stream, which shows rich things as their text."""
+
+    def write(self, text: str) -> None:
+        """Print."""
+        sys.stdout.write(text)
+
+    def flush(self) -> None:
+        """Print now: ipykernel would hold it for 200 ms."""
+        sys.stdout.flush()
+
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
+        """Print the text/plain form, if there is one and it is new."""
+        del metadata, display_id  # for screens that can show more
+        if not is_update and "text/plain" in data:
+            sys.stdout.write(f"{data['text/plain']}\n")
+
+
+class NotebookTarget(StreamTarget):
+    """Prints to standard output, as a stream does, and displays through the running IPython."""
+
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
+        """Display a MIME bundle."""
+        transient = {"display_id": display_id} if display_id else {}
+        publish_display_data(data, metadata, transient=transient, update=is_update)
+
+
+def new_display_id() -> str:
+    """Return an id under which an output can be replaced."""
+    return f"nbddp-{uuid.uuid4().hex}"
+
+
+def publish(data: JsonDict, display_id: str, *, is_update: bool = False) -> None:
+    """Show an output of the cell, or replace it."""
+    publish_display_data(data, transient={"display_id": display_id}, update=is_update)
+
+
+def shows_color(shell: InteractiveShell) -> bool:
+    """Whether escape sequences become colours: in a notebook, or a terminal that allows them."""
+    if os.environ.get("NO_COLOR") or str(shell.colors).lower() == "nocolor":
+        return False
+    return hasattr(shell, "kernel") or sys.stdout.isatty()
 
 
 def shows_widgets(shell: InteractiveShell) -> bool:
@@ -38,3 +123,38 @@ def begins_anew(shell: InteractiveShell) -> bool:
     """Whether the kernel ends because its user wants it to start anew."""
     asked = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
     return bool(asked.get("content", {}).get("restart"))
+
+
+def is_text(message: Display) -> bool:
+    """Whether it can as well be printed."""
+    return not message.display_id and set(message.data) == {"text/plain"}
+
+
+def show_rich(screen: StreamTarget, rank: int, message: Display, *, has_color: bool) -> None:
+    """Show what a rank displayed, or change what it displayed before."""
+    if not message.is_update:
+        screen.write(f"{tagged([rank], has_color=has_color)}\n")
+        screen.flush()
+    screen.display(
+        message.data,
+        message.metadata,
+        display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
+        is_update=message.is_update,
+    )
+
+
+def show_rich_value(
+    screen: StreamTarget, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
+) -> None:
+    """Show a value that some ranks agree on, which is more than text."""
+    screen.write(f"{tagged(ranks, has_color=has_color)}\n")
+    screen.flush()
+    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
+
+
+def tagged(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
+    """The name of some ranks, as it stands before what they wrote, in the colour of the first."""
+    text = format_rank_tag(ranks, mark)
+    if not has_color:
+        return text
+    return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbddp.record.notices import InputClosed, InputRequest
-from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.screen import EMPTY, new_display_id, publish
+from nbddp.ui.frontend import EMPTY, new_display_id, publish, shows_widgets
 from nbddp.wire.messages import InputReply
 
 LOOK = 0.01  # seconds between two looks for an answer

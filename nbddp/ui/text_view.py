@@ -24,11 +24,7 @@ from nbddp.record.notices import (
 )
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.html_pieces import MAX_CHARTS
-from nbddp.ui.input_requests import InputBackend, InputQueue
-from nbddp.ui.log_lines import group_ranks_by_value
-from nbddp.ui.report.findings import findings_text
-from nbddp.ui.screen import (
+from nbddp.ui.frontend import (
     TOGETHER,
     Check,
     StreamTarget,
@@ -39,6 +35,10 @@ from nbddp.ui.screen import (
     show_rich_value,
     tagged,
 )
+from nbddp.ui.html_pieces import MAX_CHARTS
+from nbddp.ui.input_requests import InputBackend, InputQueue
+from nbddp.ui.log_lines import group_ranks_by_value
+from nbddp.ui.report.findings import findings_text
 from nbddp.ui.wording import describe_straggler, format_progress_bar, format_seconds, format_step
 from nbddp.wire.messages import Display, JsonDict
 

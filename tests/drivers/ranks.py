@@ -29,7 +29,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.hang_detector import Heartbeat
-from nbddp.ui.screen import StreamTarget
+from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
 from nbddp.wire.heal_messages import JoinGroup
 from nbddp.wire.messages import Pull

@@ -18,8 +18,8 @@ from notebook import Notebook, Reply
 
 from nbddp.ui.comms.dispatcher import CommDispatcher
 from nbddp.ui.comms.kernel_stream import DispatchMode
+from nbddp.ui.frontend import EMPTY
 from nbddp.ui.panel.panel_view import PANELS_KEPT
-from nbddp.ui.screen import EMPTY
 
 pytestmark = pytest.mark.multiproc
 

@@ -13,9 +13,9 @@ import ipywidgets as widgets
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.frontend import EMPTY, new_display_id, publish
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.plain_widgets import box, bundle, close
-from nbddp.ui.screen import EMPTY, new_display_id, publish
 
 ASKING = 5.0  # seconds that a button waits for its second press
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
+from nbddp.ui.frontend import EMPTY, new_display_id, publish
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.plain_widgets import box, bundle, close
-from nbddp.ui.screen import EMPTY, new_display_id, publish
 from nbddp.wire.messages import JsonDict
 
 

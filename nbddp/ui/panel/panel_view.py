@@ -22,6 +22,15 @@ from nbddp.record.notices import (
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
+from nbddp.ui.frontend import (
+    TOGETHER,
+    Check,
+    StreamTarget,
+    View,
+    is_text,
+    show_rich,
+    show_rich_value,
+)
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputQueue
 from nbddp.ui.log_lines import LogBuffer, LogLine, split_text_and_rich
@@ -33,7 +42,6 @@ from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.report.blocks import Cell, Dot, Report
 from nbddp.ui.report.finished_cell import CellReport, EarlierAttempt, record_html, record_text
 from nbddp.ui.report.render import render_html
-from nbddp.ui.screen import TOGETHER, Check, StreamTarget, View, is_text, show_rich, show_rich_value
 from nbddp.ui.wording import shorten
 from nbddp.wire.messages import Display
 

@@ -20,7 +20,7 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.log_reader import LogSpan
 from nbddp.record.notices import ControllerMessage, Notice, NoticeQueue, OutputText, RichOutput
 from nbddp.ui import text_view as room
-from nbddp.ui.screen import StreamTarget
+from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView, UnfinishedLines
 from nbddp.wire.messages import CellEnded, Display
 

@@ -7,9 +7,9 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from nbddp.ui import screen
+from nbddp.ui import frontend
+from nbddp.ui.frontend import EMPTY
 from nbddp.ui.panel.output_slot import OutputSlot
-from nbddp.ui.screen import EMPTY
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOON = '<div class="nbddp-soon">soon</div>'
@@ -40,7 +40,7 @@ class Page:
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     page = Page()
-    monkeypatch.setattr(screen, "publish_display_data", page.take)
+    monkeypatch.setattr(frontend, "publish_display_data", page.take)
     return page
 
 

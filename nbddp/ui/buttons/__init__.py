@@ -1,1 +1,0 @@
-"""Hearing buttons while a cell blocks the kernel."""
