@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.loader import Loader
 
 
@@ -17,8 +17,8 @@ from nbddp.train.loader import Loader
 def be_rank(rank: int, world_size: int) -> Iterator[None]:
     """Be some rank of several, as far as a loader can tell."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, "rank", lambda: rank)
-        patch.setattr(place, "world_size", lambda: world_size)
+        patch.setattr(this_rank, "rank", lambda: rank)
+        patch.setattr(this_rank, "world_size", lambda: world_size)
         yield
 
 

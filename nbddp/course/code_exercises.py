@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.call_agreement import meeting_place
 from nbddp.train.collectives import all_gather
 from nbddp.train.prepare import prepare
@@ -24,7 +24,7 @@ from nbddp.train.prepare import prepare
 
 @tried_on_ranks
 def _turn_right(turn: Any) -> str:
-    world_size, rank = place.world_size(), place.rank()
+    world_size, rank = this_rank.world_size(), this_rank.rank()
     parcels = torch.arange(world_size, device=meeting_place(None)) * 10 + 1
     mine, left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
     got = turn(parcels[rank : rank + 1].clone())
@@ -39,7 +39,7 @@ def _turn_right(turn: Any) -> str:
 
 @tried_on_ranks
 def _ring_reduce_scatter(ring: Any) -> str:
-    world_size, rank = place.world_size(), place.rank()
+    world_size, rank = this_rank.world_size(), this_rank.rank()
     mine = torch.arange(2 * world_size, device=meeting_place(None)) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
     got = ring(mine.clone())
@@ -61,10 +61,10 @@ def _download_once(name_of: Any) -> str:
     downloads: list[str] = []
 
     def download() -> str:
-        downloads.append(f"digits-{place.rank()}.zip")
+        downloads.append(f"digits-{this_rank.rank()}.zip")
         return downloads[-1]
 
-    served = dist.TCPStore("127.0.0.1", 0, is_master=True) if place.rank() == 0 else None
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True) if this_rank.rank() == 0 else None
     port = all_gather(served.port if served else 0)[0]
     got = name_of(served or dist.TCPStore("127.0.0.1", port), download)
     everyone = all_gather((got, len(downloads)))  # the store is there until all have what they want
@@ -82,8 +82,8 @@ def _download_once(name_of: Any) -> str:
 @tried_on_ranks
 def _models_differ(differs: Any) -> str:
     same, other = (prepare(torch.nn.Linear(3, 1), sync_batch_norm=False) for _ in range(2))
-    last = place.world_size() - 1
-    if place.rank() == last:
+    last = this_rank.world_size() - 1
+    if this_rank.rank() == last:
         with torch.no_grad():
             next(other.parameters())[0, 0] += 1
     if bool(differs(same)):
@@ -141,7 +141,7 @@ def _checkpoints_found(steps: Any) -> str:
 
 @tried_on_ranks
 def _leave_nan_out(is_left_out: Any) -> str:
-    rank, last = place.rank(), place.world_size() - 1
+    rank, last = this_rank.rank(), this_rank.world_size() - 1
     cases: dict[str, Collection[int]] = {
         "no loss was NaN": (),
         f"only rank {last}'s loss was NaN": (last,),
@@ -162,7 +162,7 @@ def _leave_nan_out(is_left_out: Any) -> str:
 
 @tried_on_ranks
 def _shorten_to_fewest(shorten: Any) -> str:
-    rank, last = place.rank(), place.world_size() - 1
+    rank, last = this_rank.rank(), this_rank.world_size() - 1
     mine = [[*range(4 if rank == longer else 3)] for longer in (last, 0)]
     given = [shorten([*batches]) for batches in mine]  # all of them, as each is a collective
     got = [[*each] if isinstance(each, Iterable) else [] for each in given]
@@ -206,7 +206,7 @@ def _silence_one_finding(lines: Any) -> str:
 
 @tried_on_ranks
 def _stop_together(stops: Any) -> str:
-    is_last = place.rank() == place.world_size() - 1
+    is_last = this_rank.rank() == this_rank.world_size() - 1
     large, small, mixed = (
         all_gather(bool(stops(loss))) for loss in (1.0, 0.01, 0.01 if is_last else 1.0)
     )

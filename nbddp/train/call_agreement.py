@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.train import place
+from nbddp.train import this_rank
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ def check_member(what: str, group: Group) -> None:
     Raises:
         ArgumentError: it is not.
     """
-    if place.world_size(group) < 1:
-        raise ArgumentError(f"nbddp.{what}: rank {place.rank()} is not in the group")
+    if this_rank.world_size(group) < 1:
+        raise ArgumentError(f"nbddp.{what}: rank {this_rank.rank()} is not in the group")
 
 
 def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
@@ -42,7 +42,7 @@ def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
     Raises:
         RequestError: they are in something else than ``what``, or cannot come.
     """
-    if place.world_size(group) == 1:
+    if this_rank.world_size(group) == 1:
         return {}
     if apart.get():
         raise RequestError(
@@ -51,7 +51,7 @@ def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
         )
     mark = int.from_bytes(blake2b(repr((what, mine)).encode(), digest_size=7).digest(), "big")
     my_mark = torch.tensor([mark], device=meeting_place(group))
-    marks = [torch.empty_like(my_mark) for _ in range(place.world_size(group))]
+    marks = [torch.empty_like(my_mark) for _ in range(this_rank.world_size(group))]
     dist.all_gather(marks, my_mark, group)
     if len(set(torch.cat(marks).tolist())) == 1:
         return {}
@@ -64,7 +64,7 @@ def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
 
 def gathered(value: T, group: Group) -> dict[int, T]:
     """What each rank has, by its rank in the world."""
-    everyone: list[Any] = [None] * place.world_size(group)
+    everyone: list[Any] = [None] * this_rank.world_size(group)
     with on_device(group):
         dist.all_gather_object(everyone, value, group)
     return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), everyone, strict=True))
@@ -99,7 +99,7 @@ def packed(value: object) -> CallOutcome:
 
 def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
     """That of rank 0, on every rank."""
-    if place.world_size() == 1:
+    if this_rank.world_size() == 1:
         return outcome
     box: list[Any] = [outcome]
     with on_device():
@@ -113,7 +113,7 @@ def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
 def meeting_place(group: Group = None) -> torch.device:
     """Where tensors must be for the process group to send them; NCCL knows GPUs only."""
     meets_on_gpus = dist.is_initialized() and dist.get_backend(group) == "nccl"
-    return place.device() if meets_on_gpus else torch.device("cpu")
+    return this_rank.device() if meets_on_gpus else torch.device("cpu")
 
 
 def on_device(group: Group = None) -> AbstractContextManager[Any]:

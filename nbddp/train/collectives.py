@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.call_agreement import (
     CallOutcome,
     Group,
@@ -62,7 +62,7 @@ def all_gather(value: T, group: Group = None) -> list[T]:
     [{'loss': 0.5}]
     """
     check_member("all_gather", group)
-    if place.world_size(group) == 1:
+    if this_rank.world_size(group) == 1:
         return [value]
     differing("nbddp.all_gather", None, group)
     everyone = gathered(packed(value), group)
@@ -121,11 +121,11 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
         if apart.get().startswith("nbddp.on_main("):
             return fn(*args, **kwargs)  # of the ranks, only this one is here already
         differing(what, None)
-        if place.rank() != 0:
+        if this_rank.rank() != 0:
             return cast(T, pickle.loads(_hear_main()))
         with _failing_together(what), _being_apart(what):
             result = fn(*args, **kwargs)
-            outcome = packed(result) if place.world_size() > 1 else CallOutcome()
+            outcome = packed(result) if this_rank.world_size() > 1 else CallOutcome()
             if outcome.failure:
                 raise TypeError(f"{what}: the result cannot be pickled: {outcome.failure}")
         broadcast_outcome(outcome)
@@ -153,7 +153,7 @@ def main_rank_first() -> Iterator[None]:
         yield
         return
     differing(what, None)
-    if place.rank() != 0:
+    if this_rank.rank() != 0:
         _hear_main()
         with _being_apart(what):
             yield
@@ -206,7 +206,7 @@ def together(act: Callable[[], T]) -> list[T]:
     >>> together(lambda: 7)
     [7]
     """
-    if place.world_size() == 1:
+    if this_rank.world_size() == 1:
         return [act()]
     mine: Any = None
     failure: Exception | None = None
@@ -346,7 +346,7 @@ def _reduce_together(
 ) -> dict[str, torch.Tensor]:
     """All tensors of one type in one collective."""
     flat = torch.cat([each.reshape(-1) for each in tensors.values()])  # a copy
-    world_size = place.world_size(group)
+    world_size = this_rank.world_size(group)
     if world_size > 1 and flat.numel():
         dist.all_reduce(flat, _OPS[op], group)
     if op == "mean":

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
-from nbddp.train import place
-from nbddp.train.seeds import mix, seeded
+from nbddp.train import this_rank
+from nbddp.train.this_rank import mix, seeded
 
 Collate = Callable[[list[Any]], Any]
 
@@ -64,7 +64,7 @@ class EpochOrder:
 
     def _share(self, samples: int) -> range | DistributedSampler[Any]:
         """This rank's places in a row of samples: without padding, or equally many on all ranks."""
-        rank, world_size = place.rank(), place.world_size()
+        rank, world_size = this_rank.rank(), this_rank.world_size()
         if self.evaluation:
             return range(rank, samples, world_size)
         return DistributedSampler(
@@ -127,7 +127,7 @@ class EpochBatches:
         if self._order.drop_last:
             end -= end % size
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
-        origin = (seed, epoch, place.rank(), position.start)
+        origin = (seed, epoch, this_rank.rank(), position.start)
         self._batches = [
             BatchIndices(
                 mine[begin : min(begin + size, end)] if self._batch_size else list(mine[begin]),
@@ -176,7 +176,7 @@ class InterleavedStream(IterableDataset[Any]):
         """Go on from there in the iteration that begins."""
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         self._seed, self._position = seed, replace(position, epoch=epoch)
-        self._rank, self._world_size = place.rank(), place.world_size()
+        self._rank, self._world_size = this_rank.rank(), this_rank.world_size()
 
     def __iter__(self) -> Iterator[Any]:
         origin = (self._seed, self._position.epoch, self._position.start)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track, place
+from nbddp.train import log_and_track, this_rank
 from nbddp.train.epoch_batches import (
     BatchDataset,
     EpochBatches,
@@ -19,8 +19,7 @@ from nbddp.train.epoch_batches import (
     InterleavedStream,
     LoaderPosition,
 )
-from nbddp.train.seeds import mix
-from nbddp.train.warn import warn_user
+from nbddp.train.this_rank import mix, warn_user
 
 _OWN = ("generator", "in_order")
 
@@ -259,7 +258,7 @@ class Loader(Iterable[Any]):
         position = self._position  # an iteration that is still open does not move it any more
         position.is_begun = True
         self._reader.begin(self.seed, position)
-        self._generator.manual_seed(mix(self.seed, position.epoch, place.rank()))
+        self._generator.manual_seed(mix(self.seed, position.epoch, this_rank.rank()))
         for batch in self._loader:
             if not self._order.evaluation:
                 log_and_track.reached(position.step, source="loader")
@@ -283,7 +282,7 @@ class Loader(Iterable[Any]):
             "step": self._position.step,
             "seed": self.seed,
             "batch_size": self.batch_size,
-            "world_size": place.world_size(),
+            "world_size": this_rank.world_size(),
             **self._fixed(),
         }
 
@@ -315,7 +314,7 @@ class Loader(Iterable[Any]):
             if self._order.samples is not None:
                 position.start = min(position.start, self._order.samples)
             position.batches = 0
-            if place.rank() == 0:
+            if this_rank.rank() == 0:
                 warn_user(
                     f"the loader goes on at sample {position.start} of epoch {position.epoch}, "
                     f"saved on {before}, resumed on {now}: what is left of the epoch is seen once, "

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.train import place
+from nbddp.train import this_rank
 
 Kind = Literal["bf16", "fp16", "fp32"]
 
@@ -68,7 +68,7 @@ def precision(
         raise ArgumentError(f"precision: accumulate must be at least 1, got {accumulate}")
     if max_norm is not None and not max_norm > 0:
         raise ArgumentError(f"precision: max_norm must be above 0, got {max_norm}")
-    device = place.device()
+    device = this_rank.device()
     if kind == "fp16" and device.type == "cpu":
         raise RequestError("precision: fp16 needs a GPU, and this rank is on a CPU; take 'bf16'")
     is_bf16 = kind == "bf16" and device.type == "cuda"
@@ -156,7 +156,7 @@ class Precision:
                 f"precision: micro-step {self.micro_step} of {self.accumulate} was for another "
                 "optimizer: make an nbddp.precision() for each"
             )
-        if self.accumulate > 1 and place.world_size() > 1 and not self._models:
+        if self.accumulate > 1 and this_rank.world_size() > 1 and not self._models:
             raise RequestError(
                 "precision: to accumulate over several ranks write 'with amp.autocast(model):', "
                 "so that gradients are synchronized once per step"

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import ArgumentError
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.checkpoint.sharded import fsdp_kinds, is_spread
-from nbddp.train.warn import warn_user
+from nbddp.train.this_rank import warn_user
 
 _prepared: WeakSet[nn.Module] = WeakSet()
 
@@ -100,13 +100,13 @@ def _check_can_be_prepared(model: object) -> None:
 
 
 def _wrap(model: nn.Module, *, sync_batch_norm: bool, options: dict[str, Any]) -> nn.Module:
-    device = place.device()
+    device = this_rank.device()
     spans_devices = len({each.device for each in model.parameters()}) > 1
     if not spans_devices:
         model = model.to(device)
     if not dist.is_initialized() or not any(each.requires_grad for each in model.parameters()):
         return model
-    if sync_batch_norm and place.world_size() > 1:
+    if sync_batch_norm and this_rank.world_size() > 1:
         model = _sync_batch_norm(model, options.get("process_group"))
     device_ids = [device.index] if device.type == "cuda" and not spans_devices else None
     return DistributedDataParallel(model, **{"device_ids": device_ids, **options})
@@ -119,7 +119,7 @@ def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
     if all(each.device.type == "cuda" for each in model.parameters()):
         convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model, process_group)
-    if place.rank() == 0:
+    if this_rank.rank() == 0:
         warn_user(
             "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
             "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."

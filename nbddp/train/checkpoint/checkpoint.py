@@ -18,11 +18,11 @@ from typing import Any
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
-from nbddp.train import log_and_track, place
+from nbddp.train import log_and_track, this_rank
 from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
 from nbddp.train.checkpoint.contents import Held, given_parts, load, of_rank, taken
 from nbddp.train.collectives import together
-from nbddp.train.warn import warn_user
+from nbddp.train.this_rank import warn_user
 
 logger = logging.getLogger("nbddp")
 
@@ -132,13 +132,13 @@ class Checkpoint:
         self.wait()
         given = given_parts(parts)
         spread = given.spread()
-        whole: dict[str, Any] = {"world_size": place.world_size(), "spread": list(spread)}
+        whole: dict[str, Any] = {"world_size": this_rank.world_size(), "spread": list(spread)}
 
         def take() -> dict[str, Any]:
             whole["step"] = operator.index(step)
             if step < 0:
                 raise ArgumentError(f"Checkpoint: step must be 0 or above, got {step}")
-            if place.rank() == 0:
+            if this_rank.rank() == 0:
                 with _told(self.folder / _name(step)):
                     atomic_files.make_folder(self.folder)
                     self._tidy()
@@ -174,7 +174,7 @@ class Checkpoint:
         atomic_files.clean(self.folder)
 
     def _write(self, whole: dict[str, Any], began: float) -> None:
-        if place.rank() != 0:
+        if this_rank.rank() != 0:
             return
         path = self.folder / _name(whole["step"])
         with _told(path):
@@ -182,7 +182,7 @@ class Checkpoint:
             self._written(path, whole["step"], began)
 
     def _write_later(self, whole: dict[str, Any], began: float) -> None:
-        if place.rank() == 0:
+        if this_rank.rank() == 0:
             thread = ThreadPoolExecutor(1, "nbddp-checkpoint")  # joined when the process ends
             self._in_background = thread.submit(_logged, partial(self._write, whole, began))
             thread.shutdown(wait=False)
@@ -223,7 +223,7 @@ class Checkpoint:
                 self._written(path, whole["step"], began)
 
         sums = {name: digest for each in together(write) for name, digest in each.items()}
-        together(lambda: commit() if place.rank() == 0 else None)
+        together(lambda: commit() if this_rank.rank() == 0 else None)
 
     def _written(self, path: Path, step: int, began: float) -> None:
         """A checkpoint is whole: older ones may go, and damaged ones do not count."""
@@ -267,7 +267,7 @@ class Checkpoint:
         self.wait()
         given = given_parts(parts)
         path, damaged = together(self._choose)[0]
-        for each, fault in damaged.items() if place.rank() == 0 else ():
+        for each, fault in damaged.items() if this_rank.rank() == 0 else ():
             instead = path.name if path else "no other"
             warn_user(f"{each} is damaged: {fault}; taking {instead} instead")
         if path is None:
@@ -275,7 +275,7 @@ class Checkpoint:
         found: list[Held] = []
         together(lambda: found.append(load(path, given)))
         (held,) = found
-        if place.rank() == 0:
+        if this_rank.rank() == 0:
             _warn(held, [each for each in held.parts if each not in parts])
             log_and_track.happened("resume", step=held.whole["step"], path=str(path))
         defaults = {name: each for name, each in given.values.items() if name not in held.parts}
@@ -284,7 +284,7 @@ class Checkpoint:
     def _choose(self) -> tuple[Path | None, dict[Path, str]]:
         """What rank 0 finds to be the newest whole one, and what is wrong with newer ones."""
         damaged: dict[Path, str] = {}
-        if place.rank() != 0:
+        if this_rank.rank() != 0:
             return None, damaged
         self._tidy()
         for path in atomic_files.newest_first(self.folder):
@@ -378,6 +378,6 @@ def _warn(held: Held, left: list[str]) -> None:
     if not held.is_same_world:
         warn_user(
             f"{held.path} was saved with world size {held.whole['world_size']} and this one is "
-            f"{place.world_size()}: random numbers are not taken up, so the run is not bit for "
+            f"{this_rank.world_size()}: random numbers are not taken up, so the run is not bit for "
             "bit what it would have been"
         )

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
 
 _STATEFUL = ("state_dict", "load_state_dict")
@@ -106,12 +106,12 @@ class Held:
     @property
     def is_same_world(self) -> bool:
         """Whether there were as many ranks."""
-        return bool(self.whole["world_size"] == place.world_size())
+        return bool(self.whole["world_size"] == this_rank.world_size())
 
     @property
     def of_rank(self) -> dict[str, Any]:
         """This rank's random numbers and own parts; rank 0's if there were more or fewer ranks."""
-        found: dict[str, Any] = self.whole["ranks"][place.rank() if self.is_same_world else 0]
+        found: dict[str, Any] = self.whole["ranks"][this_rank.rank() if self.is_same_world else 0]
         return found
 
     @property

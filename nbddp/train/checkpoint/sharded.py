@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nbddp.errors import CheckpointError
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.checkpoint import atomic_files
 from nbddp.train.checkpoint.atomic_files import UNTOUCHED
 
@@ -153,8 +153,8 @@ def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Mod
 
 def checksums(draft: Path) -> dict[str, str]:
     """The SHA-256 of every file that this rank wrote; rank 0 adds the list of all parts."""
-    names = sorted(path.name for path in draft.glob(f"__{place.rank()}_*"))
-    names += [".metadata"] if place.rank() == 0 else []
+    names = sorted(path.name for path in draft.glob(f"__{this_rank.rank()}_*"))
+    names += [".metadata"] if this_rank.rank() == 0 else []
     return {name: _sha256(draft / name) for name in names}
 
 
@@ -180,4 +180,4 @@ def _sha256(path: Path) -> str:
 
 def group_for_later() -> dist.ProcessGroup | None:
     """A process group that only background saves use, so that they cross no other collective."""
-    return dist.new_group(backend="gloo") if place.world_size() > 1 else None
+    return dist.new_group(backend="gloo") if this_rank.world_size() > 1 else None

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nbddp.errors import CheckpointError
-from nbddp.train import place
+from nbddp.train import this_rank
 
 _AS_IT_IS = (
     *(str, bytes, bool, int, float, complex, type(None)),
@@ -122,8 +122,8 @@ class StagingBuffers:
 def random_state() -> dict[str, Any]:
     """Where the generators of torch, the GPU, Python and NumPy are, as plain values."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if place.device().type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(place.device())
+    if this_rank.device().type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(this_rank.device())
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
         state["numpy"] = (name, keys.tolist(), *rest)
@@ -134,7 +134,7 @@ def restore_random(state: Mapping[str, Any]) -> None:
     """Put the generators there again, as far as they are here."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    if "cuda" in state and place.device().type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], place.device())
+    if "cuda" in state and this_rank.device().type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], this_rank.device())
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])

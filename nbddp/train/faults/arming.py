@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track, place
+from nbddp.train import log_and_track, this_rank
 from nbddp.train.faults.fault_actions import FaultAction, FaultError, aim
 from nbddp.train.faults.kinds import FACTOR, HANDED_OVER, KINDS, Fault
 
@@ -104,7 +104,7 @@ def begin_cell(*, is_again: bool) -> None:
 def _place() -> tuple[int, int]:
     """This rank and how many there are; torchrun's word for it before there is a process group."""
     if dist.is_initialized():
-        return place.rank(), place.world_size()
+        return this_rank.rank(), this_rank.world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.checkpoint.checkpoint import checkpoints
 from nbddp.train.prepare import prepared
 
@@ -85,7 +85,7 @@ def _hang(_fault: Fault) -> None:
 
 
 def _take_too_much(_fault: Fault) -> None:
-    torch.empty(TOO_MUCH, dtype=torch.uint8, device=place.device())
+    torch.empty(TOO_MUCH, dtype=torch.uint8, device=this_rank.device())
 
 
 SUDDEN: dict[str, Callable[[Fault], object]] = {

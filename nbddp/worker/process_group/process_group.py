@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.topology import Topology
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
 from nbddp.wire.start import DEFAULT_TIMEOUT
 from nbddp.worker.process_group.bound_objects import BoundObjects
@@ -70,7 +70,7 @@ class ProcessGroup:
         self._timeout = timeout
         self._attempt = attempt
         self.backend = choose_backend(backend, topology.local_world_size)
-        self.device = place.device()
+        self.device = this_rank.device()
         self.is_broken = False
         self._holds = False
         self.stuck_in: RecordedCollective | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch.dataloader_waits import DataLoaderWaits
@@ -191,7 +191,7 @@ class ArrivalRecorder:
         is_end = is_over and self.has_met
         if not (self._rows or is_end or loads or self._lost or self._message.durations):
             return None
-        rows = _thin(self._rows, max(FEWEST, MOST_A_SECOND // place.world_size()))
+        rows = _thin(self._rows, max(FEWEST, MOST_A_SECOND // this_rank.world_size()))
         return replace(
             self._message,
             kinds=[[*kind] for kind in self._kinds],

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.train.precision import Precision, precision
 
 mse = nn.functional.mse_loss
@@ -262,12 +262,12 @@ def test_what_makes_no_sense_or_cannot_be_done_is_refused_with_the_way_out(
     amp = precision(accumulate=3)
     step(amp, model, optimizer)
     said.append(refusal(RequestError, amp.state_dict))  # the middle is no place to save
-    monkeypatch.setattr(place, "world_size", lambda: 2)
+    monkeypatch.setattr(this_rank, "world_size", lambda: 2)
     loss = model(batch()[0]).mean()
     said.append(refusal(RequestError, precision(accumulate=2).step, loss, optimizer))
-    monkeypatch.setattr(place, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(this_rank, "device", lambda: torch.device("cpu"))
     said.append(refusal(RequestError, precision, "fp16"))
-    monkeypatch.setattr(place, "device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(this_rank, "device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)  # noqa: ARG005
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")  # noqa: ARG005
     said.append(refusal(RequestError, precision, "bf16"))

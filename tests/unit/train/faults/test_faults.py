@@ -21,7 +21,7 @@ from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track, place
+from nbddp.train import log_and_track, this_rank
 from nbddp.train.faults import arming, fault_actions
 from nbddp.train.faults.arming import KINDS, Fault, FaultError, armed, at, clear
 from nbddp.train.faults.kinds import HANDED_OVER
@@ -387,8 +387,8 @@ def skips(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A process group of one, which is rank 1 for the faults all the same; yields torch's own."""
     monkeypatch.setattr(fault_actions, "prepared", list)
     form_group_of_one()
-    monkeypatch.setattr(place, "rank", lambda: 1)
-    monkeypatch.setattr(place, "world_size", lambda: 2)
+    monkeypatch.setattr(this_rank, "rank", lambda: 1)
+    monkeypatch.setattr(this_rank, "world_size", lambda: 2)
     names = [name for name in fault_actions.COLLECTIVES if hasattr(dist, name)]
     yield SimpleNamespace(**{name: getattr(dist, name) for name in names})
     dist.destroy_process_group()

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.train import place
+from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.watch import collective_arrivals
 from nbddp.worker.watch.collective_arrivals import BLOCK, MOST_A_SECOND, ArrivalRecorder
@@ -141,7 +141,7 @@ def test_what_the_recorder_forgot_between_two_reads_is_counted(rank: Rank) -> No
 def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place, "world_size", lambda: 128)
+    monkeypatch.setattr(this_rank, "world_size", lambda: 128)
     rank.begin_cell(1, BEGAN)
     for number in range(1, 1001):
         rank.add(number, number / 1000)
