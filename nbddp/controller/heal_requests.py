@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nbddp.controller.rank_processes import Told, try_each
 from nbddp.lifecycle import events as ev
@@ -13,9 +14,30 @@ from nbddp.wire.heal_messages import JoinGroup, SendNamespace
 from nbddp.wire.messages import Answer, CancelRequest
 
 if TYPE_CHECKING:
-    from nbddp.controller.threads import ExecutorInterface
-    from nbddp.lifecycle.group_state import HealLife
+    from nbddp.controller.promises import Promises
+    from nbddp.controller.threads import Runtime
+    from nbddp.launch.local_launcher import Launcher
+    from nbddp.lifecycle.group_state import HealLife, Life
+    from nbddp.record.event_log import EventLog
     from nbddp.record.heal.rank_values import OwnValues
+    from nbddp.record.rank_monitor import RankMonitor
+    from nbddp.record.replay_log import ReplayLog
+
+
+class HealExecutor(Protocol):
+    """The part of the executor that a heal uses."""
+
+    life: Life
+    launcher: Launcher
+    event_log: EventLog
+    rank_monitor: RankMonitor
+    deeds: ReplayLog
+    promises: Promises
+    numbers: itertools.count[int]
+
+    @property
+    def runtime_now(self) -> Runtime:
+        """What the ranks are reached by."""
 
 
 class HealRequests:
@@ -26,7 +48,7 @@ class HealRequests:
         heal: names the ranks that get a new process, and the donor.
     """
 
-    def __init__(self, executor: ExecutorInterface, heal: HealLife) -> None:
+    def __init__(self, executor: HealExecutor, heal: HealLife) -> None:
         self._do = executor
         self.ranks = heal.replacements
         self._donor = heal.donor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nbddp.errors import StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
@@ -20,7 +20,7 @@ from nbddp.wire.messages import Command, Interrupt, Output, Regroup, Shutdown
 from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.threads import ExecutorInterface, Runtime
+    from nbddp.controller.threads import Runtime
     from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.record.run_folder import RunFolder
     from nbddp.wire.envelope import Envelope
@@ -29,6 +29,19 @@ WORKING = 0.05  # of a core; five threads that only wait for Python's lock use 0
 SHORTEST_LOOK = 0.5  # seconds; in a shorter interval a computing rank may get no CPU time
 
 Told = dict[int, Exception]  # the ranks that could not be told, and why
+
+
+class RankOwner(Protocol):
+    """Handles the messages and the ends of ranks, on the session's thread."""
+
+    def read(self, envelope: Envelope) -> None:
+        """Handle a message of a rank."""
+
+    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
+        """A rank could not be started."""
+
+    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        """A rank's process has ended."""
 
 
 class RankProcesses:
@@ -42,7 +55,7 @@ class RankProcesses:
     """
 
     def __init__(
-        self, attempt: int, runtime: Runtime, launcher: Launcher, owner: ExecutorInterface
+        self, attempt: int, runtime: Runtime, launcher: Launcher, owner: RankOwner
     ) -> None:
         self.attempt = attempt
         self._runtime = runtime

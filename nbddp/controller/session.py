@@ -127,7 +127,7 @@ class Session:
             cell=cell or self._do.cell,
             rank_monitor=self.rank_monitor,
             event_log=self.event_log,
-            ready=self._do.ready,
+            ready=self._do.messages.ready,
             is_for_cell=cell is not None,
             refused=self._do.runtime.link.refused if self._do.runtime else 0,
             look=self._gpus.look,
@@ -173,18 +173,18 @@ class Session:
     @on_thread
     def expect(self, recovery: RecoveryRecord) -> None:
         """The next step that is reported is the first one after a failure."""
-        self._do.recovery = recovery
+        self._do.messages.recovery = recovery
         self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts())
 
     @property
     def struck(self) -> Set[str]:
         """The faults that struck since the last start that was no recovery."""
-        return self._do.struck
+        return self._do.messages.struck
 
     @property
     def armed(self) -> Sequence[str]:
         """The faults that its ranks have in mind."""
-        return [each for armed in tuple(self._do.armed.values()) for each in armed]
+        return [each for armed in tuple(self._do.messages.armed.values()) for each in armed]
 
     def hand_over(self, faults: Sequence[str]) -> None:
         """Arm these faults in the ranks of the next starts."""
@@ -192,7 +192,7 @@ class Session:
 
     def note_struck(self, faults: Set[str]) -> None:
         """Faults struck the ranks of a script: a recovery or a replay does not arm them again."""
-        self.call(self._do.note_struck, faults)
+        self.call(self._do.messages.note_struck, faults)
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""
@@ -245,7 +245,7 @@ class Session:
     def _ask_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Promise[None]:
         before, self._do.spec = self._do.spec, spec
         if not is_recovery:
-            self._do.struck.clear()
+            self._do.messages.struck.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
             self._mark_end("restart")
         is_new = self.event_log.folder is None
@@ -318,7 +318,7 @@ class Session:
         ranks = self.life.everybody if request.ranks is None else request.ranks
         before, logs = self._do.cell, self.event_log.sizes_of_logs(ranks)  # ranks write at once
         self._do.cell = handle = CellHandle(
-            self._do.next_cell(),
+            self._do.messages.next_cell(),
             request,
             ranks,
             self.require_link().unpack,
@@ -494,5 +494,5 @@ class Session:
                         runtime = self._make_runtime()
                     except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
                         raise unable("the link to the ranks", error) from error
-                    runtime.listen(self._do.read, self._do.lose_link)
+                    runtime.listen(self._do.messages.read, self._do.lose_link)
                     self._do.runtime = runtime

@@ -13,18 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from nbddp.launch.local_launcher import Launcher, RankHandle
+from nbddp.launch.local_launcher import RankHandle
 from nbddp.sigint import Promise, kept
 
 if TYPE_CHECKING:
-    from nbddp.controller.promises import Promises
     from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
-    from nbddp.lifecycle.group_state import Life
-    from nbddp.record.event_log import EventLog
-    from nbddp.record.rank_monitor import RankMonitor
-    from nbddp.record.replay_log import ReplayLog
     from nbddp.wire.envelope import Envelope
 
 logger = logging.getLogger(__name__)
@@ -257,28 +252,3 @@ def open_runtime(make_link: Callable[[], StoreLink] | None = None) -> Runtime:
     return Runtime(
         make_link(), EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher()
     )
-
-
-class ExecutorInterface(Protocol):
-    """What the processes and the requests of a session need of its executor."""
-
-    life: Life
-    launcher: Launcher
-    event_log: EventLog
-    rank_monitor: RankMonitor
-    deeds: ReplayLog
-    promises: Promises
-    numbers: itertools.count[int]
-
-    @property
-    def runtime_now(self) -> Runtime:
-        """What the ranks are reached by."""
-
-    def read(self, envelope: Envelope) -> None:
-        """Handle a message of a rank."""
-
-    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
-        """A rank could not be started."""
-
-    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
-        """A rank's process has ended."""

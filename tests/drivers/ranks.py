@@ -250,7 +250,7 @@ class Ranks(WorkerGroup):
 
     def count_kills_in(self, counter: Path) -> None:
         """Read from this file how many processes the system killed because it ran out of memory."""
-        self.session._do._memory = MemoryWatch([counter], [])
+        self.session._do.messages._memory = MemoryWatch([counter], [])
 
     @property
     def last_step(self) -> float | None:

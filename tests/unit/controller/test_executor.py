@@ -62,7 +62,7 @@ class Stage:
 
     def say(self, rank: int, message: Message) -> None:
         """A rank says something, and it is read."""
-        self.executor.read(self.link.say(rank, message))
+        self.executor.messages.read(self.link.say(rank, message))
 
     def turn(self) -> None:
         """Let everything happen that can."""

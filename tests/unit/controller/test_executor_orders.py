@@ -333,7 +333,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_letter_arrives(self, number: int, comes_first: bool) -> None:
         envelope = self.mail.pop(number % len(self.mail))
         tell = self.actor.tell_first if comes_first else self.actor.tell
-        tell(self.session._do.read, envelope)
+        tell(self.session._do.messages.read, envelope)
 
     @rule()
     def all_goes_well_for_a_while(self) -> None:
@@ -347,7 +347,7 @@ class AnyOrder(RuleBasedStateMachine):
                 while rank.is_free:
                     self.takes(rank)
             while self.is_open() and self.mail:
-                self.actor.tell(self.session._do.read, self.mail.pop(0))
+                self.actor.tell(self.session._do.messages.read, self.mail.pop(0))
 
     def the_session_catches_up(self) -> None:
         while self.is_open() and any(self.does_something()):

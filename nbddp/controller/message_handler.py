@@ -1,0 +1,204 @@
+"""Handle what ranks report and how their processes exit: record it, and feed the lifecycle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Set
+from typing import TYPE_CHECKING, Protocol
+
+from nbddp.controller.heal_requests import HealExecutor, HealRequests
+from nbddp.controller.rank_processes import RankProcesses
+from nbddp.errors import RequestError, describe_exit
+from nbddp.launch.local_launcher import RankHandle
+from nbddp.launch.memory import MemoryWatch
+from nbddp.lifecycle import events as ev
+from nbddp.lifecycle import refusals
+from nbddp.record.cell import CellHandle, NoticeRouter
+from nbddp.record.notices import notice_of
+from nbddp.wire import messages as msg
+from nbddp.wire.timing_messages import CollectiveArrivals
+
+if TYPE_CHECKING:
+    from nbddp.lifecycle.retries import RecoveryRecord
+    from nbddp.wire.envelope import Envelope
+
+
+class HandlerExecutor(HealExecutor, Protocol):
+    """The part of the executor that the message handler uses."""
+
+    cell: CellHandle | None
+    heal: HealRequests | None
+    ranks: RankProcesses | None
+    router: NoticeRouter
+
+    def answer(self, rank: int, answer: msg.InputReply) -> None:
+        """Send a rank the answer to its question."""
+
+    def interrupt_unless_asked(self) -> None:
+        """Interrupt the running cell, unless that was done."""
+
+    def keep_start_error(self, what: str, error: Exception) -> None:
+        """Keep the first reason for which a start failed."""
+
+    def step(self, event: ev.Event) -> str:
+        """Feed an event to the lifecycle."""
+
+
+class MessageHandler:
+    """Handles the messages and the exits of the ranks; used on the session's thread.
+
+    Attributes:
+        ready: what each rank said of itself when it was ready.
+        recovery: how this attempt began after a failure, until its first step is reported.
+        struck, armed: faults that struck; those that each rank has in mind.
+        newest_cell: the highest number of a cell that these ranks have had.
+    """
+
+    def __init__(self, executor: HandlerExecutor) -> None:
+        self._do = executor
+        self.ready: dict[int, msg.Ready] = {}
+        self.recovery: RecoveryRecord | None = None
+        self.struck: set[str] = set()
+        self.armed: dict[int, list[str]] = {}
+        self.newest_cell = 0
+        self._memory = MemoryWatch()
+
+    def read(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
+        """News of a rank."""
+        if self._do.ranks is None or not self._do.ranks.takes(envelope):
+            return
+        rank, attempt = envelope.sender, envelope.attempt
+        match envelope.message:
+            case msg.Output() as output:
+                self._do.router.feed(self._do.ranks.accept(rank, output))
+            case msg.InputRequested(question=question) if not self._do.router.listens:
+                self._do.answer(rank, msg.InputReply(question=question, is_end=True))
+            case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
+                self._do.router.feed(notice_of(rank, said))
+            case msg.Answer() as answer:
+                self._do.rank_monitor.values.note(
+                    rank, self.newest_cell, answer.payload.get("values")
+                )
+                event = self._do.heal.event_of(answer) if self._do.heal else None
+                if event is None:
+                    self._do.promises.keep("answer", rank, answer.request, value=answer)
+                else:
+                    self._do.step(event)
+            case msg.Ready() as ready:
+                self.ready[rank] = ready
+                self.armed.pop(rank, None)
+                self.newest_cell = max(self.newest_cell, ready.cell)
+                self._do.step(ev.RankReady(attempt=attempt, rank=rank))
+            case msg.StartFailed(reason=reason, traceback=traceback):
+                unable = ev.RankStartFailed(
+                    attempt=attempt, rank=rank, reason=reason, details=traceback
+                )
+                self._do.step(unable)
+            case CollectiveArrivals() as came:
+                clock = self._do.launcher.clock(rank)
+                self._do.rank_monitor.note(rank, came, time.monotonic(), clock)
+            case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
+                self._do.rank_monitor.note(rank, sighting, time.monotonic())
+                self._note_comeback()
+            case msg.EventReported(kind=kind, facts=facts):
+                self._do.event_log.note(rank, kind, facts)
+                if kind == "fault":
+                    self.struck.add(str(facts.get("fault")))
+            case msg.InterruptAcknowledged(cell=cell):
+                self._do.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
+            case msg.CellEnded() as report:
+                self.read_report(rank, attempt, report)
+
+    def _note_comeback(self) -> None:
+        """Say what a failure cost as soon as the first step after it is reported."""
+        recovery, step = self.recovery, self._do.rank_monitor.first_step
+        if recovery is not None and step is not None:
+            self.recovery = None
+            self._do.event_log.record("resumed", **recovery.resumed(step, time.time()))
+
+    def read_report(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
+        """A rank is through with a cell."""
+        self.armed[rank] = report.armed
+        try:
+            if self._do.cell is not None and self._do.cell.number == report.cell:
+                self._do.cell.note_report(rank, report)
+                self._do.rank_monitor.values.note(rank, report.cell, report.values)
+                trouble = self._do.cell.trouble(rank)
+                if trouble is not None and not trouble.is_consequence:
+                    self._do.event_log.record("failure", rank=rank, what=trouble.headline())
+                if report.is_quit:
+                    self._do.interrupt_unless_asked()
+        finally:
+            ended = ev.RankEndedCell(
+                attempt=attempt,
+                rank=rank,
+                cell=report.cell,
+                is_ok=report.is_ok,
+                # interrupted ranks may have stopped on either side of a step: they meet anew
+                in_group=report.in_group and not report.is_interrupted,
+                sequence=report.sequence,
+            )
+            self._do.step(ended)
+
+    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
+        """A rank could not be started."""
+        if attempt == self._do.life.attempt and self._do.life.lives(rank):
+            self._do.keep_start_error(f"rank {rank}", error)
+            self.note_gone(attempt, rank, None)
+
+    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        """A rank's process has ended."""
+        is_current = self._do.ranks is not None and self._do.ranks.is_current(rank, handle)
+        try:
+            why = handle.why_gone
+            handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
+            if handle.exitcode != 0 or self._do.life.state.is_busy:  # a cell may call os._exit(0)
+                how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
+                self._do.event_log.record("exit", rank=rank, attempt=attempt, how=how)
+            self._do.launcher.sweep(handle)
+        finally:
+            if is_current:
+                self.note_gone(attempt, rank, handle.exitcode, why)
+
+    def note_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
+        """A rank has no process any more, or never had one: nobody shall wait for it."""
+        if attempt != self._do.life.attempt or not self._do.life.lives(rank):
+            return  # it was given up before
+        try:
+            self._read_last(rank, exitcode, why)
+        finally:
+            self._do.rank_monitor.values.note_exit(rank, self._do.life.cell, self._do.cell)
+            exited = ev.ProcessExited(
+                attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why)
+            )
+            self._do.step(exited)  # is_told: the loss of its whole node was reported
+            self.tell_gone(rank, exitcode)
+
+    def tell_gone(self, rank: int, exitcode: int | None) -> None:
+        """End the waits for a rank that is gone."""
+        self._do.promises.keep("kill", rank)
+        why = refusals.unanswered(self._do.life, rank, exitcode)
+        self._do.promises.reject(RequestError(why), "answer", rank)
+
+    def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
+        words, hint = "", why
+        try:
+            if self._do.ranks is not None and self._do.ranks.has_process(rank):
+                self._do.router.feed_now(self._do.ranks.last_output(rank))
+                words, is_ours = self._do.ranks.last_words(rank), self._do.ranks.was_killed(rank)
+                used = self._do.rank_monitor.hangs.memory()
+                hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
+        finally:
+            if self._do.cell is not None:
+                self._do.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
+
+    def note_struck(self, faults: Set[str]) -> None:
+        """Faults struck other ranks, those of a script: they do not strike these."""
+        self.struck |= faults
+        for rank, armed in self.armed.items():
+            self.armed[rank] = [each for each in armed if each not in faults]
+
+    def next_cell(self) -> int:
+        """A number that no cell of these ranks has had."""
+        self.newest_cell += 1
+        return self.newest_cell
