@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE = 1.0  # seconds to end when asked to
-KILL_PATIENCE = 2.0  # seconds to be gone when killed: a lot of memory may have to be given back
+TERMINATE_TIMEOUT = 1.0  # seconds to end when asked to
+KILL_TIMEOUT = 2.0  # seconds to be gone when killed: a lot of memory may have to be given back
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 
 Find = Callable[[], list[psutil.Process]]
@@ -30,7 +30,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children(pid: int) -> list[psutil.Process]:
+def find_children(pid: int) -> list[psutil.Process]:
     """The children of a process.
 
     Linux keeps a list of them, by thread; elsewhere all processes, maybe thousands, are looked at.
@@ -39,18 +39,18 @@ def children(pid: int) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for thread in threads:
         with suppress(OSError):  # it has just ended
-            found += existing(map(int, thread.read_text().split()))
+            found += find_processes(map(int, thread.read_text().split()))
     if not threads:
         with suppress(psutil.Error):
             found = psutil.Process(pid).children()
     return found
 
 
-def descendants(pid: int) -> list[psutil.Process]:
+def find_descendants(pid: int) -> list[psutil.Process]:
     """The children of a process, and theirs."""
-    found = children(pid)
-    for each in found:  # it grows meanwhile
-        found += children(each.pid)
+    found = find_children(pid)
+    for process in found:  # it grows meanwhile
+        found += find_children(process.pid)
     return found
 
 
@@ -64,7 +64,7 @@ def cpu_time(pid: int) -> float:
     return float(used.user + used.system)
 
 
-def existing(pids: Iterable[int]) -> list[psutil.Process]:
+def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
     """A handle, which is for no later process of the same number, of each that is there."""
     found = []
     for pid in pids:
@@ -73,40 +73,40 @@ def existing(pids: Iterable[int]) -> list[psutil.Process]:
     return found
 
 
-def end(find: Find) -> None:
+def terminate_all(find: Find) -> None:
     """Ask those that are found to end, and kill those that do not."""
-    asked = find()
-    _signal(asked, signal.SIGTERM)
-    _wait_for(asked, PATIENCE)
-    kill(find)
+    processes = find()
+    _signal(processes, signal.SIGTERM)
+    _wait_for(processes, TERMINATE_TIMEOUT)
+    kill_all(find)
 
 
-def kill(find: Find) -> None:
+def kill_all(find: Find) -> None:
     """Kill those that are found until none is: one may start another meanwhile."""
-    deadline = time.monotonic() + KILL_PATIENCE
-    while (left := _living(find())) and time.monotonic() < deadline:
-        _signal(left, signal.SIGKILL)
-        _wait_for(left, deadline - time.monotonic())
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while (remaining := _living(find())) and time.monotonic() < deadline:
+        _signal(remaining, signal.SIGKILL)
+        _wait_for(remaining, deadline - time.monotonic())
 
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:
-    for each in processes:
+    for process in processes:
         with suppress(psutil.Error):  # it has just ended
-            each.send_signal(number)
+            process.send_signal(number)
 
 
 def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = []
-    for each in processes:
+    for process in processes:
         with suppress(psutil.Error):
-            if each.is_running() and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each)
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
-def _wait_for(processes: Iterable[psutil.Process], patience: float) -> None:
+def _wait_for(processes: Iterable[psutil.Process], timeout: float) -> None:
     """Wait until none of them lives; psutil's own would wait for zombies of other parents too."""
-    deadline, pause = time.monotonic() + patience, 0.001
+    deadline, pause = time.monotonic() + timeout, 0.001
     while (processes := _living(processes)) and time.monotonic() < deadline:
         time.sleep(pause)
         pause = min(2 * pause, 0.05)

@@ -16,45 +16,47 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+SIGNAL_CHECK_INTERVAL = (
+    0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+)
 
 
-class HeldBack:
+class DeferredInterrupts:
     """Counts the deferred interrupts, and says whether a second one is raised at once."""
 
     def __init__(self, *, raises_second: bool) -> None:
-        self.times = 0
+        self.count = 0
         self.raises_second = raises_second
 
 
 @contextmanager
-def sigint_deferred(*, raises_second: bool = True) -> Iterator[HeldBack]:
+def sigint_deferred(*, raises_second: bool = True) -> Iterator[DeferredInterrupts]:
     """Defer an interrupt until the block ends; a second one is raised at once.
 
     Args:
         raises_second: False to defer all of them; the block reads ``times`` while it waits.
     """
-    held = HeldBack(raises_second=raises_second)
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield held
+    deferred = DeferredInterrupts(raises_second=raises_second)
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous_handler is None:
+        yield deferred
         return
 
-    def hold(signum: int, frame: FrameType | None) -> None:
-        held.times += 1
-        if held.times > 1 and held.raises_second and callable(before):
-            before(signum, frame)
+    def record(signum: int, frame: FrameType | None) -> None:
+        deferred.count += 1
+        if deferred.count > 1 and deferred.raises_second and callable(previous_handler):
+            previous_handler(signum, frame)
 
-    signal.signal(signal.SIGINT, hold)
+    signal.signal(signal.SIGINT, record)
     try:
-        yield held
+        yield deferred
     finally:
-        signal.signal(signal.SIGINT, before)
-        if held.times:
+        signal.signal(signal.SIGINT, previous_handler)
+        if deferred.count:
             signal.raise_signal(signal.SIGINT)
 
 
-def begin(thread: threading.Thread) -> None:
+def start_thread(thread: threading.Thread) -> None:
     """Start a thread, whole or not at all.
 
     ``Thread.start`` waits for an event that the new thread sets. An interrupt there can leave the
@@ -64,36 +66,36 @@ def begin(thread: threading.Thread) -> None:
         thread.start()
 
 
-class Promise(Generic[T]):
+class Future(Generic[T]):
     """A result that is still to come, as of :class:`concurrent.futures.Future`; without a lock.
 
     A future's lock is Python code. An interrupt can strike the main thread when it has just taken
     that lock and before it would give it back (3 of the 69 places of such a wait in CPython 3.11
     where it can strike); then the thread that has the result waits for that lock for good.
 
-    >>> promise = Promise()
-    >>> promise.set_result(5)
-    >>> kept(promise)
+    >>> future = Future()
+    >>> future.set_result(5)
+    >>> wait_for_result(future)
     5
     """
 
     def __init__(self) -> None:
         self._outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
-        self._calls: list[Callable[[Promise[T]], object]] = []
+        self._callbacks: list[Callable[[Future[T]], object]] = []
 
     def set_result(self, value: T) -> None:
         """It is kept; only one thread may say so, and once."""
-        self._settle((value, None))
+        self._complete((value, None))
 
     def set_exception(self, error: BaseException) -> None:
         """It is broken; only one thread may say so, and once."""
-        self._settle((None, error))
+        self._complete((None, error))
 
-    def _settle(self, outcome: tuple[T, None] | tuple[None, BaseException]) -> None:
+    def _complete(self, outcome: tuple[T, None] | tuple[None, BaseException]) -> None:
         if self._outcome:
             raise RuntimeError("this promise was kept or broken before")
         self._outcome.append(outcome)
-        self._tell()
+        self._run_callbacks()
 
     def done(self) -> bool:
         """Whether it is kept or broken."""
@@ -110,85 +112,85 @@ class Promise(Generic[T]):
             raise error
         return value  # type: ignore[return-value] # it is there where there is no error
 
-    def add_done_callback(self, act: Callable[[Promise[T]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``act(self)`` once it is kept or broken, on the thread that says so; or now."""
-        self._calls.append(act)
+        self._callbacks.append(callback)
         if self._outcome:
-            self._tell()
+            self._run_callbacks()
 
-    def remove_done_callback(self, act: Callable[[Promise[T]], object]) -> None:
+    def remove_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Do not call it, unless that was done."""
         with suppress(ValueError):
-            self._calls.remove(act)
+            self._callbacks.remove(callback)
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         while True:
             try:  # whoever takes a call off the list makes it
-                act = self._calls.pop()
+                callback = self._callbacks.pop()
             except IndexError:
                 return
-            act(self)
+            callback(self)
 
 
-def kept(promise: Promise[T]) -> T:
+def wait_for_result(future: Future[T]) -> T:
     """What was promised, once it is there; a signal is heard while it is waited for.
 
     One that comes after Python's last look and before the system's wait is seen when that wait
     ends: so none is long.
     """
-    wait_for_all([promise])
-    return promise.result()
+    wait_for_all([future])
+    return future.result()
 
 
 def wait_for_all(
-    promises: Iterable[Promise[Any]],
-    patience: float = math.inf,
+    futures: Iterable[Future[Any]],
+    timeout: float = math.inf,
     *,
-    until: Callable[[Promise[Any]], bool] = lambda _promise: False,
+    until: Callable[[Future[Any]], bool] = lambda _future: False,
 ) -> None:
-    """Wait until all are kept or broken; a signal is heard, as by :func:`kept`.
+    """Wait until all are kept or broken; a signal is heard, as by :func:`wait_for_result`.
 
     Args:
-        promises: those.
-        patience: seconds after which it returns all the same.
+        futures: those.
+        timeout: seconds after which it returns all the same.
         until: with one of which this is true it returns at once.
     """
-    settled: SimpleQueue[Promise[Any]] = SimpleQueue()
-    left = set(promises)
-    asked = list(left)
-    deadline = time.monotonic() + patience
+    done: SimpleQueue[Future[Any]] = SimpleQueue()
+    pending = set(futures)
+    waited_for = list(pending)
+    deadline = time.monotonic() + timeout
     try:
-        for each in asked:
-            each.add_done_callback(settled.put)
-        while left and (rest := deadline - time.monotonic()) > 0:
+        for each in waited_for:
+            each.add_done_callback(done.put)
+        while pending and (remaining := deadline - time.monotonic()) > 0:
             with suppress(Empty):
-                each = settled.get(timeout=min(HEARING, rest))
-                left.discard(each)
+                each = done.get(timeout=min(SIGNAL_CHECK_INTERVAL, remaining))
+                pending.discard(each)
                 if until(each):
                     return
     finally:
-        for each in asked:
-            each.remove_done_callback(settled.put)
+        for each in waited_for:
+            each.remove_done_callback(done.put)
 
 
-def promised_by(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> Promise[T]:
+def run_in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> Future[T]:
     """What a coroutine will have done that another thread's loop runs from now on."""
-    promise: Promise[T] = Promise()
+    future: Future[T] = Future()
 
-    async def keep() -> None:
+    async def run() -> None:
         try:
-            promise.set_result(await work)
+            future.set_result(await work)
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            promise.set_exception(error)
+            future.set_exception(error)
 
-    keeping = keep()
+    running = run()
     try:
-        asyncio.run_coroutine_threadsafe(keeping, loop)
+        asyncio.run_coroutine_threadsafe(running, loop)
     except RuntimeError:  # the loop is closed
-        keeping.close()
+        running.close()
         work.close()
         raise
-    return promise
+    return future
 
 
 def import_interruptibly(name: str) -> None:
@@ -199,7 +201,7 @@ def import_interruptibly(name: str) -> None:
     stop in a first cell's first milliseconds, while another thread imported torch). One that breaks
     matplotlib's off leaves a half of it in ``sys.modules``, which nobody can import any more.
     """
-    imported: Promise[None] = Promise()
+    imported: Future[None] = Future()
 
     def load() -> None:
         try:
@@ -209,5 +211,5 @@ def import_interruptibly(name: str) -> None:
         else:
             imported.set_result(None)
 
-    begin(threading.Thread(target=load, name="nbddp-import", daemon=True))
-    kept(imported)
+    start_thread(threading.Thread(target=load, name="nbddp-import", daemon=True))
+    wait_for_result(imported)

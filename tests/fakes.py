@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp.controller.threads import EventThread, ExitWatcher, Runtime
 from nbddp.launch.local_launcher import Launcher, RankHandle
-from nbddp.sigint import Promise
+from nbddp.sigint import Future
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.messages import (
     URGENT,
@@ -262,7 +262,7 @@ class HandTurnedActor(EventThread):
 
     def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In its turn, that is after all that was told before."""
-        done: Promise[Any] = Promise()
+        done: Future[Any] = Future()
 
         def work() -> None:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbddp.sigint import Promise
+from nbddp.sigint import Future
 
 
 class Promises:
@@ -21,11 +21,11 @@ class Promises:
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str | int, ...], list[Promise[Any]]] = {}
+        self._open: dict[tuple[str | int, ...], list[Future[Any]]] = {}
 
-    def new(self, *key: str | int) -> Promise[Any]:
+    def new(self, *key: str | int) -> Future[Any]:
         """Return a promise that is still open."""
-        promise: Promise[Any] = Promise()
+        promise: Future[Any] = Future()
         self._open.setdefault(key, []).append(promise)
         return promise
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError, format_ranks
 from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
-from nbddp.sigint import Promise, wait_for_all
+from nbddp.sigint import Future, wait_for_all
 from nbddp.wire.messages import Answer, Command
 
 Make = Callable[[int], Command]  # makes the question of its number
@@ -87,7 +87,7 @@ class RankRequests:
         self, makes: Mapping[int, Callable[[int], Command]]
     ) -> dict[int, Answer | RequestError]:
         """What each rank answers to a question of its own, or why it does not."""
-        futures: dict[int, Promise[Answer]] = {}
+        futures: dict[int, Future[Answer]] = {}
         numbers: dict[int, int] = {}
         try:
             for rank, make in makes.items():
@@ -99,7 +99,7 @@ class RankRequests:
                 try:
                     futures[rank] = self._session.send(rank, make_noted)
                 except RequestError as error:
-                    futures[rank] = Promise()
+                    futures[rank] = Future()
                     futures[rank].set_exception(error)
             wait_for_all(futures.values())
         except BaseException:
@@ -111,12 +111,12 @@ class RankRequests:
             raise
         return {rank: _outcome(rank, future) for rank, future in futures.items()}
 
-    def _discard_answer(self, future: Promise[Answer]) -> None:
+    def _discard_answer(self, future: Future[Answer]) -> None:
         if future.exception() is None:
             self._session.require_link().discard(future.result().parcel)
 
 
-def _outcome(rank: int, future: Promise[Answer]) -> Answer | RequestError:
+def _outcome(rank: int, future: Future[Answer]) -> Answer | RequestError:
     error = future.exception()
     if error is not None:
         return error if isinstance(error, RequestError) else RequestError(str(error))

@@ -32,7 +32,7 @@ from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
-from nbddp.sigint import Promise, import_interruptibly, kept, sigint_deferred
+from nbddp.sigint import Future, import_interruptibly, sigint_deferred, wait_for_result
 from nbddp.wire.messages import Answer, CancelRequest, Command, InputReply
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Session:
         """
         self._do.returned = returned
         with self._stopping_if_interrupted():
-            kept(self._begin(spec, returned.event() if returned else spec.start_event()))
+            wait_for_result(self._begin(spec, returned.event() if returned else spec.start_event()))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, whatever it does, and start it anew as the next attempt.
@@ -219,11 +219,11 @@ class Session:
         In a recovery, faults that have struck do not strike again.
         """
         with self._stopping_if_interrupted():
-            kept(self.begin_restart(spec, is_recovery=is_recovery))
+            wait_for_result(self.begin_restart(spec, is_recovery=is_recovery))
 
     def begin_restart(
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
-    ) -> Promise[None]:
+    ) -> Future[None]:
         """As :meth:`restart`, and do not wait until every rank is ready."""
         spec = spec or self._do.spec
         if spec is None:
@@ -236,13 +236,13 @@ class Session:
 
     def _begin(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
-    ) -> Promise[None]:
+    ) -> Future[None]:
         spec.check_gpus()
         self._open()
         return self._ask_start(spec, event, is_recovery=is_recovery)
 
     @on_thread
-    def _ask_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Promise[None]:
+    def _ask_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Future[None]:
         before, self._do.spec = self._do.spec, spec
         if not is_recovery:
             self._do.messages.struck.clear()
@@ -294,10 +294,10 @@ class Session:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
         if self._do.runtime is not None and (begun := self._begun()):
             with self._stopping_if_interrupted():
-                kept(begun)
+                wait_for_result(begun)
 
     @on_thread
-    def _begun(self) -> Promise[None] | None:
+    def _begun(self) -> Future[None] | None:
         """The start or stop that is under way, if one is."""
         if self.life.state is GroupState.STARTING or self.life.next_start:
             return self._do.promises.new("start")
@@ -367,10 +367,10 @@ class Session:
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""
-        kept(self.begin_kill(rank))
+        wait_for_result(self.begin_kill(rank))
 
     @on_thread
-    def begin_kill(self, rank: int) -> Promise[None]:
+    def begin_kill(self, rank: int) -> Future[None]:
         """Kill one rank and do not wait until it is gone."""
         self._ask(ev.KillAsked(rank=rank))
         self.event_log.record("kill asked", rank=rank)
@@ -396,23 +396,23 @@ class Session:
         try:
             with handing_on(interrupt, lambda: self.life.state):
                 for gone in self._exits():
-                    kept(gone)
+                    wait_for_result(gone)
                 begun = self.begin_heal(ranks, donor)
                 if heard:  # it may have come too early to be heard
                     self.interrupt(by_user=False)
-                return kept(begun)
+                return wait_for_result(begun)
         except RequestError:
             if heard:
                 raise KeyboardInterrupt from None
             raise
 
     @on_thread
-    def _exits(self) -> list[Promise[None]]:
+    def _exits(self) -> list[Future[None]]:
         """Return a promise for the end of each process that was killed and is not gone yet."""
         return [self._do.promises.new("kill", rank) for rank in self._do.ending()]
 
     @on_thread
-    def begin_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Promise[Healed]:
+    def begin_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:
         """As :meth:`heal`, and do not wait until it is done."""
         chosen = tuple(sorted({*ranks})) or self.life.gone
         source = min(self.life.alive, default=0) if donor is None else donor
@@ -429,15 +429,15 @@ class Session:
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
         if self._do.runtime is not None:
-            kept(self.begin_stop())
+            wait_for_result(self.begin_stop())
 
-    def begin_stop(self) -> Promise[None]:
+    def begin_stop(self) -> Future[None]:
         """End all ranks and do not wait until they are gone."""
         self.times_ended += 1
         return self._ask_stop()
 
     @on_thread
-    def _ask_stop(self) -> Promise[None]:
+    def _ask_stop(self) -> Future[None]:
         stopped = self._do.promises.new("stop")
         self._mark_end("stop")
         self._do.step(ev.StopAsked())
@@ -446,7 +446,7 @@ class Session:
         return stopped
 
     @on_thread
-    def send(self, rank: int, make: Callable[[int], Command]) -> Promise[Answer]:
+    def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
         """Send ``make(number)`` to an idle rank; the promise is of its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self.life.state.value}")

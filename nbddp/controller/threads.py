@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.launch.local_launcher import RankHandle
-from nbddp.sigint import Promise, kept
+from nbddp.sigint import Future, wait_for_result
 
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
@@ -66,7 +66,7 @@ class EventThread:
         """
         if threading.current_thread() is self._thread:
             return act(*args, **kwargs)  # it would wait for itself
-        done: Promise[T] = Promise()
+        done: Future[T] = Future()
 
         def work() -> None:
             try:
@@ -76,7 +76,7 @@ class EventThread:
 
         if not self._put(work):
             raise ClosedError("this actor was closed")
-        return kept(done)
+        return wait_for_result(done)
 
     def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Have the thread do something in its turn; do not wait. Whether it will be done."""

@@ -25,7 +25,7 @@ from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.nodes.join_file import JoinFile
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.waiting.collective_timeline import Timeline
-from nbddp.sigint import begin, sigint_deferred
+from nbddp.sigint import sigint_deferred, start_thread
 from nbddp.wire.name_messages import CollectFacts
 
 ELSEWHERE = (
@@ -106,7 +106,7 @@ class RankGroup:
     def warm_up(self) -> None:
         """Prepare in the background, so that the first start is quick."""
         self.start_helper()
-        begin(threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True))
+        start_thread(threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True))
 
     def _warm_up(self) -> None:
         importlib.import_module("torch.distributed")
@@ -210,7 +210,7 @@ class RankGroup:
         with sigint_deferred(raises_second=False) as held:
             nodes = self.open_nodes(spec, join)
             try:
-                returned = nodes.take_back(seconds, lambda: held.times > 0)
+                returned = nodes.take_back(seconds, lambda: held.count > 0)
             except BaseException:
                 self.nodes = None
                 nodes.give_up()

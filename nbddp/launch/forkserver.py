@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 
-from nbddp.child_processes import children, cpu_time, descendants
+from nbddp.child_processes import cpu_time, find_children, find_descendants
 from nbddp.wire.helper import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL
 from nbddp.wire.start import RankStart
 
@@ -127,9 +127,9 @@ class Forkserver:
         helper, ranks = self.pid, self._server.ranks
         if helper is None:
             return []
-        roots = [each for each in children(helper) if _has_left(each.pid, helper)]
+        roots = [each for each in find_children(helper) if _has_left(each.pid, helper)]
         roots = [each for each in roots if each.pid not in ranks]  # as of now, not of before
-        return [each for root in roots for each in (root, *descendants(root.pid))]
+        return [each for root in roots for each in (root, *find_descendants(root.pid))]
 
     def close(self) -> None:
         """End the helper and wait until it is gone; no rank runs any more.

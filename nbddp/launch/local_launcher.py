@@ -12,7 +12,7 @@ from typing import Protocol
 
 import psutil
 
-from nbddp.child_processes import existing, kill
+from nbddp.child_processes import find_processes, kill_all
 from nbddp.launch.forkserver import (
     CudaUsedError,
     Forkserver,
@@ -202,9 +202,9 @@ class LocalLauncher(Launcher):
                 with suppress(ProcessLookupError, PermissionError):
                     if os.getsid(pid) == handle.pid:
                         found.append(pid)
-            return [*existing(found), *orphans()]
+            return [*find_processes(found), *orphans()]
 
-        kill(left)
+        kill_all(left)
 
     def share(self) -> Launcher:
         """Return a launcher that forks from the same helper, and leaves it to this one."""

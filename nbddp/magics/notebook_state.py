@@ -36,7 +36,13 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
-from nbddp.sigint import Promise, begin, import_interruptibly, sigint_deferred, wait_for_all
+from nbddp.sigint import (
+    Future,
+    import_interruptibly,
+    sigint_deferred,
+    start_thread,
+    wait_for_all,
+)
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -63,7 +69,7 @@ class NotebookState:
         self.last_request: CellRequest | None = None
         self.went_well = False
         self.next_trace: TraceSteps | None = None
-        self._background: Promise[Outcome] | None = None
+        self._background: Future[Outcome] | None = None
         self._failed: Verdict | None = None
         self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt
 
@@ -371,9 +377,9 @@ class NotebookState:
         return {name: self.shell.user_ns[name] for name in names}
 
 
-def _in_background(follow: Callable[[], Outcome]) -> Promise[Outcome]:
+def _in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
     """Follow a cell on a thread whose output stays in the notebook cell that began it."""
-    outcome: Promise[Outcome] = Promise()
+    outcome: Future[Outcome] = Future()
 
     def follow_to_end() -> None:
         try:
@@ -382,7 +388,9 @@ def _in_background(follow: Callable[[], Outcome]) -> Promise[Outcome]:
             outcome.set_exception(error)
 
     run = copy_context().run
-    begin(threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True))
+    start_thread(
+        threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True)
+    )
     return outcome
 
 

@@ -35,7 +35,7 @@ from nbddp.nodes.node_connection import (
 )
 from nbddp.nodes.rejoin import SurvivingRank, folder_of
 from nbddp.nodes.remote_start import packed
-from nbddp.sigint import begin, kept, promised_by
+from nbddp.sigint import run_in_loop, start_thread, wait_for_result
 from nbddp.wire.start import RankStart
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class NodeListener:
         self.takes_back = join is not None
         self.join = join or JoinFile.new(host, port)
         self._handshake = Handshake(at_the_door(self.join.secret), self._admit)
-        begin(self._thread)
+        start_thread(self._thread)
         try:
             self._call(self._listen(host, port))
         except BaseException:
@@ -216,7 +216,7 @@ class NodeListener:
         self._loop.call_later(BEAT, self._look, self._loop.time())
 
     def _call(self, work: Any) -> Any:
-        return kept(promised_by(self._loop, work))
+        return wait_for_result(run_in_loop(self._loop, work))
 
     # ---- nodes that come and go
 
@@ -382,13 +382,13 @@ class NodeListener:
         handle = RemoteRankHandle(self, node, next(self._numbers), Path(start.log_path).parent)
         facts = packed(start)
 
-        def begin() -> None:
+        def add_handle() -> None:
             node.handles[handle._number] = handle
             if node.why_gone:
                 handle.note_end(None, f"node {node.name}: {node.why_gone}")
             self._tell(node, FrameType.START, handle._number, facts)
 
-        self._loop.call_soon_threadsafe(begin)
+        self._loop.call_soon_threadsafe(add_handle)
         return handle
 
     def tell(self, node: Node, kind: FrameType, number: int = 0, **facts: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from nbddp.errors import RequestError, describe_exit
 from nbddp.publish.publisher_process import PATIENCE
 from nbddp.publish.tracker import Target
-from nbddp.sigint import begin
+from nbddp.sigint import start_thread
 
 LOOK = 0.5  # seconds between two looks at whether the run goes on
 GRACE = 5.0  # seconds that a process gets to end, once nobody waits for it
@@ -104,7 +104,7 @@ class Publication:
         self.follower = threading.Thread(
             target=self._follow, args=(tell, goes_on), name="nbddp-published", daemon=True
         )
-        begin(self.follower)
+        start_thread(self.follower)
 
     def _say_failed(self, why: str) -> str:
         return f"publishing to {self.target.kind} failed: {why} (more in {self.log})"

@@ -13,7 +13,7 @@ from nbddp.record.log_reader import LogSpan
 from nbddp.record.notices import ControllerMessage, InputRequest, Notice, NoticeQueue
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, failure_of, find_first_cause
-from nbddp.sigint import HEARING
+from nbddp.sigint import SIGNAL_CHECK_INTERVAL
 from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCell
 from nbddp.wire.script import Script
 from nbddp.wire.trace_messages import TraceSteps
@@ -325,7 +325,7 @@ class CellHandle:
     def notices(self) -> Iterator[Notice]:
         """What the cell says, as it says it, until it ends; for one reader."""
         while not self.told.is_told:
-            notice = self.told.take(HEARING)
+            notice = self.told.take(SIGNAL_CHECK_INTERVAL)
             if notice is not None:
                 yield notice
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver
 
-from nbddp.child_processes import descendants, kill
+from nbddp.child_processes import find_descendants, kill_all
 from nbddp.wire.helper import GROW_SIGNAL, GROWN_BY
 
 
@@ -30,7 +30,7 @@ def take_along(folder: str) -> None:
     def clear() -> None:
         if os.getpid() != pid:
             return  # a rank that was forked from here
-        kill(lambda: descendants(pid))
+        kill_all(lambda: find_descendants(pid))
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(clear)

@@ -21,7 +21,7 @@ from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
-from nbddp.child_processes import adopt_orphans, descendants, end, kill
+from nbddp.child_processes import adopt_orphans, find_descendants, kill_all, terminate_all
 from nbddp.worker.output.log_writer import flush_python_streams
 
 
@@ -54,7 +54,7 @@ def exit_process(close: Callable[[], None]) -> NoReturn:
         acts: list[Callable[[], Any]] = [
             partial(util._run_finalizers, 0),  # type: ignore[attr-defined]  # such as a pool
             atexit._run_exitfuncs,
-            partial(end, lambda: descendants(os.getpid())),
+            partial(terminate_all, lambda: find_descendants(os.getpid())),
             flush_python_streams,
             close,
         ]
@@ -84,7 +84,7 @@ def exit_with_kernel(kernel_pid: int) -> None:
 def _follow(sentinels: list[int]) -> NoReturn:
     wait(sentinels)
     try:
-        kill(lambda: descendants(os.getpid()))
+        kill_all(lambda: find_descendants(os.getpid()))
     finally:  # a cell may have left no descriptor to look with
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -20,13 +20,13 @@ from stops import stopped_everywhere
 from nbddp import sigint
 from nbddp.controller.threads import EventThread
 from nbddp.sigint import (
-    HEARING,
-    Promise,
+    SIGNAL_CHECK_INTERVAL,
+    Future,
     import_interruptibly,
-    kept,
-    promised_by,
+    run_in_loop,
     sigint_deferred,
     wait_for_all,
+    wait_for_result,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -53,7 +53,9 @@ def test_a_stop_anywhere_leaves_a_loop_at_work_that_was_waited_for() -> None:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     places = 0
-    for places in stopped_everywhere(lambda: kept(promised_by(loop, asyncio.sleep(0.001, 7)))):
+    for places in stopped_everywhere(
+        lambda: wait_for_result(run_in_loop(loop, asyncio.sleep(0.001, 7)))
+    ):
         done = threading.Event()
         loop.call_soon_threadsafe(done.set)
         assert done.wait(20), f"it hangs since a stop at place {places}"
@@ -65,40 +67,44 @@ def test_a_stop_anywhere_leaves_a_loop_at_work_that_was_waited_for() -> None:
 
 
 def test_a_promise_is_kept_once_and_all_who_wait_for_it_hear_of_it() -> None:
-    promise: Promise[int] = Promise()
+    future: Future[int] = Future()
     heard: list[int] = []
-    promise.add_done_callback(lambda kept: heard.append(kept.result()))
-    assert not promise.done()
-    threading.Timer(0.05, promise.set_result, [7]).start()
-    assert kept(promise) == kept(promise) == 7
+    future.add_done_callback(lambda future: heard.append(future.result()))
+    assert not future.done()
+    threading.Timer(0.05, future.set_result, [7]).start()
+    assert wait_for_result(future) == wait_for_result(future) == 7
     assert wait_until(lambda: heard == [7])
-    promise.add_done_callback(lambda kept: heard.append(kept.result() + 1))
+    future.add_done_callback(lambda future: heard.append(future.result() + 1))
     assert heard == [7, 8]
     with pytest.raises(RuntimeError):
-        promise.set_result(8)
-    assert promise.result() == 7
-    assert promise.exception() is None
+        future.set_result(8)
+    assert future.result() == 7
+    assert future.exception() is None
 
 
 def test_a_broken_promise_raises_what_broke_it() -> None:
-    promise: Promise[int] = Promise()
+    future: Future[int] = Future()
     error = ValueError("on purpose")
-    promise.set_exception(error)
-    assert promise.exception() is error
+    future.set_exception(error)
+    assert future.exception() is error
     with pytest.raises(ValueError, match="on purpose"):
-        kept(promise)
+        wait_for_result(future)
 
 
 def test_a_wait_ends_with_its_patience_or_with_what_it_was_waiting_for() -> None:
-    promises: list[Promise[int]] = [Promise(), Promise(), Promise()]
+    futures: list[Future[int]] = [
+        Future(),
+        Future(),
+        Future(),
+    ]
     began = time.monotonic()
-    wait_for_all(promises, 0.1)
+    wait_for_all(futures, 0.1)
     assert 0.1 <= time.monotonic() - began < 5
-    promises[0].set_result(1)
-    threading.Timer(0.05, promises[1].set_result, [2]).start()
-    wait_for_all(promises, 60, until=lambda each: each.result() == 2)
-    assert [each.done() for each in promises] == [True, True, False]
-    assert not promises[2]._calls  # nobody waits for it any more
+    futures[0].set_result(1)
+    threading.Timer(0.05, futures[1].set_result, [2]).start()
+    wait_for_all(futures, 60, until=lambda each: each.result() == 2)
+    assert [each.done() for each in futures] == [True, True, False]
+    assert not futures[2]._callbacks  # nobody waits for it any more
 
 
 def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +112,7 @@ def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     class Queue:
-        def put(self, promise: Promise[Any]) -> None: ...
+        def put(self, future: Future[Any]) -> None: ...
 
         def get(self, timeout: float) -> None:
             waits.append(timeout)
@@ -116,8 +122,8 @@ def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sigint, "SimpleQueue", Queue)
     with pytest.raises(KeyboardInterrupt):
-        kept(Promise())
-    assert waits == [HEARING] * 3
+        wait_for_result(Future())
+    assert waits == [SIGNAL_CHECK_INTERVAL] * 3
 
 
 def test_a_signal_ends_a_wait_at_once() -> None:
@@ -125,7 +131,7 @@ def test_a_signal_ends_a_wait_at_once() -> None:
     assert main is not None
     threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        kept(Promise())
+        wait_for_result(Future())
 
 
 def test_an_import_can_be_stopped_anywhere() -> None:
@@ -198,7 +204,7 @@ def test_a_wait_may_look_whether_an_interrupt_has_come() -> None:
         with sigint_deferred(raises_second=False) as held:
             for _ in range(3):
                 signal.raise_signal(signal.SIGINT)
-                seen.append(held.times)
+                seen.append(held.count)
             raise error
 
     with pytest.raises(KeyboardInterrupt):  # whoever takes the error would go on

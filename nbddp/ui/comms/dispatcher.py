@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Widget
 
-from nbddp.sigint import promised_by, sigint_deferred, wait_for_all
+from nbddp.sigint import run_in_loop, sigint_deferred, wait_for_all
 from nbddp.ui.comms.kernel_stream import DispatchMode, RawMessage, StreamInterceptor, way_to
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class CommDispatcher:
             self._settle_here()
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
-        settled = promised_by(loop, settle())
+        settled = run_in_loop(loop, settle())
         wait_for_all([settled], PATIENCE)
         if not settled.done():
             raise TimeoutError

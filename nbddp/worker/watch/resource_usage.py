@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from nbddp.child_processes import descendants
+from nbddp.child_processes import find_descendants
 
 SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks make any figure
 
@@ -81,7 +81,7 @@ def children_use() -> ChildUsage:
     ended = os.times()
     seconds = ended.children_user + ended.children_system
     is_reading, written = False, 0
-    for each in descendants(os.getpid()):
+    for each in find_descendants(os.getpid()):
         with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
             used = each.cpu_times()
             seconds += used.user + used.system + used.children_user + used.children_system

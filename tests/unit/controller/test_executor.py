@@ -26,7 +26,7 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.record.run_folder import RunFolder
-from nbddp.sigint import Promise
+from nbddp.sigint import Future
 from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output
 from nbddp.wire.name_messages import Complete
 
@@ -77,13 +77,13 @@ class Stage:
                 return True
         return self.watcher.notice()
 
-    def ask_start(self) -> Promise[None]:
+    def ask_start(self) -> Future[None]:
         return self.session._begin(TWO, TWO.start_event())
 
-    def ask_rank(self, rank: int) -> Promise[Answer]:
+    def ask_rank(self, rank: int) -> Future[Answer]:
         return self.session.send(rank, lambda number: Complete(request=number, code="", cursor=0))
 
-    def get_ready(self, started: Promise[None]) -> None:
+    def get_ready(self, started: Future[None]) -> None:
         """Let both ranks start and get ready."""
         self.turn()
         for rank in (0, 1):
@@ -267,7 +267,7 @@ def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
 
 def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) -> None:
     empty.ask_start()
-    stops: list[Promise[None]] = []
+    stops: list[Future[None]] = []
     empty.launcher.on_launch = lambda _start: stops.append(empty.session.begin_stop())
     empty.runtime.launching.turn()  # rank 0 was being started when the stop came
     empty.launcher.on_launch = lambda _start: None

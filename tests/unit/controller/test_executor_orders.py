@@ -27,7 +27,7 @@ from nbddp.lifecycle.events import NodeJoined, NodeLost
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.sigint import Promise
+from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.heal_messages import JoinGroup, SendNamespace
@@ -84,7 +84,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ranks: dict[tuple[int, int], Rank] = {}
         self.replaced: list[Rank] = []
         self.mail: list[Envelope] = []
-        self.futures: list[tuple[str, Promise[Any]]] = []
+        self.futures: list[tuple[str, Future[Any]]] = []
         self.cells: list[CellHandle] = []
         self.finished: Counter[int] = Counter()
         self.cannot_connect = False
@@ -174,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
         if comes_to == "a heal" and world_size > 1:
             self.asks_for_new_ranks(is_for_all=True, donor=0)
 
-    def asks(self, what: str, ask: Callable[..., Promise[Any]], *arguments: Any) -> None:
+    def asks(self, what: str, ask: Callable[..., Future[Any]], *arguments: Any) -> None:
         """Ask as the session's callers do: before it, the session does what it was told earlier."""
         self.catch_up()
         with contextlib.suppress(RequestError, StartError):

@@ -13,14 +13,14 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.completion import Completion
 from nbddp.magics.parser import CELL, COMMANDS
-from nbddp.sigint import Promise
+from nbddp.sigint import Future
 from nbddp.train.faults.kinds import KINDS
 from nbddp.wire.name_messages import Complete
 
 
-def answer(_rank: int, make: Callable[[int], Complete]) -> Promise[Mock]:
+def answer(_rank: int, make: Callable[[int], Complete]) -> Future[Mock]:
     """Answer as a rank does that knows one name for each beginning."""
-    code, promise = make(1).code, Promise[Mock]()
+    code, promise = make(1).code, Future[Mock]()
     promise.set_result(Mock(payload={"text": code, "matches": [f"{code}ing_rate"]}))
     return promise
 
