@@ -408,7 +408,7 @@ def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
     return re.findall("nbddp:.*", capsys.readouterr().out)
 
 
-@pytest.mark.gate_runs("one call of C", "a child", "a thread that prints", "lock")
+@pytest.mark.gate_runs("one call of C", "a child", "into a pipe", "a thread that prints", "lock")
 @pytest.mark.parametrize("name", EACH)
 def test_a_rank_that_works_is_waited_for(
     hasty: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str

@@ -95,7 +95,6 @@ class Sampler:
         self._has_looked = False
         self._spans_cell = True  # whether the next CPU figure is partly that of a cell
         self._told: RankStatus | None = None
-        self._call: object = None  # the mark of the library call that the main thread waits in
         self._arrivals = ArrivalRecorder(post, shell)
         self._begun = threading.Event()
 
@@ -181,9 +180,10 @@ class Sampler:
         entries = self._arrivals.report() if self._last_cell else []
         newest = newest_of(entries, functions_in(frame))
         use, progress = self._usage.read(), self._progress()
-        kind, wait = self._wait(cell, frame, newest)
+        kind, wait, mark = self._wait(cell, frame, newest)
         seen = ThreadSample(
-            place=(cell, id(frame), frame.f_lasti),
+            # the mark itself: Python would give the id of one that is gone to the next
+            place=(cell, id(frame), frame.f_lasti) if mark is None else (cell, mark),
             collectives=int(entries[-1]["record_id"]) if entries else 0,  # of all threads
             said=progress.said,
             written=progress.written,
@@ -207,26 +207,27 @@ class Sampler:
 
     def _wait(
         self, cell: int, frame: FrameType, newest: RecordedCollective | None
-    ) -> tuple[BlockingCall, Collective | None]:
-        """Return what a cell seems to wait in: the kind of wait, and the call."""
-        self._call = None
+    ) -> tuple[BlockingCall, Collective | None, object]:
+        """Return the kind of wait that a cell seems to be in, the collective, and the call's mark.
+
+        The mark is None except for library calls that wait for one event.
+        """
         if not cell:
-            return BlockingCall.NONE, None
+            return BlockingCall.NONE, None, None
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
-            return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call
+            return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call, None
         if name := blocking_call(frame, self._shell.is_cell_file):
-            return BlockingCall.SEEN, Collective(name)
-        self._call = mark_of_call(frame)
-        return BlockingCall.NONE if self._call is None else BlockingCall.ONE_CALL, None
+            return BlockingCall.SEEN, Collective(name), None
+        mark = mark_of_call(frame)
+        return BlockingCall.NONE if mark is None else BlockingCall.ONE_CALL, None, mark
 
     def _stay(self, seen: ThreadSample, kind: BlockingCall, use: ResourceUsage) -> float:
         """Return how long the main thread has stayed where it is; 0 if it moves."""
         now, cell = time.monotonic(), seen.place[0]
         switches, state = main_status()
         is_one_call = kind is BlockingCall.ONE_CALL
-        place = (cell, id(self._call)) if is_one_call else seen.place
-        trace = replace(seen, place=place, cpu=main_cpu_time(), switches=switches)
+        trace = replace(seen, cpu=main_cpu_time(), switches=switches)
         seconds = self._stillness.look(trace, kind, now)
         waits_for_others = kind is not BlockingCall.NONE and not is_one_call
         if not cell or waits_for_others or not self._stillness.wants_closer_look(now):

@@ -44,7 +44,7 @@ class ThreadSample:
         cpu: seconds of CPU that it has used; ``switches`` counts how often it went to sleep.
     """
 
-    place: tuple[int, ...] = ()
+    place: tuple[object, ...] = ()
     collectives: int = 0
     said: int = 0
     written: int = 0
