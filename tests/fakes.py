@@ -34,7 +34,7 @@ from nbddp.wire.messages import (
     RunCell,
     Shutdown,
 )
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 PIDS = itertools.count(1_000_000_000)  # beyond those of any process
 

@@ -14,7 +14,7 @@ from drivers.inside import imported
 import nbddp
 from nbddp.publish.publication import Publication
 from nbddp.publish.tracker import KINDS, require
-from nbddp.wire import payloads, queues, start
+from nbddp.wire import payloads, queues, rank_start
 
 PACKAGE = Path(nbddp.__file__).parent
 MAX_LINES = 500
@@ -51,7 +51,7 @@ def test_a_name_that_does_not_exist_is_missed_in_the_usual_words() -> None:
 PAGE = {"IPython", "ipywidgets", "ipykernel"}
 STAGES = {  # what a fresh Python does, one after the other, and what it has not loaded then
     "import nbddp": {"torch", "numpy", "psutil", *PAGE},
-    imported(queues, payloads, start): {"torch", *PAGE},  # what every rank needs
+    imported(queues, payloads, rank_start): {"torch", *PAGE},  # what every rank needs
     "nbddp.sonnets()": {"torch"},
     "import nbddp.magics, nbddp.group": {"torch", "numpy"},
     f"{imported(require, Publication)}for kind in {KINDS}:\n"
@@ -114,7 +114,6 @@ SHARED_NAMES = {  # one topic at several layers
     "run_list",
     "run_script",
     "scaling",
-    "script",
     "stored_run",
     "sweep",
     "timeline",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbddp.controller.group_spec import GroupSpec
     from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.record.run_folder import RunFolder
-    from nbddp.wire.start import RankStart
+    from nbddp.wire.rank_start import RankStart
 
 
 logger = logging.getLogger(__name__)

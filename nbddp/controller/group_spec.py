@@ -16,7 +16,7 @@ from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.refusals import unknown_rank
 from nbddp.topology import cores_here
 from nbddp.train.faults.kinds import HANDED_OVER
-from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
+from nbddp.wire.rank_start import DEFAULT_TIMEOUT, RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink

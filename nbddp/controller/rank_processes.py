@@ -17,7 +17,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.log_reader import LogReader, LogSpan
 from nbddp.record.notices import OutputText
 from nbddp.wire.messages import Command, Interrupt, Output, Regroup, Shutdown
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.threads import Runtime

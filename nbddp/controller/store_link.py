@@ -25,7 +25,7 @@ from nbddp.wire.messages import (
     encode,
 )
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.start import NEWS, UP, command_queue, control_queue
+from nbddp.wire.rank_start import NEWS, UP, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago

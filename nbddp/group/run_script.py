@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.wire.script import Script
+from nbddp.wire.rank_start import Script
 
 INSTEAD = {
     ".ipynb": "open it, and run its cells with %%ddp",

@@ -13,7 +13,7 @@ from nbddp.errors import RequestError
 from nbddp.group.push_pull import pull
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
-from nbddp.wire.script import Script
+from nbddp.wire.rank_start import Script
 
 logger = logging.getLogger(__name__)
 

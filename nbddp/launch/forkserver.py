@@ -33,8 +33,7 @@ from typing import Any
 import psutil
 
 from nbddp.child_processes import cpu_time, find_children, find_descendants
-from nbddp.wire.helper import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL, RankStart
 
 PRELOAD = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
 MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))

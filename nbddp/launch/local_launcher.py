@@ -24,7 +24,7 @@ from nbddp.launch.forkserver import (
 )
 from nbddp.launch.memory import memory_limit
 from nbddp.topology import Topology, cores_here
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 

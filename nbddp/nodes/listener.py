@@ -36,7 +36,7 @@ from nbddp.nodes.node_connection import (
 from nbddp.nodes.rejoin import SurvivingRank, folder_of
 from nbddp.nodes.remote_start import packed
 from nbddp.sigint import run_in_loop, start_thread, wait_for_result
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from nbddp.nodes.node_connection import (
 from nbddp.nodes.remote_start import NodeSettings, interface_of
 from nbddp.nodes.stale_files import LockedPath, tidy_folder
 from nbddp.topology import cores_here
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 BEAT = 1.0  # seconds between two signs of life
 LOOK = 0.05  # seconds between two looks for what ranks have written

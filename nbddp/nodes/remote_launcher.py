@@ -11,7 +11,7 @@ from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.nodes.listener import Node, NodeListener, in_order, lost_node
 from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.topology import Topology
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 
 @dataclass(slots=True)

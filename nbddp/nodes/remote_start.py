@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from nbddp.topology import Topology
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 _OWN = ("store_port", "log_path", "kernel_pid", "sys_path", "interface", "may_return")  # the node's
 _AGENTS = "TORCHELASTIC_"  # what the variables of torchrun's agent begin with

@@ -15,7 +15,7 @@ from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, failure_of, find_first_cause
 from nbddp.sigint import SIGNAL_CHECK_INTERVAL
 from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCell
-from nbddp.wire.script import Script
+from nbddp.wire.rank_start import Script
 from nbddp.wire.trace_messages import TraceSteps
 
 MAX_KEPT = 64 << 10  # characters of output kept from between two cells

@@ -27,7 +27,7 @@ class RunCell:
     ``is_again``: not because the user asks, but because it was done before a restart;
     ``needs_group``: whether it needs the process group, as ``CellRequest`` has it.
     ``ranks``: which ranks run it.
-    ``script``: a :class:`~nbddp.wire.script.Script` as a dict, to run in the source's place.
+    ``script``: a :class:`~nbddp.wire.rank_start.Script` as a dict, to run in the source's place.
     ``break_ranks``: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
     ``answers``: what is typed before anybody is asked.
     ``trace``: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty: nothing is traced.

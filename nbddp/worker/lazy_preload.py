@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import forkserver
 
 from nbddp.child_processes import find_descendants, kill_all
-from nbddp.wire.helper import GROW_SIGNAL, GROWN_BY
+from nbddp.wire.rank_start import GROW_SIGNAL, GROWN_BY
 
 
 def take_along(folder: str) -> None:

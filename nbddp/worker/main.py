@@ -27,7 +27,7 @@ from nbddp.train.faults import arming
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
+from nbddp.wire.rank_start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure

@@ -16,7 +16,7 @@ import torch
 import torch.distributed  # noqa: F401
 
 from nbddp.child_processes import adopt_orphans
-from nbddp.wire.helper import CUDA_USED, FOLDER
+from nbddp.wire.rank_start import CUDA_USED, FOLDER
 from nbddp.worker import (
     lazy_preload,
     main,  # noqa: F401

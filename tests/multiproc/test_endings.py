@@ -20,7 +20,7 @@ from processes import wait_until
 
 from nbddp import RequestError, StartError
 from nbddp.launch import forkserver
-from nbddp.wire.helper import FOLDER
+from nbddp.wire.rank_start import FOLDER
 
 pytestmark = pytest.mark.multiproc
 

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nbddp.wire.script import Script
+from nbddp.wire.rank_start import Script
 from nbddp.worker.output.log_writer import flush_python_streams
 from nbddp.worker.watch.main_thread import library_of_file
 

@@ -17,7 +17,7 @@ from traitlets import Type, default
 from traitlets.config import Config
 
 from nbddp.wire.messages import Display, RunCell
-from nbddp.wire.script import Script
+from nbddp.wire.rank_start import Script
 from nbddp.worker.cell import run_script
 from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.cell.debugger import RankPdb, post_mortem

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from nbddp.topology import Topology
 from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
-from nbddp.wire.start import DEFAULT_TIMEOUT
+from nbddp.wire.rank_start import DEFAULT_TIMEOUT
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_room
 from nbddp.worker.process_group.gloo import (

@@ -18,7 +18,7 @@ from nbddp.controller import group_spec as room
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.launch.local_launcher import Launcher
-from nbddp.wire.start import RankStart
+from nbddp.wire.rank_start import RankStart
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", free_port=29501)
 

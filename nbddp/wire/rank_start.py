@@ -1,10 +1,11 @@
-"""What a rank must be told, and the names of its queues; imports no torch.
+"""What ranks and the forkserver are started with, and the names of a rank's queues.
 
-The kernel imports this while torch is still being imported in the background.
+Imports no torch: the kernel imports this while torch is still being imported in the background.
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from nbddp.topology import Topology
@@ -12,6 +13,16 @@ from nbddp.topology import Topology
 DEFAULT_TIMEOUT = 1800.0  # seconds for a collective: torch's own
 UP = "up"  # the one queue that all ranks report into
 NEWS = "news"  # and the one for what does not wait behind output
+
+# ---- the forkserver
+
+FOLDER = "NBDDP_SOCKETS"  # the environment variable that names the folder of its sockets
+CUDA_USED = "cuda-used"  # a file in that folder: what is forked from the helper cannot use CUDA
+GROW_SIGNAL = signal.SIGUSR1  # one more part, now that nobody waits for a start
+GROWN_BY = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+GROW_PARTS = 1 + len(GROWN_BY)  # the first is a warm shell
+
+# ---- ranks and scripts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +72,25 @@ class RankStart:
     interface: str = ""
     may_return: bool = False
     store_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A program as ``torchrun`` takes it: a file, or with ``-m`` a module.
+
+    Attributes:
+        name: as it was written: ``train.py``, ``package.train``.
+        path: the file, absolute; empty for a module, which each rank finds for itself.
+        arguments: what stands behind it.
+        folder: what stands first on ``sys.path``: the file's, or for a module the working folder.
+        keeps: whether its names stay in the namespace of the cells.
+    """
+
+    name: str
+    path: str
+    arguments: list[str]
+    folder: str
+    keeps: bool = False
 
 
 def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
