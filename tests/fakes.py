@@ -21,20 +21,16 @@ from nbddp.sigint import Future
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.messages import (
     URGENT,
-    Answer,
     CellEnded,
     Command,
-    Complete,
-    Inspect,
     JsonDict,
     Message,
-    Pull,
-    Push,
     Ready,
     RunCell,
     Shutdown,
 )
 from nbddp.wire.rank_start import RankStart
+from nbddp.wire.request_messages import Answer, Complete, Inspect, Pull, Push
 
 PIDS = itertools.count(1_000_000_000)  # beyond those of any process
 

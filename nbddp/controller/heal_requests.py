@@ -10,8 +10,8 @@ from nbddp.controller.rank_processes import Told, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.heal.heal_report import SHOWN_PLACES, SHOWN_VALUES, Healed
 from nbddp.record.replay_log import cell_that_assigned
-from nbddp.wire.heal_messages import JoinGroup, SendNamespace
-from nbddp.wire.messages import Answer, CancelRequest
+from nbddp.wire.messages import CancelRequest
+from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 
 if TYPE_CHECKING:
     from nbddp.controller.promises import Promises

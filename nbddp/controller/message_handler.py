@@ -16,6 +16,7 @@ from nbddp.lifecycle import refusals
 from nbddp.record.cell import CellHandle, NoticeRouter
 from nbddp.record.notices import notice_of
 from nbddp.wire import messages as msg
+from nbddp.wire.request_messages import Answer
 from nbddp.wire.timing_messages import CollectiveArrivals
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class MessageHandler:
                 self._do.answer(rank, msg.InputReply(question=question, is_end=True))
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
                 self._do.router.feed(notice_of(rank, said))
-            case msg.Answer() as answer:
+            case Answer() as answer:
                 self._do.rank_monitor.values.note(
                     rank, self.newest_cell, answer.payload.get("values")
                 )

@@ -8,7 +8,8 @@ from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError, format_ranks
 from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
 from nbddp.sigint import Future, wait_for_all
-from nbddp.wire.messages import Answer, Command
+from nbddp.wire.messages import Command
+from nbddp.wire.request_messages import Answer
 
 Make = Callable[[int], Command]  # makes the question of its number
 ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"

@@ -10,7 +10,7 @@ from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.record.push_store import PushRecord, pickled
 from nbddp.ui.frontend import StreamTarget
-from nbddp.wire.messages import Pull, Push
+from nbddp.wire.request_messages import Pull, Push
 
 
 def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:

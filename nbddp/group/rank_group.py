@@ -26,7 +26,7 @@ from nbddp.nodes.join_file import JoinFile
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import sigint_deferred, start_thread
-from nbddp.wire.name_messages import CollectFacts
+from nbddp.wire.request_messages import CollectFacts
 
 ELSEWHERE = (
     "this worker group belongs to process {}, which made it; a forked process can make its own"

@@ -18,7 +18,7 @@ from nbddp.record.waiting.collective_timeline import (
     overlap_of,
     unmet,
 )
-from nbddp.wire.messages import Pull
+from nbddp.wire.request_messages import Pull
 
 ASK = "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
 

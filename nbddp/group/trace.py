@@ -15,7 +15,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellResult
 from nbddp.record.trace import MOST_EVENTS, Trace, write
-from nbddp.wire.messages import Answer
+from nbddp.wire.request_messages import Answer
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 
 DIED = "it died"

@@ -17,7 +17,7 @@ from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import KINDS as TRACKERS
 from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import Command, JsonDict
-from nbddp.wire.name_messages import Complete, Inspect
+from nbddp.wire.request_messages import Complete, Inspect
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult

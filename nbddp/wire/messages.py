@@ -12,10 +12,8 @@ from typing import Any, get_args
 
 from nbddp.errors import WireError
 from nbddp.wire.collective import Collective
-from nbddp.wire.heal_messages import JoinGroup, SendNamespace
-from nbddp.wire.name_messages import CollectFacts, Complete, Inspect
+from nbddp.wire.request_messages import Answer, Request
 from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.wire.trace_messages import SendTrace
 
 JsonDict = dict[str, Any]
 
@@ -53,22 +51,6 @@ class Regroup:
 
     generation: int
     form: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
-    """Put pickled values into the rank's namespace."""
-
-    request: int
-    parcel: JsonDict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pull:
-    """Evaluate a name or an expression and send its value back."""
-
-    request: int
-    expression: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,17 +289,6 @@ class InputReply:
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a rank says to what it was asked; ``error`` is empty when it worked."""
-
-    request: int
-    error: str = ""
-    parcel: JsonDict = field(default_factory=dict)
-    payload: JsonDict = field(default_factory=dict)
-
-
-Request = Push | Pull | Complete | Inspect | SendNamespace | JoinGroup | CollectFacts | SendTrace
 Command = RunCell | Regroup | Request | Shutdown | Interrupt | CancelRequest | InputReply
 Report = (
     Ready

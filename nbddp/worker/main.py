@@ -28,6 +28,7 @@ from nbddp.wire import messages as msg
 from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import NEWS, UP, RankStart, command_queue, control_queue
+from nbddp.wire.request_messages import Request
 from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers
 from nbddp.worker.cell.display import shorten_failure
@@ -238,7 +239,7 @@ class Rank:
                     self._run_cell(command)
                 case msg.Regroup() as command:
                     self._regrouper.regroup(command)
-                case command if isinstance(command, msg.Request):
+                case command if isinstance(command, Request):
                     self._answers.give(command)
         if self._group.backend == "nccl":
             self._group.leave()  # NCCL warns when its communicators are left to the end

@@ -21,9 +21,18 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import RequestError
 from nbddp.wire import payloads
 from nbddp.wire.function_sources import Pickler, loads_with_sources
-from nbddp.wire.heal_messages import JoinGroup, SendNamespace
-from nbddp.wire.messages import Answer, JsonDict, Pull, Push, Request
-from nbddp.wire.name_messages import CollectFacts, Complete, Inspect
+from nbddp.wire.messages import JsonDict
+from nbddp.wire.request_messages import (
+    Answer,
+    CollectFacts,
+    Complete,
+    Inspect,
+    JoinGroup,
+    Pull,
+    Push,
+    Request,
+    SendNamespace,
+)
 from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.cell.failure import error_text

@@ -31,8 +31,7 @@ from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.hang_detector import Heartbeat
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
-from nbddp.wire.heal_messages import JoinGroup
-from nbddp.wire.messages import Pull
+from nbddp.wire.request_messages import JoinGroup, Pull
 from nbddp.wire.trace_messages import TraceSteps
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes
-from nbddp.wire.heal_messages import MADE_BY_ALL
+from nbddp.wire.request_messages import MADE_BY_ALL
 
 SHOWN_PLACES = 20  # of those that got another number
 SHOWN_VALUES = 100  # of those that a rank has again, or that the user must set

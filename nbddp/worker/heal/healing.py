@@ -19,8 +19,8 @@ from torch import UntypedStorage
 from nbddp.errors import RequestError, format_ranks
 from nbddp.train.checkpoint.sharded import is_spread
 from nbddp.wire import payloads
-from nbddp.wire.heal_messages import JoinGroup, SendNamespace
-from nbddp.wire.messages import Answer, JsonDict, Regroup
+from nbddp.wire.messages import JsonDict, Regroup
+from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 from nbddp.worker.heal.environment import ProcessEnvironment
 from nbddp.worker.heal.namespace_transfer import UnpickleError, open_names, pack_names
 from nbddp.worker.heal.plain_values import HISTORY

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 
 from nbddp.formatting import with_article
 from nbddp.wire.function_sources import Pickler
-from nbddp.wire.heal_messages import MADE_BY_ALL
+from nbddp.wire.request_messages import MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.process_group.migration import OF_THE_GROUP
 from nbddp.worker.watch.namespace import names_of

@@ -22,8 +22,9 @@ from math import floor
 from typing import Protocol
 
 from nbddp.formatting import with_article
-from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Metrics, Output, Report
+from nbddp.wire.messages import URGENT, CellEnded, Display, Metrics, Output, Report
 from nbddp.wire.queues import QueueWriter
+from nbddp.wire.request_messages import Answer
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Future
-from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output
-from nbddp.wire.name_messages import Complete
+from nbddp.wire.messages import CellEnded, Command, Interrupt, Message, Output
+from nbddp.wire.request_messages import Answer, Complete
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")

@@ -30,7 +30,7 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
-from nbddp.wire.heal_messages import JoinGroup, SendNamespace
+from nbddp.wire.request_messages import Answer, Complete, JoinGroup, SendNamespace
 
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
@@ -216,7 +216,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
     def asks_a_question(self, rank: int) -> None:
-        ask = lambda number: msg.Complete(request=number, code="", cursor=0)  # noqa: E731
+        ask = lambda number: Complete(request=number, code="", cursor=0)  # noqa: E731
         self.asks("answer", self.session.send, rank, ask)
 
     @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
@@ -290,16 +290,16 @@ class AnyOrder(RuleBasedStateMachine):
         match rank.commands.popleft():
             case msg.RunCell(cell=cell):
                 rank.cell = cell
-            case msg.Complete(request=request):
-                self.posts(rank, msg.Answer(request=request))
+            case Complete(request=request):
+                self.posts(rank, Answer(request=request))
             case msg.Shutdown():
                 rank.handle.end(0)
             case SendNamespace(request=request):
                 error, parcel = self.heals_fail_for, self.link.put(b"")
-                given = msg.Answer(request=request, error=error, payload=NAMES, parcel=parcel)
+                given = Answer(request=request, error=error, payload=NAMES, parcel=parcel)
                 self.posts(rank, given)
             case JoinGroup(request=request):
-                self.posts(rank, msg.Answer(request=request, error=self.heals_fail_for))
+                self.posts(rank, Answer(request=request, error=self.heals_fail_for))
             case msg.Regroup() | msg.CancelRequest():
                 pass
 

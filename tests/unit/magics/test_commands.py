@@ -25,7 +25,7 @@ from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
-from nbddp.wire.messages import Push
+from nbddp.wire.request_messages import Push
 from nbddp.wire.trace_messages import TraceSteps
 
 start = Session.start

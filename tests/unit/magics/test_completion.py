@@ -15,7 +15,7 @@ from nbddp.magics.completion import Completion
 from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.sigint import Future
 from nbddp.train.faults.kinds import KINDS
-from nbddp.wire.name_messages import Complete
+from nbddp.wire.request_messages import Complete
 
 
 def answer(_rank: int, make: Callable[[int], Complete]) -> Future[Mock]:

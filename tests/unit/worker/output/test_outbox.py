@@ -16,6 +16,7 @@ from stops import stopped_everywhere
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.wire import messages as msg
+from nbddp.wire.request_messages import Answer
 from nbddp.worker.output import outbox as room
 from nbddp.worker.output.outbox import Outbox
 
@@ -326,7 +327,7 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     )
     outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
     outbox.post(replace(report(2), failure=failure))
-    outbox.post(msg.Answer(request=3, payload={"matches": [object()]}))
+    outbox.post(Answer(request=3, payload={"matches": [object()]}))
     outbox.start(*outbox._sources)
     outbox.close()
     [answer] = mail.urgent.posted
@@ -368,7 +369,7 @@ def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(mail: Ma
 
 NEWS = [
     msg.InterruptAcknowledged(cell=1),
-    msg.Answer(request=1),
+    Answer(request=1),
     msg.Ready(pid=1, device="cpu", backend="gloo", host="h"),
     msg.StartFailed(reason="r", traceback="t"),
 ]
