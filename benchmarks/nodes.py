@@ -24,7 +24,7 @@ import psutil
 from nbddp.errors import CellFailedError
 from nbddp.group import WorkerGroup
 from nbddp.group.node_pool import NodesSpec
-from nbddp.group.recovery import show
+from nbddp.group.recovery import show_cell
 from nbddp.record.cell import CellRequest
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
@@ -106,7 +106,7 @@ def measure(nodes: int, ranks: int, seconds: float) -> None:
         print(f"10 numbers/s: {cpu_share(me, seconds):5.1f} % of a core, with nobody looking")
         group.interrupt()
         with suppress(CellFailedError, KeyboardInterrupt):
-            show(group._group.session, handle, TextView(StreamTarget()))
+            show_cell(group._group.session, handle, TextView(StreamTarget()))
         group.run("pass", quiet=True)  # forms the process group
         trips = []
         for _ in range(20):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FEW = 4  # names that are shown of a list
+MAX_SHOWN = 4  # names that are shown of a list
 
 
 def plural(count: int, noun: str) -> str:
@@ -48,6 +48,6 @@ def format_few(names: Sequence[str], count: int = 0) -> str:
     >>> format_few(["a", "b"]), format_few(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c, d and 1 more')
     """
-    shown = ", ".join(names[:FEW])
-    more = (count or len(names)) - FEW
+    shown = ", ".join(names[:MAX_SHOWN])
+    more = (count or len(names)) - MAX_SHOWN
     return f"{shown} and {more} more" if shown and more > 0 else shown

@@ -26,7 +26,7 @@ MAX_CHARTS = 12  # of a figure, unless others are asked for
 
 logger = logging.getLogger("nbddp")
 
-FIRST_COLUMNS = ("time", "rank", "attempt", "step")
+LEADING_COLUMNS = ("time", "rank", "attempt", "step")
 
 
 class Run:
@@ -46,7 +46,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         is_folder = isinstance(path, Path) and os.path.isdir(path)  # noqa: PTH112 - never raises
         self.path = Path(path) if is_folder else find_run(os.fspath(path) or None, Path.cwd())
-        self._recorded = _open(self.path)
+        self._recorded = _read_run(self.path)
 
     def __repr__(self) -> str:
         cells = plural(len(self.cells), "cell")
@@ -101,7 +101,7 @@ class Run:
             column as ``metrics["loss"]``. The columns are ``time`` (seconds, as ``time.time()``),
             ``rank``, ``attempt``, ``step`` and the metrics, NaN where a row has none.
         """
-        names = dict.fromkeys((*FIRST_COLUMNS, *chain.from_iterable(self._rows)))
+        names = dict.fromkeys((*LEADING_COLUMNS, *chain.from_iterable(self._rows)))
         columns = {name: [row.get(name, math.nan) for row in self._rows] for name in names}
         if importlib.util.find_spec("pandas") is None:
             return columns
@@ -146,7 +146,7 @@ def runs(path: str | os.PathLike[str] = ".") -> list[Run]:
     Returns:
         Those that can be opened; the logger ``nbddp`` names the others.
     """
-    return list(chain.from_iterable(_opened(each) for each in runs_below(Path(path))))
+    return list(chain.from_iterable(_open_if_readable(each) for each in runs_below(Path(path))))
 
 
 def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
@@ -165,14 +165,14 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
     return render_text(comparison_report(comparison))
 
 
-def _opened(path: Path) -> Iterator[Run]:
+def _open_if_readable(path: Path) -> Iterator[Run]:
     try:
         yield Run(path)
     except RequestError as error:
         logger.warning("left out: %s", error)
 
 
-def _open(path: Path) -> StoredRun:
+def _read_run(path: Path) -> StoredRun:
     """The record, looked at as far as everything else builds on it.
 
     Raises:

@@ -13,12 +13,12 @@ from nbddp.checks.registry import Finding
 from nbddp.checks.source import CellSource
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.run_script import INSTEAD, script_text
+from nbddp.group.run_script import NOT_SCRIPTS, script_text
 from nbddp.record.cell import CellHandle, CellRequest
 
 logger = logging.getLogger(__name__)
 
-MAX_SOURCE = 50_000  # characters of a cell that is looked at unasked
+MAX_LENGTH = 50_000  # characters of a cell that is looked at unasked
 
 
 def check_script(name: str) -> list[Finding]:
@@ -30,7 +30,7 @@ def check_script(name: str) -> list[Finding]:
     Raises:
         RequestError: it cannot be read, or is no Python script, such as a notebook.
     """
-    if instead := INSTEAD.get(Path(name).suffix):
+    if instead := NOT_SCRIPTS.get(Path(name).suffix):
         raise RequestError(f"{name} is not checked as a script: {instead}")
     file = Path(name).expanduser()
     with script_text(file, name) as text:
@@ -89,7 +89,7 @@ class QuietChecks:
     def look(self, session: Session, handle: CellHandle) -> list[Finding]:
         """Return what is to be said under this cell of the session, which has ended."""
         result = handle.result
-        if result is None or handle.request.script or len(handle.request.source) > MAX_SOURCE:
+        if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
             return []
         ranks = {rank: RankFacts.read(each.facts) for rank, each in result.reports.items()}
         has_things = any(each.things for each in ranks.values())

@@ -22,10 +22,10 @@ _METHODS = (
 )
 
 
-def in_methods(text: str) -> str:
+def name_methods(text: str) -> str:
     """Name the methods that do what the magics of a text do; leave a magic that has none.
 
-    >>> in_methods("rank 1 is gone; `%ddp heal` replaces it, `%ddp restart --replay` ...")
+    >>> name_methods("rank 1 is gone; `%ddp heal` replaces it, `%ddp restart --replay` ...")
     'rank 1 is gone; `group.heal()` replaces it, `%ddp restart --replay` ...'
     """
     for magic, method in _METHODS:
@@ -37,19 +37,19 @@ def with_method_names(kind: type[T]) -> type[T]:
     """Have the public methods of a class raise errors that name methods."""
     for name, method in [*vars(kind).items()]:
         if isinstance(method, FunctionType) and not name.startswith("_"):
-            setattr(kind, name, _wrapped(method))
+            setattr(kind, name, _with_method_names(method))
     return kind
 
 
-def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_method_names(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except NbddpError as error:
-            error.args = (in_methods(str(error)),)
+            error.args = (name_methods(str(error)),)
             if isinstance(error, CellFailedError):
-                error.set_report(in_methods(error.report))
+                error.set_report(name_methods(error.report))
             raise
 
     return call

@@ -27,8 +27,8 @@ from nbddp.topology import TORCHRUN
 from nbddp.ui.wording import align_columns, format_seconds
 
 LOOPBACK = "127.0.0.1"
-_HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
-LOOK = 0.1  # seconds between two looks for agents of this machine that have ended
+_COLUMNS = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
+POLL_INTERVAL = 0.1  # seconds between two looks for agents of this machine that have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class NodePool:
         head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
         if self.door.refused:
             head += f" · {plural(self.door.refused, 'connection')} refused"
-        lines = align_columns([_HEAD, *map(self._row, nodes)])
+        lines = align_columns([_COLUMNS, *map(self._row, nodes)])
         gone = [
             f"{format_ranks(list(slot.ranks))} gone with node {slot.node.name}: "
             f"{slot.node.why_gone}"
@@ -260,7 +260,7 @@ class NodePool:
 
     def _await_change(self, seconds: float) -> None:
         with suppress(Empty):
-            self._changes.get(timeout=min(seconds, LOOK))
+            self._changes.get(timeout=min(seconds, POLL_INTERVAL))
 
     @property
     def _missing(self) -> int:

@@ -27,7 +27,7 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 
 
-def push_again(session: Session, pushed: PushRecord) -> None:
+def repeat_push(session: Session, pushed: PushRecord) -> None:
     """Send what was sent then, whatever became of it in this process."""
     _send(session, pushed, pushed.data(), RankRequests(session).chosen(pushed.ranks))
 

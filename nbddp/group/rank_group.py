@@ -28,7 +28,7 @@ from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import sigint_deferred, start_thread
 from nbddp.wire.request_messages import CollectFacts
 
-ELSEWHERE = (
+WRONG_PROCESS = (
     "this worker group belongs to process {}, which made it; a forked process can make its own"
 )
 
@@ -79,7 +79,7 @@ class RankGroup:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise RequestError(ELSEWHERE.format(self._pid))
+            raise RequestError(WRONG_PROCESS.format(self._pid))
 
     @property
     def life(self) -> Life:

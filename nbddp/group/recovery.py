@@ -10,7 +10,7 @@ from dataclasses import replace
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
-from nbddp.group.push_pull import push_again
+from nbddp.group.push_pull import repeat_push
 from nbddp.lifecycle.retries import (
     AttemptFailure,
     RecoveryMethod,
@@ -28,12 +28,12 @@ from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
 
-ENDED = "you asked to end it"
+ENDED_BY_USER = "you asked to end it"
 NO_RETRIES = Retries()
 
-FAILED = "a cell that had gone well failed when it was replayed"
-ENDED_EARLY = "the replay did not come to its end"
-WAY_OUT = "`%ddp restart --replay` does all of it again"
+REPLAY_FAILED = "a cell that had gone well failed when it was replayed"
+REPLAY_INCOMPLETE = "the replay did not come to its end"
+REPLAY_AGAIN = "`%ddp restart --replay` does all of it again"
 
 
 class Recovery:
@@ -91,7 +91,7 @@ class Recovery:
         before, self._view = self._view, self._display.view(self._session)
         if before is not None and handle.request.is_again:
             self._view.take_over(before)
-        return show(self._session, handle, self._view)
+        return show_cell(self._session, handle, self._view)
 
     def _hand_over(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         handle = self._session.submit(request, is_elastic=is_elastic)
@@ -147,7 +147,7 @@ class Recovery:
             setbacks: all failures of the cell; the last one gets the way that is taken.
             retries: how often.
         """
-        reason = ENDED if self._is_ended else why_stop(setbacks, retries)
+        reason = ENDED_BY_USER if self._is_ended else why_stop(setbacks, retries)
         way = None if reason else next_way(setbacks, retries)
         if way is not None:
             count = sum(each.way is way for each in setbacks[:-1]) + 1
@@ -244,20 +244,20 @@ class Recovery:
                     self._session.leave_undone(left)
                 said = f"done again: {describe_entries(again)}; "
                 said += f"not done again: {describe_entries(left)}"
-                self._display.say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")
+                self._display.say(f"{REPLAY_INCOMPLETE}; {said}; {REPLAY_AGAIN}")
 
     def _replay(self, deeds: Sequence[ReplayEntry]) -> CellResult | None:
         for number, deed in enumerate(deeds):
             self._done = number
             if self._is_ended:
-                raise _ended(number, len(deeds))
+                raise _replay_interrupted(number, len(deeds))
             if isinstance(deed, PushRecord):
-                push_again(self._session, deed)
+                repeat_push(self._session, deed)
                 continue
             result = self._run_unseen(replace(deed, purpose=Purpose.REPLAY, wants_value=False))
             if result.verdict is not None:
                 if not result.verdict.is_interrupt:
-                    self._display.say(FAILED)
+                    self._display.say(REPLAY_FAILED)
                 return result
         self._done = len(deeds)
         return None
@@ -269,13 +269,15 @@ class Recovery:
             handle = self._hand_over(request)
             for notice in handle.notices():
                 if isinstance(notice, InputRequest):  # nobody sees it
-                    self._session.answer(notice.rank, _answer_again(notice, typed))
+                    self._session.answer(notice.rank, _next_recorded_answer(notice, typed))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result
 
 
-def _answer_again(question: InputRequest, typed: list[tuple[int, InputReply]]) -> InputReply:
+def _next_recorded_answer(
+    question: InputRequest, typed: list[tuple[int, InputReply]]
+) -> InputReply:
     """Return the rank's next recorded answer; without one, let a debugger continue."""
     asked = question.asked
     for each in typed:
@@ -286,13 +288,13 @@ def _answer_again(question: InputRequest, typed: list[tuple[int, InputReply]]) -
     return InputReply(question=asked.question, text="c" if goes_on else "", is_end=not goes_on)
 
 
-def _ended(done: int, count: int) -> CellInterruptedError:
+def _replay_interrupted(done: int, count: int) -> CellInterruptedError:
     what = f"the replay was ended when {done} of {count} cells and pushes were done"
     way_out = "Every rank that lives keeps its names; the next cell works."
     return CellInterruptedError(what, rank=0, report=f"{what}\n{way_out}")
 
 
-def show(session: Session, handle: CellHandle, view: View) -> CellResult:
+def show_cell(session: Session, handle: CellHandle, view: View) -> CellResult:
     """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
     try:
         with session.taking_interrupts():

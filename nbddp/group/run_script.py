@@ -10,7 +10,7 @@ from pathlib import Path
 from nbddp.errors import RequestError
 from nbddp.wire.rank_start import Script
 
-INSTEAD = {
+NOT_SCRIPTS = {
     ".ipynb": "open it, and run its cells with %%ddp",
     ".sh": "run it with !bash",
 }
@@ -36,8 +36,8 @@ def find_script(
         file = cwd / Path(name).expanduser()
         if file.is_dir():
             raise RequestError(f"{name} is a folder: `%ddp run -m PACKAGE` runs a package")
-        if file.suffix in INSTEAD:
-            raise RequestError(f"{name} is no Python script: {INSTEAD[file.suffix]}")
+        if file.suffix in NOT_SCRIPTS:
+            raise RequestError(f"{name} is no Python script: {NOT_SCRIPTS[file.suffix]}")
         if not file.exists():
             raise RequestError(f"there is no {name} in {cwd}")
         with script_text(file, name) as text:
@@ -62,14 +62,14 @@ def script_text(file: Path, name: str) -> Iterator[str]:
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error.strerror}") from None
     except SyntaxError as error:  # a wrong encoding is one, too
-        raise RequestError(f"{name}: {explain(error)}") from None
+        raise RequestError(f"{name}: {describe_syntax_error(error)}") from None
     except ValueError as error:
         raise RequestError(f"{name} is no Python script: {error}") from None
     except (RecursionError, MemoryError):
         raise RequestError(f"{name} is nested too deeply for Python, or too large") from None
 
 
-def explain(error: SyntaxError) -> str:
+def describe_syntax_error(error: SyntaxError) -> str:
     """The line, and what is wrong in it."""
     if error.lineno is None:  # of the whole file, such as its encoding
         return str(error.msg)

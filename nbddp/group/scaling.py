@@ -120,10 +120,10 @@ class ScalingStudy:
             facts = read_facts(path)
             known["batch"] = facts.get("samples_per_step")
             self._devices = max(self._devices, tuple(facts.get("devices", ())), key=len)
-            steady = _steady(path)
+            steady = _steady_pace(path)
         if steady is not None:
             pace, steps = steady
-            known |= _shares(session, pace, steps)
+            known |= _time_shares(session, pace, steps)
             if facts.get("backend_used") == "nccl":
                 known["waiting"] = None  # NCCL: the timeline has the times of enqueueing
         ranks = session.snapshot().ranks
@@ -136,7 +136,7 @@ class ScalingStudy:
         )
 
 
-def _shares(session: Session, pace: float, steps: int) -> dict[str, float | None]:
+def _time_shares(session: Session, pace: float, steps: int) -> dict[str, float | None]:
     try:
         return shares(timeline_of(session, steps), pace)
     except RequestError as error:  # a rank died after the cell
@@ -144,7 +144,7 @@ def _shares(session: Session, pace: float, steps: int) -> dict[str, float | None
         return {}
 
 
-def _steady(path: Path) -> tuple[float, int] | None:
+def _steady_pace(path: Path) -> tuple[float, int] | None:
     """Return steps a second of the last cell, and how many; None if no steps are recorded."""
     try:
         recorded = StoredRun(path)

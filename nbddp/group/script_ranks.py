@@ -17,7 +17,7 @@ from nbddp.wire.rank_start import Script
 
 logger = logging.getLogger(__name__)
 
-DISARM = "__import__('nbddp').faults.disarm({!r})"
+DISARM_EXPRESSION = "__import__('nbddp').faults.disarm({!r})"
 
 
 class ScriptRanks:
@@ -119,6 +119,6 @@ class ScriptRanks:
         self._cells.note_struck(struck)
         if self._cells.life.state.is_ready and self._cells.life.alive:
             try:
-                pull(self._cells, DISARM.format(sorted(struck)))
+                pull(self._cells, DISARM_EXPRESSION.format(sorted(struck)))
             except RequestError as error:
                 logger.warning("%s may strike again in a cell: %s", ", ".join(struck), error)

@@ -20,7 +20,9 @@ from nbddp.record.waiting.collective_timeline import (
 )
 from nbddp.wire.request_messages import Pull
 
-ASK = "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
+DDP_TIMING_EXPRESSION = (
+    "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     told = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != told.cell
-    ended = _event_of(session, "cell ended", told.cell)
+    ended = _find_event(session, "cell ended", told.cell)
     went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
     until = time.time() if ended is None else ended.at
     at_end = () if went_well else unmet(told, until, is_over=is_over)
@@ -40,18 +42,22 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
         each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= until
     }
     line = build_timeline(told, collectives.straggler(), last=last, unmet=at_end, died=died)
-    begun = _event_of(session, "cell", told.cell)
+    begun = _find_event(session, "cell", told.cell)
     line = replace(line, is_over=is_over, cell=begun.facts["number"] if begun else told.cell)
-    return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line
+    return (
+        replace(line, overlaps=_collect_overlaps(session, told.began))
+        if not line.is_empty
+        else line
+    )
 
 
-def _event_of(session: Session, kind: str, cell: int) -> RunEvent | None:
+def _find_event(session: Session, kind: str, cell: int) -> RunEvent | None:
     """Return the event of a cell's beginning or end; None if it is not recorded."""
     events = (each for each in session.event_log.since(0.0) if each.kind == kind)
     return next((each for each in events if each.facts.get("id") == cell), None)
 
 
-def _overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
+def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     """What was measured since the cell began, give or take what nodes' clocks are apart."""
     if not session.life.state.is_ready:
         return ()
@@ -59,7 +65,8 @@ def _overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     try:
         link = session.require_link()
         answers = asking.ask(
-            asking.chosen(None), lambda number: Pull(request=number, expression=ASK)
+            asking.chosen(None),
+            lambda number: Pull(request=number, expression=DDP_TIMING_EXPRESSION),
         )
         told = {rank: link.unpack(answer.parcel) for rank, answer in answers.items()}
     except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop

@@ -18,8 +18,8 @@ from nbddp.record.trace import MOST_EVENTS, Trace, write
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 
-DIED = "it died"
-STOPPED = "the ranks are gone, and what they had traced with them"
+RANK_DIED = "it died"
+RANKS_STOPPED = "the ranks are gone, and what they had traced with them"
 
 
 def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Trace:
@@ -29,10 +29,12 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
     """
     folder = session.event_log.folder
     gone = [rank for rank in result.ranks if rank not in session.life.alive]
-    nothing = Trace(cell=result.prompt, asked=asked, ranks={}, missing=dict.fromkeys(gone, DIED))
+    nothing = Trace(
+        cell=result.prompt, asked=asked, ranks={}, missing=dict.fromkeys(gone, RANK_DIED)
+    )
     left = [rank for rank in result.ranks if rank not in gone]
     if folder is None or not left or not session.life.state.is_ready:
-        return replace(nothing, missing=dict.fromkeys(result.ranks, STOPPED))
+        return replace(nothing, missing=dict.fromkeys(result.ranks, RANKS_STOPPED))
     place = folder.path / "traces" / f"cell{result.prompt}"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,10 +43,10 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
         why = f"the trace cannot be written to {place}: {error.strerror or error}"
         return replace(nothing, missing={**dict.fromkeys(left, why), **nothing.missing})
     finally:
-        _clear(place)
+        _remove_parts(place)
 
 
-def _zero(session: Session, result: CellResult) -> int:
+def _cell_start(session: Session, result: CellResult) -> int:
     """The nanoseconds from which the file's times are counted: the cell's beginning."""
     began = time.time() - result.seconds
     for event in session.event_log.since(0.0):
@@ -57,7 +59,7 @@ def _collect(
     session: Session, result: CellResult, nothing: Trace, place: Path, ranks: Sequence[int]
 ) -> Trace:
     """Ask all ranks at once, and put together what they have."""
-    nodes, zero = session.launcher.nodes(), _zero(session, result)
+    nodes, zero = session.launcher.nodes(), _cell_start(session, result)
 
     def question(rank: int) -> Callable[[int], SendTrace]:
         ahead, _ = session.launcher.clock(rank)
@@ -80,7 +82,7 @@ def _collect(
         told = TraceSent(**outcome.payload)
         try:
             if not told.why:
-                _take_files(session, place, rank, outcome)
+                _write_files(session, place, rank, outcome)
         except RequestError as problem:
             told = replace(told, why=str(problem))
         if told.why:
@@ -98,7 +100,7 @@ def _collect(
     return replace(nothing, ranks=traced, path=path, folder=place, size=size, error=error)
 
 
-def _take_files(session: Session, place: Path, rank: int, answer: Answer) -> None:
+def _write_files(session: Session, place: Path, rank: int, answer: Answer) -> None:
     """Write down what a rank of another machine has sent."""
     if not answer.parcel:
         return
@@ -110,7 +112,7 @@ def _take_files(session: Session, place: Path, rank: int, answer: Answer) -> Non
             file.write(data)
 
 
-def _clear(place: Path) -> None:
+def _remove_parts(place: Path) -> None:
     """Leave only what is of use: the ranks' own files."""
     with suppress(OSError):  # somebody deletes it just now
         for part in [*place.glob("*.part"), *place.glob("*.tmp")]:

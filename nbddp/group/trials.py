@@ -26,7 +26,7 @@ from nbddp.ui.report.sweep import (
     sweep_report,
 )
 
-SEEDING = (
+SEED_SOURCE = (
     'torch.manual_seed(seed); __import__("random").seed(seed); '
     '__import__("numpy").random.seed(seed)'
 )
@@ -170,7 +170,7 @@ class TrialRunner:
         """Replay earlier cells and pushes, then push the values, which may replace their names."""
         seeding: list[ReplayEntry] = []
         if SEED in values:
-            seeding.append(CellRequest(source=SEEDING, execution_count=0, needs_group=None))
+            seeding.append(CellRequest(source=SEED_SOURCE, execution_count=0, needs_group=None))
             push(session, {SEED: values[SEED]})
         self._replay(session, [*seeding, *self.deeds])
         if values:

@@ -17,7 +17,7 @@ from nbddp.magics.notebook_state import NotebookState
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_NAMES_OF_RANKS = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
+_RANK_NAMES = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
 
 
 class _Extension:
@@ -31,8 +31,8 @@ class _Extension:
         self.notebook = NotebookState(shell)
         shell.register_magics(CellMagics(self.notebook), LineMagics(self.notebook))
         for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
-            shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
-        shell.events.register("post_run_cell", _explain_names_of_ranks)
+            shell.magics_manager.register_function(_refuse_below_first_line, "line", name)
+        shell.events.register("post_run_cell", _explain_rank_name)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self._debugger: Any = shell.debugger
@@ -62,7 +62,7 @@ class _Extension:
         self.notebook.auto.remove(shell)
         self._completion.remove(shell)
         shell.debugger = self._debugger  # type: ignore[method-assign]
-        shell.events.unregister("post_run_cell", _explain_names_of_ranks)
+        shell.events.unregister("post_run_cell", _explain_rank_name)
         for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
@@ -74,17 +74,17 @@ class _Extension:
         self.notebook.group.warm_up()
 
 
-def _explain_names_of_ranks(result: Any) -> None:
+def _explain_rank_name(result: Any) -> None:
     """Print a hint after a cell of the notebook that uses a name which only ranks have."""
     name = getattr(result.error_in_exec, "name", None)
-    if isinstance(result.error_in_exec, NameError) and name in _NAMES_OF_RANKS:
+    if isinstance(result.error_in_exec, NameError) and name in _RANK_NAMES:
         print(  # noqa: T201 - for the user
             f"nbddp: `{name}` is defined on the ranks, not in the notebook. Start the cell with "
             "`%%ddp`"
         )
 
 
-def _not_in_the_first_line(_line: str) -> NoReturn:
+def _refuse_below_first_line(_line: str) -> NoReturn:
     raise UsageError(
         "`%%ddp` and `%%local` must be on the first line of a cell. Move the lines above the "
         "command, comments included, below it"

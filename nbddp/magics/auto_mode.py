@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-MARK = "%%ddp --auto\n"
+AUTO_PREFIX = "%%ddp --auto\n"
 
 
 class AutoMode:
@@ -31,7 +31,7 @@ class AutoMode:
             return ["\n" if line is first else line for line in lines]
         steers = any(line.split()[:1] == ["%ddp"] for line in lines)
         stays = steers or first.startswith(("%%", "get_ipython()"))  # IPython itself makes such
-        return [MARK, *lines] if self.is_on and first and not stays else lines
+        return [AUTO_PREFIX, *lines] if self.is_on and first and not stays else lines
 
     def install(self, shell: InteractiveShell) -> None:
         """Have the shell ask for every cell."""

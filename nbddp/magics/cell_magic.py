@@ -17,13 +17,13 @@ from nbddp.archive.sweep_grid import grid
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export.script import Omitted
-from nbddp.group.run_script import explain
+from nbddp.group.run_script import describe_syntax_error
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
 from nbddp.group.trials import TrialRunner
-from nbddp.magics.after_failure import interrupted
+from nbddp.magics.interrupt_message import interrupt_error
 from nbddp.magics.notebook_state import NotebookState
-from nbddp.magics.parser import CELL, parse
+from nbddp.magics.parser import CELL, parse_line
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
 from nbddp.record.cell import CellRequest
 from nbddp.ui.report.timeline import timeline_report
@@ -44,12 +44,12 @@ class CellMagics(Magics):
         """Run the cell on every rank of the worker group."""
         before = self._notebook.group.life
         try:
-            args = parse(CELL, line)
+            args = parse_line(CELL, line)
             self._run_cell(args, cell, first_line=1 if args.auto else 2)
         except RequestError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
-            raise interrupted("%%ddp", before, self._notebook.group.life) from None
+            raise interrupt_error("%%ddp", before, self._notebook.group.life) from None
 
     ddp.__doc__ = CELL.format_help()  # `%%ddp?` shows it
 
@@ -58,7 +58,7 @@ class CellMagics(Magics):
         self._check_syntax(cell, first_line)
         notebook.check_ranks(args)
         values = notebook.values(args.push or ())
-        spec = replace(notebook.asked_spec(args), joins_group=not args.no_init)
+        spec = replace(notebook.requested_spec(args), joins_group=not args.no_init)
         request = CellRequest(
             source=cell,
             ranks=args.ranks,
@@ -90,7 +90,7 @@ class CellMagics(Magics):
         try:
             compile(source, "cell", "exec", _FLAGS)
         except SyntaxError as error:
-            raise UsageError(explain(error)) from None
+            raise UsageError(describe_syntax_error(error)) from None
 
     def _show_timeline(self, args: Namespace) -> None:
         """Who waited for whom, if that was asked for: of a cell that hung, above all."""

@@ -14,21 +14,21 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbddp.errors import RequestError
 from nbddp.export.script import PulledValue
 from nbddp.group.run_script import find_script
-from nbddp.magics.after_failure import interrupted
-from nbddp.magics.commands.diagnose import check, steer_trace
+from nbddp.magics.commands.diagnose import check, set_trace_steps
 from nbddp.magics.commands.export import export
-from nbddp.magics.commands.nodes import steer_nodes
+from nbddp.magics.commands.nodes import manage_nodes
 from nbddp.magics.commands.publish import publish_run
-from nbddp.magics.commands.runs import compare_runs, show_run, steer_runs
+from nbddp.magics.commands.runs import compare_runs, manage_runs, show_run
+from nbddp.magics.interrupt_message import interrupt_error
 from nbddp.magics.notebook_state import NotebookState
-from nbddp.magics.parser import command, help_text, parse
+from nbddp.magics.parser import command_parser, help_text, parse_line
 from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.report.timeline import timeline_report
 
 HELP = ("--help", "-h")  # only as the first word: the arguments of a script may have it too
-KEPT = (
+SCRIPT_RANKS_KEPT = (
     "nbddp: these are the ranks of the last script; `%ddp debug` looks into them until the next "
     "cell or script"
 )
@@ -58,29 +58,29 @@ class LineMagics(Magics):
             if name in HELP or rest.partition(" ")[0] in HELP:
                 name, rest = "help", "" if name in HELP else name
             name = name or "status"
-            args = parse(command(name), rest)
+            args = parse_line(command_parser(name), rest)
             args.line = rest
             return HANDLERS[name](notebook, args)
         except RequestError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
-            raise interrupted(f"%ddp {name}", before, notebook.group.life) from None
+            raise interrupt_error(f"%ddp {name}", before, notebook.group.life) from None
 
 
 def _status(notebook: NotebookState, _args: Namespace) -> None:
     scripts = notebook.group.scripts
     notebook.views.show_status(scripts.active)
     if scripts.are_kept:
-        notebook.views.say(KEPT)
+        notebook.views.say(SCRIPT_RANKS_KEPT)
 
 
 def _start(notebook: NotebookState, args: Namespace) -> None:
-    notebook.make_ready(replace(notebook.asked_spec(args), joins_group=True), fresh=False)
+    notebook.make_ready(replace(notebook.requested_spec(args), joins_group=True), fresh=False)
     notebook.views.show_status(notebook.group.session)
 
 
 def _restart(notebook: NotebookState, args: Namespace) -> None:
-    spec, begins_run = notebook.asked_spec(args), args.name is not None
+    spec, begins_run = notebook.requested_spec(args), args.name is not None
     if args.replay:
         notebook.restart_and_replay(spec, begins_run=begins_run)
     else:
@@ -102,7 +102,7 @@ def _run(notebook: NotebookState, args: Namespace) -> None:
     if not args.keep:
         notebook.run_script(request, args)
         return
-    with notebook.ready_for_cell(replace(notebook.asked_spec(args), joins_group=False), args):
+    with notebook.ready_for_cell(replace(notebook.requested_spec(args), joins_group=False), args):
         notebook.run(request, args)
 
 
@@ -170,7 +170,7 @@ HANDLERS: dict[str, Handler] = {
     "interrupt": _interrupt,
     "kill": lambda notebook, args: notebook.group.kill(args.rank),
     "heal": _heal,
-    "nodes": lambda notebook, args: notebook.views.say(f"nbddp: {steer_nodes(notebook, args)}"),
+    "nodes": lambda notebook, args: notebook.views.say(f"nbddp: {manage_nodes(notebook, args)}"),
     "fault": lambda notebook, args: notebook.arm(
         args.kind, rank=args.rank, step=args.step, factor=args.factor
     ),
@@ -179,10 +179,10 @@ HANDLERS: dict[str, Handler] = {
     "timeline": lambda notebook, args: notebook.views.show(
         timeline_report(notebook.group.timeline(args.last))
     ),
-    "trace": lambda notebook, args: notebook.views.say(f"nbddp: {steer_trace(notebook, args)}"),
+    "trace": lambda notebook, args: notebook.views.say(f"nbddp: {set_trace_steps(notebook, args)}"),
     "logs": _logs,
     "show": show_run,
-    "runs": steer_runs,
+    "runs": manage_runs,
     "compare": compare_runs,
     "publish": publish_run,
     "push": _push,

@@ -27,8 +27,8 @@ from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.refusals import unknown_rank, with_way_on
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
-from nbddp.magics.diary import Diary, omitted
-from nbddp.magics.option_values import ALL
+from nbddp.magics.export_log import ExportLog, omitted_cell
+from nbddp.magics.option_values import ALL_RANKS
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
@@ -65,7 +65,7 @@ class NotebookState:
         self.checks = QuietChecks()
         self.views = Presenter(shell, self.checks)
         self.publishing = LivePublishing(self.views.say)
-        self.diary = Diary(self.group.session)
+        self.diary = ExportLog(self.group.session)
         self.last_request: CellRequest | None = None
         self.went_well = False
         self.next_trace: TraceSteps | None = None
@@ -96,13 +96,13 @@ class NotebookState:
         """
         return int(self.shell.displayhook.prompt_count)
 
-    def asked_spec(self, args: Namespace) -> GroupSpec:
+    def requested_spec(self, args: Namespace) -> GroupSpec:
         """The group as what was written on the line asks for it.
 
         Raises:
             RequestError: its nodes are not here.
         """
-        spec, nodes = asked_spec(args, self.group.spec), self.group.nodes
+        spec, nodes = requested_spec(args, self.group.spec), self.group.nodes
         is_new = not self.group.is_live or getattr(args, "fresh", True)
         if nodes is None or args.nproc is not None or not is_new:
             return spec
@@ -168,7 +168,7 @@ class NotebookState:
         Raises:
             RequestError: a cell or another script runs, or the ranks cannot be had.
         """
-        spec = self.asked_spec(args)
+        spec = self.requested_spec(args)
         session = self.group.scripts.open()
         if not self.group.is_live:
             self.group.spec = replace(spec, name=self.group.spec.name)
@@ -221,7 +221,7 @@ class NotebookState:
         with sigint_deferred():  # a cell that nobody follows could not be waited for
             handle = recovery.begin(request, retries)
             self.next_trace = None
-            self._background = _in_background(lambda: follow(handle))
+            self._background = _follow_in_background(lambda: follow(handle))
         return None
 
     def run_trial(
@@ -242,7 +242,7 @@ class NotebookState:
     def _as_asked(
         self, request: CellRequest, args: Namespace, session: Session
     ) -> tuple[CellRequest, Retries]:
-        stopped = session.life.everybody if args.break_ranks == ALL else args.break_ranks
+        stopped = session.life.everybody if args.break_ranks == ALL_RANKS else args.break_ranks
         traced = args.trace or self.next_trace
         request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
         self.last_request, self.went_well = request, False
@@ -253,7 +253,7 @@ class NotebookState:
     def _conclude(self, result: CellResult, session: Session, request: CellRequest) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
         traced, self.went_well = None, result.is_ok
-        if left_out := omitted(request, result):
+        if left_out := omitted_cell(request, result):
             self.diary.note(left_out)
         if request.trace is not None:
             traced = collect_trace(session, result, request.trace)
@@ -267,8 +267,8 @@ class NotebookState:
         elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
             can_heal = life.gone and life.alive
             self.views.offer(
-                restart=partial(_attempt, self._restart),
-                heal=partial(_attempt, lambda: str(self.heal())) if can_heal else None,
+                restart=partial(_try_action, self._restart),
+                heal=partial(_try_action, lambda: str(self.heal())) if can_heal else None,
             )
         return traced
 
@@ -377,7 +377,7 @@ class NotebookState:
         return {name: self.shell.user_ns[name] for name in names}
 
 
-def _in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
+def _follow_in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
     """Follow a cell on a thread whose output stays in the notebook cell that began it."""
     outcome: Future[Outcome] = Future()
 
@@ -394,7 +394,7 @@ def _in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
     return outcome
 
 
-def _attempt(act: Callable[[], str]) -> str:
+def _try_action(act: Callable[[], str]) -> str:
     """Return what a button did, or why it could not."""
     try:
         return act()
@@ -404,7 +404,7 @@ def _attempt(act: Callable[[], str]) -> str:
         return "interrupted"
 
 
-def asked_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
+def requested_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
     """Return ``base`` with the options of the line."""
     changes = {name: value for name in _START_OPTIONS if (value := getattr(args, name)) is not None}
     if "env" in changes:
@@ -424,8 +424,8 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
         if name != "name" and getattr(asked, name) != getattr(current, name)
     ]
     if changed:
-        said = ", ".join(f"{name} {_shown(getattr(current, name))}" for name in changed)
-        flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
+        said = ", ".join(f"{name} {_format_value(getattr(current, name))}" for name in changed)
+        flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)
         first = f"{format_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
             f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
@@ -433,7 +433,7 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
         )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items()) or "none"
     if isinstance(value, tuple):

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from nbddp.archive.sweep_grid import Swept
 from nbddp.wire.trace_messages import TraceSteps
 
-YEAR = 365 * 86400
-ALL = (-1,)  # ranks, however many there are
+MAX_SECONDS = 365 * 86400
+ALL_RANKS = (-1,)  # ranks, however many there are
 MAX_STEP = 10**12
 MAX_NUMBER = 9999  # a typing error must not make a list of a billion
 _GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
@@ -23,7 +23,7 @@ _PICTURES = (".pdf", ".png", ".svg")
 T = TypeVar("T")
 
 
-def expecting(
+def option_type(
     what: str, read: Callable[[str], T], is_valid: Callable[[T], bool] = lambda _value: True
 ) -> Callable[[str], T]:
     """Return a type that reads a text with ``read``, which raises ValueError, and checks it."""
@@ -38,7 +38,7 @@ def expecting(
     return convert
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     """Read a number without sign, blanks and underscores."""
     if not text.isdecimal():
         raise ValueError
@@ -48,21 +48,23 @@ def _whole(text: str) -> int:
 def whole_number(least: int, most: int = MAX_STEP) -> Callable[[str], int]:
     """Return a type for whole numbers from ``least`` to ``most``."""
     end = "" if most == MAX_STEP else f" to {most}"
-    return expecting(
-        f"a whole number from {least}{end}", _whole, lambda value: least <= value <= most
+    return option_type(
+        f"a whole number from {least}{end}", _whole_number, lambda value: least <= value <= most
     )
 
 
 count = whole_number(0)
 positive_int = whole_number(1)
 port_number = whole_number(1, 65535)
-seconds = expecting("seconds above 0 and up to a year", float, lambda value: 0 < value <= YEAR)
+seconds = option_type(
+    "seconds above 0 and up to a year", float, lambda value: 0 < value <= MAX_SECONDS
+)
 
 
 def _pair(text: str, separator: str) -> tuple[int, int]:
     """Read two numbers, or a single one as both."""
     first, found, last = text.partition(separator)
-    return _whole(first), _whole(last if found else first)
+    return _whole_number(first), _whole_number(last if found else first)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -75,8 +77,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-numbers = expecting("numbers like 0,2 or 0-3", _numbers)
-world_sizes = expecting(
+numbers = option_type("numbers like 0,2 or 0-3", _numbers)
+world_sizes = option_type(
     "two or more numbers of ranks like 1,2,4",
     _numbers,
     lambda found: 0 not in found and len(found) > 1,
@@ -85,7 +87,7 @@ world_sizes = expecting(
 
 def numbers_or_all(text: str) -> tuple[int, ...]:
     """Read numbers and ranges, or ``all``."""
-    return ALL if text == "all" else numbers(text)
+    return ALL_RANKS if text == "all" else numbers(text)
 
 
 def _gpus(text: str) -> tuple[int | str, ...]:
@@ -94,7 +96,7 @@ def _gpus(text: str) -> tuple[int | str, ...]:
     return parts if all(map(_GPU_NAME.fullmatch, parts)) else _numbers(text)
 
 
-gpus = expecting("GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c", _gpus)
+gpus = option_type("GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c", _gpus)
 
 
 def _steps(text: str) -> TraceSteps:
@@ -102,19 +104,19 @@ def _steps(text: str) -> TraceSteps:
     return TraceSteps(first=first, last=last)
 
 
-step_range = expecting(
+step_range = option_type(
     "a step like 10, or steps from the first to the last like 10:15",
     _steps,
     lambda steps: steps.first <= steps.last < MAX_STEP,
 )
-node_range = expecting(
+node_range = option_type(
     "a number of nodes, or MIN:MAX with MIN up to MAX",
     lambda text: _pair(text, ":"),
     lambda pair: 1 <= pair[0] <= pair[1],
 )
 
-name = expecting("a name like losses", str, str.isidentifier)
-names = expecting(
+name = option_type("a name like losses", str, str.isidentifier)
+names = option_type(
     "names like a,b",
     lambda text: tuple(part.strip() for part in text.split(",")),
     lambda found: all(map(str.isidentifier, found)),
@@ -126,8 +128,8 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-variable = expecting("NAME=VALUE", _variable, lambda pair: pair[0].isidentifier())
-picture_file = expecting(
+variable = option_type("NAME=VALUE", _variable, lambda pair: pair[0].isidentifier())
+picture_file = option_type(
     "a file like figure.pdf, .png or .svg",
     lambda text: Path(text).expanduser(),
     lambda path: path.suffix.lower() in _PICTURES,
@@ -151,13 +153,13 @@ def _literal(text: str) -> Any:
         return text
 
 
-swept = expecting("a name and values like lr=0.1,0.01", _swept, all)
+swept = option_type("a name and values like lr=0.1,0.01", _swept, all)
 
 
-def unquoted(expression: str) -> str:
+def without_quotes(expression: str) -> str:
     """Strip the quotes that a shell would have taken off, and IPython's semicolon.
 
-    >>> unquoted(" 'rank + 1' "), unquoted("d['a'];")
+    >>> without_quotes(" 'rank + 1' "), without_quotes("d['a'];")
     ('rank + 1', "d['a']")
     """
     text = expression.strip().removesuffix(";").rstrip()

@@ -32,9 +32,9 @@ from nbddp.magics.option_values import (
     seconds,
     step_range,
     swept,
-    unquoted,
     variable,
     whole_number,
+    without_quotes,
     world_sizes,
 )
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
@@ -43,7 +43,7 @@ from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN as SHOWN_RUNS
 
 _TRACKER = f"{', '.join(TRACKERS)}; with a project or folder: wandb:digits"
-ALIKE = 0.7  # share of letters that a wrong word has in common with what was meant
+MIN_SIMILARITY = 0.7  # share of letters that a wrong word has in common with what was meant
 _Formatter = partial(RawDescriptionHelpFormatter, max_help_position=28, width=100)
 
 
@@ -381,14 +381,14 @@ add("command", "show the options of this command", nargs="?")
 COMMANDS: dict[str, MagicParser] = _COMMANDS.choices
 
 # which options an option needs one of, and which cannot be combined
-_NEEDS = {
+_REQUIRED = {
     "start_over": ("sweep", "repeat"),
     "weak": ("scale",),
     "rounds": ("scale",),
     "memory": ("steps",),
 }
 _TRIALS = ("sweep", "repeat", "scale")
-_APART = (
+_CONFLICTS = (
     (("out",), ("no_wait",), "fetch the value with `%ddp pull` later"),
     (("timeline",), ("no_wait",), "use `%ddp timeline` later"),
     (_TRIALS, ("no_wait",), "it returns when all runs are done; the stop button ends them"),
@@ -400,7 +400,7 @@ _APART = (
 )
 
 
-def command(name: str) -> MagicParser:
+def command_parser(name: str) -> MagicParser:
     """Return the parser of a command.
 
     Raises:
@@ -410,7 +410,7 @@ def command(name: str) -> MagicParser:
         return COMMANDS[name]
     if flag := _cell_option(name):
         meant = f"`{flag}` is an option of a cell: `%%ddp {flag}`; `%ddp help {name}` explains it"
-    elif close := get_close_matches(name, COMMANDS, n=1, cutoff=ALIKE):
+    elif close := get_close_matches(name, COMMANDS, n=1, cutoff=MIN_SIMILARITY):
         meant = f"did you mean `%ddp {close[0]}`?"
     else:
         meant = f"the commands are: {', '.join(COMMANDS)}"
@@ -425,7 +425,7 @@ def help_text(name: str | None) -> str:
     """
     flag = _cell_option(name or "")
     if name is None or name in COMMANDS or not flag:
-        return (LINE if name is None else command(name)).format_help()
+        return (LINE if name is None else command_parser(name)).format_help()
     formatter = CELL._get_formatter()
     formatter.start_section("an option of %%ddp")
     formatter.add_arguments([each for each in CELL._actions if flag in each.option_strings])
@@ -438,7 +438,7 @@ def _cell_option(name: str) -> str:
     return flag if flag in CELL.options() else ""
 
 
-def parse(parser: MagicParser, line: str) -> Namespace:
+def parse_line(parser: MagicParser, line: str) -> Namespace:
     """Read the line of a command, or of ``%%ddp``.
 
     Raises:
@@ -454,17 +454,17 @@ def parse(parser: MagicParser, line: str) -> Namespace:
             f"{error} in {line!r}; put text that contains a quotation mark into quotation marks of "
             'the other kind: "it\'s the best"'
         ) from None
-    args = _read(parser, words)
+    args = _parse_words(parser, words)
     _check_combinations(args)
     return args
 
 
 def _check_combinations(args: Namespace) -> None:
     given = {name for name, value in vars(args).items() if value}
-    for option, needed in _NEEDS.items():
+    for option, needed in _REQUIRED.items():
         if option in given and not given & {*needed}:
             raise UsageError(f"{_flag(option)} needs {' or '.join(map(_flag, needed))}")
-    for some, others, instead in _APART:
+    for some, others, instead in _CONFLICTS:
         for one, other in product(some, others):
             if {one, other} <= given:
                 raise UsageError(f"{_flag(one)} and {_flag(other)} cannot be combined: {instead}")
@@ -477,21 +477,21 @@ def _flag(option: str) -> str:
 def _parse_pull(parser: MagicParser, line: str) -> Namespace:
     """Leave the quotes and spaces of the expression to Python."""
     option = re.search(r"(?:^|\s)--rank[\s=]+(\S+)", line)
-    expression = unquoted(line.replace(option.group(), " ", 1) if option else line)
+    expression = without_quotes(line.replace(option.group(), " ", 1) if option else line)
     placeholder = ["x"] if expression else []
-    args = _read(parser, [*placeholder, *(("--rank", option[1]) if option else ())])
+    args = _parse_words(parser, [*placeholder, *(("--rank", option[1]) if option else ())])
     args.expression = expression
     return args
 
 
-def _read(parser: MagicParser, words: Sequence[str]) -> Namespace:
+def _parse_words(parser: MagicParser, words: Sequence[str]) -> Namespace:
     if any(each.nargs == REMAINDER for each in parser._actions):
         args, unknown = parser.parse_known_args(words)
     else:  # reads an optional argument also behind an option
         args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         options = parser.options()
-        close = get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=ALIKE)
+        close = get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=MIN_SIMILARITY)
         known = f"did you mean {close[0]}?" if close else f"the options are: {', '.join(options)}"
         quote = "" if unknown[0].startswith("-") else "put a value with spaces into quotes; "
         hint = f"{quote}{known}" if options else "the command has no options"

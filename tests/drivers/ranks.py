@@ -15,7 +15,7 @@ from nbddp.controller.session import Session
 from nbddp.group.display import TextDisplay
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.rank_group import RankGroup
-from nbddp.group.recovery import Recovery, show
+from nbddp.group.recovery import Recovery, show_cell
 from nbddp.group.run_script import find_script
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.trace import collect_trace
@@ -154,7 +154,7 @@ class Ranks(WorkerGroup):
     def finish(self, handle: CellHandle) -> CellResult:
         """Print what a cell, or a script, prints until it ends."""
         session = self.scripts.recent
-        result = show(session, handle, TextView(StreamTarget()))
+        result = show_cell(session, handle, TextView(StreamTarget()))
         if handle.request.has_own_ranks:
             self.scripts.end(session, result)
         return result
@@ -191,7 +191,7 @@ class Ranks(WorkerGroup):
                 watch(self.said)
 
         view = Watching(StreamTarget())
-        show(self.session, self.begin(source), view).raise_for_failure()
+        show_cell(self.session, self.begin(source), view).raise_for_failure()
 
     def before_next_cell(self, act: Callable[[], object]) -> None:
         submit = self.session.submit

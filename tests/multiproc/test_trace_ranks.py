@@ -215,7 +215,7 @@ def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> N
     )
     trace, result = run(group, source, 2, 5)
     assert not result.is_ok
-    assert trace.missing == {1: tracing.DIED}
+    assert trace.missing == {1: tracing.RANK_DIED}
     assert list(trace.ranks) == [0]
     assert trace.path is not None
     assert "rank 1" in shown(trace)
@@ -228,7 +228,7 @@ def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
     trace = group.trace(result, asked)
     assert (trace.path, {*trace.missing}) == (None, {0, 1})
     group.stop()
-    assert tracing.STOPPED in shown(group.trace(result, asked))
+    assert tracing.RANKS_STOPPED in shown(group.trace(result, asked))
 
 
 @pytest.mark.full

@@ -28,7 +28,7 @@ def check(notebook: NotebookState, args: Namespace) -> None:
     if args.explain is not None:
         notebook.views.say(explain(rule_of(args.explain)) if args.explain else checklist())
         return
-    findings, what = _look(notebook, args.script)
+    findings, what = _find_mistakes(notebook, args.script)
     wrong = [each for each in findings if not each.is_fact]
     if args.strict and wrong:
         report = render_text(findings_report(wrong, what))
@@ -37,7 +37,7 @@ def check(notebook: NotebookState, args: Namespace) -> None:
     notebook.views.show(findings_report(findings, what))
 
 
-def _look(notebook: NotebookState, script: str | None) -> tuple[list[Finding], str]:
+def _find_mistakes(notebook: NotebookState, script: str | None) -> tuple[list[Finding], str]:
     if script is not None:
         return check_script(script), script
     if notebook.last_request is None:
@@ -53,19 +53,19 @@ def _look(notebook: NotebookState, script: str | None) -> tuple[list[Finding], s
     return findings, f"cell [{number}]"
 
 
-def steer_trace(notebook: NotebookState, args: Namespace) -> str:
+def set_trace_steps(notebook: NotebookState, args: Namespace) -> str:
     """Set or cancel which steps are traced; return a sentence about it."""
     if args.off:
         before, notebook.next_trace = notebook.next_trace, None
         return NO_TRACE if before is None else "the next cell is not traced"
     if args.steps is not None:
         notebook.next_trace = replace(args.steps, with_memory=args.memory)
-        return _say_steps(notebook.next_trace)
+        return _describe_steps(notebook.next_trace)
     if notebook.next_trace is None:
         return NO_TRACE
-    return f"{_say_steps(notebook.next_trace)}; `%ddp trace --off` takes that back"
+    return f"{_describe_steps(notebook.next_trace)}; `%ddp trace --off` takes that back"
 
 
-def _say_steps(steps: TraceSteps) -> str:
+def _describe_steps(steps: TraceSteps) -> str:
     memory = ", with memory" if steps.with_memory else ""
     return f"the next cell is traced: {steps}{memory}"

@@ -12,7 +12,7 @@ from nbddp.export.script import ExportedScript, ExportInput, write_script
 from nbddp.export.slurm import sbatch
 from nbddp.magics.notebook_state import NotebookState
 
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
 def export(notebook: NotebookState, args: Namespace) -> str:
@@ -42,21 +42,21 @@ def export(notebook: NotebookState, args: Namespace) -> str:
         )
         text = sbatch(path.stem, command, nproc=group.spec.nproc, has_gpus=has_gpus)
         files[job] = text.encode()
-    _write(files, replaces=args.force)
-    return _say(script, list(files))
+    _write_files(files, replaces=args.force)
+    return _describe_export(script, list(files))
 
 
 def _check_name(path: Path) -> None:
     """A script's folder is the first that modules are looked for in."""
     file = getattr(sys.modules.get(path.stem), "__file__", None) or ""
-    is_installed = bool(_INSTALLED & set(Path(file).parts)) or path.stem == "nbddp"
+    is_installed = bool(_PACKAGE_FOLDERS & set(Path(file).parts)) or path.stem == "nbddp"
     if path.stem in sys.stdlib_module_names or is_installed:
         raise RequestError(
             f"{path.name} would stand in the way of the module {path.stem}: give it another name"
         )
 
 
-def _write(files: dict[Path, bytes], *, replaces: bool) -> None:
+def _write_files(files: dict[Path, bytes], *, replaces: bool) -> None:
     there = [str(path) for path in files if path.exists()]
     if there and not replaces:
         raise RequestError(f"{', '.join(there)}: there already; `--force` replaces what is there")
@@ -67,7 +67,7 @@ def _write(files: dict[Path, bytes], *, replaces: bool) -> None:
             raise RequestError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _say(script: ExportedScript, files: list[Path]) -> str:
+def _describe_export(script: ExportedScript, files: list[Path]) -> str:
     lines = [f"wrote {', '.join(map(str, files))}; run it with", f"    {script.command}"]
     lines += [f"    sbatch {each}" for each in files if each.suffix == ".sbatch"]
     if script.remarks:

@@ -13,23 +13,23 @@ from nbddp.magics.notebook_state import NotebookState
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.nodes.stale_files import left_open
 
-JOB = Path("nbddp-nodes.sbatch")
-COMING_BACK = 10.0  # seconds: nodes look twice a second for a notebook that is gone
-UNREACHED = (
+JOB_FILE = Path("nbddp-nodes.sbatch")
+REJOIN_TIMEOUT = 10.0  # seconds: nodes look twice a second for a notebook that is gone
+LOOPBACK_UNREACHABLE = (
     "a job's machines do not reach 127.0.0.1: open the door with --host and the address of this "
     "machine in the cluster's network"
 )
-CLOSED = (
+NOT_LISTENING = (
     "no nodes can join: all ranks are on this machine; `%ddp nodes --nnodes 2 --nproc-per-node 8 "
     "--host ADDRESS` lets nodes join, `%ddp nodes --local 2` starts two nodes here, to try it"
 )
-OPEN = (
+ALREADY_LISTENING = (
     "this notebook has an open door: `%ddp nodes` lists who is there; after `%ddp stop`, which "
     "sends them home, it can take back what another one has left"
 )
 
 
-def steer_nodes(notebook: NotebookState, args: Namespace) -> str:
+def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
     """Do what the options say; return what to tell the user.
 
     Raises:
@@ -37,20 +37,20 @@ def steer_nodes(notebook: NotebookState, args: Namespace) -> str:
     """
     if args.rejoin is not None:
         return _rejoin(notebook, args)
-    said = _open(notebook, args)
+    said = _listen(notebook, args)
     nodes = notebook.group.nodes
     if nodes is None:
         if args.leave or args.wait:
-            raise RequestError(CLOSED)
-        return CLOSED
+            raise RequestError(NOT_LISTENING)
+        return NOT_LISTENING
     if args.leave:
         return nodes.leave(args.leave)
     if args.slurm:
         if nodes.door.join.address == LOOPBACK:
-            raise RequestError(UNREACHED)
+            raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
-        JOB.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
-        said = f"wrote {JOB}: `!sbatch {JOB}`; the ranks appear when the job starts"
+        JOB_FILE.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
+        said = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)
         are = "1 node is" if args.local == 1 else f"{args.local} nodes are"
@@ -60,19 +60,19 @@ def steer_nodes(notebook: NotebookState, args: Namespace) -> str:
     return said or nodes.table()
 
 
-def _open(notebook: NotebookState, args: Namespace) -> str:
+def _listen(notebook: NotebookState, args: Namespace) -> str:
     """Open a door if options describe one, or if another option needs one that is not there."""
     is_new = args.nnodes or args.nproc_per_node or args.host or args.port or args.orphan_timeout
     needs_one = notebook.group.nodes is None and (args.local or args.slurm)
     if args.leave or not (is_new or needs_one):
         return ""
-    spec = _spec(args)
+    spec = _nodes_spec(args)
     if args.slurm and spec.host == LOOPBACK:
-        raise RequestError(UNREACHED)
+        raise RequestError(LOOPBACK_UNREACHABLE)
     return notebook.group.open_nodes(spec).opened()
 
 
-def _spec(args: Namespace) -> NodesSpec:
+def _nodes_spec(args: Namespace) -> NodesSpec:
     least, most = args.nnodes or (args.local or 1, args.local or 1)
     return NodesSpec(
         host=args.host or LOOPBACK,
@@ -86,7 +86,7 @@ def _spec(args: Namespace) -> NodesSpec:
 
 def _rejoin(notebook: NotebookState, args: Namespace) -> str:
     if notebook.group.nodes is not None:
-        raise RequestError(OPEN)
+        raise RequestError(ALREADY_LISTENING)
     join = left_open(args.rejoin)
-    spec = replace(_spec(args), host=join.address, port=join.port)
-    return notebook.group.take_back(spec, join, args.wait or COMING_BACK)
+    spec = replace(_nodes_spec(args), host=join.address, port=join.port)
+    return notebook.group.take_back(spec, join, args.wait or REJOIN_TIMEOUT)

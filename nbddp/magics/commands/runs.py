@@ -20,7 +20,7 @@ from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.stored_run import run_report
 
 
-def steer_runs(notebook: NotebookState, args: Namespace) -> None:
+def manage_runs(notebook: NotebookState, args: Namespace) -> None:
     """List the runs, or remove or note what the first word says.
 
     Raises:
@@ -29,20 +29,22 @@ def steer_runs(notebook: NotebookState, args: Namespace) -> None:
     word, *rest = args.run or [""]
     current, base = notebook.current_run, Path.cwd()
     if word == "rm":
-        paths = apart(_named("rm", rest, current))
+        paths = apart(_find_runs("rm", rest, current))
         for path in paths:
             remove(path, current=current)
         names = ", ".join(path.name for path in paths)
         notebook.views.say(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
     elif word == "note":
-        [path] = _named("note", rest[:1], current)
-        notebook.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")
+        [path] = _find_runs("note", rest[:1], current)
+        notebook.views.say(
+            f"nbddp: {path.name}: {_write_or_read_note(path, rest[1:], args) or 'no note'}"
+        )
     else:
         listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
         notebook.views.show(run_list_report(listing, most=args.number))
 
 
-def _note(path: Path, words: list[str], args: Namespace) -> str:
+def _write_or_read_note(path: Path, words: list[str], args: Namespace) -> str:
     """Write a note if one was given; return the note of the run."""
     note = " ".join(words).strip()
     if words and bool(note) == args.off:
@@ -52,17 +54,17 @@ def _note(path: Path, words: list[str], args: Namespace) -> str:
     return read_note(path)
 
 
-def _named(act: str, names: list[str], current: Path | None) -> list[Path]:
+def _find_runs(act: str, names: list[str], current: Path | None) -> list[Path]:
     if not names:
         raise RequestError(f"which run? `%ddp runs {act} NAME`; `%ddp runs` lists them")
     base = Path.cwd()
     return [
-        _damaged(name, base) or find_run(name, base, current=current, is_unique=True)
+        _folder_named(name, base) or find_run(name, base, current=current, is_unique=True)
         for name in names
     ]
 
 
-def _damaged(name: str, base: Path) -> Path | None:
+def _folder_named(name: str, base: Path) -> Path | None:
     """Return the folder of exactly this name, even if no run can be read in it."""
     path = base / ".nbddp" / "runs" / name
     try:

@@ -24,7 +24,7 @@ from nbddp.archive.scaling import (
     steady_pace,
 )
 from nbddp.charts.figure import draw_scaling, png_of
-from nbddp.magics.parser import CELL, parse
+from nbddp.magics.parser import CELL, parse_line
 from nbddp.record.waiting.collective_history import MatchedCollective
 from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline
 from nbddp.ui.report.render import render_html, render_text
@@ -33,7 +33,7 @@ from nbddp.wire.collective import Collective
 
 
 def cell(line: str) -> Namespace:
-    return parse(CELL, line)
+    return parse_line(CELL, line)
 
 
 def size(ranks: int, *paces: float, **facts: Any) -> WorldSizeResult:

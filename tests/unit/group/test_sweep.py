@@ -34,7 +34,7 @@ from nbddp.archive.sweep_grid import (
 from nbddp.errors import ArgumentError
 from nbddp.group.sweep import assigned_before_use
 from nbddp.magics.option_values import swept
-from nbddp.magics.parser import CELL, parse
+from nbddp.magics.parser import CELL, parse_line
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.ui.report.render import render_html, render_text
@@ -51,7 +51,7 @@ from nbddp.wire.function_sources import dumps
 
 
 def cell(line: str) -> Namespace:
-    return parse(CELL, line)
+    return parse_line(CELL, line)
 
 
 def rows_of(*states: State) -> list[SweepEntry]:

@@ -16,9 +16,9 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.magics.line_magic import HANDLERS
-from nbddp.magics.notebook_state import asked_spec, check_unchanged
+from nbddp.magics.notebook_state import check_unchanged, requested_spec
 from nbddp.magics.option_values import (
-    YEAR,
+    MAX_SECONDS,
     count,
     names,
     numbers,
@@ -27,12 +27,12 @@ from nbddp.magics.option_values import (
     step_range,
     variable,
 )
-from nbddp.magics.parser import CELL, COMMANDS, command, help_text, parse
+from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
 from nbddp.wire.trace_messages import TraceSteps
 
 
 def cell(line: str) -> Namespace:
-    return parse(CELL, line)
+    return parse_line(CELL, line)
 
 
 def accepted(line: str) -> dict[str, Any]:
@@ -111,18 +111,18 @@ READ: tuple[tuple[str, str, dict[str, object]], ...] = (
 
 def test_a_command_is_understood() -> None:
     for name, line, found in READ:
-        assert vars(parse(COMMANDS[name], line)) == found, f"{name} {line}"
+        assert vars(parse_line(COMMANDS[name], line)) == found, f"{name} {line}"
 
 
 def test_what_is_a_scripts_own_is_left_as_it_is() -> None:
-    args = parse(COMMANDS["run"], "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
+    args = parse_line(COMMANDS["run"], "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
 
 
 @pytest.mark.parametrize("name", ["start", "restart"])
 def test_a_start_takes_the_options_that_say_how(name: str) -> None:
-    args = vars(parse(COMMANDS[name], "--nproc 3 --backend gloo --env A=1 --grace 1"))
+    args = vars(parse_line(COMMANDS[name], "--nproc 3 --backend gloo --env A=1 --grace 1"))
     assert (args["nproc"], args["backend"], args["env"], args["grace"]) == (
         3,
         "gloo",
@@ -164,7 +164,7 @@ def test_a_wrong_option_is_one_line_that_says_what_is_allowed(snapshot: Snapshot
     said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
     for name, lines in REFUSED_COMMANDS:
         said |= {
-            f"%ddp {name} {line}": refusal(UsageError, parse, COMMANDS[name], line)
+            f"%ddp {name} {line}": refusal(UsageError, parse_line, COMMANDS[name], line)
             for line in lines
         }
     assert said == snapshot
@@ -183,7 +183,7 @@ def test_a_command_that_does_not_exist_is_refused_with_the_one_that_was_meant(
     snapshot: SnapshotAssertion,
 ) -> None:
     words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
-    assert {word: refusal(UsageError, command, word) for word in words} == snapshot
+    assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
 
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
@@ -250,7 +250,7 @@ def test_every_type_takes_a_text_or_refuses_it_by_name(
     assert not said or said.endswith(f", got {text!r}")
 
 
-@given(st.integers(1, YEAR))
+@given(st.integers(1, MAX_SECONDS))
 def test_a_whole_number_above_nought_is_taken(number: int) -> None:
     assert positive_int(str(number)) == count(str(number)) == number
     assert seconds(str(number)) == number
@@ -265,11 +265,11 @@ def test_names_may_have_spaces_after_their_commas() -> None:
 
 def test_what_is_not_said_stays_as_it_was() -> None:
     base = GroupSpec(nproc=3, backend="gloo", gpus=(1,), env={"A": "1"}, threads=2, name="x")
-    assert asked_spec(cell(""), base) == base
+    assert requested_spec(cell(""), base) == base
 
 
 def test_what_is_said_takes_the_place_of_what_was() -> None:
-    asked = asked_spec(
+    asked = requested_spec(
         cell("--nproc 4 --backend gloo --gpus 0,1 --timeout 9 --threads 2 --name x --grace 3"),
         GroupSpec(),
     )
@@ -279,13 +279,13 @@ def test_what_is_said_takes_the_place_of_what_was() -> None:
 
 
 def test_variables_are_added_to_those_there_were_and_win_over_them() -> None:
-    asked = asked_spec(cell("--env B=2 --env C=3"), GroupSpec(env={"A": "1", "B": "1"}))
+    asked = requested_spec(cell("--env B=2 --env C=3"), GroupSpec(env={"A": "1", "B": "1"}))
     assert asked.env == {"A": "1", "B": "2", "C": "3"}
 
 
 def test_options_that_the_group_has_already_pass() -> None:
     current = GroupSpec(nproc=4, env={"A": "1"})
-    check_unchanged(asked_spec(cell("--nproc 4 --env A=1"), current), current)
+    check_unchanged(requested_spec(cell("--nproc 4 --env A=1"), current), current)
 
 
 def test_a_name_may_change_while_ranks_run() -> None:
@@ -308,8 +308,8 @@ def test_an_option_that_needs_a_new_start_is_refused_with_the_command_that_does_
     current = GroupSpec(nproc=4, backend="gloo", threads=1, name="a")
     said = {}
     for line in CHANGES:
-        asked = asked_spec(cell(line), current)
+        asked = requested_spec(cell(line), current)
         said[line] = refusal(RequestError, check_unchanged, asked, current)
         offered = said[line].split("`%ddp restart ")[1].split("`")[0]
-        assert asked_spec(parse(COMMANDS["restart"], offered), current) == asked
+        assert requested_spec(parse_line(COMMANDS["restart"], offered), current) == asked
     assert said == snapshot

@@ -30,7 +30,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.commands import publish as publish_module
 from nbddp.magics.line_magic import LineMagics
-from nbddp.magics.parser import CELL, COMMANDS, parse
+from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher, name_there, note, read_note
@@ -326,14 +326,14 @@ def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
 
 @pytest.mark.usefixtures("installed")
 def test_a_cell_and_a_line_take_a_tracker_that_is_there() -> None:
-    args = parse(CELL, "--publish wandb --publish tensorboard:logs --publish mlflow:a:b")
+    args = parse_line(CELL, "--publish wandb --publish tensorboard:logs --publish mlflow:a:b")
     targets = [Target("wandb"), Target("tensorboard", "logs"), Target("mlflow", "a:b")]
     assert args.publish == targets
     assert [*map(str, targets)] == ["wandb", "tensorboard:logs", "mlflow:a:b"]
     for line in ("mlflow:a digits --again", "mlflow:a --again digits", "--again mlflow:a digits"):
-        args = parse(COMMANDS["publish"], line)
+        args = parse_line(COMMANDS["publish"], line)
         assert (args.tracker, args.run, args.again) == (Target("mlflow", "a"), "digits", True)
-    args = parse(COMMANDS["run"], "--publish trackio a.py --publish x")
+    args = parse_line(COMMANDS["run"], "--publish trackio a.py --publish x")
     assert args.publish == [Target("trackio")]
 
 
@@ -350,7 +350,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(
     function: Any, line: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert what in refusal(UsageError, parse, function, line)
+    assert what in refusal(UsageError, parse_line, function, line)
 
 
 @pytest.mark.usefixtures("installed")

@@ -14,10 +14,10 @@ from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import FAULT
 
-THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
-class Diary:
+class ExportLog:
     """Notes for an export; they are valid in the attempt in which they were made."""
 
     def __init__(self, session: Session) -> None:
@@ -36,30 +36,30 @@ class Diary:
             from torch.distributed import TCPStore
 
             stores = [each for each in names.values() if isinstance(each, TCPStore)]
-            self.ports |= {each.port for each in stores if each.host in THIS_MACHINE}
+            self.ports |= {each.port for each in stores if each.host in LOOPBACK_HOSTS}
 
     def items(self) -> list[Item]:
         """Return what an export is made of: what this attempt has done, and what was noted."""
         attempt, deeds = self._session.life.attempt, self._session.deeds
         noted = [(position, item) for at, position, item in self._notes if at == attempt]
-        done = [(position, _item(deed)) for position, deed in enumerate(deeds)]
+        done = [(position, _export_item(deed)) for position, deed in enumerate(deeds)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]
 
 
-def omitted(request: CellRequest, result: CellResult) -> Omitted | None:
+def omitted_cell(request: CellRequest, result: CellResult) -> Omitted | None:
     """Return why a cell is not in the replay log; None if it is."""
     what = f"cell [{request.execution_count}]"
     if request.once:
         reason = "it is marked --once"
-        return _script(request) if request.script else Omitted(what, reason, request.source)
+        return _omitted_script(request) if request.script else Omitted(what, reason, request.source)
     return None if result.is_ok else Omitted(what, "it failed", request.source)
 
 
-def _script(request: CellRequest) -> Omitted:
+def _omitted_script(request: CellRequest) -> Omitted:
     return Omitted(request.source, "it is a script already")
 
 
-def _item(deed: ReplayEntry) -> Item:
+def _export_item(deed: ReplayEntry) -> Item:
     if isinstance(deed, PushRecord):
         try:
             return PushedValues(pickle.loads(deed.data()), deed.ranks)  # made in this very process
@@ -67,4 +67,4 @@ def _item(deed: ReplayEntry) -> Item:
             return Omitted(f"the push of {', '.join(deed.names)}", str(error))
     if fault := FAULT.fullmatch(deed.source):
         return Omitted(fault[1], "a fault")
-    return deed if deed.script is None else _script(deed)
+    return deed if deed.script is None else _omitted_script(deed)

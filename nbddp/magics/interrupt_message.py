@@ -13,7 +13,7 @@ _HALF_DONE = {
 }
 
 
-def interrupted(magic: str, before: Life, now: Life) -> CommandInterruptedError:
+def interrupt_error(magic: str, before: Life, now: Life) -> CommandInterruptedError:
     """What the user reads in the place of a traceback through code that is not his.
 
     Args:
@@ -23,11 +23,11 @@ def interrupted(magic: str, before: Life, now: Life) -> CommandInterruptedError:
     """
     half_done = f"; {_HALF_DONE[magic]}" if magic in _HALF_DONE else ""
     return CommandInterruptedError(
-        f"`{magic}` was interrupted{half_done}; {what_is_so(before, now)}"
+        f"`{magic}` was interrupted{half_done}; {describe_group(before, now)}"
     )
 
 
-def what_is_so(before: Life, now: Life) -> str:
+def describe_group(before: Life, now: Life) -> str:
     """What the user finds, and the way on."""
     match now.state:
         case GroupState.OFF if before.state.is_live:

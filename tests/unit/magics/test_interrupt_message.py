@@ -6,7 +6,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.lifecycle.refusals import with_way_on
-from nbddp.magics.after_failure import interrupted
+from nbddp.magics.interrupt_message import interrupt_error
 
 
 def life(state: GroupState, *, attempt: int = 1, gone: tuple[int, ...] = ()) -> Life:
@@ -35,7 +35,7 @@ MOMENTS = (
 
 
 def test_what_is_so_now_is_said_in_one_line(snapshot: SnapshotAssertion) -> None:
-    said = [interrupted(*moment)._render_traceback_() for moment in MOMENTS]
+    said = [interrupt_error(*moment)._render_traceback_() for moment in MOMENTS]
     assert [len(lines) for lines in said] == [1] * len(MOMENTS)
     assert [line for [line] in said] == snapshot
 
