@@ -34,7 +34,7 @@ LIMITS = {
     "panel_opens_after": (panel_view, "OPENING"),
     "completion_waits": (completion, "TAB_TIMEOUT"),
     "hint_waits": (completion, "HELP_TIMEOUT"),
-    "interrupted_import": (interrupt, "IMPORTING"),
+    "interrupted_import": (interrupt, "IMPORT_TIMEOUT"),
 }
 
 

@@ -37,7 +37,7 @@ from nbddp.checks import facts
 from nbddp.checks.facts import RankFacts, Thing
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
-from nbddp.worker.cell.failure import ddp_models, parameters_in, unused_in
+from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.watch.dataloader_waits import epochs_of
 
@@ -184,8 +184,8 @@ def _refused(
     if failure is None or not issubclass(type(model), DistributedDataParallel):
         return known
     wrapper: Any = model
-    unused = unused_in(wrapper, failure.text)
-    if not unused or failure.because != parameters_in(wrapper, failure.text):
+    unused = parameters_without_gradient(wrapper, failure.text)
+    if not unused or failure.because != describe_parameters(wrapper, failure.text):
         return known
     return replace(known, unused=unused[:NAMED], without=len(unused), is_refused=True)
 

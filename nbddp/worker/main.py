@@ -31,13 +31,13 @@ from nbddp.wire.rank_start import NEWS, UP, RankStart, command_queue, control_qu
 from nbddp.wire.request_messages import Request
 from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers
-from nbddp.worker.cell.display import shorten_failure
+from nbddp.worker.cell.display import truncate_failure
 from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
 from nbddp.worker.cell.input_forecast import may_request_input
 from nbddp.worker.cell.interrupt import CellInterrupter
-from nbddp.worker.cell.run_script import exit_code, is_ending, leave_as_forked
+from nbddp.worker.cell.run_script import exit_code, exit_forked_child, is_script_exit
 from nbddp.worker.cell.shell import RankShell, make_shell
-from nbddp.worker.cell.shell_commands import Installs
+from nbddp.worker.cell.shell_commands import PackageCommands
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
@@ -154,35 +154,35 @@ class Rank:
         )
         self._shell = self._make_shell(start.colors)
         claims = f"a{start.attempt}/installs"
-        Installs(clients.commands, claims, self._place, self._shell).take_over()
+        PackageCommands(clients.commands, claims, self._place, self._shell).install_hooks()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._keyboard = StdinProxy(
-            self._post_question, is_called_off=lambda: self._interrupter.was_asked
+            self._post_question, is_interrupted=lambda: self._interrupter.was_interrupted
         )
         self._debuggers = Debuggers(self._keyboard, self._place.rank, self._comes_first)
         usage = UsageSampler(self._group.device)
         self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
         self._interrupter = CellInterrupter(
             is_cell_file=self._may_be_interrupted,
-            cancel=self._shell.cancel,
-            note_wait=self._note_wait,
-            is_flowing=clients.connections.have_moved,
-            break_open=self._group.break_open,
-            tell_noticed=lambda cell: self._outbox.post(msg.InterruptAcknowledged(cell=cell)),
+            cancel_task=self._shell.cancel_task,
+            record_wait=self._record_wait,
+            is_transferring=clients.connections.have_moved,
+            abort_waits=self._group.break_open,
+            acknowledge=lambda cell: self._outbox.post(msg.InterruptAcknowledged(cell=cell)),
         )
-        self._interrupter.listen()
+        self._interrupter.install_hooks()
         self._answers = RequestHandler(
             self._shell,
             clients.parcels,
             self._key,
             outbox.post,
-            self._interrupter.answering,
+            self._interrupter.interruptible,
             HealHandler(self._shell, self._group, self._regrouper, clients.parcels, self._key),
         )
         reset_interrupted_loaders()
         note_epochs()
-        self._keyboard.take_over()
-        self._debuggers.take_over()
+        self._keyboard.install()
+        self._debuggers.install()
         rank = start.topology.rank
         commands = command_queue(start.attempt, rank, start.incarnation)
         reopen = self._reconnect if start.may_return else None
@@ -216,7 +216,7 @@ class Rank:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
             shell.colors = colors
-        shell.begin(self._outbox.post)
+        shell.attach_to_rank(self._outbox.post)
         self._names = {
             "rank": self._place.rank,
             "local_rank": self._place.local_rank,
@@ -256,10 +256,10 @@ class Rank:
                 case msg.Interrupt() as command:
                     self._interrupt(command)
                 case msg.InputReply() as answer:
-                    self._keyboard.answered(answer)
+                    self._keyboard.receive_reply(answer)
                 case msg.CancelRequest(request=request):
                     self._answers.drop(request)
-                    self._interrupter.give_up(request)
+                    self._interrupter.cancel(request)
 
     def _interrupt(self, command: msg.Interrupt) -> None:
         try:
@@ -282,7 +282,7 @@ class Rank:
         self._interrupt(msg.Interrupt(cell=self._cell))
         return store
 
-    def _note_wait(self) -> None:
+    def _record_wait(self) -> None:
         if blocking_call(main_frame(), self._shell.is_cell_file):
             self._group.note_wait()
 
@@ -304,10 +304,11 @@ class Rank:
         pid = os.getpid()
         result = self._shell.run(command)
         if os.getpid() != pid:  # a child that the cell forked came back here: one loop per rank
-            leave_as_forked(result.error_before_exec or result.error_in_exec)
+            exit_forked_child(result.error_before_exec or result.error_in_exec)
         self._debuggers.end_cell()
         self._interrupter.end_cell()
-        self._interrupter.hear()  # a signal that comes late would meet the cell's own handler
+        # else a late signal would call the cell's own handler
+        self._interrupter.install_signal_handler()
         self._sampler.end_cell()
         seconds, at = time.monotonic() - began, time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
@@ -319,17 +320,21 @@ class Rank:
             error = None  # a script that says sys.exit() at its end has done its work
         self._group.note_failure(error)
         # the user left the debugger, or its input ended; of an interrupted cell it quits too
-        self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_asked
+        self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted
         if error is not None:
             if not self._was_quit:  # what was looked into may be looked into again
-                self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
+                self._debuggers.keep_exception(
+                    error, is_interrupt=self._interrupter.was_interrupted
+                )
             self._log.keep(self._shell.format_error(error, is_whole=True))
             stuck_in = self._group.stuck_in
             failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
         self._end_cell(command, seconds, failure, result.result)
 
     def _may_be_interrupted(self, filename: str) -> bool:
-        return filename == EXPRESSION or is_ending(filename) or self._shell.is_cell_file(filename)
+        return (
+            filename == EXPRESSION or is_script_exit(filename) or self._shell.is_cell_file(filename)
+        )
 
     def _prepare(self, command: msg.RunCell) -> bool:
         """Get ready for a cell; false if it was interrupted before it could begin."""
@@ -368,9 +373,9 @@ class Rank:
                 in_group=self._group.is_intact(),
                 sequence=count_begun(),
                 groups=self._group.groups(),
-                is_interrupted=self._interrupter.was_asked or self._was_quit,
+                is_interrupted=self._interrupter.was_interrupted or self._was_quit,
                 is_quit=self._was_quit,
-                failure=asdict(shorten_failure(failure)) if failure else {},
+                failure=asdict(truncate_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
                 facts=collect_facts(self._shell.user_ns, command.source, failure=failure).json(),
@@ -390,7 +395,9 @@ class Rank:
 
     def _progress(self) -> Progress:
         said = self._meters.reports + self._log.prints
-        return Progress(said, self._log.mark(), self._keyboard.asks, dict(self._meters.steps))
+        return Progress(
+            said, self._log.mark(), self._keyboard.waiting_for, dict(self._meters.steps)
+        )
 
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""

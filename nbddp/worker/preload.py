@@ -21,7 +21,7 @@ from nbddp.worker import (
     lazy_preload,
     main,  # noqa: F401
 )
-from nbddp.worker.cell.shell import make_shell, warm_shell
+from nbddp.worker.cell.shell import make_shell, preload_shell
 from nbddp.worker.cuda_probe import has_used_cuda
 
 adopt_orphans()
@@ -32,4 +32,4 @@ lazy_preload.take_along(folder)
 shell = make_shell()
 if has_used_cuda():
     (Path(folder) / CUDA_USED).touch()
-lazy_preload.listen(first=lambda: warm_shell(shell))
+lazy_preload.listen(first=lambda: preload_shell(shell))

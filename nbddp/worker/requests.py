@@ -34,7 +34,7 @@ from nbddp.wire.request_messages import (
     SendNamespace,
 )
 from nbddp.wire.trace_messages import SendTrace, TraceSent
-from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, shorten
+from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import collect_facts
@@ -97,7 +97,7 @@ class RequestHandler:
             answer = Answer(request=request, error=str(error))
         except BaseException as error:  # noqa: BLE001 - the user's own code may even exit
             what = f"{type(error).__name__}: {error_text(error)}"
-            answer = Answer(request=request, error=shorten(what, TOO_LONG, limit=MAX_MESSAGE))
+            answer = Answer(request=request, error=truncate(what, TOO_LONG, limit=MAX_MESSAGE))
         self._unwanted = frozenset(each for each in self._unwanted if each > request)
         self._post(answer)
 
@@ -166,7 +166,7 @@ class RequestHandler:
             found = self._shell.object_inspect_mime(name, detail_level=command.detail)
         except KeyError:  # there is no such name
             found = {}
-        text = shorten(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
+        text = truncate(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
         return {"text": text}
 
 

@@ -11,7 +11,7 @@ import pytest
 from drivers.ranks import MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.cell.shell_commands import _MANAGER
+from nbddp.worker.cell.shell_commands import _PACKAGE_MANAGER
 
 pytestmark = pytest.mark.multiproc
 
@@ -127,4 +127,4 @@ def test_a_package_manager_is_told_from_other_commands() -> None:
         "./pipeline install": False,
         "nvidia-smi": False,
     }.items():
-        assert bool(_MANAGER.search(command)) == is_manager, command
+        assert bool(_PACKAGE_MANAGER.search(command)) == is_manager, command

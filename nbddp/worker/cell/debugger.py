@@ -20,9 +20,9 @@ from nbddp.worker.cell.failure import HIDDEN
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.watch.main_thread import library_of_file
 
-_LAST = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
-_LOOKS_BACK = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
-_KNOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
+_LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
+_DEBUGS_LAST_ERROR = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
+_SHOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
 
 
 class RankPdb(Pdb):
@@ -55,23 +55,23 @@ class RankPdb(Pdb):
 
     def stop_here(self, frame: FrameType) -> bool:
         """Stop in the user's code, and in libraries that it calls."""
-        return bool(super().stop_here(frame)) and self._is_shown(frame)
+        return bool(super().stop_here(frame)) and self._is_visible(frame)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
         """Stop where a function is entered, but not a statement: its line comes next."""
-        if not self._is_statement(frame):
+        if not self._is_cell_statement(frame):
             super().user_call(frame, argument_list)
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
         """Stop where a function returns, but not a statement: the next one follows."""
-        if not self._is_statement(frame):
+        if not self._is_cell_statement(frame):
             super().user_return(frame, return_value)
 
     def user_exception(self, frame: FrameType, exc_info: Any) -> None:
         """Stop at an error of the user's code; IPython ends a statement with others."""
-        if self._is_shown(frame):
+        if self._is_visible(frame):
             super().user_exception(frame, exc_info)
-        if self._is_statement(frame):
+        if self._is_cell_statement(frame):
             frame.f_locals.pop("__exception__", None)  # else it is a name of the user's
 
     def get_stack(self, frame: FrameType | None, step: TracebackType | None) -> Any:
@@ -79,27 +79,27 @@ class RankPdb(Pdb):
         stack, current = super().get_stack(frame, step)
         shown = [False]
         for each, _ in stack:
-            is_below = shown[-1] and _library(each) not in (*HIDDEN, "bdb", "pdb")
-            shown.append(is_below or self._is_users(each))
+            is_below = shown[-1] and _library_of_frame(each) not in (*HIDDEN, "bdb", "pdb")
+            shown.append(is_below or self._is_user_frame(each))
         kept = [each for each, is_shown in zip(stack, shown[1:], strict=True) if is_shown]
         return (kept, max(0, sum(shown[: current + 2]) - 1)) if kept else (stack, current)
 
-    def _is_shown(self, frame: FrameType | None) -> bool:
+    def _is_visible(self, frame: FrameType | None) -> bool:
         """Return whether a frame is the user's, or of a library that the user's code calls."""
-        while frame is not None and not self._is_users(frame):
-            frame = None if _library(frame) in HIDDEN else frame.f_back
+        while frame is not None and not self._is_user_frame(frame):
+            frame = None if _library_of_frame(frame) in HIDDEN else frame.f_back
         return frame is not None
 
-    def _is_users(self, frame: FrameType) -> bool:
+    def _is_user_frame(self, frame: FrameType) -> bool:
         return bool(self.shell.is_cell_file(frame.f_code.co_filename))
 
-    def _is_statement(self, frame: FrameType) -> bool:
+    def _is_cell_statement(self, frame: FrameType) -> bool:
         name = frame.f_code.co_name
         is_module = name == "<module>" or name.startswith("<cell line: ")  # of IPython 7 and 8
-        return is_module and frame.f_code.co_filename in self.shell.compile.files
+        return is_module and frame.f_code.co_filename in self.shell.compile.sources
 
 
-def _library(frame: FrameType) -> str:
+def _library_of_frame(frame: FrameType) -> str:
     return library_of_file(frame.f_code.co_filename)
 
 
@@ -107,45 +107,47 @@ class Debuggers:
     """Open debuggers: ``breakpoint()`` stops one rank, or the ranks that were named.
 
     Args:
-        keyboard: where debuggers get their commands.
+        stdin: where debuggers get their commands.
         rank: this rank.
-        is_first: returns whether this rank is the first of its cell to call it.
+        claim_breakpoint: returns whether this rank is the first of its cell to call it.
     """
 
-    def __init__(self, keyboard: StdinProxy, rank: int, is_first: Callable[[], bool]) -> None:
-        self._keyboard = keyboard
+    def __init__(self, stdin: StdinProxy, rank: int, claim_breakpoint: Callable[[], bool]) -> None:
+        self._stdin = stdin
         self._rank = rank
-        self._is_first = is_first
-        self._ranks: Sequence[int] = ()
-        self._is_interrupts = False  # whether an interrupt is remembered
-        self._set_aside: dict[str, Any] = {}  # hidden from this cell; remembered again at its end
-        self._stops: bool | None = None  # in this cell; None before its first breakpoint()
+        self._claim_breakpoint = claim_breakpoint
+        self._break_ranks: Sequence[int] = ()
+        self._is_interrupt_kept = False  # whether an interrupt is remembered
+        self._hidden_error: dict[
+            str, Any
+        ] = {}  # hidden from this cell; remembered again at its end
+        self._stops_here: bool | None = None  # in this cell; None before its first breakpoint()
 
-    def take_over(self) -> None:
+    def install(self) -> None:
         """Replace Python's ways into a debugger, and prepare each debugger for the input box."""
-        sys.breakpointhook = self._break
-        pythons: Any = pdb
-        ipythons: Any = IPython.core.debugger
-        pythons.set_trace = self._set_trace
-        ipythons.set_trace = self._set_trace
-        pythons.pm = post_mortem
-        interaction = pythons.Pdb.interaction
+        sys.breakpointhook = self._on_breakpoint
+        python_pdb: Any = pdb
+        ipython_pdb: Any = IPython.core.debugger
+        python_pdb.set_trace = self._on_set_trace
+        ipython_pdb.set_trace = self._on_set_trace
+        python_pdb.pm = post_mortem
+        interaction = python_pdb.Pdb.interaction
 
         @functools.wraps(interaction)
         def interact(debugger: Any, *args: Any, **options: Any) -> Any:
             debugger.nosigint = True  # else it takes SIGINT, which is the interrupter's
-            self._keyboard.check_place(DEBUGGER)
-            shows, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
-            was_debugging, self._keyboard.is_debugging = self._keyboard.is_debugging, True
+            self._stdin.check_supported(DEBUGGER)
+            display_hook, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
+            was_debugging, self._stdin.is_debugging = self._stdin.is_debugging, True
             try:
                 return interaction(debugger, *args, **options)
             finally:
-                sys.displayhook = shows
-                self._keyboard.is_debugging = was_debugging
-                if self._keyboard.is_called_off():  # IPython's keeps an interrupt to itself
+                sys.displayhook = display_hook
+                self._stdin.is_debugging = was_debugging
+                if self._stdin.is_interrupted():  # IPython's keeps an interrupt to itself
                     debugger.set_quit()
 
-        pythons.Pdb.interaction = interact
+        python_pdb.Pdb.interaction = interact
 
     def begin_cell(self, command: RunCell) -> None:
         """Prepare for a cell.
@@ -154,53 +156,55 @@ class Debuggers:
         several ranks, ``%debug`` opens only on ranks with an error of their own: the others were
         interrupted because of it.
         """
-        if self._is_interrupts and not _LOOKS_BACK.search(command.source):
-            self._is_interrupts = False
-            forget()
-        elif self._is_interrupts and len(command.ranks) != 1:
-            self._set_aside = forget()
-        self._ranks, self._stops = command.break_ranks, None
+        if self._is_interrupt_kept and not _DEBUGS_LAST_ERROR.search(command.source):
+            self._is_interrupt_kept = False
+            clear_last_error()
+        elif self._is_interrupt_kept and len(command.ranks) != 1:
+            self._hidden_error = clear_last_error()
+        self._break_ranks, self._stops_here = command.break_ranks, None
 
-    def _break(self, *_args: Any, **_options: Any) -> None:
+    def _on_breakpoint(self, *_args: Any, **_options: Any) -> None:
         if os.environ.get("PYTHONBREAKPOINT") == "0":  # how Python turns breakpoint() off
             return
-        self._keyboard.check_place(DEBUGGER)
-        if self._stops is None:
-            self._stops = self._rank in self._ranks if self._ranks else self._is_first()
-        if self._stops:
+        self._stdin.check_supported(DEBUGGER)
+        if self._stops_here is None:
+            self._stops_here = (
+                self._rank in self._break_ranks if self._break_ranks else self._claim_breakpoint()
+            )
+        if self._stops_here:
             RankPdb().set_trace(sys._getframe(1))
 
-    def _set_trace(
+    def _on_set_trace(
         self, frame: FrameType | None = None, header: str | None = None, **_options: Any
     ) -> None:
         """Replace ``set_trace()`` of pdb and IPython: stop every rank that calls it."""
-        self._keyboard.check_place(DEBUGGER)
+        self._stdin.check_supported(DEBUGGER)
         debugger = RankPdb()
         if header is not None:
             debugger.message(header)
         debugger.set_trace(frame or sys._getframe(1))
 
-    def remember(self, error: BaseException, *, is_interrupt: bool) -> None:
+    def keep_exception(self, error: BaseException, *, is_interrupt: bool) -> None:
         """Keep the error that ended a cell where Python keeps an uncaught error.
 
         An interrupted cell may hold memory that its next run needs. Its frames are kept until
         another cell begins, an error until the next error.
         """
-        self._is_interrupts = is_interrupt
+        self._is_interrupt_kept = is_interrupt
         last = (type(error), error, error.__traceback__, error)
-        vars(sys).update(zip(_LAST, last, strict=True))
+        vars(sys).update(zip(_LAST_ERROR, last, strict=True))
 
     def end_cell(self) -> None:
         """End the tracing: a debugger must not step through the next cell."""
-        vars(sys).update(self._set_aside)
-        self._set_aside = {}
+        vars(sys).update(self._hidden_error)
+        self._hidden_error = {}
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
             sys.settrace(None)
 
 
-def forget() -> dict[str, Any]:
+def clear_last_error() -> dict[str, Any]:
     """Forget the last error. Return what was known of it, by its names in ``sys``."""
-    names = [each for each in _LAST if hasattr(sys, each)]
+    names = [each for each in _LAST_ERROR if hasattr(sys, each)]
     return {name: vars(sys).pop(name) for name in names}
 
 
@@ -215,4 +219,4 @@ def post_mortem() -> None:
         return
     debugger = RankPdb()
     debugger.reset()
-    debugger.interaction(None, error if error and _KNOWS_CAUSES else traceback)
+    debugger.interaction(None, error if error and _SHOWS_CAUSES else traceback)

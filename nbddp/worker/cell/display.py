@@ -37,8 +37,8 @@ class RankDisplayHook(DisplayHook):
 
     def write_format_data(self, format_dict: JsonDict, md_dict: JsonDict | None = None) -> None:
         """Keep what would have been printed."""
-        data, metadata = bundle_of(format_dict, md_dict)
-        self.bundle = shorten_value({"data": data, "metadata": metadata})
+        data, metadata = sendable_bundle(format_dict, md_dict)
+        self.bundle = truncate_value({"data": data, "metadata": metadata})
 
     def finish_displayhook(self) -> None:
         """Print no closing line break."""
@@ -47,7 +47,7 @@ class RankDisplayHook(DisplayHook):
 class RankDisplayPublisher(DisplayPublisher):
     """Mails what ``display()`` and figures produce."""
 
-    mail: Callable[[Display], None] | None = None
+    send: Callable[[Display], None] | None = None
     cell = 0
 
     def publish(  # type: ignore[override]
@@ -61,22 +61,22 @@ class RankDisplayPublisher(DisplayPublisher):
     ) -> None:
         """Mail one bundle, after all output that precedes it."""
         flush_python_streams()
-        data, metadata = bundle_of(data, metadata)
+        data, metadata = sendable_bundle(data, metadata)
         message = Display(
             cell=self.cell,
-            data=shorten_display(data),
+            data=truncate_display(data),
             metadata=metadata,
             display_id=str((transient or {}).get("display_id", "")),
             is_update=update,
         )
-        if self.mail is not None:
-            self.mail(message)
+        if self.send is not None:
+            self.send(message)
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002
         """Clear nothing: the cell's output is shared by all ranks."""
 
 
-def bundle_of(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict, JsonDict]:
+def sendable_bundle(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict, JsonDict]:
     """A MIME bundle and its metadata as they are mailed; of a widget there is only a hint.
 
     What a widget shows lives in the kernel that made it, and a rank is not the page's kernel.
@@ -106,44 +106,44 @@ def json_ready(value: Any) -> Any:
 MAX_TEXT = 100_000  # characters of a value's or a display's plain text
 MAX_MESSAGE = 10_000  # characters of what an exception says
 
-OF_VALUE = "`%ddp pull _` fetches the value"
-OF_DISPLAY = "print it instead, and the log has all of it"
+VALUE_HINT = "`%ddp pull _` fetches the value"
+DISPLAY_HINT = "print it instead, and the log has all of it"
 TOO_LONG = "too long for a page"
-OF_ERROR = "the rank has it whole, as `sys.last_value`"
+ERROR_HINT = "the rank has it whole, as `sys.last_value`"
 
 
-def shorten(text: str, way_out: str, *, limit: int = MAX_TEXT) -> str:
+def truncate(text: str, hint: str, *, limit: int = MAX_TEXT) -> str:
     r"""The beginning, and a line on what is not there.
 
-    >>> shorten("abcdef", "see x", limit=4), shorten("abcd", "see x", limit=4)
+    >>> truncate("abcdef", "see x", limit=4), truncate("abcd", "see x", limit=4)
     ('abcd\n… 2 more characters; see x', 'abcd')
     """
     if len(text) <= limit:
         return text
-    return f"{text[:limit]}\n… {len(text) - limit:,} more characters; {way_out}"
+    return f"{text[:limit]}\n… {len(text) - limit:,} more characters; {hint}"
 
 
-def shorten_display(data: JsonDict) -> JsonDict:
+def truncate_display(data: JsonDict) -> JsonDict:
     """A MIME bundle whose plain text fits a page."""
     text = data.get("text/plain")
-    return data | {"text/plain": shorten(text, OF_DISPLAY)} if isinstance(text, str) else data
+    return data | {"text/plain": truncate(text, DISPLAY_HINT)} if isinstance(text, str) else data
 
 
-def shorten_value(bundle: JsonDict) -> JsonDict:
+def truncate_value(bundle: JsonDict) -> JsonDict:
     """A value's bundle whose plain text fits a page; of ranks that differ, it differs still."""
     text = bundle["data"].get("text/plain")
     if not isinstance(text, str) or len(text) <= MAX_TEXT:
         return bundle
-    data = bundle["data"] | {"text/plain": shorten(text, OF_VALUE)}
+    data = bundle["data"] | {"text/plain": truncate(text, VALUE_HINT)}
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
     return bundle | {"data": data, "digest": digest}
 
 
-def shorten_failure(failure: Failure) -> Failure:
+def truncate_failure(failure: Failure) -> Failure:
     """An error whose message and traceback fit a page; of a traceback both ends tell most."""
     traceback, half = failure.traceback, MAX_TEXT // 2
     if (more := len(traceback) - 2 * half) > 0:
-        said = f"\n… {more:,} more characters; {OF_ERROR}\n"
-        traceback = f"{traceback[:half]}{said}{traceback[-half:]}"
-    text = shorten(failure.text, OF_ERROR, limit=MAX_MESSAGE)
+        notice = f"\n… {more:,} more characters; {ERROR_HINT}\n"
+        traceback = f"{traceback[:half]}{notice}{traceback[-half:]}"
+    text = truncate(failure.text, ERROR_HINT, limit=MAX_MESSAGE)
     return replace(failure, text=text, traceback=traceback)

@@ -32,7 +32,7 @@ from nbddp.worker.watch.main_thread import call_of, function_name, library_of_fi
 from nbddp.worker.watch.namespace import Part, walk
 
 CONTEXT = 2  # lines shown above and below a line of the user's
-REPEATS = 3  # equal frames in a row that are shown, of a recursion
+MAX_REPEATS = 3  # equal frames in a row that are shown, of a recursion
 HIDDEN = ("nbddp", "IPython")  # libraries whose frames are in no traceback
 GREEN, CYAN, RED = 32, 36, 31
 
@@ -70,8 +70,10 @@ def describe_failure(
         stuck_in: the collective in which the rank was freed.
         at: the time of the error.
     """
-    users = [each for each in _places(error.__traceback__) if shell.is_cell_file(each.filename)]
-    filename, line = users[-1][:2] if users else ("", 0)
+    user_places = [
+        each for each in _places(error.__traceback__) if shell.is_cell_file(each.filename)
+    ]
+    filename, line = user_places[-1][:2] if user_places else ("", 0)
     text = error_text(error)
     if not text and isinstance(error, AssertionError):
         text = linecache.getline(filename, line).strip()
@@ -85,10 +87,10 @@ def describe_failure(
         traceback=shell.format_error(error),
         line=line,
         file=shell.name_of_file(filename) if line else "",
-        because=_first_cause(error, text) or blamed_by(error, names),
-        collective=_collective(stack, stuck_in),
+        because=_first_cause(error, text) or describe_ddp_parameters(error, names),
+        collective=_describe_collective(stack, stuck_in),
         at=at,
-        memory=tell_gpu_memory(error, names, scopes),
+        memory=describe_out_of_memory(error, names, scopes),
     )
 
 
@@ -150,17 +152,17 @@ def format_traceback(
     if isinstance(error, UsageError):
         return f"UsageError: {error_text(error)}"
     # limit: frames are formatted here, everything else as Python does
-    told = traceback.TracebackException.from_exception(error, limit=0)
-    todo: list[tuple[Any, Any]] = [(told, error)]
-    while todo:
-        part, each = todo.pop()
+    formatted = traceback.TracebackException.from_exception(error, limit=0)
+    pending: list[tuple[Any, Any]] = [(formatted, error)]
+    while pending:
+        part, each = pending.pop()
         frames = _format_frames(each.__traceback__, is_whole=is_whole, has_colors=has_colors)
         part.stack = _Stack(frames)
         members = getattr(part, "exceptions", None)
         inner = zip(members, each.exceptions, strict=True) if members else ()
         pairs = [(part.__cause__, each.__cause__), (part.__context__, each.__context__), *inner]
-        todo += [pair for pair in pairs if pair[0] is not None]
-    return _HIDDEN_TEXT.sub("", "".join(told.format())).rstrip("\n")
+        pending += [pair for pair in pairs if pair[0] is not None]
+    return _HIDDEN_TEXT.sub("", "".join(formatted.format())).rstrip("\n")
 
 
 class _Stack(list[str]):
@@ -194,16 +196,16 @@ def _places(step: TracebackType | None) -> Iterator[_Place]:
 def _format_frames(
     step: TracebackType | None, *, is_whole: bool, has_colors: bool
 ) -> Iterator[str]:
-    places = [place for place in _places(step) if place.library not in HIDDEN]
-    first = next((at for at, place in enumerate(places) if not place.library), 0)
-    for is_users, group in groupby(places[first:], lambda place: not place.library):
+    positions = [place for place in _places(step) if place.library not in HIDDEN]
+    first = next((at for at, place in enumerate(positions) if not place.library), 0)
+    for is_users, group in groupby(positions[first:], lambda place: not place.library):
         run = list(group)
         if is_users or is_whole:
             for place, same in groupby(run):
                 count = len(list(same))
-                yield from [_format_place(place, has_colors=has_colors)] * min(count, REPEATS)
-                if count > REPEATS:
-                    yield f"    ... repeated {count - REPEATS} more times\n"
+                yield from [_format_place(place, has_colors=has_colors)] * min(count, MAX_REPEATS)
+                if count > MAX_REPEATS:
+                    yield f"    ... repeated {count - MAX_REPEATS} more times\n"
         else:
             libraries = ", ".join(dict.fromkeys(place.library for place in run))
             yield f"    ... {plural(len(run), 'frame')} in {libraries}\n"
@@ -218,11 +220,11 @@ def _format_place(place: _Place, *, has_colors: bool) -> str:
     file = paint(shown_file(place.filename), GREEN)
     function = "" if place.function.startswith("<") else f", in {place.function}"
     lines = [f"{format_place(place.line, file)}{function}\n"]
-    around = 0 if place.library else CONTEXT
-    for number in range(max(1, place.line - around), place.line + around + 1):
+    context = 0 if place.library else CONTEXT
+    for number in range(max(1, place.line - context), place.line + context + 1):
         if code := linecache.getline(place.filename, number).rstrip():
-            is_it = number == place.line
-            mark = paint(f"{'-' * (5 - len(str(number)))}> {number}", RED) if is_it else ""
+            is_current = number == place.line
+            mark = paint(f"{'-' * (5 - len(str(number)))}> {number}", RED) if is_current else ""
             lines.append(f"{mark or paint(f'{number:7}', CYAN)} {code}\n")
     return "".join(lines)
 
@@ -230,10 +232,10 @@ def _format_place(place: _Place, *, has_colors: bool) -> str:
 # ---- the collective it was in
 
 
-def _collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> str:
+def _describe_collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> str:
     """Name the collective that the rank waited in, with its number where that is known."""
-    torchs = (frame for frame in stack if "torch/distributed/" in frame.f_code.co_filename)
-    called = next(torchs, None)
+    torch_frames = (frame for frame in stack if "torch/distributed/" in frame.f_code.co_filename)
+    called = next(torch_frames, None)
     name = function_name(called) if called is not None else ""
     newest = stuck_in or newest_collective({name})
     if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
@@ -241,39 +243,39 @@ def _collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> 
     return call_of(called) if called is not None else ""  # Gloo records no send and no recv
 
 
-_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-_TWICE = re.compile(r"Parameter at index (\d+) ")
+_NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_MARKED_TWICE = re.compile(r"Parameter at index (\d+) ")
 
 
 # ---- the parameters for which DDP's errors give only indices
 
 
-def blamed_by(error: BaseException, names: Mapping[str, Any]) -> str:
+def describe_ddp_parameters(error: BaseException, names: Mapping[str, Any]) -> str:
     """Say which parameters an error of DDP is about; empty for other errors.
 
     The model is the one whose forward pass failed. An error in backward has no frame of the model:
     then it is the only DDP model among ``names``, those of the cells.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
-    if not (_UNUSED.search(text) or _TWICE.search(text)):
+    if not (_NO_GRADIENT.search(text) or _MARKED_TWICE.search(text)):
         return ""
     frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     models = ddp_models(frames) or ddp_models(names.values())
-    return parameters_in(models[0], text) if len(models) == 1 else ""
+    return describe_parameters(models[0], text) if len(models) == 1 else ""
 
 
-def parameters_in(model: DistributedDataParallel, text: str) -> str:
+def describe_parameters(model: DistributedDataParallel, text: str) -> str:
     """Say which parameters of a model the text of an error is about, in a few words."""
-    if found := unused_in(model, text):
+    if found := parameters_without_gradient(model, text):
         return f"without a gradient: {format_few(found)}"
-    twice = _TWICE.search(text)
-    return f"parameter: {format_few(_names(model, twice[1]))}" if twice else ""
+    twice = _MARKED_TWICE.search(text)
+    return f"parameter: {format_few(_parameter_names(model, twice[1]))}" if twice else ""
 
 
-def unused_in(model: DistributedDataParallel, text: str) -> list[str]:
+def parameters_without_gradient(model: DistributedDataParallel, text: str) -> list[str]:
     """Return the parameters that had no gradient when the next forward pass began."""
-    unused = _UNUSED.search(text)
-    return _names(model, unused[1]) if unused else []
+    unused = _NO_GRADIENT.search(text)
+    return _parameter_names(model, unused[1]) if unused else []
 
 
 def ddp_models(values: Iterable[Any]) -> list[DistributedDataParallel]:
@@ -282,19 +284,19 @@ def ddp_models(values: Iterable[Any]) -> list[DistributedDataParallel]:
     return list(found.values())
 
 
-def _names(model: DistributedDataParallel, indices: str) -> list[str]:
+def _parameter_names(model: DistributedDataParallel, indices: str) -> list[str]:
     # DDP's own counting: parameters that need gradients, each once (torch 2.13.0)
     counted, _ = model._build_params_for_reducer()
-    known = {id(each): name for name, each in model.module.named_parameters()}
-    places = [int(each) for each in indices.split()]
-    if max(places) >= len(counted):
+    names_by_id = {id(each): name for name, each in model.module.named_parameters()}
+    positions = [int(each) for each in indices.split()]
+    if max(positions) >= len(counted):
         return []
-    return [known.get(id(counted[place]), "?") for place in places]
+    return [names_by_id.get(id(counted[index]), "?") for index in positions]
 
 
-SHOWN = 5  # tensors, the largest
+MAX_TENSORS = 5  # tensors, the largest
 _GPU = re.compile(r"\bGPU (\d+)")
-LOOSE = 0.2  # of what torch has reserved and no tensor holds: then it is in pieces
+FRAGMENTED = 0.2  # of what torch has reserved and no tensor holds: then it is in pieces
 
 Names = Mapping[str, Any]
 Named = tuple[str, torch.Tensor]
@@ -303,7 +305,7 @@ Named = tuple[str, torch.Tensor]
 # ---- what filled a GPU
 
 
-def tell_gpu_memory(error: BaseException, names: Names, frames: Iterable[Names]) -> str:
+def describe_out_of_memory(error: BaseException, names: Names, frames: Iterable[Names]) -> str:
     """What is to be known of a failed allocation on this rank's GPU; empty for other errors.
 
     Args:
@@ -313,32 +315,32 @@ def tell_gpu_memory(error: BaseException, names: Names, frames: Iterable[Names])
     """
     if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
         return ""
-    said = _GPU.search(str(error))  # as seen from here
-    device = torch.device("cuda", int(said[1]) if said else torch.cuda.current_device())
+    match = _GPU.search(str(error))  # as seen from here
+    device = torch.device("cuda", int(match[1]) if match else torch.cuda.current_device())
     try:
-        return "\n".join(_card(device, largest_tensors([names, *frames], device)))
+        return "\n".join(_describe_gpu(device, largest_tensors([names, *frames], device)))
     except Exception as inner:  # noqa: BLE001 - whatever a user's module does when it is asked
         return f"  what holds its memory cannot be told: {type(inner).__name__}: {inner}"
 
 
-def _card(device: torch.device, largest: list[Named]) -> Iterator[str]:
+def _describe_gpu(device: torch.device, largest: list[Named]) -> Iterator[str]:
     free, total = torch.cuda.mem_get_info(device)
     held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     others = max(0, total - free - reserved)
-    has = f"has {format_bytes(total)}; {format_bytes(free)} free"
-    yield f"  {device}, {torch.cuda.get_device_name(device)}, {has}"
+    capacity = f"has {format_bytes(total)}; {format_bytes(free)} free"
+    yield f"  {device}, {torch.cuda.get_device_name(device)}, {capacity}"
     unused = format_bytes(reserved - held)
     yield f"    this rank: {format_bytes(held)} in tensors, {unused} reserved beside them"
     yield f"    all else (CUDA itself, other ranks, other processes): {format_bytes(others)}"
     if largest:
-        yield f"    largest tensors: {', '.join(_say(*each) for each in largest)}"
-    yield f"    {_way_out(held, reserved, others, total)}"
+        yield f"    largest tensors: {', '.join(_describe_tensor(*each) for each in largest)}"
+    yield f"    {_memory_hint(held, reserved, others, total)}"
 
 
-def _way_out(held: int, reserved: int, others: int, total: int) -> str:
+def _memory_hint(held: int, reserved: int, others: int, total: int) -> str:
     if others > total / 2:
         return "most of it is not this rank's: `nvidia-smi` names the processes; fewer ranks on it"
-    if reserved and (reserved - held) / reserved > LOOSE:
+    if reserved and (reserved - held) / reserved > FRAGMENTED:
         return (
             "much is free, but in pieces: "
             "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` puts them together"
@@ -349,7 +351,7 @@ def _way_out(held: int, reserved: int, others: int, total: int) -> str:
     )
 
 
-def _say(name: str, tensor: torch.Tensor) -> str:
+def _describe_tensor(name: str, tensor: torch.Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"{name} {format_bytes(tensor.nbytes)} ({kind} {list(tensor.shape)})"
 
@@ -363,7 +365,7 @@ def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None)
         address = tensor.untyped_storage().data_ptr()
         if address and (device is None or tensor.device == device):
             largest.setdefault(address, (path, tensor))
-    return [*largest.values()][:SHOWN]
+    return [*largest.values()][:MAX_TENSORS]
 
 
 def _tensors(part: Part) -> Iterator[Named]:

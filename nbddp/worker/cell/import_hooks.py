@@ -16,11 +16,11 @@ def change_when_imported(name: str, change: Change) -> None:
     """Call ``change(module)`` once the module has run; at once if it is imported already."""
     if name in sys.modules:
         change(sys.modules[name])
-    elif not any(isinstance(each, _Changing) and each.name == name for each in sys.meta_path):
-        sys.meta_path.insert(0, _Changing(name, change))
+    elif not any(isinstance(each, _ChangeOnImport) and each.name == name for each in sys.meta_path):
+        sys.meta_path.insert(0, _ChangeOnImport(name, change))
 
 
-class _Changing(MetaPathFinder):
+class _ChangeOnImport(MetaPathFinder):
     """Finds one module, and changes it once it has run."""
 
     def __init__(self, name: str, change: Change) -> None:

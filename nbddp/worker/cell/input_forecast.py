@@ -21,9 +21,9 @@ from torch import nn
 
 _MAGIC = re.compile(r"^\s*%%?(debug|pdb)\b", re.MULTILINE)
 _WORD = re.compile(r"\b[^\W\d]\w*")
-_CALLED = {"breakpoint", "input"}  # Python's own, unless the user has something of that name
-_ANYWHERE = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imported from it
-_NO_CODE = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
+_BUILTINS = {"breakpoint", "input"}  # Python's own, unless the user has something of that name
+_ATTRIBUTES = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imported from it
+_COMPILE_ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 
 
 def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
@@ -37,31 +37,35 @@ def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
     if _MAGIC.search(source):
         return True
     words = set(_WORD.findall(source))
-    code = _compiled(source) if words & (_CALLED | _ANYWHERE) else None
-    taken = set(namespace)
+    code = _compile_cell(source) if words & (_BUILTINS | _ATTRIBUTES) else None
+    user_names = set(namespace)
     if code:
-        taken |= {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"}
-    left: list[Any] = [code, *(namespace[word] for word in words if word in namespace)]
+        user_names |= {
+            each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"
+        }
+    pending: list[Any] = [code, *(namespace[word] for word in words if word in namespace)]
     seen: set[int] = set()
-    while left:
-        value = left.pop()
+    while pending:
+        value = pending.pop()
         if id(value) not in seen:
             seen.add(id(value))
-            may_name = type(value) is CodeType and {*value.co_names} & (_CALLED | _ANYWHERE)
-            if may_name and any(_is_asking(each, taken) for each in dis.get_instructions(value)):
+            may_name = type(value) is CodeType and {*value.co_names} & (_BUILTINS | _ATTRIBUTES)
+            if may_name and any(
+                _requests_input(each, user_names) for each in dis.get_instructions(value)
+            ):
                 return True
-            left += _called_by(value, namespace)
+            pending += _objects_called_by(value, namespace)
     return False
 
 
-def _compiled(source: str) -> Any:
-    with suppress(*_NO_CODE):  # the error is reported when the cell runs
+def _compile_cell(source: str) -> Any:
+    with suppress(*_COMPILE_ERRORS):  # the error is reported when the cell runs
         lines = TransformerManager().transform_cell(source)
         return compile(lines, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return None
 
 
-def _called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
+def _objects_called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
     """What may run when this runs: what it names, wraps, or has for methods, if cells made it."""
     kind = type(value)  # a proxy's own code may say what it is, and fail
     if kind is CodeType:
@@ -80,12 +84,14 @@ def _called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
     return [*methods, *parts.values()]
 
 
-def _is_asking(step: dis.Instruction, taken: Set[str]) -> bool:
+def _requests_input(step: dis.Instruction, user_names: Set[str]) -> bool:
     """Whether an instruction names what asks; ``taken``: names of the user's."""
     name = step.argval
     if not isinstance(name, str):
         return False
     if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return name in _ANYWHERE or (name in _CALLED and name not in taken)
+        return name in _ATTRIBUTES or (name in _BUILTINS and name not in user_names)
     is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    return is_attribute and (name in _ANYWHERE or name == "breakpoint")  # torch.distributed has one
+    return is_attribute and (
+        name in _ATTRIBUTES or name == "breakpoint"
+    )  # torch.distributed has one

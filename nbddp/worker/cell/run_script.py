@@ -45,7 +45,10 @@ from nbddp.worker.output.log_writer import flush_python_streams
 from nbddp.worker.watch.main_thread import library_of_file
 
 _MAIN = "__main__"
-_IPYTHONS = ("__IPYTHON__", "display")  # names of builtins: code recognizes a notebook by them
+_IPYTHON_BUILTINS = (
+    "__IPYTHON__",
+    "display",
+)  # names of builtins: code recognizes a notebook by them
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -56,7 +59,7 @@ class UserFiles:
         self._folder: Path | None = None
         self._names: dict[str, str] = {}
 
-    def begin(self, script: Script) -> None:
+    def set_script(self, script: Script) -> None:
         """Begin a script: what it imports from its own folder is the user's."""
         self._folder = Path(script.folder)
         self._names = {script.path: Path(script.path).name} if script.path else {}
@@ -81,9 +84,9 @@ def run(script: Script, files: UserFiles) -> None:
     Raises:
         BaseException: whatever ended it; SystemExit as well.
     """
-    files.begin(script)
-    _become_a_program()
-    with ending_as_a_program():
+    files.set_script(script)
+    _reset_process()
+    with exiting_as_program():
         sys.path[:] = [script.folder, *filter(None, sys.path)]  # "" is the working folder
         main = ModuleType(_MAIN)
         code, names = _load(script)
@@ -93,9 +96,9 @@ def run(script: Script, files: UserFiles) -> None:
         exec(code, vars(main))
 
 
-def run_in(namespace: dict[str, Any], script: Script, files: UserFiles) -> None:
+def run_in_namespace(namespace: dict[str, Any], script: Script, files: UserFiles) -> None:
     """Run a script in the cells' namespace, without isolation, as IPython's ``%run -i`` does."""
-    files.begin(script)
+    files.set_script(script)
     arguments = [*sys.argv]
     sys.path.insert(0, script.folder)
     try:
@@ -109,16 +112,18 @@ def run_in(namespace: dict[str, Any], script: Script, files: UserFiles) -> None:
         sys.argv[:] = arguments
 
 
-def _become_a_program() -> None:
+def _reset_process() -> None:
     """Undo what a forked rank has unlike a new process."""
-    for name in _IPYTHONS:
+    for name in _IPYTHON_BUILTINS:
         vars(builtins).pop(name, None)
     # the next edit may come within the second that the time of a .pyc is exact to
     sys.dont_write_bytecode = True
-    known: Any = multiprocessing.process
-    vars(known._current_process).update(_name="MainProcess", _identity=(), _parent_pid=None)
-    known._parent_process, known._children = None, set()
-    known._process_counter = itertools.count(1)
+    process_module: Any = multiprocessing.process
+    vars(process_module._current_process).update(
+        _name="MainProcess", _identity=(), _parent_pid=None
+    )
+    process_module._parent_process, process_module._children = None, set()
+    process_module._process_counter = itertools.count(1)
     for seed in (torch.default_generator.seed, random.seed, np.random.seed):
         seed()  # ranks are forked with the same state
 
@@ -144,16 +149,16 @@ def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
 
 
 @contextmanager
-def ending_as_a_program() -> Iterator[None]:
+def exiting_as_program() -> Iterator[None]:
     """Within it a script runs; at its end do what Python does at the end of a program."""
-    with ExitStack() as end:  # the last goes first, and each whatever the others raise
+    with ExitStack() as on_exit:  # the last goes first, and each whatever the others raise
         # a process that failed stays for a debugger: the timers of its script must not end it
-        end.callback(signal.setitimer, signal.ITIMER_REAL, 0)
-        end.callback(faulthandler.cancel_dump_traceback_later)
-        end.callback(_destroy_groups, os.getpid())
-        end.callback(util._exit_function)  # type: ignore[attr-defined]
-        end.callback(atexit._run_exitfuncs)
-        end.callback(threading._shutdown)  # type: ignore[attr-defined]
+        on_exit.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+        on_exit.callback(faulthandler.cancel_dump_traceback_later)
+        on_exit.callback(_destroy_groups, os.getpid())
+        on_exit.callback(util._exit_function)  # type: ignore[attr-defined]
+        on_exit.callback(atexit._run_exitfuncs)
+        on_exit.callback(threading._shutdown)  # type: ignore[attr-defined]
         try:
             yield
         except SystemExit as error:
@@ -166,7 +171,7 @@ def ending_as_a_program() -> Iterator[None]:
                     with suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
             with redirect_stderr(io.StringIO()):  # the failure's report has the traceback
-                sys.excepthook(type(error), error, _without_ours(error))  # W&B's, maybe
+                sys.excepthook(type(error), error, _user_traceback(error))  # W&B's, maybe
             raise
 
 
@@ -196,21 +201,21 @@ def exit_code(error: BaseException | None) -> int:
     return 1
 
 
-def leave_as_forked(error: BaseException | None) -> NoReturn:
+def exit_forked_child(error: BaseException | None) -> NoReturn:
     """End a process that was forked by what ran here, and has come to the end of it."""
     if error is not None and not isinstance(error, SystemExit):
-        traceback.print_exception(type(error), error, _without_ours(error))
+        traceback.print_exception(type(error), error, _user_traceback(error))
     flush_python_streams()
     os._exit(exit_code(error))
 
 
-def _without_ours(error: BaseException) -> TracebackType | None:
+def _user_traceback(error: BaseException) -> TracebackType | None:
     step = error.__traceback__
     while step is not None and library_of_file(step.tb_frame.f_code.co_filename) == "nbddp":
         step = step.tb_next
     return step
 
 
-def is_ending(filename: str) -> bool:
+def is_script_exit(filename: str) -> bool:
     """Whether code of this file waits for what a script began: an interrupt there ends the wait."""
     return filename == __file__

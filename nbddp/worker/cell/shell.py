@@ -29,7 +29,14 @@ from nbddp.worker.cell.warning_places import name_users_lines
 from nbddp.worker.heal.plain_values import PlainValues
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 
-_PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
+_IMAGE_BACKENDS = (
+    "inline",
+    "agg",
+    "svg",
+    "pdf",
+    "ps",
+    "cairo",
+)  # matplotlib's backends without windows
 
 
 class CellExit(ExitAutocall):
@@ -50,23 +57,23 @@ class RankShell(InteractiveShell):
     debugger_cls = RankPdb  # of ``%debug STATEMENT`` and ipdb
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
-    handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
+    signal_handlers_active: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
-    _awaited: asyncio.Task[Any] | None = None
+    _task: asyncio.Task[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
-        self._swallowed: list[BaseException] = []
+        self._nested_errors: list[BaseException] = []
         self._script_files = run_script.UserFiles()
         super().__init__(**options)
-        self.loop_runner = self._await
+        self.loop_runner = self._run_coroutine
         self.plain_values = PlainValues(self.user_ns)
 
     def init_magics(self) -> None:
         """Register IPython's magics, and an explanation in place of nbddp's."""
         super().init_magics()
         for kind, name in itertools.product(("line", "cell"), ("ddp", "local", "%ddp", "%local")):
-            self.magics_manager.register_function(_only_in_the_notebook, kind, name)
-        self.magics_manager.register_function(_no_pdb, "line", "pdb")
+            self.magics_manager.register_function(_refuse_nbddp_magic, kind, name)
+        self.magics_manager.register_function(_refuse_pdb, "line", "pdb")
 
     # ---- cells
 
@@ -78,20 +85,20 @@ class RankShell(InteractiveShell):
         self.compile.begin_cell(command.source, command.first_line, command.execution_count)
         self.display_pub.cell = command.cell
         self.displayhook.bundle = {}
-        self._swallowed.clear()
+        self._nested_errors.clear()
         with profiled(command) if command.trace else nullcontext() as self.profiler:
             result: ExecutionResult = (
                 self._run_script(Script(**command.script))
                 if command.script
                 else super().run_cell(command.source, store_history=True)
             )
-            if result.success and self._swallowed:
-                result.error_in_exec = self._swallowed[0]
+            if result.success and self._nested_errors:
+                result.error_in_exec = self._nested_errors[0]
         error = result.error_before_exec or result.error_in_exec
-        for each in self._swallowed:
+        for each in self._nested_errors:
             if each is not error:
                 print(self.format_error(each))  # noqa: T201 - as IPython does
-        self._swallowed.clear()  # its frames hold what the cell held
+        self._nested_errors.clear()  # its frames hold what the cell held
         return result
 
     def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
@@ -106,42 +113,42 @@ class RankShell(InteractiveShell):
         if error is not None and not isinstance(error, Exception):
             raise error  # an interrupt, or an exit: it ends all of the cell
         if error is not None and sys._getframe(1).f_code.co_name != "safe_execfile_ipy":
-            self._swallowed.append(error)  # %run of a notebook raises its error instead
+            self._nested_errors.append(error)  # %run of a notebook raises its error instead
         return result
 
-    def begin(self, mail: Callable[[Display], None]) -> None:
+    def attach_to_rank(self, send: Callable[[Display], None]) -> None:
         """Be the shell of a rank, in its own process; ``mail`` is handed pictures."""
-        self.display_pub.mail = mail
-        self.handlers_acting = CellSignalHandlers().acting
+        self.display_pub.send = send
+        self.signal_handlers_active = CellSignalHandlers().active
         name_users_lines(self.is_cell_file)
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
         """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""
-        with self.handlers_acting():
+        with self.signal_handlers_active():
             return bool(await super().run_code(code_obj, *more, **options))
 
     def is_cell_file(self, filename: str) -> bool:
         """Whether a code object's file is one of the cells run here, or the user's in a script."""
-        return filename in self.compile.files or bool(self._script_files.name(filename))
+        return filename in self.compile.sources or bool(self._script_files.name(filename))
 
     def name_of_file(self, filename: str) -> str:
         """What a script's file is called, or another cell than the one that runs: ``cell [3]``."""
         return self._script_files.name(filename) or self.compile.name_of_cell(filename)
 
-    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
         loop = self._loop
-        self._awaited = loop.create_task(coroutine)
+        self._task = loop.create_task(coroutine)
         try:
-            return loop.run_until_complete(self._awaited)
+            return loop.run_until_complete(self._task)
         finally:
-            self._awaited = None
+            self._task = None
 
-    def cancel(self) -> bool:
+    def cancel_task(self) -> bool:
         """Cancel what the cell awaits; false if it awaits nothing. For a signal's handler."""
-        task = self._awaited
+        task = self._task
         if task is None:
             return False
         task.get_loop().call_soon_threadsafe(task.cancel)
@@ -154,9 +161,9 @@ class RankShell(InteractiveShell):
         result = ExecutionResult(None)
         self.events.trigger("pre_execute")
         try:
-            with self.handlers_acting():
+            with self.signal_handlers_active():
                 if script.keeps:
-                    run_script.run_in(self.user_ns, script, self._script_files)
+                    run_script.run_in_namespace(self.user_ns, script, self._script_files)
                 else:
                     run_script.run(script, self._script_files)
         except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
@@ -178,13 +185,17 @@ class RankShell(InteractiveShell):
             BaseException: IPython would show the error and go on, as in %run.
         """
         caller, error = sys._getframe(1), sys.exc_info()[1]
-        asker, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
-        if asker == interactiveshell.__name__:
+        caller_module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
+        if caller_module == interactiveshell.__name__:
             is_exit = isinstance(error, SystemExit) and function == "run_code"
             if error is not None and (is_exit or function.startswith("safe_")):  # of %run
                 raise error
             return
-        if error is not None and asker.startswith("IPython.core.magics") and function != "tb":
+        if (
+            error is not None
+            and caller_module.startswith("IPython.core.magics")
+            and function != "tb"
+        ):
             raise error
         try:
             error = self._get_exc_info(exc_tuple)[1]
@@ -218,25 +229,25 @@ class RankShell(InteractiveShell):
 
     def enable_matplotlib(self, gui: str | None = None) -> Any:
         """Have figures come as pictures, whatever kind of window was asked for."""
-        if gui not in (None, "auto", *_PICTURES):
+        if gui not in (None, "auto", *_IMAGE_BACKENDS):
             print(  # noqa: T201 - for the user
                 f"nbddp: %matplotlib {gui}: a rank has no window; figures come as pictures, as "
                 "with %matplotlib inline"
             )
-        chosen = super().enable_matplotlib(gui if gui in _PICTURES else "inline")
+        chosen = super().enable_matplotlib(gui if gui in _IMAGE_BACKENDS else "inline")
         # its own runner is for windows, and forgets to turn figures on again when a script fails
         self.magics_manager.registry["ExecutionMagics"].default_runner = None
         return chosen
 
 
-def _only_in_the_notebook(*_: str) -> NoReturn:
+def _refuse_nbddp_magic(*_: str) -> NoReturn:
     raise UsageError(
         "`%ddp`, `%%ddp` and `%%local` work only in the notebook, and this code runs on a rank. "
         "Move the command to a separate cell"
     )
 
 
-def _no_pdb(_line: str) -> NoReturn:
+def _refuse_pdb(_line: str) -> NoReturn:
     raise UsageError("%pdb does not work on a rank. After a failure, `%ddp debug` opens a debugger")
 
 
@@ -265,7 +276,7 @@ def _use_text_bars(module: Any) -> None:
     module.trange = module.tnrange = lambda *args, **options: TextBar(range(*args), **options)
 
 
-def warm_shell(shell: RankShell) -> None:
+def preload_shell(shell: RankShell) -> None:
     """Import what the first cell, value and completion need."""
     for source in ("None", "0"):
         shell.run(RunCell(cell=0, source=source))

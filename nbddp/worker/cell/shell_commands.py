@@ -37,9 +37,9 @@ from nbddp.formatting import format_few
 from nbddp.topology import Topology
 from nbddp.worker.cell.shell import RankShell
 
-LOOK = 0.05  # polling interval in seconds, as in IPython
-ENDING = 0.2  # seconds that an interrupted command gets to end by itself, as in IPython
-CHUNK = 1 << 16
+POLL_INTERVAL = 0.05  # polling interval in seconds, as in IPython
+EXIT_TIMEOUT = 0.2  # seconds that an interrupted command gets to end by itself, as in IPython
+CHUNK_BYTES = 1 << 16
 
 
 def run(command: str) -> int:
@@ -50,12 +50,12 @@ def run(command: str) -> int:
     script = f"exec {quote(_shell())} -c {quote(command)} </dev/null"
     child = pexpect.spawn("/bin/sh", ["-c", script], encoding="utf-8", codec_errors="replace")
     try:
-        while _print_piece(child):
+        while _print_available(child):
             pass
     except KeyboardInterrupt:
         child.sendintr()
-        deadline = time.monotonic() + ENDING
-        while time.monotonic() < deadline and _print_piece(child):
+        deadline = time.monotonic() + EXIT_TIMEOUT
+        while time.monotonic() < deadline and _print_available(child):
             pass
         raise
     finally:
@@ -66,17 +66,17 @@ def run(command: str) -> int:
     return 128 - code if code > 128 else code
 
 
-def _print_piece(child: Any) -> bool:
+def _print_available(child: Any) -> bool:
     """Print what the command has written within a moment. Return whether there may be more."""
     with suppress(pexpect.TIMEOUT):
         try:
-            print(child.read_nonblocking(CHUNK, LOOK), end="", flush=True)  # noqa: T201
+            print(child.read_nonblocking(CHUNK_BYTES, POLL_INTERVAL), end="", flush=True)  # noqa: T201
         except pexpect.EOF:
             return False
     return True
 
 
-def output_of(command: str) -> str:
+def get_output(command: str) -> str:
     """Run a command. Return what it writes to standard output and error."""
     words = [_shell(), "-c", command]
     done = subprocess.run(words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, check=False)
@@ -93,104 +93,107 @@ def _shell() -> str:
     return os.environ.get("SHELL", "sh")
 
 
-SHOWN = 60  # characters of a command
-_BEGIN = r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
-_MANAGER = re.compile(
-    _BEGIN + r"(?:(?:pip[\d.]*|apt|apt-get|dpkg|yum|dnf|apk|brew)"
+MAX_COMMAND = 60  # characters of a command
+_COMMAND_START = (
+    r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
+)
+_PACKAGE_MANAGER = re.compile(
+    _COMMAND_START + r"(?:(?:pip[\d.]*|apt|apt-get|dpkg|yum|dnf|apk|brew)"
     r"|(?:conda|mamba|micromamba|uv)(?![\"']?\s+run\b)"
     r"|python[\d.]*[\"']?\s+-m\s+(?:pip|conda|uv(?!\s+run\b)))[\"']?(?=\s|$)"
 )
-_CHANGE = re.compile(r"\b(?:un)?install\b|\b(?:add|create|remove|sync|update|upgrade)\b")
+_CHANGES_PACKAGES = re.compile(r"\b(?:un)?install\b|\b(?:add|create|remove|sync|update|upgrade)\b")
 
 
-class Installs:
+class PackageCommands:
     """Runs the package managers of cells once on each node.
 
     Args:
-        claims: a store that all ranks have.
+        store: a store that all ranks have.
         prefix: of this attempt's keys in the store.
-        place: the rank's place.
+        topology: the rank's place.
         shell: knows which cell runs.
     """
 
-    def __init__(self, claims: Any, prefix: str, place: Topology, shell: RankShell) -> None:
-        self._claims = claims
+    def __init__(self, store: Any, prefix: str, topology: Topology, shell: RankShell) -> None:
+        self._store = store
         self._prefix = prefix
-        self._place = place
+        self._topology = topology
         self._shell = shell
         self._counts: Counter[tuple[int, str]] = Counter()  # how often a cell reached a command
         self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not load them again
 
-    def take_over(self) -> None:
+    def install_hooks(self) -> None:
         """Replace the functions by which cells run system commands."""
-        ipythons: Any = interactiveshell
-        ipythons.system = self._once(run)  # of ``!command``, and of magics
-        ipythons.getoutput = self._once(output_of)
+        ipython_shell: Any = interactiveshell
+        ipython_shell.system = self._once_per_node(run)  # of ``!command``, and of magics
+        ipython_shell.getoutput = self._once_per_node(get_output)
         os.system = system
-        note: Any = packaging  # it only prints to restart the kernel; nbddp's line says more
-        note.print = lambda *_: None
+        pip_magics: Any = packaging  # it only prints to restart the kernel; nbddp's line says more
+        pip_magics.print = lambda *_: None
 
-    def _once(self, run: Callable[[str], Any]) -> Callable[[str], Any]:
+    def _once_per_node(self, run: Callable[[str], Any]) -> Callable[[str], Any]:
         def run_once(command: str) -> Any:
-            if _MANAGER.search(command) is None:
+            if _PACKAGE_MANAGER.search(command) is None:
                 return run(command)
-            cell, node = self._shell.display_pub.cell, self._place.node_rank
+            cell, node = self._shell.display_pub.cell, self._topology.node_rank
             self._counts[cell, command] += 1
-            what = hashlib.sha256(command.encode()).hexdigest()[:16]
-            key = f"{self._prefix}/{cell}/{node}/{what}/{self._counts[cell, command]}"
-            mine = str(self._place.rank)
-            if self._claims.compare_set(f"{key}/by", "", mine).decode() != mine:
-                while not self._claims.check([f"{key}/done"]):  # another rank runs it
-                    time.sleep(LOOK)
-                value = json.loads(self._claims.get(f"{key}/done"))
+            digest = hashlib.sha256(command.encode()).hexdigest()[:16]
+            key = f"{self._prefix}/{cell}/{node}/{digest}/{self._counts[cell, command]}"
+            own_rank = str(self._topology.rank)
+            if self._store.compare_set(f"{key}/by", "", own_rank).decode() != own_rank:
+                while not self._store.check([f"{key}/done"]):  # another rank runs it
+                    time.sleep(POLL_INTERVAL)
+                value = json.loads(self._store.get(f"{key}/done"))
             else:
-                value = self._run(run, command, f"{key}/done")
+                value = self._run_for_node(run, command, f"{key}/done")
             importlib.invalidate_caches()  # else a new package is not found for a second
             return value
 
         return run_once
 
-    def _run(self, run: Callable[[str], Any], command: str, key: str) -> Any:
-        began, value = time.time(), None
+    def _run_for_node(self, run: Callable[[str], Any], command: str, key: str) -> Any:
+        started_at, value = time.time(), None
         try:
             value = run(command)
         finally:
-            self._claims.set(key, json.dumps(value))
+            self._store.set(key, json.dumps(value))
         if type(value) is int and value != 0:
-            end = f"it failed with exit code {value}"
-        elif _CHANGE.search(command):
-            end = self._way_to_see(began)
+            outcome = f"it failed with exit code {value}"
+        elif _CHANGES_PACKAGES.search(command):
+            outcome = self._next_step(started_at)
         else:
             return value
         shown = command.replace(sys.executable, "python").strip().partition("\n")[0]
-        shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 4] + " ..."
-        # for the user, with the command's own output
-        print(f"nbddp: rank {self._place.rank} ran `{shown}` for all ranks of its node: {end}")  # noqa: T201
+        shown = shown if len(shown) <= MAX_COMMAND else shown[: MAX_COMMAND - 4] + " ..."
+        print(  # noqa: T201 - for the user, with the command's own output
+            f"nbddp: rank {self._topology.rank} ran `{shown}` for all ranks of its node: {outcome}"
+        )
         return value
 
-    def _way_to_see(self, began: float) -> str:
+    def _next_step(self, started_at: float) -> str:
         """Say what the user must do to use the installed packages on the ranks."""
         changed = {
             name
             for name, module in [*sys.modules.items()]
-            if "." not in name and _has_changed(getattr(module, "__file__", None), began)
+            if "." not in name and _has_changed(getattr(module, "__file__", None), started_at)
         }
         folders = [*site.getsitepackages(), site.getusersitepackages()]
         paths = [str(file) for folder in folders for file in Path(folder).glob("*.pth")]
-        has_new_paths = any(_has_changed(path, began) for path in paths)  # read at the start
+        has_new_paths = any(_has_changed(path, started_at) for path in paths)  # read at the start
         if has_new_paths or changed & self._preloaded:
-            what = format_few(sorted(changed & self._preloaded)) or "a new import path"
-            return f"restart the kernel to use {what}"
+            names = format_few(sorted(changed & self._preloaded)) or "a new import path"
+            return f"restart the kernel to use {names}"
         if changed:
             return f"run `%ddp restart` to reload {format_few(sorted(changed))} (already imported)"
         return "no restart is needed"
 
 
-def _has_changed(file: Any, began: float) -> bool:
+def _has_changed(file: Any, started_at: float) -> bool:
     """Return whether a file has changed since a time; its mtime may be old if it was unpacked."""
     if not isinstance(file, str) or not file.startswith(os.sep):
         return False
     try:
-        return Path(file).stat().st_ctime >= began
+        return Path(file).stat().st_ctime >= started_at
     except OSError:
         return True

@@ -12,37 +12,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_OTHERS = sorted(signal.valid_signals() - {signal.SIGINT})
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGINT})
 # without the enum around it: this is asked for every signal after every statement of a cell
-_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
 class CellSignalHandlers:
     """Takes the handlers of signals away while no cell runs; SIGINT is the interrupter's."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Any] = {}
-        self._came: set[int] = set()
+        self._handlers: dict[int, Any] = {}
+        self._pending: set[int] = set()
         self._depth = 0
 
     @contextmanager
-    def acting(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Within it they act, also on the signals that came before; a cell may run another."""
         if threading.current_thread() is not threading.main_thread():
             yield  # the cell's own thread, while it runs or after it
             return
         self._depth += 1
         try:
-            while self._held:
-                signal.signal(*self._held.popitem())
-            while self._came:
-                signal.raise_signal(self._came.pop())
+            while self._handlers:
+                signal.signal(*self._handlers.popitem())
+            while self._pending:
+                signal.raise_signal(self._pending.pop())
             yield
         finally:
             self._depth -= 1
             if self._depth == 0:
-                for number in _OTHERS:
-                    handler = _handler_of(number)
+                for number in _SIGNALS:
+                    handler = _get_handler(number)
                     if callable(handler):
-                        self._held[number] = handler
-                        signal.signal(number, lambda number, _: self._came.add(number))
+                        self._handlers[number] = handler
+                        signal.signal(number, lambda number, _: self._pending.add(number))

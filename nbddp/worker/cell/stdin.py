@@ -29,30 +29,30 @@ class StdinProxy:
 
     Args:
         post: sends the question, behind all that was printed before it.
-        is_called_off: whether the cell was interrupted: then nothing more is asked in it.
+        is_interrupted: whether the cell was interrupted: then nothing more is asked in it.
     """
 
     def __init__(
-        self, post: Callable[[Report], None], *, is_called_off: Callable[[], bool] = lambda: False
+        self, post: Callable[[Report], None], *, is_interrupted: Callable[[], bool] = lambda: False
     ) -> None:
         self._post = post
-        self.is_called_off = is_called_off
+        self.is_interrupted = is_interrupted
         self._pid = os.getpid()
         self._number = 0
         # to the question that is open; it is C's: an interrupt leaves no lock of it taken
-        self._answers: SimpleQueue[InputReply] = SimpleQueue()
-        self._typed_ahead: list[str] = []
+        self._replies: SimpleQueue[InputReply] = SimpleQueue()
+        self._prepared_replies: list[str] = []
         self.is_debugging = False  # what is asked is the debugger's
-        self.asks = ""  # what waits for an answer right now: ``input()``, or the debugger
+        self.waiting_for = ""  # what waits for an answer right now: ``input()``, or the debugger
 
-    def take_over(self) -> None:
+    def install(self) -> None:
         """Be in the place of Python's own functions that read from a terminal."""
         builtins.input = self.ask
         getpass.getpass = self.ask_secret
 
-    def begin_cell(self, typed_ahead: Sequence[str]) -> None:
+    def begin_cell(self, replies: Sequence[str]) -> None:
         """A cell begins, whose first questions have their answers."""
-        self._typed_ahead = [*typed_ahead]
+        self._prepared_replies = [*replies]
 
     def ask(self, prompt: object = "", /) -> str:
         """Ask, as ``input()`` does.
@@ -67,7 +67,7 @@ class StdinProxy:
         """Ask for what is not to be seen, as ``getpass()`` does."""
         return self._ask(prompt, is_secret=True)
 
-    def check_place(self, what: str) -> None:
+    def check_supported(self, what: str) -> None:
         """See that this is where a rank may ask; what it asks with, it has not in common.
 
         Raises:
@@ -80,22 +80,22 @@ class StdinProxy:
 
     def _ask(self, prompt: str, *, is_secret: bool) -> str:
         what = DEBUGGER if self.is_debugging else GETPASS if is_secret else INPUT
-        self.check_place(what)
-        if self.is_called_off():
+        self.check_supported(what)
+        if self.is_interrupted():
             raise EOFError("the cell was interrupted")
-        if self._typed_ahead:
-            text = self._typed_ahead.pop(0)
+        if self._prepared_replies:
+            text = self._prepared_replies.pop(0)
             print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
             return text
         flush_python_streams()
         self._number += 1
-        number, self.asks, self._answers = self._number, what, SimpleQueue()
+        number, self.waiting_for, self._replies = self._number, what, SimpleQueue()
         self._post(InputRequested(question=number, prompt=prompt, is_secret=is_secret, what=what))
         answer = None
         try:
-            answer = self._answers.get()
+            answer = self._replies.get()
         finally:
-            self.asks = ""
+            self.waiting_for = ""
             if answer is None:
                 self._post(InputCancelled(question=number))
         if answer.refusal:
@@ -104,7 +104,7 @@ class StdinProxy:
             raise EOFError("nobody answered")
         return answer.text
 
-    def answered(self, answer: InputReply) -> None:
+    def receive_reply(self, answer: InputReply) -> None:
         """An answer came; one to a question that was taken back is nobody's."""
-        if answer.question == self._number and self.asks:
-            self._answers.put(answer)
+        if answer.question == self._number and self.waiting_for:
+            self._replies.put(answer)

@@ -16,7 +16,7 @@ from typing import Any
 import nbddp
 from nbddp.worker.watch.main_thread import comes_from, line_of
 
-OURS = f"{Path(nbddp.__file__).parent}/"
+NBDDP_FOLDER = f"{Path(nbddp.__file__).parent}/"
 
 
 def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
@@ -32,15 +32,15 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
     show = module._showwarnmsg  # Python calls it for each warning that its filters let pass
 
     def show_at_users_line(warning: warnings.WarningMessage) -> None:
-        ours = _named_frame(warning)
-        if ours is None:
+        nbddp_frame = _nbddp_frame_of(warning)
+        if nbddp_frame is None:
             show(warning)
             return
         # clear the filters' record of nbddp's line: they must decide again for the user's line
-        ours.f_globals.pop("__warningregistry__", None)
+        nbddp_frame.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
-        frame: FrameType | None = ours
-        while frame is not None and frame.f_code.co_filename.startswith(OURS):
+        frame: FrameType | None = nbddp_frame
+        while frame is not None and frame.f_code.co_filename.startswith(NBDDP_FOLDER):
             frame = frame.f_back
         if frame is not None and comes_from(frame, is_cell_file):
             warnings.warn_explicit(
@@ -58,9 +58,9 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
     module._showwarnmsg = show_at_users_line
 
 
-def _named_frame(warning: warnings.WarningMessage) -> FrameType | None:
+def _nbddp_frame_of(warning: warnings.WarningMessage) -> FrameType | None:
     """Return the frame of nbddp that a warning names; None if it names another file."""
-    if not warning.filename.startswith(OURS):
+    if not warning.filename.startswith(NBDDP_FOLDER):
         return None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

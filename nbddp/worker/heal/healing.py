@@ -84,7 +84,7 @@ class HealHandler:
                     "ranks and runs the cells again"
                 )
         leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.leave]
-        beside = self._cells.files, self._surroundings.told()
+        beside = self._cells.sources, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = carried.storages
         parcel = payloads.put(self._store, self._key(f"names{command.request}"), carried.data)

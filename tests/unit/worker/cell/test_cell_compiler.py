@@ -58,7 +58,7 @@ def test_cells_of_one_number_are_told_apart(compiler: CellCompiler) -> None:
 def test_only_cells_of_other_prompts_are_named(compiler: CellCompiler) -> None:
     for number, source in ((0, "seed"), (1, "a"), (1, "b"), (2, "c")):
         compiler.begin_cell(source, 2, number)
-    names = {each: compiler.name_of_cell(each) for each in [*compiler.files, "<string>"]}
+    names = {each: compiler.name_of_cell(each) for each in [*compiler.sources, "<string>"]}
     assert names == {
         "<ipython-input-0>": "",
         "<ipython-input-1>": "cell [1]",
@@ -72,6 +72,6 @@ def test_the_text_of_known_cells_stays(compiler: CellCompiler) -> None:
     compiler.begin_cell("a", 1, 1)
     compiled(compiler, "a")
     compiler.add_sources({"<ipython-input-1>": "other", "<ipython-input-2>": "b\n"})
-    assert compiler.files == {"<ipython-input-1>": "a", "<ipython-input-2>": "b\n"}
+    assert compiler.sources == {"<ipython-input-1>": "a", "<ipython-input-2>": "b\n"}
     assert linecache.getline("<ipython-input-2>", 1) == "b\n"
     assert isinstance(compiler.ast_parse("x", "<ipython-input-2>"), ast.Module)

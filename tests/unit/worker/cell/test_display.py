@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.cell.display import bundle_of
+from nbddp.worker.cell.display import sendable_bundle
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -16,8 +16,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def test_a_widget_becomes_a_line_that_says_what_to_use(
     text: dict[str, str], snapshot: SnapshotAssertion
 ) -> None:
-    assert bundle_of(text | {WIDGET: {"model_id": "1"}}, {"isolated": True}) == snapshot
+    assert sendable_bundle(text | {WIDGET: {"model_id": "1"}}, {"isolated": True}) == snapshot
 
 
 def test_bytes_travel_as_in_jupyters_own_messages() -> None:
-    assert bundle_of({"image/png": b"\x89PNG"}, None) == ({"image/png": "iVBORw=="}, {})
+    assert sendable_bundle({"image/png": b"\x89PNG"}, None) == ({"image/png": "iVBORw=="}, {})

@@ -10,7 +10,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.worker.cell import failure as room
-from nbddp.worker.cell.failure import largest_tensors, tell_gpu_memory
+from nbddp.worker.cell.failure import describe_out_of_memory, largest_tensors
 
 GIB = 1 << 30
 
@@ -61,7 +61,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
             device=torch.device("cuda", 1), nbytes=3 * GIB, dtype=torch.float32, shape=(3, 5)
         )
         monkeypatch.setattr(room, "largest_tensors", lambda *_scopes: [("x", big)])
-        return tell_gpu_memory(torch.OutOfMemoryError("GPU 1 has no room"), {}, [])
+        return describe_out_of_memory(torch.OutOfMemoryError("GPU 1 has no room"), {}, [])
 
     return told
 
@@ -80,9 +80,9 @@ def test_a_full_gpu_is_told_with_who_holds_most_of_it_and_what_helps(
 def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert tell_gpu_memory(torch.OutOfMemoryError("pretended"), {}, []) == ""
+    assert describe_out_of_memory(torch.OutOfMemoryError("pretended"), {}, []) == ""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert tell_gpu_memory(RuntimeError("no"), {}, []) == ""
+    assert describe_out_of_memory(RuntimeError("no"), {}, []) == ""
 
 
 def test_a_module_that_cannot_be_asked_hides_no_failure(
@@ -94,6 +94,6 @@ def test_a_module_that_cannot_be_asked_hides_no_failure(
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert (
-        tell_gpu_memory(torch.OutOfMemoryError("GPU 0 has no room"), {"model": Odd()}, [])
+        describe_out_of_memory(torch.OutOfMemoryError("GPU 0 has no room"), {"model": Odd()}, [])
         == snapshot
     )

@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.broken: list[bool] = []
-        self.noticed: list[int] = []
+        self.acknowledged: list[int] = []
         self.cancels = 0
         self.awaits_something = False
         self.begun = threading.Event()
@@ -34,18 +34,18 @@ class Watched:
         self.on_break: Callable[[], None] = lambda: None
         self.it = CellInterrupter(
             is_cell_file=lambda name: name == CELL,
-            cancel=self.cancel,
-            note_wait=lambda: None,
-            is_flowing=lambda: next(self.flow, False),
-            break_open=self.break_open,
-            tell_noticed=self.noticed.append,
+            cancel_task=self.cancel,
+            record_wait=lambda: None,
+            is_transferring=lambda: next(self.flow, False),
+            abort_waits=self.abort_waits,
+            acknowledge=self.acknowledged.append,
         )
 
     def cancel(self) -> bool:
         self.cancels += 1
         return self.awaits_something
 
-    def break_open(self, *, others_too: bool) -> None:
+    def abort_waits(self, *, others_too: bool) -> None:
         self.broken.append(others_too)
         self.on_break()
 
@@ -109,20 +109,22 @@ def in_c_code() -> Iterator[None]:
 
 def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(watched: Watched) -> None:
     assert watched.interrupted(FOREVER) == "KeyboardInterrupt"
-    assert watched.it.was_asked
+    assert watched.it.was_interrupted
     assert watched.broken == []
-    assert watched.noticed == [1]  # to say how it ended may take longer than a rank gets to obey
+    assert watched.acknowledged == [
+        1
+    ]  # to say how it ended may take longer than a rank gets to obey
     assert watched.run(2, "time.sleep(0.2)") == "done"
-    assert not watched.it.was_asked
+    assert not watched.it.was_interrupted
 
 
 def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(watched: Watched) -> None:
     assert watched.run(2, "pass") == "done"
     asked = watched.soon(3, after=0.0)
-    while not watched.it.was_asked:
+    while not watched.it.was_interrupted:
         time.sleep(0.001)
     assert watched.run(3, "raise AssertionError('must not run')") == "not begun"
-    assert watched.it.was_asked
+    assert watched.it.was_interrupted
     asked.join()
     assert watched.run(4, "pass") == "done"
 
@@ -131,10 +133,10 @@ def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(watched: Watched
 def test_an_interrupt_for_a_cell_that_is_over_is_for_nobody(watched: Watched, late: int) -> None:
     assert watched.run(1, "pass") == watched.run(2, "pass") == "done"
     watched.it.interrupt(late)
-    assert not watched.it.was_asked
+    assert not watched.it.was_interrupted
     assert watched.run(3, "time.sleep(0.1)") == "done"
     assert watched.broken == []
-    assert watched.noticed == ([2] if late == 2 else [])  # its result may be on its way
+    assert watched.acknowledged == ([2] if late == 2 else [])  # its result may be on its way
 
 
 def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) -> None:
@@ -151,13 +153,13 @@ def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) 
     watched.it.end_cell()
     asked.join()
     assert watched.broken == []
-    assert watched.noticed == [1]
+    assert watched.acknowledged == [1]
 
 
 def test_who_waits_for_the_dead_is_freed_without_the_patience_that_others_get(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "PATIENCE", 60.0)
+    monkeypatch.setattr(interrupt, "SIGNAL_TIMEOUT", 60.0)
     assert watched.it.begin_cell(1)
     with in_c_code():
         watched.on_break = watched.it.end_cell
@@ -172,7 +174,7 @@ def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
 
     def is_freed() -> None:
         if watched.broken[-1]:
-            heard.append([*watched.noticed])
+            heard.append([*watched.acknowledged])
             watched.it.end_cell()
 
     assert watched.it.begin_cell(1)
@@ -180,8 +182,8 @@ def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
         watched.on_break = is_freed
         watched.soon(1, after=0.0).join(30.0)
         assert heard == [[]]
-    assert watched.broken == [False] * (interrupt.OTHERS_AFTER - 1) + [True]
-    assert watched.noticed == [1]
+    assert watched.broken == [False] * (interrupt.OTHER_WAITS_AFTER - 1) + [True]
+    assert watched.acknowledged == [1]
 
 
 def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(watched: Watched) -> None:
@@ -201,14 +203,14 @@ def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(watched
         watched.it.end_cell()
         asked.join()
     assert asked_of_flow == [True] * 6
-    assert watched.noticed == [1]  # it will answer: it is not killed for being deaf
+    assert watched.acknowledged == [1]  # it will answer: it is not killed for being deaf
 
 
 @pytest.mark.parametrize("is_signalled", [False, True])
 def test_what_the_cell_awaits_is_cancelled_once_even_if_a_signal_comes_too(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
 ) -> None:
-    monkeypatch.setattr(interrupt, "MESSAGE", 60.0)
+    monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 60.0)
     watched.awaits_something = True
     assert watched.it.begin_cell(1)
     asked = watched.soon(1, after=0.1)
@@ -229,7 +231,7 @@ def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
         "except KeyboardInterrupt:\n    for _ in range(50): time.sleep(0.01)"
     )
     assert watched.interrupted(source) == "done"
-    assert watched.noticed == [1]
+    assert watched.acknowledged == [1]
     assert watched.broken == []
 
 
@@ -245,16 +247,16 @@ def test_a_signal_of_the_notebook_waits_for_its_message_and_counts_with_it_as_on
     done: list[str] = []
     assert watched.run(1, source, signal=signal, done=done) == "KeyboardInterrupt"
     asked.join()
-    assert watched.it.was_asked
+    assert watched.it.was_interrupted
     assert done == ["cleaned up"]
-    assert watched.noticed == [1]
+    assert watched.acknowledged == [1]
 
 
 @pytest.mark.parametrize("has_had_it", [False, True])
 def test_a_signal_without_a_message_is_the_cells_own_unless_it_was_interrupted_already(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
 ) -> None:
-    monkeypatch.setattr(interrupt, "MESSAGE", 0.1)
+    monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 0.1)
     source = (
         "try:\n    while has_had_it: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    pass\n"
         "signal.raise_signal(signal.SIGINT)"
@@ -279,13 +281,13 @@ IN_A_LIBRARY = str(Path(pytest.__file__).parent / "a_module.py")
 def test_a_library_that_is_being_imported_is_imported_in_whole(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "INSISTENCE", 0.2)  # is over long before the import is
+    monkeypatch.setattr(interrupt, "REPEAT_TIMEOUT", 0.2)  # is over long before the import is
     done: list[int] = []
     source = f"imported(0.8, filename=library)\ndone.append(1)\n{FOREVER}"
     names = {"imported": imported, "library": IN_A_LIBRARY, "done": done}
     assert watched.interrupted(source, **names) == "KeyboardInterrupt"
     assert done
-    assert watched.noticed == [1]
+    assert watched.acknowledged == [1]
     assert watched.broken == []
 
 
@@ -300,7 +302,7 @@ def test_a_library_that_is_being_imported_is_imported_in_whole(
 def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, filename: str, name: str, importing: float
 ) -> None:
-    monkeypatch.setattr(interrupt, "IMPORTING", importing)
+    monkeypatch.setattr(interrupt, "IMPORT_TIMEOUT", importing)
     source = "imported(5.0, filename=filename, name=name)\nlibrary_is_whole = 1 / 0"
     names = {"imported": imported, "filename": filename, "name": name}
     assert watched.interrupted(source, **names) == "KeyboardInterrupt"
@@ -309,7 +311,7 @@ def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
 def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "REGROUPING", 0.05)
+    monkeypatch.setattr(interrupt, "GROUP_TIMEOUT", 0.05)
     formed = threading.Event()
     watched.on_break = formed.set
     asked = watched.soon(1, after=0.0)
@@ -324,7 +326,7 @@ def test_an_interrupt_that_python_throws_away_comes_again(
 ) -> None:
     complaints: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", complaints.append)
-    watched.it.listen()
+    watched.it.install_hooks()
     source = (
         "class Slow:\n    def __del__(self):\n        while True: time.sleep(0.01)\n"
         f"Slow()\n{FOREVER}"
@@ -349,7 +351,7 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
 
     forking = threading.Event()
     os.register_at_fork(before=forking.set, after_in_parent=hold)
-    watched.it.listen()
+    watched.it.install_hooks()
     asked = threading.Thread(target=lambda: (forking.wait(30.0), watched.it.interrupt(1)))
     asked.start()
     source = f"if not fork(): leave(0)\n{FOREVER}"
@@ -363,12 +365,12 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
 
 def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(watched: Watched) -> None:
     source = compile(f"begin()\n{FOREVER}", CELL, "exec")
-    asked = threading.Timer(0.05, watched.it.give_up, [7])
-    with pytest.raises(KeyboardInterrupt), watched.it.answering(7):
+    asked = threading.Timer(0.05, watched.it.cancel, [7])
+    with pytest.raises(KeyboardInterrupt), watched.it.interruptible(7):
         exec(source, {"time": time, "begin": asked.start})
     asked.join()
-    with watched.it.answering(8):
-        watched.it.give_up(7)
+    with watched.it.interruptible(8):
+        watched.it.cancel(7)
         exec(compile("time.sleep(0.3)", CELL, "exec"), {"time": time})
     assert watched.run(9, "time.sleep(0.3)") == "done"
     assert not watched.broken
@@ -387,8 +389,8 @@ def test_ranks_that_meet_are_not_torn_apart_in_the_middle_of_a_message(watched: 
         left.append(len(watched.broken))
 
     watched.flow, watched.on_break = flow(), leave
-    asked = threading.Timer(0.0, watched.it.give_up, [7])
-    with watched.it.answering(7, meets=True):
+    asked = threading.Timer(0.0, watched.it.cancel, [7])
+    with watched.it.interruptible(7, joins_group=True):
         asked.start()
         while not left:
             time.sleep(0.01)

@@ -7,9 +7,9 @@ from nbddp.wire.messages import Failure
 from nbddp.worker.cell.display import (
     MAX_MESSAGE,
     MAX_TEXT,
-    shorten_display,
-    shorten_failure,
-    shorten_value,
+    truncate_display,
+    truncate_failure,
+    truncate_value,
 )
 
 
@@ -19,15 +19,15 @@ def value(text: str) -> dict[str, object]:
 
 def test_what_fits_is_left_as_it_is() -> None:
     bundle = value("x" * MAX_TEXT)
-    assert shorten_value(bundle) == bundle
-    assert shorten_display(bundle["data"]) == bundle["data"]
+    assert truncate_value(bundle) == bundle
+    assert truncate_display(bundle["data"]) == bundle["data"]
     failure = Failure(name="E", text="x" * MAX_MESSAGE, traceback="x" * MAX_TEXT)
-    assert shorten_failure(failure) == failure
+    assert truncate_failure(failure) == failure
 
 
 def test_a_long_value_says_how_to_get_the_whole_and_keeps_its_other_forms() -> None:
     text = "x" * MAX_TEXT + "y" * 8_900_002
-    short = shorten_value(value(text))
+    short = truncate_value(value(text))
     assert short["data"] == {
         "text/plain": "x" * MAX_TEXT
         + "\n… 8,900,002 more characters; `%ddp pull _` fetches the value",
@@ -38,17 +38,17 @@ def test_a_long_value_says_how_to_get_the_whole_and_keeps_its_other_forms() -> N
 
 def test_values_that_differ_behind_the_cut_do_not_agree() -> None:
     texts = ["x" * MAX_TEXT + end for end in ("a", "b", "a")]
-    results = {rank: shorten_value(value(text)) for rank, text in enumerate(texts)}
+    results = {rank: truncate_value(value(text)) for rank, text in enumerate(texts)}
     assert [ranks for ranks, _ in group_ranks_by_value(results)] == [[0, 2], [1]]
 
 
 def test_a_picture_of_any_size_is_not_cut() -> None:
     data = {"image/png": "A" * 12_000_000}
-    assert shorten_display(data) == data
+    assert truncate_display(data) == data
 
 
 def test_a_long_display_says_what_to_do() -> None:
-    short = shorten_display({"text/plain": "x" * (MAX_TEXT + 1)})
+    short = truncate_display({"text/plain": "x" * (MAX_TEXT + 1)})
     assert short["text/plain"].endswith(
         "\n… 1 more characters; print it instead, and the log has all of it"
     )
@@ -56,7 +56,7 @@ def test_a_long_display_says_what_to_do() -> None:
 
 def test_of_a_long_traceback_the_beginning_and_the_end_stay() -> None:
     long = Failure(name="E", text="t" * 9_000_000, traceback="begin" + "x" * 9_000_000 + "end")
-    short = shorten_failure(long)
+    short = truncate_failure(long)
     assert short.text == (
         "t" * MAX_MESSAGE
         + "\n… 8,990,000 more characters; the rank has it whole, as `sys.last_value`"

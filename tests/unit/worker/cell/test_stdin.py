@@ -21,7 +21,7 @@ class Typing(StdinProxy):
         self.posted: list[Report] = []
         self.is_interrupted = False
         self._threads: list[threading.Thread] = []
-        super().__init__(self.posted.append, is_called_off=lambda: self.is_interrupted)
+        super().__init__(self.posted.append, is_interrupted=lambda: self.is_interrupted)
 
     @property
     def asked(self) -> InputRequested:
@@ -34,7 +34,7 @@ class Typing(StdinProxy):
         def run() -> None:
             assert wait_until(lambda: len(self.posted) > count)
             for act in acts:
-                self.answered(act) if isinstance(act, InputReply) else act()
+                self.receive_reply(act) if isinstance(act, InputReply) else act()
 
         self._threads.append(threading.Thread(target=run))
         self._threads[-1].start()
@@ -55,7 +55,7 @@ def test_an_answer_is_what_input_returns(keyboard: Typing) -> None:
     keyboard.later(InputReply(question=1, text="anna"))
     assert keyboard.ask("name? ") == "anna"
     assert keyboard.posted == [InputRequested(question=1, prompt="name? ", what=INPUT)]
-    assert keyboard.asks == ""
+    assert keyboard.waiting_for == ""
     keyboard.later(InputReply(question=1, text="late"), InputReply(question=2, text="second"))
     assert keyboard.ask() == "second"
 
@@ -71,7 +71,7 @@ def test_a_secret_is_asked_for_as_one(keyboard: Typing) -> None:
 
 def test_what_a_debugger_asks_is_known_as_such(keyboard: Typing) -> None:
     seen: list[str] = []
-    keyboard.later(lambda: seen.append(keyboard.asks), InputReply(question=1, text="c"))
+    keyboard.later(lambda: seen.append(keyboard.waiting_for), InputReply(question=1, text="c"))
     keyboard.is_debugging = True
     assert keyboard.ask("ipdb> ") == "c"
     assert (keyboard.asked.what, seen) == (DEBUGGER, [DEBUGGER])
@@ -92,7 +92,7 @@ def test_an_interrupt_ends_the_wait_and_takes_the_question_back(keyboard: Typing
     with pytest.raises(KeyboardInterrupt):
         keyboard.ask()
     assert keyboard.posted[-1] == InputCancelled(question=1)
-    keyboard.answered(InputReply(question=1, text="late"))
+    keyboard.receive_reply(InputReply(question=1, text="late"))
     keyboard.is_interrupted = True  # as a debugger does, it asks again
     with pytest.raises(EOFError, match="interrupted"):
         keyboard.ask()
