@@ -25,7 +25,7 @@ from nbddp.record.run_folder import read_facts
 
 SEED = "seed"
 MAX_SEED = 2**32 - 1  # NumPy's
-MOST = 1000  # combinations: a typing error must not fill a night
+MAX_COMBINATIONS = 1000  # combinations: a typing error must not fill a night
 SWEEP = "sweep"  # in ``run.json``
 
 Swept = tuple[str, tuple[Any, ...]]  # a name, and its values
@@ -122,8 +122,8 @@ def grid(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -> list[S
             twice = "its values are those of repeat" if repeat else "give all its values at once"
             raise ArgumentError(f"{name} is swept twice: {twice}")
     count = math.prod(len(values) for _, values in swept) if swept else 0
-    if not 1 <= count <= MOST:
-        raise ArgumentError(f"a sweep has 1 to {MOST} combinations, these are {count}")
+    if not 1 <= count <= MAX_COMBINATIONS:
+        raise ArgumentError(f"a sweep has 1 to {MAX_COMBINATIONS} combinations, these are {count}")
     combinations = itertools.product(*(values for _, values in swept))
     return [
         SweepPoint(number, dict(zip(names, values, strict=True)))
@@ -150,26 +150,26 @@ def _check(name: str, values: Sequence[Any]) -> None:
             )
 
 
-def sweep_key(source: str, deeds: Sequence[ReplayEntry], *options: object) -> str:
+def sweep_key(source: str, entries: Sequence[ReplayEntry], *options: object) -> str:
     """Return a text that is equal for sweeps whose combinations have the same results.
 
     Args:
         source: of the cell.
-        deeds: replayed before the cell.
+        entries: replayed before the cell.
         options: what else changes results, such as the number of ranks.
     """
-    parts = (repr(options), source, *map(_key_of_deed, deeds))
+    parts = (repr(options), source, *map(_entry_key, entries))
     return _digest("".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
-def _key_of_deed(deed: ReplayEntry) -> str:
-    if not isinstance(deed, PushRecord):
-        return repr((deed.source, deed.ranks))
+def _entry_key(entry: ReplayEntry) -> str:
+    if not isinstance(entry, PushRecord):
+        return repr((entry.source, entry.ranks))
     try:
-        values = value_key(deed.data())
+        values = value_key(entry.data())
     except RequestError:  # it was not stored: the replay reports that
         values = ""
-    return repr((deed.names, deed.ranks, values))
+    return repr((entry.names, entry.ranks, values))
 
 
 def value_key(data: bytes, *, if_plain: str | None = None) -> str:

@@ -58,7 +58,7 @@ class Executor:
         self.deeds = ReplayLog()
         self.handed_over: tuple[str, ...] = ()
         self.router = NoticeRouter(lambda: self.cell)
-        self.event_log = EventLog(self.router.say)
+        self.event_log = EventLog(self.router.notify)
         self.rank_monitor = RankMonitor(
             lambda rank: self.ranks is not None and self.ranks.is_stopped(rank),
             lambda rank: self.ranks is not None and self.ranks.is_working(rank),
@@ -110,7 +110,7 @@ class Executor:
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
         self.runtime_now.actor.later(LOOK_PERIOD, self._look, handle)
-        self.router.catch_up(handle)
+        self.router.deliver_pending(handle)
 
     def _look(self, handle: CellHandle) -> None:
         cell = self.life.cell
@@ -122,13 +122,13 @@ class Executor:
             cell.number, cell.waiting, handle.ranks, time.monotonic()
         )
         if text and self.life.state is GroupState.RUNNING:
-            self.router.say(text)
+            self.router.notify(text)
             self.event_log.record("no progress", text=text)
 
     def lose_link(self, error: Exception) -> None:
         """Nothing that a rank says can be read any more: nobody can work with them."""
         self.keep_start_error("the ranks", error)
-        self.router.say(f"the ranks cannot be heard any more: killed ({plain(error)})")
+        self.router.notify(f"the ranks cannot be heard any more: killed ({plain(error)})")
         for rank in self.life.alive:
             self._give_up(rank)
 
@@ -189,7 +189,7 @@ class Executor:
             case _ if self.ranks is not None and self.ranks.has_process(rank):
                 is_kill = isinstance(action, ev.Kill)
                 cannot = "killed: given up" if is_kill else "told anything: killed"
-                self.router.say(f"rank {rank} cannot be {cannot} ({plain(error)})")
+                self.router.notify(f"rank {rank} cannot be {cannot} ({plain(error)})")
         self._give_up(rank)
 
     def _give_up(self, rank: int) -> None:
@@ -208,7 +208,7 @@ class Executor:
             case ev.SetDeadline():
                 self.runtime_now.actor.later(action.seconds, self._ring, action.rang)
             case ev.Notify(text=text):
-                self.router.say(text)
+                self.router.notify(text)
             case ev.RecordNode(text=text):
                 self.event_log.record("node", what=text)
             case ev.GroupStarted():
@@ -217,7 +217,7 @@ class Executor:
                 self._describe()
             case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
-                said = details or self.event_log.last_words(gone)
+                said = details or self.event_log.final_output(gone)
                 self._start_error = self._start_error or StartError(reason, details=said)
                 self.event_log.record("start failed", reason=str(self._start_error))
             case ev.RejoinRanks() if self.returned is not None:
@@ -273,9 +273,9 @@ class Executor:
     def _spawn(self, action: ev.StartRanks) -> None:
         self._start_error = None
         self.messages.ready = {}
-        self.deeds.forget()
+        self.deeds.clear()
         self.rank_monitor.forget()
-        self.router.forget_ranks()
+        self.router.drop_rank_output()
         self.ranks = RankProcesses(action.attempt, self.runtime_now, self.launcher, self.messages)
         self.launcher.settle(action.world_size)
         starts = [each for each in self._starts() if self.life.lives(each.topology.rank)]
@@ -284,7 +284,7 @@ class Executor:
 
     def _take_back(self, returned: SurvivingGroup) -> None:
         self._start_error = None
-        self.deeds.leave((), is_all=True)
+        self.deeds.set_pending((), clears_entries=True)
         self.runtime_now.link.take_secret(returned.secret)
         folder = self.event_log.go_on(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
@@ -320,8 +320,8 @@ class Executor:
 
     def note_push(self, pushed: PushRecord) -> None:
         """Values were sent to ranks."""
-        self.deeds.note(pushed)
-        self.router.say(pushed.remark)
+        self.deeds.add(pushed)
+        self.router.notify(pushed.remark)
 
     # ---- telling those who wait
 
@@ -339,10 +339,10 @@ class Executor:
         describe(self.event_log, self.messages.ready, self.rank_monitor, self.cell, pause=pause)
 
     def _note_result(self, result: CellResult) -> None:
-        logs = self.event_log.sizes_of_logs(result.ranks)
+        logs = self.event_log.log_sizes(result.ranks)
         self.event_log.record("cell ended", **result.facts(), logs=logs)
         if self.cell is not None:
-            self.deeds.note_cell(self.cell, result.verdict)
+            self.deeds.add_cell(self.cell, result.verdict)
 
     def _tell_stopped(self) -> None:
         self.event_log.record("stopped", attempt=self.life.attempt)

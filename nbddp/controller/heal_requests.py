@@ -182,7 +182,7 @@ class HealRequests:
             places=tuple(self._changed["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
-            cells={name: cell_that_assigned(name, do.deeds.done) for name in left},
+            cells={name: cell_that_assigned(name, do.deeds.entries) for name in left},
             size=given.payload["bytes"] + sum(size for size, _ in given.payload["storages"]),
             fork=self._forked - self._began,
             carry=self._packed - self._forked,

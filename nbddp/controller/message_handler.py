@@ -71,11 +71,11 @@ class MessageHandler:
         rank, attempt = envelope.sender, envelope.attempt
         match envelope.message:
             case msg.Output() as output:
-                self._do.router.feed(self._do.ranks.accept(rank, output))
-            case msg.InputRequested(question=question) if not self._do.router.listens:
+                self._do.router.publish(self._do.ranks.accept(rank, output))
+            case msg.InputRequested(question=question) if not self._do.router.has_reader:
                 self._do.answer(rank, msg.InputReply(question=question, is_end=True))
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
-                self._do.router.feed(notice_of(rank, said))
+                self._do.router.publish(notice_of(rank, said))
             case Answer() as answer:
                 self._do.rank_monitor.values.note(
                     rank, self.newest_cell, answer.payload.get("values")
@@ -122,9 +122,9 @@ class MessageHandler:
         self.armed[rank] = report.armed
         try:
             if self._do.cell is not None and self._do.cell.number == report.cell:
-                self._do.cell.note_report(rank, report)
+                self._do.cell.add_report(rank, report)
                 self._do.rank_monitor.values.note(rank, report.cell, report.values)
-                trouble = self._do.cell.trouble(rank)
+                trouble = self._do.cell.failure(rank)
                 if trouble is not None and not trouble.is_consequence:
                     self._do.event_log.record("failure", rank=rank, what=trouble.headline())
                 if report.is_quit:
@@ -185,13 +185,13 @@ class MessageHandler:
         words, hint = "", why
         try:
             if self._do.ranks is not None and self._do.ranks.has_process(rank):
-                self._do.router.feed_now(self._do.ranks.last_output(rank))
-                words, is_ours = self._do.ranks.last_words(rank), self._do.ranks.was_killed(rank)
+                self._do.router.publish_to_running(self._do.ranks.last_output(rank))
+                words, is_ours = self._do.ranks.final_output(rank), self._do.ranks.was_killed(rank)
                 used = self._do.rank_monitor.hangs.memory()
                 hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
         finally:
             if self._do.cell is not None:
-                self._do.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
+                self._do.cell.add_exit(rank, exitcode, final_output=words, hint=hint)
 
     def note_struck(self, faults: Set[str]) -> None:
         """Faults struck other ranks, those of a script: they do not strike these."""

@@ -170,7 +170,7 @@ class RankProcesses:
             case ev.SendCell(ranks=ranks) if cell is not None:
                 for rank in ranks:
                     self._logs[rank].begin_cell()
-                return self._send(ranks, cell.command())
+                return self._send(ranks, cell.run_message())
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
                 self.working(ranks)  # measure their CPU time from here on
                 return self._interrupt(ranks, Interrupt(cell=number, is_for_death=is_for_death))
@@ -259,9 +259,9 @@ class RankProcesses:
         """Whether it got its SIGKILL from here."""
         return rank in self._killed
 
-    def last_words(self, rank: int) -> str:
+    def final_output(self, rank: int) -> str:
         """The last lines that a rank wrote in its cell."""
-        return self._logs[rank].last_words()
+        return self._logs[rank].final_output()
 
     def last_output(self, rank: int) -> LogSpan | None:
         """What a rank that is gone wrote and could not mail any more."""

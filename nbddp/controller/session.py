@@ -143,12 +143,12 @@ class Session:
     @property
     def deeds(self) -> tuple[ReplayEntry, ...]:
         """What was done to the namespaces of this attempt, and went well, in order."""
-        return self._do.deeds.done
+        return self._do.deeds.entries
 
     @property
     def undone(self) -> tuple[ReplayEntry, ...]:
         """What a replay that ended too early has left to do, unless something else was done."""
-        return self._do.deeds.undone
+        return self._do.deeds.pending
 
     @property
     def replay_log(self) -> tuple[ReplayEntry, ...]:
@@ -158,7 +158,7 @@ class Session:
     @on_thread
     def leave_undone(self, deeds: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
-        self._do.deeds.leave(deeds, is_all=is_all)
+        self._do.deeds.set_pending(deeds, clears_entries=is_all)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
@@ -269,7 +269,7 @@ class Session:
     def _mark_end(self, how: str) -> None:
         """The user ends the running cell with its ranks: that is then no failure of theirs."""
         if self._do.cell is not None and self.life.state.is_busy:
-            self._do.cell.end_by(how)
+            self._do.cell.set_ended_by(how)
             self.event_log.record(f"{how} asked")
 
     @contextmanager
@@ -317,14 +317,14 @@ class Session:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self.life.everybody if request.ranks is None else request.ranks
-        before, logs = self._do.cell, self.event_log.sizes_of_logs(ranks)  # ranks write at once
+        before, logs = self._do.cell, self.event_log.log_sizes(ranks)  # ranks write at once
         self._do.cell = handle = CellHandle(
             self._do.messages.next_cell(),
             request,
             ranks,
             self.require_link().unpack,
             attempt=self.life.attempt,
-            has_others=not {*self.life.alive} <= {*ranks},
+            has_other_ranks=not {*self.life.alive} <= {*ranks},
         )
         asked = ev.RunAsked(
             cell=handle.number,
@@ -359,7 +359,7 @@ class Session:
     def answer(self, rank: int, answer: InputReply) -> None:
         """Hand a rank the answer to its question."""
         if self._do.cell is not None:
-            self._do.cell.note_answer(rank, answer)
+            self._do.cell.record_answer(rank, answer)
         self._do.answer(rank, answer)
 
     def taking_interrupts(self) -> AbstractContextManager[None]:

@@ -264,7 +264,7 @@ class Recovery:
 
     def _run_unseen(self, request: CellRequest) -> CellResult:
         """It was shown when it ran for the first time."""
-        typed = [*request.typed]
+        typed = [*request.recorded_input]
         with self._session.taking_interrupts():
             handle = self._hand_over(request)
             for notice in handle.notices():
@@ -300,4 +300,4 @@ def show_cell(session: Session, handle: CellHandle, view: View) -> CellResult:
         with session.taking_interrupts():
             return view.show(handle)
     finally:
-        handle.abandon()
+        handle.detach_reader()

@@ -46,7 +46,7 @@ class CellRequest:
         script: what to run in the source's place.
         break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
         answers: what is typed before anybody is asked.
-        typed: the answers to its questions when it succeeded, each with its rank, for a replay.
+        recorded_input: the user's answers in the run that succeeded, by rank, for a replay.
         trace: the steps that torch's profiler traces, if any.
     """
 
@@ -61,7 +61,7 @@ class CellRequest:
     script: Script | None = None
     break_ranks: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
-    typed: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
+    recorded_input: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
     trace: TraceSteps | None = None
 
     @property
@@ -164,12 +164,12 @@ class CellHandle:
         fetch: Callable[[JsonDict], Any],
         *,
         attempt: int = 1,
-        has_others: bool = False,
+        has_other_ranks: bool = False,
     ) -> None:
         self.number = number
         self.prompt = request.execution_count or number
         self.attempt = attempt
-        self.has_others = has_others  # whether ranks live that do not run it
+        self.has_other_ranks = has_other_ranks  # whether ranks live that do not run it
         self.began_at = time.time()
         self.ended_by = ""
         self.is_outgrown = False
@@ -178,16 +178,16 @@ class CellHandle:
         self.ranks = tuple(ranks)
         self.result: CellResult | None = None
         self._fetch = fetch
-        self._began = time.monotonic()
-        self.told = NoticeQueue()
+        self._started = time.monotonic()
+        self.notice_queue = NoticeQueue()
         self._reports: dict[int, CellEnded] = {}
         self._exits: dict[int, ProcessExit] = {}
-        self._stopped: set[int] = set()  # ranks that were in a debugger
-        self._typed: list[tuple[int, InputReply]] = []
+        self._in_debugger: set[int] = set()  # ranks that were in a debugger
+        self._recorded_input: list[tuple[int, InputReply]] = []
 
     # ---- the session's side
 
-    def command(self) -> RunCell:
+    def run_message(self) -> RunCell:
         """What the ranks are told."""
         return RunCell(
             cell=self.number,
@@ -215,49 +215,51 @@ class CellHandle:
             **({"again": True} if self.request.is_again else {}),
         }
 
-    def feed(self, notice: Notice) -> None:
+    def put(self, notice: Notice) -> None:
         """Hand a notice to the reader; never waits."""
-        self.told.feed(notice)
+        self.notice_queue.put(notice)
 
-    def end_by(self, how: str) -> None:
+    def set_ended_by(self, how: str) -> None:
         """The user ends the cell with its ranks, by a "restart" or a "stop"."""
         self.ended_by, self._ended_at = how, time.time()
 
-    def note_question(self, question: InputRequest) -> None:
+    def record_question(self, question: InputRequest) -> None:
         """Note a question of a rank, for a replay."""
         if question.asked.what == DEBUGGER:
-            self._stopped.add(question.rank)
+            self._in_debugger.add(question.rank)
 
-    def note_answer(self, rank: int, answer: InputReply) -> None:
+    def record_answer(self, rank: int, answer: InputReply) -> None:
         """Note an answer to a rank, for a replay."""
-        self._typed.append((rank, answer))
+        self._recorded_input.append((rank, answer))
 
-    def deed(self) -> CellRequest:
+    def replay_entry(self) -> CellRequest:
         """Return the request for a replay: the same ranks stop and get the same answers."""
-        ranks = self.request.break_ranks or tuple(sorted(self._stopped))
-        return replace(self.request, typed=tuple(self._typed), break_ranks=ranks, trace=None)
+        ranks = self.request.break_ranks or tuple(sorted(self._in_debugger))
+        return replace(
+            self.request, recorded_input=tuple(self._recorded_input), break_ranks=ranks, trace=None
+        )
 
-    def note_report(self, rank: int, report: CellEnded) -> None:
+    def add_report(self, rank: int, report: CellEnded) -> None:
         """A rank is through."""
         self._reports[rank] = report
 
-    def note_exit(
-        self, rank: int, exitcode: int | None, *, last_words: str = "", hint: str = ""
+    def add_exit(
+        self, rank: int, exitcode: int | None, *, final_output: str = "", hint: str = ""
     ) -> None:
         """A rank's process has ended: the cell failed there, even if the rank had ended it."""
         report = self._reports.get(rank)
         if rank in self.ranks and (report is None or report.is_ok):
-            self._exits[rank] = ProcessExit(exitcode, time.time(), last_words, hint)
+            self._exits[rank] = ProcessExit(exitcode, time.time(), final_output, hint)
 
-    def finish(self, note: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
-        """All ranks are through, or gone; ``note`` gets the result before anybody else learns."""
+    def finish(self, on_result: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
+        """All ranks are through, or gone; ``on_result`` gets the result before anybody else."""
         result = CellResult(
             number=self.number,
             prompt=self.prompt,
             ranks=self.ranks,
             reports=self._reports,
             exits=self.exits,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self._started,
             verdict=find_first_cause(
                 self.ranks,
                 self._reports,
@@ -265,16 +267,16 @@ class CellHandle:
                 ended_by=self.ended_by,
                 ended_at=self._ended_at,
                 is_of_script=self.request.has_own_ranks,
-                has_others=self.has_others,
+                has_other_ranks=self.has_other_ranks,
             ),
             fetch=self._fetch,
             is_outgrown=self.is_outgrown,
         )
         try:
-            note(result)
+            on_result(result)
         finally:  # whatever becomes of the record, nobody waits for a cell that is over
             self.result = result
-            self.told.end(is_urgent=bool(self.verdict and self.verdict.is_interrupt))
+            self.notice_queue.close(is_urgent=bool(self.verdict and self.verdict.is_interrupt))
         return result
 
     # ---- the reader's side
@@ -292,7 +294,7 @@ class CellHandle:
     @property
     def seconds(self) -> float:
         """How long it has run, or ran."""
-        return self.result.seconds if self.result else time.monotonic() - self._began
+        return self.result.seconds if self.result else time.monotonic() - self._started
 
     @property
     def exits(self) -> dict[int, int | None]:
@@ -303,12 +305,12 @@ class CellHandle:
         """Whether this rank is through with it, one way or the other."""
         return rank in self._reports or rank in self._exits
 
-    def was_ended(self, rank: int) -> bool:
+    def was_ended_by_user(self, rank: int) -> bool:
         """Whether its process ended because the user had asked for it."""
         ending = self._exits.get(rank)
         return bool(self.ended_by) and (ending is None or ending.at >= self._ended_at)
 
-    def trouble(self, rank: int) -> RankFailure | None:
+    def failure(self, rank: int) -> RankFailure | None:
         """How it ended badly on this rank; None if it did not.
 
         When all have ended that is known best: some trouble is then seen to come from another rank.
@@ -318,27 +320,27 @@ class CellHandle:
         return failure_of(rank, self._reports.get(rank), self._exits.get(rank))
 
     @property
-    def is_told(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether the reader knows that it is over."""
-        return self.told.is_told
+        return self.notice_queue.is_drained
 
     def notices(self) -> Iterator[Notice]:
         """What the cell says, as it says it, until it ends; for one reader."""
-        while not self.told.is_told:
-            notice = self.told.take(SIGNAL_CHECK_INTERVAL)
+        while not self.notice_queue.is_drained:
+            notice = self.notice_queue.get(SIGNAL_CHECK_INTERVAL)
             if notice is not None:
                 yield notice
 
-    def next_notice(self, timeout: float, *, piles_up: bool = False) -> Notice | None:
+    def next_notice(self, timeout: float, *, batch_text: bool = False) -> Notice | None:
         """The next thing it says, for one reader; None when nothing came, or it is over.
 
-        When it is over, ``is_told`` is true. ``piles_up``: see :meth:`NoticeQueue.take`.
+        When it is over, ``is_drained`` is true. ``batch_text``: see :meth:`NoticeQueue.get`.
         """
-        return self.told.take(timeout, piles_up=piles_up)
+        return self.notice_queue.get(timeout, batch_text=batch_text)
 
-    def abandon(self) -> None:
+    def detach_reader(self) -> None:
         """Nobody reads any more; the files go on."""
-        self.told.abandon()
+        self.notice_queue.detach_reader()
 
 
 class NoticeRouter:
@@ -349,44 +351,44 @@ class NoticeRouter:
 
     def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
         self._last_cell = last_cell
-        self._kept = NoticeQueue(max_text=MAX_KEPT)
+        self._pending = NoticeQueue(max_text=MAX_KEPT)
 
     def _running(self) -> CellHandle | None:
         cell = self._last_cell()
         return None if cell is None or cell.is_finished else cell
 
-    def feed(self, notice: Notice | LogSpan | None) -> None:
+    def publish(self, notice: Notice | LogSpan | None) -> None:
         """Hand on a notice, if there is one, or keep it."""
         cell = self._running()
         if notice is None:
             return
         if cell is not None and isinstance(notice, InputRequest):
-            cell.note_question(notice)
-        (cell.told if cell else self._kept).feed(notice)
+            cell.record_question(notice)
+        (cell.notice_queue if cell else self._pending).put(notice)
 
-    def feed_now(self, notice: LogSpan | None) -> None:
+    def publish_to_running(self, notice: LogSpan | None) -> None:
         """Hand on the last words of a rank that is gone: no later cell is to hear them.
 
         Between two cells they are left to its log.
         """
         if self._running() is not None:
-            self.feed(notice)
+            self.publish(notice)
 
-    def forget_ranks(self) -> None:
+    def drop_rank_output(self) -> None:
         """Other ranks come: what the last ones have said between two cells is left to the logs."""
-        self._kept.leave_words()
+        self._pending.drop_rank_output()
 
     @property
-    def listens(self) -> bool:
+    def has_reader(self) -> bool:
         """Whether somebody reads what the cell that runs says."""
         cell = self._running()
-        return cell is not None and cell.told.is_read
+        return cell is not None and cell.notice_queue.has_reader
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Hand on a word of our own."""
         if text:
-            self.feed(ControllerMessage(text))
+            self.publish(ControllerMessage(text))
 
-    def catch_up(self, cell: CellHandle) -> None:
+    def deliver_pending(self, cell: CellHandle) -> None:
         """A cell has begun: it hears what was kept."""
-        self._kept.move_to(cell.told)
+        self._pending.move_to(cell.notice_queue)

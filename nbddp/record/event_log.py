@@ -117,7 +117,7 @@ class EventLog:
         if self.folder is not None:
             self.folder.event(kind, **facts)
 
-    def sizes_of_logs(self, ranks: Iterable[int]) -> dict[str, int]:
+    def log_sizes(self, ranks: Iterable[int]) -> dict[str, int]:
         """How many bytes each rank has written; a cell's part of its log begins or ends there."""
         sizes = {str(rank): 0 for rank in ranks} if self.folder else {}
         for rank in sizes:
@@ -138,10 +138,10 @@ class EventLog:
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
         self._record(self._told, kind, facts | {"rank": rank})
 
-    def last_words(self, ranks: Iterable[int]) -> str:
+    def final_output(self, ranks: Iterable[int]) -> str:
         """The ends of some ranks' logs."""
         folder = self.folder
-        return "\n".join(folder.last_words(rank) for rank in ranks) if folder else ""
+        return "\n".join(folder.final_output(rank) for rank in ranks) if folder else ""
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events from a time on that are in memory."""

@@ -216,7 +216,7 @@ class LogReader:
         with suppress(OSError):
             self._cell_began = self._path.stat().st_size
 
-    def last_words(self) -> str:
+    def final_output(self) -> str:
         """The last lines of the cell; from a fatal error on, if Python told of one."""
         with suppress(OSError):
             text, _ = end_of(self._path, LAST_BYTES, begin=self._cell_began)

@@ -77,28 +77,28 @@ class NoticeQueue:
     """The notices of one cell, in their order; fed by the session, taken by one reader.
 
     Attributes:
-        is_told: whether the reader has been told that nothing more will come.
-        is_read: whether somebody reads them.
+        is_drained: whether the reader has been told that nothing more will come.
+        has_reader: whether somebody reads them.
     """
 
     def __init__(self, *, max_text: int = MAX_TEXT) -> None:
-        self.is_told, self.is_read = False, True
+        self.is_drained, self.has_reader = False, True
         self._max_text = max_text
         self._changed = threading.Condition()
-        self._presses = threading.Event()  # something that does not wait for what piles up
+        self._urgent = threading.Event()  # something that does not wait for what piles up
         self._waiting: deque[Notice | LogSpan] = deque()
-        self._logged: dict[int, LogSpan] = {}  # the last of each rank, as long as it may grow
-        self._opened: Iterator[OutputText] = iter(())
+        self._newest_spans: dict[int, LogSpan] = {}  # the last of each rank, as long as it may grow
+        self._open_span: Iterator[OutputText] = iter(())
         self._text = self._rich = 0
         self._left_out: Counter[int] = Counter()
-        self._is_ended = False
+        self._is_closed = False
 
     # ---- the session's side
 
-    def feed(self, notice: Notice | LogSpan) -> None:
+    def put(self, notice: Notice | LogSpan) -> None:
         """Hand over a notice; never waits."""
         with self._changed:
-            if self.is_read and not self._is_ended:
+            if self.has_reader and not self._is_closed:
                 self._add(notice)
                 self._changed.notify_all()
 
@@ -110,14 +110,14 @@ class NoticeQueue:
         ):
             notice = notice.log
         if isinstance(notice, LogSpan):
-            last = self._logged.get(notice.rank)
+            last = self._newest_spans.get(notice.rank)
             if last is not None and last.path == notice.path and last.end == notice.start:
                 last.end = notice.end
                 return
-            self._logged[notice.rank] = notice
+            self._newest_spans[notice.rank] = notice
             self._waiting.append(notice)
             return
-        self._logged.clear()  # what is written from here on comes after this
+        self._newest_spans.clear()  # what is written from here on comes after this
         if isinstance(notice, OutputText):
             self._text += len(notice.text)
         elif isinstance(notice, RichOutput):
@@ -127,20 +127,20 @@ class NoticeQueue:
             self._rich += _size(notice)
         self._waiting.append(notice)
         if not isinstance(notice, OutputText | ControllerMessage):
-            self._presses.set()
+            self._urgent.set()
 
-    def end(self, *, is_urgent: bool = False) -> None:
+    def close(self, *, is_urgent: bool = False) -> None:
         """Nothing more will come; if it is urgent, of what waits in the logs the end will do."""
         with self._changed:
             for notice in self._waiting:
                 if isinstance(notice, LogSpan):
                     notice.is_urgent = is_urgent
-            self._waiting.extend(self._say_left_out())
-            self._is_ended = True
-            self._presses.set()
+            self._waiting.extend(self._describe_left_out())
+            self._is_closed = True
+            self._urgent.set()
             self._changed.notify_all()
 
-    def _say_left_out(self) -> Iterator[ControllerMessage]:
+    def _describe_left_out(self) -> Iterator[ControllerMessage]:
         for rank, count in sorted(self._left_out.items()):
             what = "a picture" if count == 1 else f"{count:,} pictures"
             yield ControllerMessage(
@@ -149,80 +149,80 @@ class NoticeQueue:
 
     # ---- the reader's side
 
-    def take(self, timeout: float | None = None, *, piles_up: bool = False) -> Notice | None:
+    def get(self, timeout: float | None = None, *, batch_text: bool = False) -> Notice | None:
         """The next notice; None when none came in so many seconds, or all are told.
 
         Where it may pile up, text that comes meanwhile ends no wait: to wake for each piece of it
         costs more than to read it.
         """
         while True:
-            piece = next(self._opened, None)
+            piece = next(self._open_span, None)
             if piece is not None:
                 return piece
-            if piles_up:
-                self._await_pressing(timeout)
+            if batch_text:
+                self._wait_for_urgent(timeout)
                 timeout = 0.0
             with self._changed:
                 patience = None if timeout is None else max(0.0, timeout)
-                self._changed.wait_for(lambda: self._waiting or self._is_ended, patience)
+                self._changed.wait_for(lambda: self._waiting or self._is_closed, patience)
                 if not self._waiting:
-                    self.is_told = self._is_ended
+                    self.is_drained = self._is_closed
                     return None
                 notice = self._pop()
             if not isinstance(notice, LogSpan):
                 return notice
-            self._opened = (OutputText(notice.rank, text) for text in notice.texts())
+            self._open_span = (OutputText(notice.rank, text) for text in notice.texts())
 
-    def _await_pressing(self, timeout: float | None) -> None:
+    def _wait_for_urgent(self, timeout: float | None) -> None:
         with self._changed:
-            if self._waiting or self._is_ended:
+            if self._waiting or self._is_closed:
                 return
-            self._presses.clear()
-        self._presses.wait(timeout)
+            self._urgent.clear()
+        self._urgent.wait(timeout)
 
     def _pop(self) -> Notice | LogSpan:
         notice = self._waiting.popleft()
         if isinstance(notice, LogSpan):
-            if self._logged.get(notice.rank) is notice:
-                del self._logged[notice.rank]
+            if self._newest_spans.get(notice.rank) is notice:
+                del self._newest_spans[notice.rank]
         elif isinstance(notice, OutputText):
             self._text -= len(notice.text)
         elif isinstance(notice, RichOutput):
             self._rich -= _size(notice)
         return notice
 
-    def abandon(self) -> None:
+    def detach_reader(self) -> None:
         """Nobody reads any more; the files go on."""
         with self._changed:
-            self.is_read = False
-            self._let_go()
+            self.has_reader = False
+            self._remove_all()
 
-    def _let_go(self) -> list[Notice | LogSpan]:
+    def _remove_all(self) -> list[Notice | LogSpan]:
         """Forget what waits, and return it."""
         waiting = [*self._waiting]
         self._waiting.clear()
-        self._logged.clear()
+        self._newest_spans.clear()
         self._left_out.clear()
         self._text = self._rich = 0
         return waiting
 
-    def leave_words(self) -> None:
+    def drop_rank_output(self) -> None:
         """Let go what ranks have said, but not what the controller has."""
         with self._changed:
             self._waiting += [
-                each for each in self._let_go() if isinstance(each, ControllerMessage)
+                each for each in self._remove_all() if isinstance(each, ControllerMessage)
             ]
 
     def move_to(self, other: NoticeQueue) -> None:
         """Hand on what nobody has read, but of a log no more than a few lines."""
         with self._changed:
-            said = [*self._say_left_out()]
-            waiting = [*self._let_go(), *said]
+            said = [*self._describe_left_out()]
+            waiting = [*self._remove_all(), *said]
         for notice in waiting:
             if isinstance(notice, LogSpan) and notice.size > self._max_text:
                 what = f"rank {notice.rank} wrote {format_bytes(notice.size)} between the cells"
                 notice = ControllerMessage(f"{what}; it is in {notice.path.name}")
-            other.feed(notice)
+            other.put(notice)
 
 
 def _size(notice: RichOutput) -> int:

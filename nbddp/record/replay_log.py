@@ -22,38 +22,38 @@ class ReplayLog:
     """What was done on one attempt, in order, and what a replay has left to do.
 
     Attributes:
-        done: what went well.
-        undone: what a replay that ended too early did not come to; another replay does it, until
+        entries: what went well.
+        pending: what a replay that ended too early did not come to; another replay does it, until
             something else is done.
     """
 
     def __init__(self) -> None:
-        self.done: tuple[ReplayEntry, ...] = ()
-        self.undone: tuple[ReplayEntry, ...] = ()
+        self.entries: tuple[ReplayEntry, ...] = ()
+        self.pending: tuple[ReplayEntry, ...] = ()
 
-    def note_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
+    def add_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
         """A cell has ended."""
         if verdict is None and not cell.request.once:
-            self.note(cell.deed())
+            self.add(cell.replay_entry())
 
-    def note(self, deed: ReplayEntry) -> None:
+    def add(self, entry: ReplayEntry) -> None:
         """Something was done."""
-        self.done += (deed,)
-        self.undone = ()
+        self.entries += (entry,)
+        self.pending = ()
 
-    def leave(self, undone: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
-        """A replay has ended before all was done; ``is_all``: nothing was."""
-        self.done = () if is_all else self.done
-        self.undone = tuple(undone)
+    def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
+        """A replay has ended before all was done; ``clears_entries``: nothing was."""
+        self.entries = () if clears_entries else self.entries
+        self.pending = tuple(pending)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The namespaces are empty again.
 
         Where nothing was done on the ranks before, the next cell starts others, and may want names
         that they do not have: a replay still has them to make.
         """
-        self.undone = () if self.done else self.undone
-        self.done = ()
+        self.pending = () if self.entries else self.pending
+        self.entries = ()
 
 
 def assigned_names(source: str) -> set[str]:
@@ -70,27 +70,27 @@ def assigned_names(source: str) -> set[str]:
     }
 
 
-def cell_that_assigned(name: str, deeds: Sequence[ReplayEntry]) -> int:
+def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
     """The prompt's number of the last cell that bound a name; 0 if none is known.
 
     >>> cells = [CellRequest(source="lock = 1", execution_count=4), CellRequest(source="!ls")]
     >>> cell_that_assigned("lock", cells), cell_that_assigned("x", cells)
     (4, 0)
     """
-    for deed in reversed(deeds):
-        if isinstance(deed, CellRequest) and _binds(deed.source, name):
-            return deed.execution_count
+    for entry in reversed(entries):
+        if isinstance(entry, CellRequest) and _assigns(entry.source, name):
+            return entry.execution_count
     return 0
 
 
-def _binds(source: str, name: str) -> bool:
+def _assigns(source: str, name: str) -> bool:
     try:
         return name in assigned_names(source)
     except SyntaxError:  # it has a magic in it
         return False
 
 
-def describe_entries(deeds: Sequence[ReplayEntry]) -> str:
+def describe_entries(entries: Sequence[ReplayEntry]) -> str:
     """Name some deeds in a few words: cells by the numbers of their prompts.
 
     >>> cells = [CellRequest(source="", execution_count=number) for number in (2, 3, 5)]
@@ -101,10 +101,10 @@ def describe_entries(deeds: Sequence[ReplayEntry]) -> str:
     >>> describe_entries([*cells, CellRequest(source="nbddp.faults.at(step=3)  # %ddp fault kill")])
     'cells 2-3,5, 1 armed fault'
     """
-    cells = [deed for deed in deeds if isinstance(deed, CellRequest)]
+    cells = [entry for entry in entries if isinstance(entry, CellRequest)]
     faults = [cell for cell in cells if FAULT.fullmatch(cell.source)]
     numbers = [cell.execution_count for cell in cells if cell not in faults]
-    names = [name for deed in deeds if isinstance(deed, PushRecord) for name in deed.names]
+    names = [name for entry in entries if isinstance(entry, PushRecord) for name in entry.names]
     words = []
     if len(numbers) > len(set(numbers)):  # one cell of a notebook ran several
         words.append(plural(len(numbers), "cell"))

@@ -93,7 +93,7 @@ class RunFolder:
         with suppress(OSError):  # event() has told of a full disk
             os.close(self._events)
 
-    def last_words(self, rank: int) -> str:
+    def final_output(self, rank: int) -> str:
         """Return the end of a rank's log; empty if it cannot be read."""
         with suppress(OSError):
             return end_of(self.log(rank), 4 * LAST_WORDS)[0][-LAST_WORDS:]

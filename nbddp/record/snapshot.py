@@ -287,14 +287,14 @@ def _asked(life: Life, cell: CellHandle | None, rank_monitor: RankMonitor) -> st
 
 
 def _state(each: RankLife, cell: CellHandle | None) -> _State:
-    if each.state is RankState.GONE and cell is not None and cell.was_ended(each.rank):
+    if each.state is RankState.GONE and cell is not None and cell.was_ended_by_user(each.rank):
         return f"ended by the {cell.ended_by}", False, False
     if each.state is RankState.GONE:
         is_well = each.exitcode == 0
         return describe_exit(each.exitcode), is_well, not is_well
     if cell is None or each.rank not in cell.ranks or not cell.has_ended(each.rank):
         return each.state.value, True, False
-    trouble = cell.trouble(each.rank)
+    trouble = cell.failure(each.rank)
     if trouble is None:
         return "done", True, False
     if cell.verdict is not None and cell.verdict.is_error_of(each.rank):

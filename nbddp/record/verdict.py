@@ -48,18 +48,18 @@ MISFIT = (
 class ProcessExit(NamedTuple):
     """How a process ended in the middle of a cell: with what code, when, and what it left.
 
-    ``last_words`` is the end of what it wrote in this cell, ``hint`` why it may have ended.
+    ``final_output`` is the end of what it wrote in this cell, ``hint`` why it may have ended.
     """
 
     exitcode: int | None
     at: float
-    last_words: str = ""
+    final_output: str = ""
     hint: str = ""
 
     @property
     def place(self) -> str:
         """Call and line from faulthandler's stack: " in all_gather, line 3"; empty without one."""
-        stack = _FRAME.findall(self.last_words)  # innermost first, up to the cell
+        stack = _FRAME.findall(self.final_output)  # innermost first, up to the cell
         in_cell = [line for file, line, _ in stack if file == stack[-1][0]]
         calls = [name for file, _, name in stack if file.endswith("/distributed_c10d.py")]
         inside = f" in {calls[-1]}" if calls else ""
@@ -249,13 +249,13 @@ def find_first_cause(
     ended_by: str = "",
     ended_at: float = 0.0,
     is_of_script: bool = False,
-    has_others: bool = False,
+    has_other_ranks: bool = False,
 ) -> Verdict | None:
     """Find the first cause among what the ranks said; None when all went well.
 
     ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop", at ``ended_at``:
     then that is the cause, unless a rank had failed or died before. ``is_of_script`` says that the
-    ranks ran a script alone, ``has_others`` that ranks live on which did not run the cell.
+    ranks ran a script alone, ``has_other_ranks`` that ranks live on which did not run the cell.
 
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
@@ -277,7 +277,7 @@ def find_first_cause(
         others=tuple(groups[1:]),
         lost=tuple(sorted(exits)),
         is_interrupt=first.is_interrupted or is_asked,
-        has_survivors=has_others or set(exits) < set(ranks),
+        has_survivors=has_other_ranks or set(exits) < set(ranks),
         ended_by=ended_by if is_asked else "",
         is_of_script=is_of_script,
     )
@@ -308,11 +308,11 @@ def _with_absent(troubles: list[RankFailure], well: list[RankFailure]) -> list[R
 
 def _of_ending(ending: ProcessExit, who: str) -> list[str]:
     """Why a process may have ended, and what it wrote last."""
-    hint = ending.hint or (MISFIT if _MISFIT in ending.last_words else "")
+    hint = ending.hint or (MISFIT if _MISFIT in ending.final_output else "")
     lines = [f"  {hint}"] if hint else []
-    if ending.last_words:
+    if ending.final_output:
         lines += [f"  last output of {who}:"]
-        lines += [f"  | {line}" for line in ending.last_words.splitlines()]
+        lines += [f"  | {line}" for line in ending.final_output.splitlines()]
     return lines
 
 

@@ -137,7 +137,7 @@ class TextView:
 
     def follow(self, handle: CellHandle) -> None:
         """Show what a cell says until it ends; may be called again after an interrupt."""
-        while not handle.is_told:
+        while not handle.is_drained:
             behind = self._followed_at - time.monotonic()
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
                 time.sleep(min(behind, PACE_PERIOD))

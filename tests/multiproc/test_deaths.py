@@ -123,7 +123,7 @@ def test_a_death_is_said_while_the_others_still_work(group: Ranks, folder: Path)
     assert time.monotonic() - began < 20  # the promise is 0.5 s; a busy machine gets more
     assert not handle.is_finished
     (folder / "seen").touch()
-    handle.abandon()
+    handle.detach_reader()
 
 
 def test_a_kill_by_the_system_for_memory_is_hinted_at_and_one_that_was_asked_for_is_not(

@@ -124,9 +124,9 @@ class PanelView:
         self._next_draw = time.monotonic() + DELAY
         self._opens_at = time.monotonic() + OPENING
         try:
-            while not handle.is_told:
+            while not handle.is_drained:
                 may_wait = time.monotonic() < self._next_draw
-                notice = handle.next_notice(self._patience(), piles_up=may_wait)
+                notice = handle.next_notice(self._patience(), batch_text=may_wait)
                 self._take(handle, notice)
                 self._live.pump()
                 self._ask(handle)
@@ -167,7 +167,7 @@ class PanelView:
     def _take_together(self, handle: CellHandle, *, patience: float) -> None:
         """What ranks print at the same moment is drawn together; what has piled up is there."""
         deadline = time.monotonic() + TOGETHER
-        while (left := deadline - time.monotonic()) > 0 and not handle.is_told:
+        while (left := deadline - time.monotonic()) > 0 and not handle.is_drained:
             notice = handle.next_notice(min(left, patience))
             if notice is None:
                 return
@@ -266,7 +266,7 @@ class PanelView:
         try:
             deeds[press]()
         except RequestError as error:
-            handle.feed(ControllerMessage(str(error)))
+            handle.put(ControllerMessage(str(error)))
 
     # ---- when it is over
 

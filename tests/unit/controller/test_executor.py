@@ -161,7 +161,7 @@ def test_what_a_rank_wrote_before_it_died_between_cells_is_not_heard_in_a_later_
     handle = stage.run(CellRequest(source="1", ranks=(0,)))
     stage.end(handle, 0)
     assert written_in(handle) == []
-    assert folder.last_words(1).startswith("Fatal Python error")
+    assert folder.final_output(1).startswith("Fatal Python error")
 
 
 def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_restart(

@@ -22,7 +22,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive import sweep_grid
 from nbddp.archive.sweep_grid import (
-    MOST,
+    MAX_COMBINATIONS,
     State,
     SweepEntry,
     completed_runs,
@@ -109,7 +109,7 @@ UNFIT = (
 NO_GRID = (
     *("--sweep 0lr=1", "--sweep a.b=1", "--sweep class=1", "--sweep rank=0,1"),
     *(f"--sweep seed=0,{odd}" for odd in ("-1", "4294967296", "1.5", "a", "True", "None")),
-    *("--sweep a=1 --sweep a=2", "--sweep seed=1 --repeat 2", f"--repeat {MOST + 1}"),
+    *("--sweep a=1 --sweep a=2", "--sweep seed=1 --repeat 2", f"--repeat {MAX_COMBINATIONS + 1}"),
 )
 
 

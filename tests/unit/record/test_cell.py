@@ -32,9 +32,9 @@ def finished(*reports: CellEnded | int | None) -> CellResult:
     handle = handle_for(*range(len(reports)))
     for rank, report in reversed([*enumerate(reports)]):
         if isinstance(report, CellEnded):
-            handle.note_report(rank, report)
+            handle.add_report(rank, report)
         elif report is not None:
-            handle.note_exit(rank, report)
+            handle.add_exit(rank, report)
     return handle.finish()
 
 
@@ -62,7 +62,7 @@ def test_values_are_fetched_once_and_are_the_same_when_asked_again() -> None:
 
     handle = CellHandle(7, CellRequest(source="x"), (0, 1), fetch)
     for rank in (0, 1):
-        handle.note_report(rank, well(rank))
+        handle.add_report(rank, well(rank))
     result = handle.finish()
     with pytest.raises(RequestError, match="gone"):
         result.values()
@@ -103,13 +103,13 @@ def test_the_record_of_a_run_says_what_came_of_a_cell() -> None:
 
 def test_a_rank_that_died_is_among_the_exits_unless_it_had_failed_before() -> None:
     handle = handle_for(0, 1, 2, 3)
-    handle.note_exit(3, -9)
-    handle.note_report(0, well())
-    handle.note_report(2, badly())
-    handle.note_exit(0, -9)
-    handle.note_exit(2, -9)
-    handle.note_exit(4, -9)  # it has not got the cell
-    handle.note_report(1, well())
+    handle.add_exit(3, -9)
+    handle.add_report(0, well())
+    handle.add_report(2, badly())
+    handle.add_exit(0, -9)
+    handle.add_exit(2, -9)
+    handle.add_exit(4, -9)  # it has not got the cell
+    handle.add_report(1, well())
     assert handle.finish().exits == {0: -9, 3: -9}
 
 
@@ -118,16 +118,16 @@ def test_results_are_those_of_ranks_that_have_one_in_order_of_rank() -> None:
     shown = CellEnded(cell=7, seconds=0.1, in_group=True, result=bundle)
     handle = handle_for(0, 1, 2)
     for rank, report in ((2, shown), (0, shown), (1, well())):
-        handle.note_report(rank, report)
+        handle.add_report(rank, report)
     assert list(handle.finish().results) == [0, 2]
 
 
 def test_the_user_ends_only_what_lived_until_then() -> None:
     handle = handle_for(0, 1)
-    handle.note_exit(1, -9)
-    handle.end_by("restart")
-    handle.note_exit(0, -15)
-    assert (handle.was_ended(0), handle.was_ended(1)) == (True, False)
+    handle.add_exit(1, -9)
+    handle.set_ended_by("restart")
+    handle.add_exit(0, -15)
+    assert (handle.was_ended_by_user(0), handle.was_ended_by_user(1)) == (True, False)
     verdict = handle.finish().verdict
     assert verdict is not None
     assert verdict.causes == (1,)
@@ -140,23 +140,23 @@ def test_the_user_ends_only_what_lived_until_then() -> None:
 def test_a_reader_knows_when_a_cell_has_told_everything(patience: float) -> None:
     handle = handle_for(0)
     assert handle.next_notice(0) is None  # nothing yet, and not over
-    assert (handle.is_told, handle.is_finished) == (False, False)
-    handle.feed(ControllerMessage("a"))
-    handle.note_report(0, well())
+    assert (handle.is_drained, handle.is_finished) == (False, False)
+    handle.put(ControllerMessage("a"))
+    handle.add_report(0, well())
     assert not handle.is_finished
     handle.finish()
-    assert (handle.is_told, handle.is_finished) == (False, True)
+    assert (handle.is_drained, handle.is_finished) == (False, True)
     assert handle.next_notice(patience) == ControllerMessage("a")
-    assert not handle.is_told
+    assert not handle.is_drained
     assert handle.next_notice(patience) is None
-    assert handle.is_told
+    assert handle.is_drained
 
 
 def test_a_reader_is_woken_by_what_comes() -> None:
     handle = handle_for(0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(handle.next_notice, 30.0)
-        handle.feed(ControllerMessage("a"))
+        handle.put(ControllerMessage("a"))
         assert waiting.result(10) == ControllerMessage("a")
 
 
@@ -165,11 +165,11 @@ def test_a_reader_is_woken_by_what_comes() -> None:
 
 def test_what_went_wrong_on_a_rank_is_known_before_the_cell_is_over() -> None:
     handle = handle_for(0, 1, 2, 3)
-    handle.note_report(0, well())
-    handle.note_report(1, badly())
-    handle.note_exit(2, -9)
+    handle.add_report(0, well())
+    handle.add_report(1, badly())
+    handle.add_exit(2, -9)
     assert [handle.has_ended(rank) for rank in range(4)] == [True, True, True, False]
-    said = [handle.trouble(rank) for rank in range(4)]
+    said = [handle.failure(rank) for rank in range(4)]
     assert [each and each.exitcode for each in said] == [None, None, -9, None]
     assert [bool(each) for each in said] == [False, True, True, False]
     assert not handle.is_finished
@@ -178,17 +178,17 @@ def test_what_went_wrong_on_a_rank_is_known_before_the_cell_is_over() -> None:
 def test_exits_are_known_while_the_cell_runs_and_are_a_copy() -> None:
     handle = handle_for(0, 1)
     assert handle.exits == {}
-    handle.note_exit(1, None)
+    handle.add_exit(1, None)
     before = handle.exits
     assert before == {1: None}
-    handle.note_exit(0, 3)
+    handle.add_exit(0, 3)
     assert before == {1: None}
     assert handle.exits == {1: None, 0: 3}
 
 
 def test_what_a_rank_that_died_left_is_in_the_report() -> None:
     handle = handle_for(0)
-    handle.note_exit(0, -9, last_words="step 7", hint="out of memory")
+    handle.add_exit(0, -9, final_output="step 7", hint="out of memory")
     verdict = handle.finish().verdict
     assert verdict is not None
     assert "step 7" in verdict.report()
@@ -200,7 +200,7 @@ def test_its_seconds_go_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
     handle = handle_for(0)
     assert [handle.seconds, handle.seconds] == [1.5, 3.0]
-    handle.note_report(0, well())
+    handle.add_report(0, well())
     assert handle.finish().seconds == 4.5
     assert [handle.seconds, handle.seconds] == [4.5, 4.5]
 
@@ -214,10 +214,10 @@ def test_a_result_is_noted_first_and_a_failure_to_do_so_keeps_nobody_waiting(fai
         if fails:
             raise OSError("no room")
 
-    handle.note_report(0, well())
+    handle.add_report(0, well())
     with pytest.raises(OSError, match="no room") if fails else nullcontext():
         handle.finish(note)
     assert seen == [(True, False)]
     assert handle.result is not None
     assert list(handle.notices()) == []
-    assert (handle.is_told, handle.is_finished) == (True, True)
+    assert (handle.is_drained, handle.is_finished) == (True, True)

@@ -60,7 +60,7 @@ def test_the_last_words_have_the_stack_of_one_thread(log: Path, name: str) -> No
     reader = LogReader(log)
     log.write_text(f"wörds\n{FATAL}{OTHER}\n{name}{MAIN}Extension modules: torch\n")
     stack = f"{name}{MAIN}".splitlines()[:3]
-    assert reader.last_words().splitlines() == ["wörds", FATAL.strip(), *stack]
+    assert reader.final_output().splitlines() == ["wörds", FATAL.strip(), *stack]
     assert rest(reader) == f"wörds\n{FATAL}"
 
 

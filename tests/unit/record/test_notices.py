@@ -20,8 +20,8 @@ from nbddp.wire.messages import Display
 
 
 def all_of(notices: NoticeQueue) -> list[Notice]:
-    notices.end()
-    return list(iter(lambda: notices.take(0), None))
+    notices.close()
+    return list(iter(lambda: notices.get(0), None))
 
 
 def text_of(notices: list[Notice], rank: int = 0) -> str:
@@ -58,14 +58,14 @@ def log(tmp_path: Path) -> Log:
 def test_text_that_piles_up_wakes_nobody() -> None:
     """One wait for all that comes in it: that is why a talkative group costs so little."""
     notices, waits = NoticeQueue(), []
-    notices.feed(picture(3))
-    assert notices.take(30.0, piles_up=True) == picture(3)
-    notices._presses.wait = lambda timeout: [  # type: ignore[method-assign, assignment, return-value]
-        waits.append((timeout, notices._presses.is_set())),
-        *(notices.feed(OutputText(0, str(number))) for number in range(9)),
-        waits.append((timeout, notices._presses.is_set())),
+    notices.put(picture(3))
+    assert notices.get(30.0, batch_text=True) == picture(3)
+    notices._urgent.wait = lambda timeout: [  # type: ignore[method-assign, assignment, return-value]
+        waits.append((timeout, notices._urgent.is_set())),
+        *(notices.put(OutputText(0, str(number))) for number in range(9)),
+        waits.append((timeout, notices._urgent.is_set())),
     ]
-    found = [notices.take(0.1, piles_up=True) for _ in range(9)]
+    found = [notices.get(0.1, batch_text=True) for _ in range(9)]
     assert found == [OutputText(0, str(number)) for number in range(9)]
     assert waits == [(0.1, False), (0.1, False)]
 
@@ -74,12 +74,12 @@ def test_text_that_piles_up_wakes_nobody() -> None:
 def test_a_picture_and_the_end_wait_for_no_pile(is_end: bool) -> None:
     notices = NoticeQueue()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(notices.take, 30.0, piles_up=True)
-        notices.feed(OutputText(0, "a"))
-        _ = notices.end() if is_end else notices.feed(picture(3))
+        waiting = pool.submit(notices.get, 30.0, batch_text=True)
+        notices.put(OutputText(0, "a"))
+        _ = notices.close() if is_end else notices.put(picture(3))
         assert waiting.result(20) == OutputText(0, "a")
-    assert notices.take(30.0, piles_up=True) == (None if is_end else picture(3))
-    assert notices.is_told == is_end
+    assert notices.get(30.0, batch_text=True) == (None if is_end else picture(3))
+    assert notices.is_drained == is_end
 
 
 def test_notices_come_in_their_order_and_then_none() -> None:
@@ -88,10 +88,10 @@ def test_notices_come_in_their_order_and_then_none() -> None:
         [OutputText(0, "a"), ControllerMessage("b"), picture(3), OutputText(1, "c")],
     )
     for notice in fed:
-        notices.feed(notice)
-    assert not notices.is_told
+        notices.put(notice)
+    assert not notices.is_drained
     assert all_of(notices) == fed
-    assert notices.is_told
+    assert notices.is_drained
 
 
 def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_pa
     with keeps_less_than(50_000):
         for number in range(2000):
             for each in logs:
-                notices.feed(each.write(f"{number:100}"))
+                notices.put(each.write(f"{number:100}"))
     found = all_of(notices)
     assert [len(text_of(found, rank)) for rank in (0, 1)] == [200_000, 200_000]
 
@@ -107,11 +107,11 @@ def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_pa
 def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) -> None:
     notices = NoticeQueue(max_text=3)
     for text in ("one", "two", "three"):
-        notices.feed(log.write(text))
-    assert text_of([notices.take(0), notices.take(0)]) == "onetwothree"
+        notices.put(log.write(text))
+    assert text_of([notices.get(0), notices.get(0)]) == "onetwothree"
     log.path.unlink()
-    notices.feed(OutputText(0, "four", LogSpan(0, log.path, 0, 4)))
-    assert notices.take(0) == OutputText(0, "four")
+    notices.put(OutputText(0, "four", LogSpan(0, log.path, 0, 4)))
+    assert notices.get(0) == OutputText(0, "four")
 
 
 @given(
@@ -132,12 +132,12 @@ def test_whatever_the_order_each_rank_is_whole_and_words_stay_in_their_place(
     found: list[Notice] = []
     for number, (what, text) in enumerate(acts):
         if what == "take":
-            found += [each for each in [notices.take(0)] if each is not None]
+            found += [each for each in [notices.get(0)] if each is not None]
             continue
         fed.append(
             ControllerMessage(str(number)) if what == "said" else logs[int(what)].write(text)
         )
-        notices.feed(fed[-1])
+        notices.put(fed[-1])
     found += all_of(notices)
     assert sections(found) == sections(fed)
 
@@ -165,9 +165,9 @@ def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
     monkeypatch.setattr(log_reader, "SHOWN_END", 100)
     notices = NoticeQueue(max_text=0)
     for number in range(100):
-        notices.feed(log.write(f"line {number}\n"))
-    notices.end(is_urgent=True)
-    said, *lines = text_of(list(iter(lambda: notices.take(0), None))).splitlines()
+        notices.put(log.write(f"line {number}\n"))
+    notices.close(is_urgent=True)
+    said, *lines = text_of(list(iter(lambda: notices.get(0), None))).splitlines()
     assert "rank0.log" in said
     assert lines == [f"line {number}" for number in range(88, 100)]
 
@@ -175,7 +175,7 @@ def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
 def test_only_the_next_part_of_the_same_log_goes_on_with_it(log: Log, tmp_path: Path) -> None:
     notices, places = NoticeQueue(), [(log.path, 0, 5), (log.path, 5, 9), (log.path, 10, 12)]
     for path, start, end in [*places, (tmp_path / "other.log", 12, 15)]:
-        notices.feed(LogSpan(0, path, start, end))
+        notices.put(LogSpan(0, path, start, end))
     assert [each.size for each in notices._waiting if isinstance(each, LogSpan)] == [9, 2, 3]
 
 
@@ -193,11 +193,11 @@ def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alo
     snapshot: SnapshotAssertion,
 ) -> None:
     alone, notices = NoticeQueue(), NoticeQueue()
-    alone.feed(picture(1000))
+    alone.put(picture(1000))
     assert all_of(alone) == [picture(1000)]
     for _ in range(12):
-        notices.feed(picture(1))
-    notices.feed(picture(1, rank=1))
+        notices.put(picture(1))
+    notices.put(picture(1, rank=1))
     found = all_of(notices)
     assert found[:-2] == [picture(1)] * 10
     assert [each.text for each in found[-2:] if isinstance(each, ControllerMessage)] == snapshot
@@ -210,14 +210,14 @@ def test_what_was_said_between_two_cells_comes_in_the_next(
     log: Log, snapshot: SnapshotAssertion
 ) -> None:
     between, cell = NoticeQueue(max_text=10), NoticeQueue()
-    between.feed(ControllerMessage("rank 1 was killed"))
+    between.put(ControllerMessage("rank 1 was killed"))
     for text in ("short\n", "too long\n", "for memory\n"):
-        between.feed(log.write(text))
+        between.put(log.write(text))
     between.move_to(cell)
-    assert cell.take(0) == ControllerMessage("rank 1 was killed")
-    assert cell.take(0) == OutputText(0, "short\n")
-    assert cell.take(0) == OutputText(0, "too long\n")
-    said = cell.take(0)
+    assert cell.get(0) == ControllerMessage("rank 1 was killed")
+    assert cell.get(0) == OutputText(0, "short\n")
+    assert cell.get(0) == OutputText(0, "too long\n")
+    said = cell.get(0)
     assert isinstance(said, ControllerMessage)
     assert said.text == snapshot
-    assert between.take(0) is None
+    assert between.get(0) is None

@@ -190,16 +190,16 @@ def test_a_run_knows_which_notebook_or_script_started_it(
 
 def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:
     folder = begin(base)
-    assert folder.last_words(0) == ""
+    assert folder.final_output(0) == ""
     folder.log(0).write_bytes(b"x" * 5000 + b"\xff the end")
-    words = folder.last_words(0)
+    words = folder.final_output(0)
     assert words.endswith("\ufffd the end")
     assert len(words) == 2000
     with folder.log(1).open("wb") as file:
         file.truncate(50 << 30)  # takes no space, and no memory holds it
         file.seek(0, os.SEEK_END)
         file.write("grüße\n".encode() * 1000)
-    words = folder.last_words(1)
+    words = folder.final_output(1)
     assert len(words) == 2000
     assert words.endswith("grüße\n" * 300)
 
@@ -239,7 +239,7 @@ def test_a_deleted_folder_does_not_stop_the_run(base: Path, begin: Begin) -> Non
     folder = begin(base)
     shutil.rmtree(folder.path)
     folder.event("exit", rank=1)
-    assert folder.last_words(0) == ""
+    assert folder.final_output(0) == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")

@@ -97,7 +97,7 @@ def with_rank_1(life: Life, rank: RankLife) -> Life:
 
 def ended_by_restart(cell: CellHandle) -> None:
     cell.ended_by = "restart"
-    cell.note_exit(1, -15)
+    cell.add_exit(1, -15)
 
 
 RUNS, IS_IDLE = RankLife(1, RankState.RUNNING), RankLife(1, RankState.IDLE)
@@ -111,18 +111,18 @@ Act = Callable[[CellHandle], object]
 INTERRUPTED = replace(BADLY, is_interrupted=True)
 ENDS: dict[str, tuple[RankLife, Act, tuple[str, bool, bool]]] = {
     "in the cell": (RUNS, lambda _: None, ("running", True, False)),
-    "through": (IS_IDLE, lambda cell: cell.note_report(1, WELL), ("done", True, False)),
+    "through": (IS_IDLE, lambda cell: cell.add_report(1, WELL), ("done", True, False)),
     "failed": (
         IS_IDLE,
-        lambda cell: cell.note_report(1, BADLY),
+        lambda cell: cell.add_report(1, BADLY),
         ("ValueError: no, line 3", False, True),
     ),
     "interrupted": (
         IS_IDLE,
-        lambda cell: cell.note_report(1, INTERRUPTED),
+        lambda cell: cell.add_report(1, INTERRUPTED),
         ("interrupted, line 3", False, False),
     ),
-    "died": (gone(-9), lambda cell: cell.note_exit(1, -9), ("was killed by SIGKILL", False, True)),
+    "died": (gone(-9), lambda cell: cell.add_exit(1, -9), ("was killed by SIGKILL", False, True)),
     "ended by the user": (gone(-15), ended_by_restart, ("ended by the restart", False, False)),
 }
 
@@ -155,13 +155,13 @@ def test_a_rank_without_a_cell(group: Group, rank: RankLife, told: tuple[str, bo
 
 def test_a_rank_that_the_cell_does_not_run_on_has_its_own_state(group: Group) -> None:
     alone = cell_on(1)
-    alone.note_report(1, WELL)
+    alone.add_report(1, WELL)
     assert group.look(IDLE, alone).ranks[0].state == "ready"
 
 
 def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(group: Group) -> None:
-    group.cell.note_report(0, WELL)
-    group.cell.note_report(1, BADLY)
+    group.cell.add_report(0, WELL)
+    group.cell.add_report(1, BADLY)
     snapshot = group.look(IDLE, group.cell, is_for_cell=False)
     assert [(each.state, each.is_well) for each in snapshot.ranks] == [("ready", True)] * 2
 
@@ -169,8 +169,8 @@ def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(grou
 def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its_rank_too(
     group: Group,
 ) -> None:
-    group.cell.note_report(0, WELL)
-    group.cell.note_report(1, BADLY)
+    group.cell.add_report(0, WELL)
+    group.cell.add_report(1, BADLY)
     assert group.rank(1, IDLE).state == "ValueError: no, line 3"
     group.cell.finish()
     assert group.rank(1, IDLE).state == "failed"
@@ -178,7 +178,7 @@ def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its
 
 @pytest.mark.parametrize("is_for_cell", [True, False])
 def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_cell: bool) -> None:
-    group.cell.note_report(1, WELL)
+    group.cell.add_report(1, WELL)
     snapshot = group.look(with_rank_1(RUNNING, IS_IDLE), group.cell, is_for_cell=is_for_cell)
     assert [each.goes_on for each in snapshot.ranks] == [True, False]
 
@@ -191,7 +191,7 @@ def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_ce
 def test_where_the_group_is_another_the_ranks_are_those_of_the_cell_unless_it_is_asked_for(
     group: Group, life: Life, now: list[tuple[int, str]]
 ) -> None:
-    group.cell.note_exit(1, -9)
+    group.cell.add_exit(1, -9)
     snapshot = group.look(life, group.cell)
     assert [(each.state, each.is_alive, each.is_well) for each in snapshot.ranks] == [
         ("disappeared", False, False),
@@ -275,7 +275,7 @@ def test_the_step_of_a_row_is_of_the_same_moment_as_its_collective(group: Group)
 
 def test_a_rank_that_has_ended_its_cell_shows_no_cpu_of_it(group: Group) -> None:
     group.note(1, PULSE)
-    group.cell.note_report(1, WELL)
+    group.cell.add_report(1, WELL)
     assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu < 0
     group.note(1, replace(PULSE, cell=0, cpu=0.5))
     assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu == 0.5

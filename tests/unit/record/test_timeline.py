@@ -177,11 +177,11 @@ def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
 def test_last_words_are_those_of_the_ranks_that_are_asked_for(
     event_log: EventLog, tmp_path: Path
 ) -> None:
-    assert event_log.last_words([0]) == ""
+    assert event_log.final_output([0]) == ""
     folder = opened(event_log, tmp_path)
     for rank in range(3):
         folder.log(rank).write_text(f"words of {rank}")
-    assert event_log.last_words([2, 0]) == "words of 2\nwords of 0"
+    assert event_log.final_output([2, 0]) == "words of 2\nwords of 0"
 
 
 # ---- failures that several ranks have

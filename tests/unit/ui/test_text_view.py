@@ -42,7 +42,7 @@ def begun(size: int = 2) -> CellHandle:
 def end(handle: CellHandle, results: Results | None = None) -> None:
     for rank in handle.ranks:
         result = (results or {}).get(rank, {})
-        handle.note_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True, result=result))
+        handle.add_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True, result=result))
     handle.finish()
 
 
@@ -50,7 +50,7 @@ def finished(*notices: Notice, results: Results | None = None, size: int = 2) ->
     """A cell that said all this and then ended."""
     handle = begun(size)
     for notice in notices:
-        handle.feed(notice)
+        handle.put(notice)
     end(handle, results)
     return handle
 
@@ -166,7 +166,7 @@ def test_a_stream_shows_rich_things_as_their_text(capsys: pytest.CaptureFixture[
 
 
 def test_a_cell_whose_notices_end_before_it_does_is_a_mistake_of_ours(screen: KeptScreen) -> None:
-    handle: Any = SimpleNamespace(is_told=True, result=None)
+    handle: Any = SimpleNamespace(is_drained=True, result=None)
     with pytest.raises(RuntimeError):
         TextView(screen).show(handle)
 
@@ -190,36 +190,36 @@ def test_an_unfinished_line_is_shown_and_goes_on_where_it_is(
     screen: KeptScreen, going: CellHandle
 ) -> None:
     for dots in (".", "..", "..."):
-        going.feed(OutputText(0, "."))
+        going.put(OutputText(0, "."))
         assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
         assert screen.visible == len(screen.things)
-    going.feed(OutputText(0, " done\nnext\n"))
+    going.put(OutputText(0, " done\nnext\n"))
     assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
 
 
 def test_what_comes_meanwhile_stands_below_an_unfinished_line_and_the_line_comes_again_in_full(
     screen: KeptScreen, going: CellHandle
 ) -> None:
-    going.feed(OutputText(0, "\x1b[32mload"))
+    going.put(OutputText(0, "\x1b[32mload"))
     assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
-    going.feed(OutputText(1, "other\n"))
-    going.feed(ControllerMessage("word"))
+    going.put(OutputText(1, "other\n"))
+    going.put(ControllerMessage("word"))
     below = "[rank 0] \x1b[32mload\x1b[0m\n[rank 1] other\nnbddp: word\n"
     assert wait_until(lambda: screen.text == below)
-    going.feed(OutputText(0, "ed\n"))
+    going.put(OutputText(0, "ed\n"))
     assert wait_until(lambda: screen.text == f"{below}[rank 0] \x1b[32mloaded\n")
 
 
 def test_an_unfinished_line_ends_with_a_display_and_is_shown_once_at_the_end_of_the_cell(
     screen: KeptScreen, going: CellHandle
 ) -> None:
-    going.feed(OutputText(0, "figure:"))
+    going.put(OutputText(0, "figure:"))
     assert wait_until(lambda: screen.text == "[rank 0] figure:")
-    going.feed(display(0, FIGURE))
-    going.feed(OutputText(0, "next"))
+    going.put(display(0, FIGURE))
+    going.put(OutputText(0, "next"))
     shown = "[rank 0] figure:\n[rank 0]\n[rank 0] next"
     assert wait_until(lambda: screen.text == shown)
-    going.feed(OutputText(1, "at last"))
+    going.put(OutputText(1, "at last"))
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last")
     end(going)
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last\n[rank 0] next\n")
@@ -258,7 +258,7 @@ def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(TextView(screen).follow, handle)
         for rank in range(4):
-            handle.feed(OutputText(rank, "step 1\n"))
+            handle.put(OutputText(rank, "step 1\n"))
         came = wait_until(lambda: screen.text.count("step 1") == 4)
         handle.finish()
         following.result(30)
@@ -276,7 +276,7 @@ def test_ranks_that_printed_at_the_same_moment_are_shown_in_one_piece_the_next_t
             time.sleep(2.2 * step * room.TOGETHER)
             before = screen.flushes
             for rank in range(4):
-                handle.feed(OutputText(rank, f"step {step}\n"))
+                handle.put(OutputText(rank, f"step {step}\n"))
                 time.sleep(room.TOGETHER / 30)
             came = wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
         pieces = screen.flushes - before
@@ -306,12 +306,12 @@ def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_a
     text = "".join(f"line {number}\n" for number in range(10_000))
     log.write_text(text)
     handle = begun(1)
-    handle.told = NoticeQueue(max_text=1000)
+    handle.notice_queue = NoticeQueue(max_text=1000)
     with ThreadPoolExecutor(1) as pool:
         showing = pool.submit(TextView(screen, pace=10.0).show, handle)
         for at in range(0, len(text), 100):
             piece = text[at : at + 100]
-            handle.feed(OutputText(0, piece, LogSpan(0, log, at, at + len(piece))))
+            handle.put(OutputText(0, piece, LogSpan(0, log, at, at + len(piece))))
             time.sleep(0.0005)
         assert not wait_until(lambda: "line 9999" in screen.text, timeout=0.2)
         handle.finish()
