@@ -99,13 +99,13 @@ def report_joins(group: WorkerGroup, joins: int) -> None:
             start_new_session=True,
             stderr=subprocess.DEVNULL,
         )
-        while len(nodes.door.nodes) < 3:
+        while len(nodes.listener.nodes) < 3:
             time.sleep(0.01)
         group._group.spec = nodes.fit(group._group.spec)
         group.restart()
         group.run("assert dist.get_world_size() == 3", quiet=True)
         seconds.append(time.monotonic() - began)
-        nodes.leave(nodes.door.nodes[-1].name)
+        nodes.release(nodes.listener.nodes[-1].name)
         keeper.wait(30)
         group._group.spec = nodes.fit(group._group.spec)
         group.restart()

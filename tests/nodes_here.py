@@ -81,12 +81,12 @@ class OnNodes:
         return self.group
 
     def bring(self, count: int = 1) -> None:
-        enough = len(self.nodes.door.nodes) + count
+        enough = len(self.nodes.listener.nodes) + count
         self.nodes.start_local(count)
         self.await_nodes(enough)
 
     def await_nodes(self, count: int) -> None:
-        assert wait_until(lambda: len(self.nodes.door.nodes) == count, timeout=COMING)
+        assert wait_until(lambda: len(self.nodes.listener.nodes) == count, timeout=COMING)
 
     def bring_keeper(
         self,
@@ -107,8 +107,8 @@ class OnNodes:
             prefix: what starts it.
             with_agent: whether torchrun does.
         """
-        enough = len(self.nodes.door.nodes) + 1
-        join = self.nodes.door.join
+        enough = len(self.nodes.listener.nodes) + 1
+        join = self.nodes.listener.join
         number = len(self.keepers)
         folder = Path.home() / f"keeper{number}"
         file = replace(join, port=port or join.port).save(folder)
@@ -123,7 +123,7 @@ class OnNodes:
 
     def link(self, *, delay: float = 0.0) -> Link:
         """A cable to the door, which goes with it."""
-        self._links.append(Link(self.nodes.door.join.port, delay=delay))
+        self._links.append(Link(self.nodes.listener.join.port, delay=delay))
         return self._links[-1]
 
     def node_of(self, rank: int) -> Any:

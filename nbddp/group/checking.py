@@ -84,9 +84,9 @@ class QuietChecks:
     """Checks at each cell's end, which nobody asked for; says of the ranks' state nothing twice."""
 
     def __init__(self) -> None:
-        self._told: WeakKeyDictionary[Session, set[tuple[int, str, str]]] = WeakKeyDictionary()
+        self._reported: WeakKeyDictionary[Session, set[tuple[int, str, str]]] = WeakKeyDictionary()
 
-    def look(self, session: Session, handle: CellHandle) -> list[Finding]:
+    def check(self, session: Session, handle: CellHandle) -> list[Finding]:
         """Return what is to be said under this cell of the session, which has ended."""
         result = handle.result
         if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
@@ -108,7 +108,7 @@ class QuietChecks:
         except Exception:  # the cell's result must reach its user, whatever a rule stumbles over
             logger.exception("nbddp could not check the cell")
             return []
-        told = self._told.setdefault(session, set())
+        told = self._reported.setdefault(session, set())
         new = []
         for each in found:
             key = handle.attempt, each.rule, each.text

@@ -20,7 +20,7 @@ class TextDisplay:
     """
 
     has_table = False  # then no trial needs a line of its own
-    has_notes = False  # whether the view of a cell shows notes
+    shows_notices = False  # whether the view of a cell shows notes
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -32,34 +32,34 @@ class TextDisplay:
         questions = InputQueue(ConsoleInput(), session.answer)
         return TextView(StreamTarget(), is_quiet=self.quiet, questions=questions)
 
-    def note(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """Say what is done after a failure, in the view of the failed attempt if it can."""
-        self.say(text)
+        self.print_line(text)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line for the user."""
         self._write(f"nbddp: {text}")
 
     # ---- trials
 
-    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
+    def show_starting(self, text: str, session: Session) -> AbstractContextManager[None]:
         """Return a context in which the user sees that ranks start."""
         del text, session  # a script has the line of `show_progress`
         return nullcontext()
 
     def show_progress(self, report: Report) -> None:
         """Show which trial begins, or at the end how many succeeded."""
-        self.mention(str(report.title))
+        self.print_unless_quiet(str(report.title))
 
     def show(self, report: Report) -> None:
         """Show the results of the trials."""
         if not self.quiet:
             self._write(render_text(report))
 
-    def mention(self, text: str) -> None:
+    def print_unless_quiet(self, text: str) -> None:
         """Print a line unless it is to be quiet."""
         if not self.quiet:
-            self.say(text)
+            self.print_line(text)
 
     def _write(self, text: str) -> None:
         screen = StreamTarget()

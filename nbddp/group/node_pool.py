@@ -79,23 +79,27 @@ class NodePool:
             )
         self.spec = spec
         self._session = session
-        self._active = active or (lambda: session)
+        self._active_session = active or (lambda: session)
         self._is_open = False  # nodes of a door that was there before may come in at once
         self._changes: SimpleQueue[Node] = SimpleQueue()  # no lock that a stop could leave taken
-        self.door = NodeListener(
-            spec.host, spec.port, join=join, on_change=self._note, on_lost=self._note_lost
+        self.listener = NodeListener(
+            spec.host,
+            spec.port,
+            join=join,
+            on_change=self._on_node_change,
+            on_lost=self._on_log_lost,
         )
         tidy(Path.home())
-        self.join_file = self.door.join.path if join else self.door.join.save()
-        self._held = LockedPath(self.join_file)
+        self.join_file = self.listener.join.path if join else self.listener.join.save()
+        self._join_lock = LockedPath(self.join_file)
         self._agents = self._new_agents()
-        self._before: Launcher = session.launcher
+        self._previous_launcher: Launcher = session.launcher
         limits = {"least": spec.least, "most": spec.most}
-        self.launcher = RemoteLauncher(self.door, **limits, way=self._way_in)
+        self.launcher = RemoteLauncher(self.listener, **limits, way=self._how_to_join)
         session.use(self.launcher)
         self._is_open = True
 
-    def _way_in(self) -> str:
+    def _how_to_join(self) -> str:
         """Return how more nodes can join; nodes that start on this machine only need time."""
         if coming := self._agents.awaited:
             return f"{coming} starting on this machine: `%ddp nodes --wait 60` waits for them"
@@ -103,18 +107,18 @@ class NodePool:
 
     def _new_agents(self) -> LocalAgents:
         return LocalAgents(
-            self._command(str(self.join_file)),
-            self.join_file.parent.parent / "agents" / self.door.join.run,
+            self._agent_arguments(str(self.join_file)),
+            self.join_file.parent.parent / "agents" / self.listener.join.run,
         )
 
-    def _note(self, node: Node) -> None:
+    def _on_node_change(self, node: Node) -> None:
         """On the door's thread: nobody may be kept waiting here."""
         self._changes.put(node)
         if not self._is_open:
             return
         if not node.why_gone:
             self._agents.note(node)
-            self._active().note_node(NodeJoined(name=node.name, nproc=node.nproc))
+            self._active_session().note_node(NodeJoined(name=node.name, nproc=node.nproc))
             return
         lost = NodeLost(
             name=node.name,
@@ -122,17 +126,17 @@ class NodePool:
             why=node.why_gone,
             ranks=tuple(self.launcher.ranks_of(node)),
         )
-        self._active().note_node(lost)
+        self._active_session().note_node(lost)
 
-    def _note_lost(self, folder: Path, error: OSError) -> None:
-        self._active().note_node(LogsTorn(folder=str(folder), why=str(error.strerror)))
+    def _on_log_lost(self, folder: Path, error: OSError) -> None:
+        self._active_session().note_node(LogsTorn(folder=str(folder), why=str(error.strerror)))
 
     # ---- what the user is told
 
     @property
     def command(self) -> str:
         """The line that the user types on each machine."""
-        return " ".join([shlex.join(TORCHRUN), *self._command(self._file)])
+        return " ".join([shlex.join(TORCHRUN), *self._agent_arguments(self._file)])
 
     @property
     def _file(self) -> str:
@@ -140,16 +144,16 @@ class NodePool:
             return f"~/{self.join_file.relative_to(Path.home())}"
         return str(self.join_file)
 
-    def _command(self, join_file: str) -> Sequence[str]:
+    def _agent_arguments(self, join_file: str) -> Sequence[str]:
         """What follows ``torchrun`` on the command line."""
         seconds = self.spec.orphan_timeout
         own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
         ranks = f"--ranks={self.spec.nproc_per_node}"
         return (*ALONE, "-m", "nbddp.nodes", "--join", join_file, ranks, *own)
 
-    def opened(self) -> str:
+    def instructions(self) -> str:
         """What to do now."""
-        join = self.door.join
+        join = self.listener.join
         lines = [
             f"waiting for nodes at {join.address}:{join.port}. Run this line on each machine, "
             "with the same versions of nbddp and Python (change Python's path if it differs):",
@@ -167,15 +171,15 @@ class NodePool:
             f"{self._file} holds the secret, and only you can read it: copy it (scp -p) where "
             "home folders are not shared."
         )
-        return "\n".join([*lines, self._wanted()])
+        return "\n".join([*lines, self._describe_need()])
 
-    def _wanted(self) -> str:
+    def _describe_need(self) -> str:
         if self.launcher.lost:
             return (
                 "`%ddp heal` brings them back on nodes that are free, once there are some; "
                 "`%ddp restart` goes on with those that are here."
             )
-        here, least, most = len(self.door.nodes), self.spec.least, self.spec.most
+        here, least, most = len(self.listener.nodes), self.spec.least, self.spec.most
         if here >= least:
             spares = f" and keeps {plural(here - most, 'spare')}" if here > most else ""
             return f"A %%ddp cell uses {plural(min(here, most), 'node')}{spares}."
@@ -186,20 +190,20 @@ class NodePool:
     def table(self) -> str:
         """Who is here."""
         nodes = self.launcher.chosen()
-        nodes += [node for node in self.door.nodes if node not in nodes]
-        join = self.door.join
+        nodes += [node for node in self.listener.nodes if node not in nodes]
+        join = self.listener.join
         head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
-        if self.door.refused:
-            head += f" · {plural(self.door.refused, 'connection')} refused"
-        lines = align_columns([_COLUMNS, *map(self._row, nodes)])
+        if self.listener.refused:
+            head += f" · {plural(self.listener.refused, 'connection')} refused"
+        lines = align_columns([_COLUMNS, *map(self._table_row, nodes)])
         gone = [
             f"{format_ranks(list(slot.ranks))} gone with node {slot.node.name}: "
             f"{slot.node.why_gone}"
             for slot in self.launcher.lost
         ]
-        return "\n".join([head, *(lines if nodes else []), *gone, self._wanted()])
+        return "\n".join([head, *(lines if nodes else []), *gone, self._describe_need()])
 
-    def _row(self, node: Node) -> tuple[str, ...]:
+    def _table_row(self, node: Node) -> tuple[str, ...]:
         ranks = self.launcher.ranks_of(node)
         said = format_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
         clock = node.clock
@@ -242,37 +246,37 @@ class NodePool:
                 stays open.
         """
         began = time.monotonic()
-        while self._missing:
+        while missing := self._missing_count:
             left = began + seconds - time.monotonic()
             if failed := self._agents.take_failed():
-                raise RequestError(f"{failed}; {self._here()}")
+                raise RequestError(f"{failed}; {self._describe_nodes()}")
             if left <= 0:
-                refused = self.door.why_refused
+                refused = self.listener.why_refused
                 parts = [
-                    f"{plural(self._missing, 'node')} missing after {format_seconds(seconds)}",
-                    self._here(),
+                    f"{plural(missing, 'node')} missing after {format_seconds(seconds)}",
+                    self._describe_nodes(),
                     f"the last refused node: {refused}" if refused else "",
                     f"on each machine: `{self.command}`",
                 ]
                 raise RequestError("; ".join(filter(None, parts)))
-            self._await_change(left)
-        return f"{self._here()}, after {format_seconds(time.monotonic() - began)}"
+            self._wait_for_change(left)
+        return f"{self._describe_nodes()}, after {format_seconds(time.monotonic() - began)}"
 
-    def _await_change(self, seconds: float) -> None:
+    def _wait_for_change(self, seconds: float) -> None:
         with suppress(Empty):
             self._changes.get(timeout=min(seconds, POLL_INTERVAL))
 
     @property
-    def _missing(self) -> int:
+    def _missing_count(self) -> int:
         """Nodes that one waits for."""
-        return max(self.spec.least - len(self.door.nodes), self._agents.awaited)
+        return max(self.spec.least - len(self.listener.nodes), self._agents.awaited)
 
-    def _here(self) -> str:
-        nodes = self.door.nodes
+    def _describe_nodes(self) -> str:
+        nodes = self.listener.nodes
         names = ", ".join(f"{node.name} ({plural(node.nproc, 'rank')})" for node in nodes)
         return f"{plural(len(nodes), 'node')} joined{': ' if nodes else ''}{names}"
 
-    def take_back(self, seconds: float, is_stopped: Callable[[], bool]) -> SurvivingGroup | None:
+    def rejoin(self, seconds: float, is_stopped: Callable[[], bool]) -> SurvivingGroup | None:
         """Wait for the ranks that another notebook has left, and have the session go on with them.
 
         Args:
@@ -283,16 +287,16 @@ class NodePool:
             Who they are; None if only nodes have come back, which had no ranks.
 
         Raises:
-            RequestError: nobody has come back; see :meth:`give_up`.
+            RequestError: nobody has come back; see :meth:`abandon`.
             KeyboardInterrupt: it was stopped; the same holds.
         """
         deadline = time.monotonic() + seconds
-        while not self._are_all_back() and (left := deadline - time.monotonic()) > 0:
-            self._await_change(left)
+        while not self._all_ranks_are_back() and (left := deadline - time.monotonic()) > 0:
+            self._wait_for_change(left)
             if is_stopped():
                 raise KeyboardInterrupt
-        self.door.takes_back = False
-        nodes = self.door.nodes
+        self.listener.takes_back = False
+        nodes = self.listener.nodes
         if not nodes:
             raise RequestError(
                 f"no node has come back in {format_seconds(seconds)}; "
@@ -306,21 +310,22 @@ class NodePool:
         self._agents = self._new_agents()
         return returned
 
-    def say_back(self, returned: SurvivingGroup | None) -> str:
+    def describe_rejoined(self, returned: SurvivingGroup | None) -> str:
         """Return which ranks and nodes are back."""
         if returned is None:
-            return f"{self._here()}, which had no ranks; the next cell starts them"
+            return f"{self._describe_nodes()}, which had no ranks; the next cell starts them"
         ranks, world_size = len(returned.ranks), returned.world_size
         lost = "" if ranks == world_size else "; `%ddp heal` brings the others back"
-        return f"{ranks} of {world_size} ranks are back with their names; {self._here()}{lost}"
+        joined = self._describe_nodes()
+        return f"{ranks} of {world_size} ranks are back with their names; {joined}{lost}"
 
-    def _are_all_back(self) -> bool:
-        if not any(node.living for node in self.door.nodes):
+    def _all_ranks_are_back(self) -> bool:
+        if not any(node.living for node in self.listener.nodes):
             return False
         returned = self.launcher.returned()
         return len(returned.ranks) == returned.world_size
 
-    def leave(self, name: str) -> str:
+    def release(self, name: str) -> str:
         """Send a node home, and its ranks with it.
 
         Returns:
@@ -329,34 +334,34 @@ class NodePool:
         Raises:
             RequestError: there is none of this name.
         """
-        for node in self.door.nodes:
+        for node in self.listener.nodes:
             if node.name == name:
                 ranks = self.launcher.ranks_of(node)
                 node.is_leaving = True  # a start that comes at once does not count on it
-                self.door.tell(node, FrameType.LEAVE, reason="")
+                self.listener.tell(node, FrameType.LEAVE, reason="")
                 return f"node {name} is sent home" + (
                     f", and {format_ranks(ranks)}" if ranks else ""
                 )
-        known = ", ".join(node.name for node in self.door.nodes) or "none"
+        known = ", ".join(node.name for node in self.listener.nodes) or "none"
         raise RequestError(f"no node {name!r} is here; those that are: {known}")
 
-    def leave_open(self) -> None:
+    def detach(self) -> None:
         """Go, and leave the nodes and their ranks to the notebook that comes next."""
         self._is_open = False
-        self.door.close(sends_home=False)
-        self._held.close()
+        self.listener.close(sends_home=False)
+        self._join_lock.close()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Leave all of it as it was before this took any of it: later ranks are here again."""
-        self.leave_open()
-        self._session.use(self._before)
+        self.detach()
+        self._session.use(self._previous_launcher)
 
     def close(self) -> None:
         """Send all nodes home; later ranks are on this machine again."""
         self._is_open = False
-        self._session.use(self._before)
-        self.door.close()
+        self._session.use(self._previous_launcher)
+        self.listener.close()
         with suppress(FileNotFoundError):
             self.join_file.unlink()
-        self._held.close()
+        self._join_lock.close()
         self._agents.close()

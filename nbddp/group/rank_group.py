@@ -41,7 +41,7 @@ class RankGroup:
         session: None for one of its own.
         colors: IPython's theme for tracebacks; empty for the one that fits stderr.
         not_started: the error of a request that needs ranks, while there are none.
-        comes_back: whether this process ends to begin anew, so that nodes may wait for it.
+        will_return: whether this process ends to begin anew, so that nodes may wait for it.
 
     Attributes:
         nodes: where the ranks run; None for this machine.
@@ -54,14 +54,14 @@ class RankGroup:
         *,
         colors: str = "",
         not_started: str = NO_GROUP,
-        comes_back: Callable[[], bool] = lambda: False,
+        will_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self.nodes: NodePool | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
         self._not_started = not_started
-        self._comes_back = comes_back
+        self._will_return = will_return
         self._pid = os.getpid()
         self._start_lock = threading.Lock()
 
@@ -103,18 +103,18 @@ class RankGroup:
 
     # ---- life
 
-    def warm_up(self) -> None:
+    def preload(self) -> None:
         """Prepare in the background, so that the first start is quick."""
-        self.start_helper()
-        start_thread(threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True))
+        self.start_forkserver()
+        start_thread(threading.Thread(target=self._preload_rest, name="nbddp-warm-up", daemon=True))
 
-    def _warm_up(self) -> None:
+    def _preload_rest(self) -> None:
         importlib.import_module("torch.distributed")
         with self._start_lock:  # a start that was asked for meanwhile goes first
             pass
         self._session.launcher.warm_up_more()
 
-    def start_helper(self) -> None:
+    def start_forkserver(self) -> None:
         """Start the process that ranks are forked from; it imports torch by itself."""
         self.close_at_exit()
         self.session.launcher.warm_up()
@@ -156,23 +156,23 @@ class RankGroup:
     def close(self) -> None:
         """End all ranks and everything that was started for them."""
         session = self.session
-        if self.nodes is not None and self._comes_back():
-            self.nodes.leave_open()
+        if self.nodes is not None and self._will_return():
+            self.nodes.detach()
         elif self.nodes is not None:
             self.stop()
-        atexit.unregister(self.close_if_ours)
+        atexit.unregister(self.close_in_own_process)
         self.scripts.close()
         session.close()
 
-    def close_if_ours(self) -> None:
+    def close_in_own_process(self) -> None:
         """Close; do nothing in a forked process, which has nothing to close."""
         if os.getpid() == self._pid:
             self.close()
 
     def close_at_exit(self) -> None:
         """Close before multiprocessing's own hook, which would wait for the ranks to end."""
-        atexit.unregister(self.close_if_ours)
-        atexit.register(self.close_if_ours)
+        atexit.unregister(self.close_in_own_process)
+        atexit.register(self.close_in_own_process)
 
     # ---- many machines
 
@@ -189,10 +189,12 @@ class RankGroup:
             )
         self.close_at_exit()
         with sigint_deferred():  # a door that nobody knows of could not be closed
-            self.nodes = NodePool(self.session, spec, join, active=lambda: self.scripts.active)
+            self.nodes = NodePool(
+                self.session, spec, join, active=lambda: self.scripts.active_session
+            )
         return self.nodes
 
-    def take_back(self, spec: NodesSpec, join: JoinFile, seconds: float) -> str:
+    def rejoin(self, spec: NodesSpec, join: JoinFile, seconds: float) -> str:
         """Go on with the nodes and ranks that another notebook has left.
 
         Args:
@@ -210,16 +212,16 @@ class RankGroup:
         with sigint_deferred(raises_second=False) as held:
             nodes = self.open_nodes(spec, join)
             try:
-                returned = nodes.take_back(seconds, lambda: held.count > 0)
+                returned = nodes.rejoin(seconds, lambda: held.count > 0)
             except BaseException:
                 self.nodes = None
-                nodes.give_up()
+                nodes.abandon()
                 raise
             if returned is not None:
                 held.raises_second = True  # it ends the ranks
                 self._spec = replace(self._spec, **returned.options)
                 self.session.start(self._spec, returned)
-            return nodes.say_back(returned)
+            return nodes.describe_rejoined(returned)
 
     # ---- what is asked of the ranks
 
@@ -234,7 +236,7 @@ class RankGroup:
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        self.scripts.active.interrupt()
+        self.scripts.active_session.interrupt()
 
     def kill(self, rank: int) -> None:
         """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
@@ -243,7 +245,7 @@ class RankGroup:
             ArgumentError: there is no such rank.
             RequestError: it is gone already, or there is no group.
         """
-        session = self.scripts.active
+        session = self.scripts.active_session
         if not session.life.state.is_live:
             raise RequestError(self._not_started)
         RankRequests(session).check_ranks([rank])
@@ -271,9 +273,9 @@ class RankGroup:
 
     def timeline(self, last: int | None = None) -> Timeline:
         """Return who waited for whom in the last cell, or in its last so many steps."""
-        return timeline_of(self.scripts.recent, last)
+        return timeline_of(self.scripts.last_session, last)
 
-    def survey(self) -> dict[int, RankFacts]:
+    def collect_facts(self) -> dict[int, RankFacts]:
         """What every rank says of its names, for checks; nothing while they are busy, or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}

@@ -50,19 +50,19 @@ class Recovery:
         self._view: View | None = None  # of the last attempt
         self._times_ended = session.times_ended
         self._seconds_lost = 0.0
-        self._done = -1  # deeds that the replay has done; -1 before it begins
+        self._replayed = -1  # entries that the replay has done; -1 before it begins
 
-    def begin(self, request: CellRequest, retries: Retries) -> CellHandle:
+    def submit(self, request: CellRequest, retries: Retries) -> CellHandle:
         """Hand a cell to the ranks and return at once; :meth:`run` shows it."""
         self._times_ended = self._session.times_ended
         with self._session.taking_interrupts():
-            return self._hand_over(request, is_elastic=retries.is_elastic)
+            return self._submit_cell(request, is_elastic=retries.is_elastic)
 
     def run(
         self,
         request: CellRequest,
         retries: Retries = NO_RETRIES,
-        begun: CellHandle | None = None,
+        handle: CellHandle | None = None,
     ) -> CellResult:
         """Run a cell; after a failure heal the group, or restart it and replay, and run it again.
 
@@ -72,20 +72,20 @@ class Recovery:
         Args:
             request: the cell.
             retries: how often.
-            begun: its handle, if :meth:`begin` has begun it.
+            handle: its handle, if :meth:`submit` has started it.
         """
-        if begun is not None:
-            return self._recover(self._show(begun), request, retries)
+        if handle is not None:
+            return self._recover(self._show(handle), request, retries)
         self._times_ended = self._session.times_ended
         if retries.is_elastic and self._session.launcher.has_room():
             failed = self._restart_and_replay()
             if failed is not None:
                 return failed
-        return self._recover(self._run_shown(request, retries), request, retries)
+        return self._recover(self._run_and_show(request, retries), request, retries)
 
-    def _run_shown(self, request: CellRequest, retries: Retries) -> CellResult:
+    def _run_and_show(self, request: CellRequest, retries: Retries) -> CellResult:
         with self._session.taking_interrupts():
-            return self._show(self._hand_over(request, is_elastic=retries.is_elastic))
+            return self._show(self._submit_cell(request, is_elastic=retries.is_elastic))
 
     def _show(self, handle: CellHandle) -> CellResult:
         before, self._view = self._view, self._display.view(self._session)
@@ -93,36 +93,36 @@ class Recovery:
             self._view.take_over(before)
         return show_cell(self._session, handle, self._view)
 
-    def _hand_over(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
+    def _submit_cell(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         handle = self._session.submit(request, is_elastic=is_elastic)
-        if self._is_ended:  # it may have come too early to be heard
+        if self._end_requested:  # it may have come too early to be heard
             self._session.interrupt_unless_asked()
         return handle
 
     @property
-    def _is_ended(self) -> bool:
+    def _end_requested(self) -> bool:
         """Whether the user has asked for an end since this began."""
         return self._session.times_ended > self._times_ended
 
     def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
-        setbacks: list[AttemptFailure] = []
+        failures: list[AttemptFailure] = []
         self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None:
             if verdict.is_interrupt:
-                grows = result.is_outgrown and not self._is_ended
+                grows = result.is_outgrown and not self._end_requested
                 failed = self._restart_and_replay() if grows else result
             else:
-                setbacks.append(self._setback(verdict))
-                failed = self._come_back(result, request, setbacks, retries)
+                failures.append(self._describe_failure(verdict))
+                failed = self._prepare_next_attempt(result, request, failures, retries)
             if failed is not None:
                 return failed
-            result = self._run_shown(replace(request, purpose=Purpose.RETRY), retries)
-        if setbacks and result.is_ok and not self._display.has_notes:
-            ways = [each.way for each in setbacks]
-            self._display.say(f"done {describe_recoveries(ways, self._seconds_lost)}")
+            result = self._run_and_show(replace(request, purpose=Purpose.RETRY), retries)
+        if failures and result.is_ok and not self._display.shows_notices:
+            ways = [each.way for each in failures]
+            self._display.print_line(f"done {describe_recoveries(ways, self._seconds_lost)}")
         return result
 
-    def _setback(self, verdict: Verdict) -> AttemptFailure:
+    def _describe_failure(self, verdict: Verdict) -> AttemptFailure:
         life = self._session.life
         return AttemptFailure(
             attempt=life.attempt,
@@ -132,11 +132,11 @@ class Recovery:
             is_death=bool(life.gone),
         )
 
-    def _come_back(
+    def _prepare_next_attempt(
         self,
         result: CellResult,
         request: CellRequest,
-        setbacks: list[AttemptFailure],
+        failures: list[AttemptFailure],
         retries: Retries,
     ) -> CellResult | None:
         """Heal or restart the group for another attempt; return the last result if there is none.
@@ -144,129 +144,139 @@ class Recovery:
         Args:
             result: of the cell that failed.
             request: the cell.
-            setbacks: all failures of the cell; the last one gets the way that is taken.
+            failures: all failures of the cell; the last one gets the way that is taken.
             retries: how often.
         """
-        reason = ENDED_BY_USER if self._is_ended else why_stop(setbacks, retries)
-        way = None if reason else next_way(setbacks, retries)
+        reason = ENDED_BY_USER if self._end_requested else why_stop(failures, retries)
+        way = None if reason else next_way(failures, retries)
         if way is not None:
-            count = sum(each.way is way for each in setbacks[:-1]) + 1
-            self._display.note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
-            setback = replace(setbacks[-1], way=way)
+            count = sum(each.way is way for each in failures[:-1]) + 1
+            self._display.show_notice(
+                f"{failures[-1].what}; {way.value} {count} of {retries.of(way)}"
+            )
+            failure = replace(failures[-1], way=way)
             # ranks of their own have no names to keep
             if way is RecoveryMethod.RESTART or request.has_own_ranks:
-                setbacks[-1] = setback
-                return self._restart_and_replay(setback)
+                failures[-1] = failure
+                return self._restart_and_replay(failure)
             try:
-                self._heal(setback)
+                self._heal(failure)
             except RequestError as error:
                 if retries.restarts:
-                    self._display.note(f"not healed: {error}")
-                    return self._come_back(result, request, setbacks, replace(retries, heals=0))
+                    self._display.show_notice(f"not healed: {error}")
+                    return self._prepare_next_attempt(
+                        result, request, failures, replace(retries, heals=0)
+                    )
                 reason = f"it cannot be healed: {error}"
             else:
-                setbacks[-1] = setback
+                failures[-1] = failure
                 return None
         if retries != NO_RETRIES:
-            self._display.say(f"not started again: {reason}")
+            self._display.print_line(f"not started again: {reason}")
         return result
 
-    def _heal(self, setback: AttemptFailure) -> None:
+    def _heal(self, failure: AttemptFailure) -> None:
         """Put new ranks in the places of dead ones; the cell takes up what it had reported.
 
         Raises:
             RequestError: why that cannot be.
         """
-        detected = time.time() - setback.at
+        detected = time.time() - failure.at
         healed = self._session.heal()
         for line in healed.lines()[1:]:
-            self._display.say(line)
-        self._take_up(RecoveryRecord(setback=setback, detected=detected, healed=healed.seconds))
+            self._display.print_line(line)
+        self._record_recovery(
+            RecoveryRecord(setback=failure, detected=detected, healed=healed.seconds)
+        )
 
-    def _restart_and_replay(self, setback: AttemptFailure | None = None) -> CellResult | None:
+    def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all nodes that are here, and replay; return the result of a failed cell."""
         found = time.time()
-        before, deeds, began = len(self._session.life.ranks), self._session.deeds, time.monotonic()
-        with self._accounting_for(deeds):
+        before, entries, began = (
+            len(self._session.life.ranks),
+            self._session.deeds,
+            time.monotonic(),
+        )
+        with self._reporting_unreplayed(entries):
             self._session.restart(is_recovery=True)
             ready, ranks = time.monotonic(), len(self._session.life.ranks)
             if ranks != before:
-                self._display.note(f"{ranks} ranks now, {before} before")
-            failed = self._replay(deeds)
-        if failed is None and setback is not None:
+                self._display.show_notice(f"{ranks} ranks now, {before} before")
+            failed = self._replay(entries)
+        if failed is None and failure is not None:
             recovery = RecoveryRecord(
-                setback=replace(setback, way=RecoveryMethod.RESTART),
-                detected=found - setback.at,
+                setback=replace(failure, way=RecoveryMethod.RESTART),
+                detected=found - failure.at,
                 restarted=ready - began,
                 replayed=time.monotonic() - ready,
-                cells=sum(isinstance(deed, CellRequest) for deed in deeds),
+                cells=sum(isinstance(entry, CellRequest) for entry in entries),
             )
-            self._take_up(recovery)
+            self._record_recovery(recovery)
         return failed
 
-    def _take_up(self, recovery: RecoveryRecord) -> None:
+    def _record_recovery(self, recovery: RecoveryRecord) -> None:
         self._session.expect(recovery)
         self._seconds_lost += recovery.seconds
-        self._display.note(str(recovery))
+        self._display.show_notice(str(recovery))
 
     def replay(
-        self, deeds: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None
+        self, entries: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None
     ) -> CellResult | None:
         """Do again, in order, what was done; what came of the first cell that fails.
 
         Args:
-            deeds: what was done.
+            entries: what was done.
             restart: makes the ranks for it, before.
 
         Raises:
             CellInterruptedError: the user asked for an end between two cells.
         """
-        with self._accounting_for(deeds):
+        with self._reporting_unreplayed(entries):
             restart()
             self._times_ended = self._session.times_ended
-            return self._replay(deeds)
+            return self._replay(entries)
 
     @contextmanager
-    def _accounting_for(self, deeds: Sequence[ReplayEntry]) -> Iterator[None]:
+    def _reporting_unreplayed(self, entries: Sequence[ReplayEntry]) -> Iterator[None]:
         """However a restart and a replay end: what is not done again is kept, and said."""
-        attempt, self._done = self._session.life.attempt, -1
+        attempt, self._replayed = self._session.life.attempt, -1
         try:
             yield
         finally:
-            life, done = self._session.life, max(self._done, 0)
-            has_begun = life.attempt > attempt or self._done >= 0
-            again, left = deeds[:done], deeds[done:]
+            life, done = self._session.life, max(self._replayed, 0)
+            has_begun = life.attempt > attempt or self._replayed >= 0
+            again, left = entries[:done], entries[done:]
             # else the restart was refused, and all is as it was
             if left and (has_begun or not life.state.is_ready):
                 if not life.state.is_live:
-                    self._session.leave_undone(deeds, is_all=True)
+                    self._session.leave_undone(entries, is_all=True)
                 elif has_begun:
                     self._session.leave_undone(left)
                 said = f"done again: {describe_entries(again)}; "
                 said += f"not done again: {describe_entries(left)}"
-                self._display.say(f"{REPLAY_INCOMPLETE}; {said}; {REPLAY_AGAIN}")
+                self._display.print_line(f"{REPLAY_INCOMPLETE}; {said}; {REPLAY_AGAIN}")
 
-    def _replay(self, deeds: Sequence[ReplayEntry]) -> CellResult | None:
-        for number, deed in enumerate(deeds):
-            self._done = number
-            if self._is_ended:
-                raise _replay_interrupted(number, len(deeds))
-            if isinstance(deed, PushRecord):
-                repeat_push(self._session, deed)
+    def _replay(self, entries: Sequence[ReplayEntry]) -> CellResult | None:
+        for number, entry in enumerate(entries):
+            self._replayed = number
+            if self._end_requested:
+                raise _replay_interrupted(number, len(entries))
+            if isinstance(entry, PushRecord):
+                repeat_push(self._session, entry)
                 continue
-            result = self._run_unseen(replace(deed, purpose=Purpose.REPLAY, wants_value=False))
+            result = self._run_hidden(replace(entry, purpose=Purpose.REPLAY, wants_value=False))
             if result.verdict is not None:
                 if not result.verdict.is_interrupt:
-                    self._display.say(REPLAY_FAILED)
+                    self._display.print_line(REPLAY_FAILED)
                 return result
-        self._done = len(deeds)
+        self._replayed = len(entries)
         return None
 
-    def _run_unseen(self, request: CellRequest) -> CellResult:
+    def _run_hidden(self, request: CellRequest) -> CellResult:
         """It was shown when it ran for the first time."""
         typed = [*request.recorded_input]
         with self._session.taking_interrupts():
-            handle = self._hand_over(request)
+            handle = self._submit_cell(request)
             for notice in handle.notices():
                 if isinstance(notice, InputRequest):  # nobody sees it
                     self._session.answer(notice.rank, _next_recorded_answer(notice, typed))

@@ -90,7 +90,7 @@ class ScalingStudy:
             devices=self._devices,
         )
         self._display.show(scaling_report(scaling))
-        self._runner.conclude(way_on="run again, the study starts over")
+        self._runner.report_outcome(way_on="run again, the study starts over")
         return scaling
 
     def _run_one(self, row: SweepEntry) -> None:

@@ -31,33 +31,33 @@ class ScriptRanks:
     """
 
     def __init__(self, cells: Session) -> None:
-        self._cells = cells
-        self._session: Session | None = None
+        self._cell_session = cells
+        self._script_session: Session | None = None
 
     @property
-    def recent(self) -> Session:
+    def last_session(self) -> Session:
         """The session that ran last: of the last script until a cell runs, else of the cells."""
-        return self._session or self._cells
+        return self._script_session or self._cell_session
 
     @property
-    def active(self) -> Session:
+    def active_session(self) -> Session:
         """The same, but that of the cells once the script's ranks have ended."""
-        return self.recent if self.recent.life.state.is_live else self._cells
+        return self.last_session if self.last_session.life.state.is_live else self._cell_session
 
     @property
     def times_ended(self) -> int:
         """How often the user has ended something while no script's ranks were there."""
-        return self._cells.times_ended
+        return self._cell_session.times_ended
 
     @property
     def are_kept(self) -> bool:
         """Whether ranks of a script that failed are there."""
-        return self._session is not None and self._session.life.state.is_ready
+        return self._script_session is not None and self._script_session.life.state.is_ready
 
     @property
-    def lost(self) -> tuple[int, ...]:
+    def dead_ranks(self) -> tuple[int, ...]:
         """The ranks that died in the last script."""
-        return () if self._session is None else self._session.life.gone
+        return () if self._script_session is None else self._script_session.life.gone
 
     def open(self) -> Session:
         """Return a session for the ranks of a script.
@@ -65,11 +65,11 @@ class ScriptRanks:
         Raises:
             RequestError: a cell or another script runs.
         """
-        self.make_way()
-        if self._cells.life.state.is_busy:
+        self.end_previous()
+        if self._cell_session.life.state.is_busy:
             raise RequestError(BUSY)
-        self._session = self._cells.second()
-        return self._session
+        self._script_session = self._cell_session.second()
+        return self._script_session
 
     def start(self, spec: GroupSpec, script: Script | None = None) -> None:
         """Start the ranks, and arm the faults in them that are armed in the cells' ranks.
@@ -78,8 +78,8 @@ class ScriptRanks:
             RequestError: the ranks cannot be had.
             StartError: a rank could not start.
         """
-        session = self.recent
-        session.hand_over(self._cells.armed)
+        session = self.last_session
+        session.hand_over(self._cell_session.armed)
         try:
             more = {"started_by": Path(script.name).name} if script else {}
             session.start(replace(spec, joins_group=False, more=more))
@@ -89,7 +89,7 @@ class ScriptRanks:
 
     def end(self, session: Session, result: CellResult) -> None:
         """End the ranks of a script that is over, unless a debugger may look into them."""
-        if session is not self._session:
+        if session is not self._script_session:
             return  # the user has ended it
         if struck := session.struck:
             self._disarm(struck)
@@ -97,28 +97,30 @@ class ScriptRanks:
         if not (can_debug and session.life.alive):
             session.close()
 
-    def make_way(self, *, by_force: bool = False) -> None:
+    def end_previous(self, *, by_force: bool = False) -> None:
         """End what is left of the last script, as a cell or another script begins.
 
         Raises:
             RequestError: the script runs; with ``by_force`` it is ended.
         """
-        runs = self.active is self._session and not self.are_kept
+        runs = self.active_session is self._script_session and not self.are_kept
         if runs and not by_force:
             raise RequestError(BUSY)
         self.close()
 
     def close(self) -> None:
         """End all ranks, and forget them."""
-        if self._session is not None:
-            self._session.close()
-        self._session = None  # not before: after an interrupt, the next cell closes what is left
+        if self._script_session is not None:
+            self._script_session.close()
+        self._script_session = (
+            None  # not before: after an interrupt, the next cell closes what is left
+        )
 
     def _disarm(self, struck: Set[str]) -> None:
         """Disarm in the cells' ranks what struck a script: a fault strikes once."""
-        self._cells.note_struck(struck)
-        if self._cells.life.state.is_ready and self._cells.life.alive:
+        self._cell_session.note_struck(struck)
+        if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
             try:
-                pull(self._cells, DISARM_EXPRESSION.format(sorted(struck)))
+                pull(self._cell_session, DISARM_EXPRESSION.format(sorted(struck)))
             except RequestError as error:
                 logger.warning("%s may strike again in a cell: %s", ", ".join(struck), error)

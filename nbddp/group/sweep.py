@@ -58,7 +58,7 @@ class Sweep:
                 )
         swept = {name: [each.settings[name] for each in trials] for name in trials[0].settings}
         self._key = sweep_key(
-            *(request.source, runner.deeds, spec.nproc, spec.backend, request.ranks),
+            *(request.source, runner.replay_entries, spec.nproc, spec.backend, request.ranks),
             sorted(spec.env.items()),
             value_key(pickled(runner.values, prompt_numbers())),
             value_key(pickled(swept, prompt_numbers()), if_plain=""),
@@ -80,13 +80,13 @@ class Sweep:
                 if (path := found.get(row.trial.number)) is not None:
                     row.state, row.path = State.ALREADY_DONE, path
         if done := describe_done(self.rows):
-            self._display.mention(done)
+            self._display.print_unless_quiet(done)
         if any(row.state is State.WAITING for row in self.rows):
             self._runner.run_all(self.rows, self._run_one, describe_row, what="sweep")
         else:
-            self._display.mention("nothing was left to run")
+            self._display.print_unless_quiet("nothing was left to run")
         self._show()
-        self._runner.conclude(way_on="run again, the sweep goes on where it was")
+        self._runner.report_outcome(way_on="run again, the sweep goes on where it was")
 
     def _run_one(self, row: SweepEntry) -> None:
         trial, count = row.trial, len(self.rows)
@@ -112,7 +112,7 @@ class Sweep:
             try:
                 runs.append(summarize(path))
             except RequestError as error:  # its folder was deleted meanwhile
-                self._display.mention(f"{path.name} is left out: {error}")
+                self._display.print_unless_quiet(f"{path.name} is left out: {error}")
         if runs:
             size = sum(run.size for run in runs)
             listing = Listing(tuple(runs), total=len(runs), size=size)
@@ -122,7 +122,7 @@ class Sweep:
         if len(paths) > 1:
             self._display.show(comparison_report(compare(paths[:MAX_RUNS])))
         if len(paths) > MAX_RUNS:
-            self._display.mention(f"the comparison has the first {MAX_RUNS}")
+            self._display.print_unless_quiet(f"the comparison has the first {MAX_RUNS}")
 
 
 def assigned_before_use(source: str, name: str) -> int:

@@ -47,7 +47,7 @@ class TrialRunner:
         spec: of the ranks.
         values: pushed to the ranks before the cell.
         fresh: replay nothing.
-        deeds: replayed before the values are pushed.
+        replay_entries: replayed before the values are pushed.
     """
 
     group: RankGroup
@@ -57,7 +57,7 @@ class TrialRunner:
     spec: GroupSpec
     values: Mapping[str, Any] = field(default_factory=dict)
     fresh: bool
-    deeds: Sequence[ReplayEntry] = field(init=False)
+    replay_entries: Sequence[ReplayEntry] = field(init=False)
     _rows: Sequence[SweepEntry] = ()
     _what: str = ""
     _error: NbddpError | None = None  # of the first trial that failed
@@ -65,7 +65,7 @@ class TrialRunner:
     _times_ended: int = 0  # as the trials began
 
     def __post_init__(self) -> None:
-        self.deeds = () if self.fresh else self.group.session.replay_log
+        self.replay_entries = () if self.fresh else self.group.session.replay_log
 
     def run_all(
         self,
@@ -88,18 +88,18 @@ class TrialRunner:
         """
         self._times_ended = self.group.scripts.times_ended
         self.group.close_at_exit()
-        self.group.scripts.make_way()
+        self.group.scripts.end_previous()
         self._rows, self._what = rows, what
         left = [row for row in rows if row.state is State.WAITING]
-        again = f", {describe_entries(self.deeds)} again" if self.deeds else ""
-        self.display.mention(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
+        again = f", {describe_entries(self.replay_entries)} again" if self.replay_entries else ""
+        self.display.print_unless_quiet(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
         try:
             for row in left:
                 row.state = State.RUNNING
                 self.display.show_progress(sweep_report(rows, row, what=what))
                 run_one(row)
                 if row.state is not State.RUNNING and not self.display.has_table:
-                    self.display.mention(f"{row.trial}: {describe(row)}")
+                    self.display.print_unless_quiet(f"{row.trial}: {describe(row)}")
                 if self._is_ended or self.group.scripts.times_ended > self._times_ended:
                     self._is_ended = True
                     break
@@ -132,13 +132,17 @@ class TrialRunner:
         more = {**facts, **({"config": row.trial.config} if settings else {})}
         spec = replace(spec, name="-".join(filter(None, (spec.name, name))), more=more)
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
-        again = f" and running {describe_entries(self.deeds)} again" if self.deeds else ""
+        again = (
+            f" and running {describe_entries(self.replay_entries)} again"
+            if self.replay_entries
+            else ""
+        )
         text += f"{plural(spec.nproc, 'rank')}{again} ..."
         session, began, result = self.group.scripts.open(), time.monotonic(), None
         try:
-            with self.display.starting(text, session):
+            with self.display.show_starting(text, session):
                 session.start(spec)
-                self._prepare(session, {**self.values, **(settings or {})})
+                self._replay_and_push(session, {**self.values, **(settings or {})})
                 result = self.run_cell(session, self.request)
             result.raise_for_failure()
             finish(session, result)
@@ -147,7 +151,7 @@ class TrialRunner:
             self._is_ended = True
         except NbddpError as error:
             if not session.times_ended:
-                self._note_failure(row, error, is_shown=result is not None)
+                self._record_failure(row, error, is_shown=result is not None)
         finally:
             with sigint_deferred():
                 row.path, row.seconds = session.event_log.path, time.monotonic() - began
@@ -155,29 +159,29 @@ class TrialRunner:
                 self.group.scripts.close()  # counts as one, too
                 self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
 
-    def _note_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
+    def _record_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
         row.state, row.why = State.FAILED, str(error).partition("\n")[0]
         self._error = self._error or error
         if is_shown:
             return
         if isinstance(error, CellFailedError):
-            self.display.mention(error.report)
+            self.display.print_unless_quiet(error.report)
             row.why = f"an earlier cell (--fresh or fresh=True leaves it out): {row.why}"
         else:
-            self.display.mention(str(error))
+            self.display.print_unless_quiet(str(error))
 
-    def _prepare(self, session: Session, values: Mapping[str, Any]) -> None:
+    def _replay_and_push(self, session: Session, values: Mapping[str, Any]) -> None:
         """Replay earlier cells and pushes, then push the values, which may replace their names."""
         seeding: list[ReplayEntry] = []
         if SEED in values:
             seeding.append(CellRequest(source=SEED_SOURCE, execution_count=0, needs_group=None))
             push(session, {SEED: values[SEED]})
-        self._replay(session, [*seeding, *self.deeds])
+        self._replay(session, [*seeding, *self.replay_entries])
         if values:
             push(session, values)
         self._replay(session, seeding)
 
-    def _replay(self, session: Session, deeds: Sequence[ReplayEntry]) -> None:
+    def _replay(self, session: Session, entries: Sequence[ReplayEntry]) -> None:
         """Run recorded cells and pushes again, without output.
 
         Raises:
@@ -186,7 +190,7 @@ class TrialRunner:
             KeyboardInterrupt: the user interrupted before or after them.
         """
         if not self._was_interrupted(session):
-            failed = Recovery(session, _Silent()).replay(deeds)
+            failed = Recovery(session, _Silent()).replay(entries)
             if failed is not None:
                 failed.raise_for_failure()
         if self._was_interrupted(session):
@@ -195,7 +199,7 @@ class TrialRunner:
     def _was_interrupted(self, session: Session) -> bool:
         return session.times_ended > 0 or self.group.scripts.times_ended > self._times_ended
 
-    def conclude(self, *, way_on: str) -> None:
+    def report_outcome(self, *, way_on: str) -> None:
         """Name the failures; raise an error if the user ended the trials, or if none succeeded.
 
         Args:
@@ -206,7 +210,7 @@ class TrialRunner:
             CellFailedError: no trial succeeded.
         """
         for each in describe_failures(self._rows):
-            self.display.mention(each)
+            self.display.print_unless_quiet(each)
         if self._is_ended:
             said = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
             raise CellInterruptedError(said, rank=0, report=said)
@@ -223,5 +227,5 @@ class TrialRunner:
 class _Silent(TextDisplay):
     """Says nothing: a trial tells itself that its replay failed."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         pass

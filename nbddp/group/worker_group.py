@@ -83,7 +83,7 @@ class WorkerGroup:
             joins_group=init,
         )
         self._group = RankGroup(spec, not_started=NOT_STARTED)
-        self._numbers = itertools.count(1)  # of cells
+        self._cell_numbers = itertools.count(1)  # of cells
 
     # ---- life
 
@@ -92,7 +92,7 @@ class WorkerGroup:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._group.close_if_ours()
+        self._group.close_in_own_process()
 
     @property
     def is_live(self) -> bool:
@@ -107,7 +107,7 @@ class WorkerGroup:
     @property
     def folder(self) -> Path | None:
         """Where the logs, numbers and events of the run are; None while there is no run."""
-        folder = self._group.scripts.active.event_log.folder
+        folder = self._group.scripts.active_session.event_log.folder
         return None if folder is None else folder.path
 
     def start(self) -> None:
@@ -213,7 +213,7 @@ class WorkerGroup:
         script = find_script(words[0], words[1:], is_module=is_module, keeps=keeps)
         request = CellRequest(
             source=" ".join(["%ddp run", *(["-m"] if is_module else []), *words]),
-            execution_count=next(self._numbers),
+            execution_count=next(self._cell_numbers),
             ranks=None if ranks is None else tuple(ranks),
             needs_group=False,
             once=not keeps,
@@ -270,7 +270,7 @@ class WorkerGroup:
         """
         trials = grid((settings or {}).items(), repeat)
         retries = Retries(heals=heal, restarts=max_restarts)
-        runner = self._trials(source, retries, fresh=fresh, quiet=quiet)
+        runner = self._trial_runner(source, retries, fresh=fresh, quiet=quiet)
         sweep = Sweep(runner, trials, start_over=start_over)
         sweep.run()
         return [Run(row.path) for row in sweep.rows if row.path is not None]
@@ -310,10 +310,12 @@ class WorkerGroup:
             CellFailedError: no run succeeded.
             CellInterruptedError: it was interrupted.
         """
-        runner = self._trials(source, Retries(), fresh=fresh, quiet=quiet)
+        runner = self._trial_runner(source, Retries(), fresh=fresh, quiet=quiet)
         return ScalingStudy(runner, sizes, rounds=rounds, is_weak=weak).run().rows()
 
-    def _trials(self, source: str, retries: Retries, *, fresh: bool, quiet: bool) -> TrialRunner:
+    def _trial_runner(
+        self, source: str, retries: Retries, *, fresh: bool, quiet: bool
+    ) -> TrialRunner:
         display = TextDisplay(quiet=quiet)
         return TrialRunner(
             group=self._group,
@@ -327,14 +329,14 @@ class WorkerGroup:
     def _request(self, source: str, **more: Any) -> CellRequest:
         if not isinstance(source, str):
             raise ArgumentError(f"a cell is text, not of the type {type(source).__name__}")
-        number = next(self._numbers)
+        number = next(self._cell_numbers)
         needs_group = self._group.spec.joins_group
         return CellRequest(source=source, execution_count=number, needs_group=needs_group, **more)
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._group.check_started()
         RankRequests(self._group.session).check_ranks(request.ranks)
-        self._group.scripts.make_way()
+        self._group.scripts.end_previous()
         result = Recovery(self._group.session, TextDisplay(quiet=quiet)).run(request, retries)
         result.raise_for_failure()
         return result

@@ -41,7 +41,7 @@ class _Extension:
         self._completion = Completion(self.notebook.group, self.notebook.auto)
         self._completion.install(shell)
         setattr(shell, ATTRIBUTE, self)
-        self.notebook.group.start_helper()
+        self.notebook.group.start_forkserver()
         shell.events.register("post_run_cell", self._warm_up)
 
     def _load_ext_again(self, name: str) -> None:
@@ -71,7 +71,7 @@ class _Extension:
 
     def _warm_up(self, *_result: object) -> None:
         self.notebook.shell.events.unregister("post_run_cell", self._warm_up)
-        self.notebook.group.warm_up()
+        self.notebook.group.preload()
 
 
 def _explain_rank_name(result: Any) -> None:

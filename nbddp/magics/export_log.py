@@ -22,7 +22,7 @@ class ExportLog:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._notes: list[tuple[int, int, Item]] = []  # with the attempt and the deeds before
+        self._notes: list[tuple[int, int, Item]] = []  # with the attempt and the entries before
         self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
         self.ports: set[int] = set()  # of stores that the notebook kept when it pushed something
 
@@ -40,9 +40,9 @@ class ExportLog:
 
     def items(self) -> list[Item]:
         """Return what an export is made of: what this attempt has done, and what was noted."""
-        attempt, deeds = self._session.life.attempt, self._session.deeds
+        attempt, entries = self._session.life.attempt, self._session.deeds
         noted = [(position, item) for at, position, item in self._notes if at == attempt]
-        done = [(position, _export_item(deed)) for position, deed in enumerate(deeds)]
+        done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]
 
 
@@ -59,12 +59,13 @@ def _omitted_script(request: CellRequest) -> Omitted:
     return Omitted(request.source, "it is a script already")
 
 
-def _export_item(deed: ReplayEntry) -> Item:
-    if isinstance(deed, PushRecord):
+def _export_item(entry: ReplayEntry) -> Item:
+    if isinstance(entry, PushRecord):
         try:
-            return PushedValues(pickle.loads(deed.data()), deed.ranks)  # made in this very process
+            values = pickle.loads(entry.data())  # made in this very process
+            return PushedValues(values, entry.ranks)
         except RequestError as error:
-            return Omitted(f"the push of {', '.join(deed.names)}", str(error))
-    if fault := FAULT.fullmatch(deed.source):
+            return Omitted(f"the push of {', '.join(entry.names)}", str(error))
+    if fault := FAULT.fullmatch(entry.source):
         return Omitted(fault[1], "a fault")
-    return deed if deed.script is None else _omitted_script(deed)
+    return entry if entry.script is None else _omitted_script(entry)

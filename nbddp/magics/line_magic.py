@@ -69,7 +69,7 @@ class LineMagics(Magics):
 
 def _status(notebook: NotebookState, _args: Namespace) -> None:
     scripts = notebook.group.scripts
-    notebook.views.show_status(scripts.active)
+    notebook.views.show_status(scripts.active_session)
     if scripts.are_kept:
         notebook.views.say(SCRIPT_RANKS_KEPT)
 
@@ -107,13 +107,13 @@ def _run(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _interrupt(notebook: NotebookState, _args: Namespace) -> None:
-    if not notebook.group.scripts.active.life.state.is_at_work:
+    if not notebook.group.scripts.active_session.life.state.is_at_work:
         raise RequestError("no cell is running")
     notebook.group.interrupt()
 
 
 def _heal(notebook: NotebookState, args: Namespace) -> None:
-    if notebook.group.scripts.lost and not notebook.group.life.gone:
+    if notebook.group.scripts.dead_ranks and not notebook.group.life.gone:
         notebook.views.say(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
     notebook.views.say(f"nbddp: {notebook.heal(args.rank or (), donor=args.donor)}")

@@ -60,7 +60,7 @@ class NotebookState:
         self.shell = shell
         self.auto = AutoMode()
         self.group = RankGroup(
-            GroupSpec(), colors=str(shell.colors), comes_back=lambda: begins_anew(shell)
+            GroupSpec(), colors=str(shell.colors), will_return=lambda: begins_anew(shell)
         )
         self.checks = QuietChecks()
         self.views = Presenter(shell, self.checks)
@@ -76,14 +76,14 @@ class NotebookState:
     @property
     def current_run(self) -> Path | None:
         """The folder of the run that goes on, if one does."""
-        session = self.group.scripts.active
+        session = self.group.scripts.active_session
         folder = session.event_log.folder
         return folder.path if folder and session.life.state.is_live else None
 
     @property
     def last_run(self) -> Path | None:
         """The folder of the last script if no cell ran since, else of the run that goes on."""
-        session = self.group.scripts.recent
+        session = self.group.scripts.last_session
         path = session.event_log.path
         is_of_script = session is not self.group.session and path is not None and path.exists()
         return path if is_of_script else self.current_run
@@ -120,7 +120,7 @@ class NotebookState:
 
         Fresh ranks go on with the run as its next attempt, or, with ``begins_run``, begin another.
         """
-        self.group.scripts.make_way(by_force=fresh)
+        self.group.scripts.end_previous(by_force=fresh)
         if not fresh:
             self.group.session.settle()
         if self.group.is_live and not fresh:
@@ -219,7 +219,7 @@ class NotebookState:
             self._raise_for_failure(result)
             return result
         with sigint_deferred():  # a cell that nobody follows could not be waited for
-            handle = recovery.begin(request, retries)
+            handle = recovery.submit(request, retries)
             self.next_trace = None
             self._background = _follow_in_background(lambda: follow(handle))
         return None
@@ -282,7 +282,7 @@ class NotebookState:
         Raises:
             RequestError: there is none.
         """
-        session = self.group.scripts.active
+        session = self.group.scripts.active_session
         failed = self._failed if self._failed_in == (session, session.life.attempt) else None
         if rank is None and failed is None:
             raise RequestError("no cell of these ranks has failed: there is nothing to look into")
@@ -313,7 +313,7 @@ class NotebookState:
         background = self._background
         if background is None:
             return
-        with self.group.scripts.active.taking_interrupts():
+        with self.group.scripts.active_session.taking_interrupts():
             wait_for_all([background])
         self._background = None
         result, traced = background.result()

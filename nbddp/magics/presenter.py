@@ -135,7 +135,7 @@ class Presenter:
             has_color=shows_color(self._shell),
             pace=PAGE_PACE,
             progress=None if is_quiet else progress,
-            check=no_check if is_quiet else partial(self._checks.look, session),
+            check=no_check if is_quiet else partial(self._checks.check, session),
             questions=self._questions(session),
         )
 
@@ -152,7 +152,7 @@ class Presenter:
             CommDispatcher.of(self._shell),
             NotebookTarget(),
             has_color=shows_color(self._shell),
-            check=partial(self._checks.look, session),
+            check=partial(self._checks.check, session),
             questions=self._questions(session),
             slot=slot,
         )
@@ -242,21 +242,21 @@ class NotebookDisplay(TextDisplay):
         self._views = views
         self._has_pictures = has_pictures
         self.has_table = views.shows_panels
-        self.has_notes = views.shows_panels and not quiet
+        self.shows_notices = views.shows_panels and not quiet
 
     def view(self, session: Session) -> View:
         return self._views.view(session, quiet=self.quiet, has_pictures=self._has_pictures)
 
-    def note(self, text: str) -> None:
-        if self.has_notes:
+    def show_notice(self, text: str) -> None:
+        if self.shows_notices:
             self._views.note(text)
         else:
-            self.say(text)
+            self.print_line(text)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._views.say(f"nbddp: {text}")
 
-    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
+    def show_starting(self, text: str, session: Session) -> AbstractContextManager[None]:
         """Show it where the next panel appears."""
         return self._views.announcing(text, session, quiet=self.quiet)
 

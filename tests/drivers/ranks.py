@@ -85,7 +85,7 @@ class Ranks(WorkerGroup):
         return self._group.open_nodes(spec)
 
     def warm_up(self) -> None:
-        self._group.warm_up()
+        self._group.preload()
 
     # ---- state
 
@@ -153,7 +153,7 @@ class Ranks(WorkerGroup):
 
     def finish(self, handle: CellHandle) -> CellResult:
         """Print what a cell, or a script, prints until it ends."""
-        session = self.scripts.recent
+        session = self.scripts.last_session
         result = show_cell(session, handle, TextView(StreamTarget()))
         if handle.request.has_own_ranks:
             self.scripts.end(session, result)

@@ -156,7 +156,7 @@ def _kill_keeper(on_nodes: OnNodes) -> None:
 
 
 def _leave(on_nodes: OnNodes) -> None:
-    on_nodes.nodes.leave(on_nodes.node_of(2).name)
+    on_nodes.nodes.release(on_nodes.node_of(2).name)
 
 
 @pytest.mark.gate_runs("keeper")
@@ -218,7 +218,7 @@ ELASTIC_JOB = {  # and in one of a PyTorchJob with an elastic policy
     "env", [BARE, TRAIN_JOB, ELASTIC_JOB], ids=["PATH", "train job", "elastic"]
 )
 def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str]) -> None:
-    door = on_nodes.nodes.door
+    door = on_nodes.nodes.listener
     line = ["sh", "-c", f"exec {on_nodes.nodes.command}"]
     with subprocess.Popen(line, env=os.environ | env, start_new_session=True) as agent:
         wait_until(lambda: bool(door.nodes) or agent.poll() is not None, timeout=COMING)
@@ -236,7 +236,7 @@ nodes.wait(60)
 group.spec = nodes.fit(group.spec)
 group.start()
 group.run("kept = [rank]", quiet=True)
-print(nodes.door.nodes[0].facts["pid"], flush=True)
+print(nodes.listener.nodes[0].facts["pid"], flush=True)
 print(group.evaluate(sys.stdin.readline()), flush=True)
 group.close()
 """
@@ -274,7 +274,7 @@ def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_limits(monkeypatch, agents_ending=50.0)
-    join, file = on_nodes.nodes.door.join, on_nodes.nodes.join_file
+    join, file = on_nodes.nodes.listener.join, on_nodes.nodes.join_file
     file.write_text(replace(join, port=1).token())  # nobody listens there: they dial, and dial
     on_nodes.nodes.start_local(1)
     me = psutil.Process()

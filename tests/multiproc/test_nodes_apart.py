@@ -68,14 +68,14 @@ def apart(make_nodes: Callable[..., Apart]) -> Apart:
 def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: Apart) -> None:
     spaces = [apart.bring_apart("--orphan-timeout=3", with_agent=True) for _ in range(2)]
     group = apart.start_ranks()
-    assert [node.address for node in apart.nodes.door.nodes] == [f"{NET}.2", f"{NET}.3"]
+    assert [node.address for node in apart.nodes.listener.nodes] == [f"{NET}.2", f"{NET}.3"]
     hosts = group.evaluate(
         "import os\nmine = torch.ones(2) * rank\ndist.all_reduce(mine)\n"
         "mine.sum().item(), os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME']"
     )
     assert hosts == [(12.0, f"{NET}.2", "cable0")] * 4
     assert listening(os.getpid()) == {"127.0.0.1", f"{NET}.1"}
-    for node, ranks in zip(apart.nodes.door.nodes, ((0, 1), (2, 3)), strict=True):
+    for node, ranks in zip(apart.nodes.listener.nodes, ((0, 1), (2, 3)), strict=True):
         assert listening(node.facts["pid"]) == {"127.0.0.1"}
         for rank in ranks:
             assert listening(group.pids[rank]) <= {"127.0.0.1", node.address}
@@ -241,11 +241,11 @@ def test_a_machine_of_two_ranks_and_one_of_one(one_or_two: OnNodes) -> None:
         (["1", "1", "2", "0", "2", "3"], (1, 1, 3), "of 2"),
         (["2", "0", "1", "1", "2", "3"], (2, 0, 3), "of 1"),
     ]
-    cores = [node.facts["cores"] for node in one_or_two.nodes.door.nodes]
+    cores = [node.facts["cores"] for node in one_or_two.nodes.listener.nodes]
     expected = [max(1, cores[0] // 2)] * 2 + [cores[1]]
     assert group.evaluate("torch.get_num_threads()") == expected
     group.assert_works()
-    first, second = (node.name for node in one_or_two.nodes.door.nodes)
+    first, second = (node.name for node in one_or_two.nodes.listener.nodes)
     assert [each.node for each in group.snapshot().ranks] == [first, first, second]
 
 
@@ -255,7 +255,7 @@ def test_a_spare_that_is_too_small_takes_no_place_and_makes_a_smaller_world(
     lost = one_or_two.bring_keeper(2)
     group = one_or_two.bring_all(1, 1)  # the last is a spare
     name = one_or_two.node_of(0).name
-    one_or_two.nodes.leave(name)
+    one_or_two.nodes.release(name)
     lost.wait(30)
     assert wait_until(lambda: group.alive == [2])
     with pytest.raises(RequestError, match=f"node {name} "):
@@ -290,7 +290,7 @@ def one_node(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 
 def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
     """Have so many come; none is told anything, and all are counted."""
-    door = one_node.nodes.door
+    door = one_node.nodes.listener
     before = door.refused
     command = [sys.executable, forgers.__file__, str(door.join.port), str(count), str(recorded)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -301,7 +301,7 @@ def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
 def test_ten_thousand_forged_messages_disturb_nobody(
     one_node: OnNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    door = one_node.nodes.door
+    door = one_node.nodes.listener
     link = one_node.link()
     one_node.bring_keeper(2, port=link.port)
     group = one_node.start_ranks()

@@ -201,9 +201,9 @@ def test_only_chosen_ranks_are_started_with_their_own_environment(
         group.run_script(script, ranks=[0, 2])
     said = capsys.readouterr().out.splitlines()
     assert sorted(said) == ["[rank 0] 0 3", "[rank 2] 2 3"]
-    states = [each.state for each in group.scripts.active.snapshot().ranks]
+    states = [each.state for each in group.scripts.active_session.snapshot().ranks]
     assert states[1] == "not started"
-    assert len(group.scripts.active.process_ids()) == 2
+    assert len(group.scripts.active_session.process_ids()) == 2
     with pytest.raises(RequestError, match="rank 1 was not started"):
         group.kill(1)
     with pytest.raises(ArgumentError, match="there is no rank 3"):

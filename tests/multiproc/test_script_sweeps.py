@@ -100,7 +100,7 @@ def test_an_interrupt_ends_the_sweep_and_the_names_stay(
     main = threading.main_thread().ident or 0
 
     def interrupt() -> None:
-        while not (group.is_idle and group.scripts.active.life.state.is_busy):
+        while not (group.is_idle and group.scripts.active_session.life.state.is_busy):
             threading.Event().wait(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
@@ -118,7 +118,7 @@ def test_a_sweep_that_is_stopped_as_its_ranks_start_has_recorded_its_values(grou
     main = threading.main_thread().ident or 0
 
     def interrupt() -> None:
-        while group.scripts.recent.life.state is not GroupState.STARTING:
+        while group.scripts.last_session.life.state is not GroupState.STARTING:
             threading.Event().wait(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 

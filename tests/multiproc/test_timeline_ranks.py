@@ -266,7 +266,7 @@ def test_a_script_is_told_of_as_a_cell_is(group: Ranks, folder: Path) -> None:
 def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: Ranks) -> None:
     nodes = on_nodes.nodes
     assert nodes is not None
-    clocks = [each.clock for each in nodes.door.nodes]
+    clocks = [each.clock for each in nodes.listener.nodes]
     assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)
     on_nodes.run(TRAIN)
     on_nodes.run("train(0.09 if rank == 1 else 0.04, 30)", quiet=True)

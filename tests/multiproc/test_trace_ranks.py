@@ -234,7 +234,7 @@ def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
 @pytest.mark.full
 def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ranks) -> None:
     assert on_nodes.nodes is not None
-    clocks = [each.clock for each in on_nodes.nodes.door.nodes]
+    clocks = [each.clock for each in on_nodes.nodes.listener.nodes]
     assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)
     trace, _ = run(on_nodes, TRAIN.format(slow=0.05), 3, 6)
     assert trace.missing == {}

@@ -45,7 +45,7 @@ def _find_mistakes(notebook: NotebookState, script: str | None) -> tuple[list[Fi
     number = notebook.last_request.execution_count
     findings = check_cell(
         notebook.last_request,
-        {} if notebook.last_request.has_own_ranks else notebook.group.survey(),
+        {} if notebook.last_request.has_own_ranks else notebook.group.collect_facts(),
         world_size=len(notebook.group.life.ranks),
         is_ok=notebook.went_well,
         is_asked=True,

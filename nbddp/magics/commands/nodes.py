@@ -44,9 +44,9 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
             raise RequestError(NOT_LISTENING)
         return NOT_LISTENING
     if args.leave:
-        return nodes.leave(args.leave)
+        return nodes.release(args.leave)
     if args.slurm:
-        if nodes.door.join.address == LOOPBACK:
+        if nodes.listener.join.address == LOOPBACK:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
         JOB_FILE.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
@@ -69,7 +69,7 @@ def _listen(notebook: NotebookState, args: Namespace) -> str:
     spec = _nodes_spec(args)
     if args.slurm and spec.host == LOOPBACK:
         raise RequestError(LOOPBACK_UNREACHABLE)
-    return notebook.group.open_nodes(spec).opened()
+    return notebook.group.open_nodes(spec).instructions()
 
 
 def _nodes_spec(args: Namespace) -> NodesSpec:
@@ -89,4 +89,4 @@ def _rejoin(notebook: NotebookState, args: Namespace) -> str:
         raise RequestError(ALREADY_LISTENING)
     join = left_open(args.rejoin)
     spec = replace(_nodes_spec(args), host=join.address, port=join.port)
-    return notebook.group.take_back(spec, join, args.wait or REJOIN_TIMEOUT)
+    return notebook.group.rejoin(spec, join, args.wait or REJOIN_TIMEOUT)

@@ -38,7 +38,9 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     current = notebook.current_run
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
-        notebook.publishing.begin(notebook.group.scripts.active, args.tracker, is_again=args.again)
+        notebook.publishing.begin(
+            notebook.group.scripts.active_session, args.tracker, is_again=args.again
+        )
         return
     if summarize(path).is_live:
         raise RequestError(

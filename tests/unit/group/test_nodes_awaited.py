@@ -37,7 +37,7 @@ class AtTheDoor(Guests):
     def __init__(self) -> None:
         self.session = Session(FakeLauncher())
         self.nodes = NodePool(self.session, NodesSpec(least=2, most=3))
-        super().__init__(self.nodes.door)
+        super().__init__(self.nodes.listener)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_who_is_missing_and_who_was_refused_last_is_one_sentence(
 
 
 def test_the_line_names_the_notebooks_python(at_the_door: AtTheDoor) -> None:
-    said = at_the_door.nodes.opened()
+    said = at_the_door.nodes.instructions()
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
 
 
@@ -95,9 +95,9 @@ def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtT
     for _ in range(3):
         at_the_door.bring()
     nodes = at_the_door.nodes
-    sent, *others = nodes.door.nodes
-    nodes.leave(sent.name)
-    assert sent in nodes.door.nodes, "it has not gone yet"
+    sent, *others = nodes.listener.nodes
+    nodes.release(sent.name)
+    assert sent in nodes.listener.nodes, "it has not gone yet"
     assert nodes.launcher.room() == 8
     nodes.launcher.settle(8)
     assert [slot.node for slot in nodes.launcher.slots] == others
@@ -134,7 +134,7 @@ def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(at_the_door:
     first = at_the_door.bring(host="a")
     at_the_door.bring(host="a")
     first.leave()
-    assert wait_until(lambda: [node.name for node in nodes.door.nodes] == ["a#2"])
+    assert wait_until(lambda: [node.name for node in nodes.listener.nodes] == ["a#2"])
     at_the_door.bring(host="a")
     assert [node.name for node in nodes.launcher.chosen()] == ["a#2", "a"]
 
@@ -171,7 +171,7 @@ def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
     guest.leave()
     assert wait_until(lambda: len(events) == 3)
     nodes = at_the_door.nodes
-    nodes._note_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
+    nodes._on_log_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
     assert [describe_node(IDLE, each) for each in events] == snapshot
 
 
@@ -185,7 +185,7 @@ def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(
     session.start(GroupSpec(nproc=1))
     session.stop()
     nodes = NodePool(session, NodesSpec())
-    guests = Guests(nodes.door)
+    guests = Guests(nodes.listener)
     guests.bring()
     nodes.close()  # as `%ddp stop` does
     session.start(GroupSpec(nproc=1))

@@ -46,7 +46,7 @@ def rules(look: Look, handle: CellHandle) -> list[str]:
 
 def checks_of(world_size: int = 2) -> Look:
     """Checks of one session."""
-    return partial(QuietChecks().look, session(world_size))
+    return partial(QuietChecks().check, session(world_size))
 
 
 def test_the_ranks_state_is_told_once_and_a_cells_code_each_time() -> None:
@@ -61,9 +61,9 @@ def test_the_ranks_state_is_told_once_and_a_cells_code_each_time() -> None:
 def test_the_state_of_other_ranks_is_told_too() -> None:
     checks, notebook, script = QuietChecks(), session(), session()
     for each in (notebook, script):
-        [found] = checks.look(each, ended("len(train)", 1, 2))
+        [found] = checks.check(each, ended("len(train)", 1, 2))
         assert found.rule == "ND202"
-    assert checks.look(notebook, ended("len(train)", 1, 2)) == []
+    assert checks.check(notebook, ended("len(train)", 1, 2)) == []
 
 
 def test_lines_are_those_of_the_editor() -> None:

@@ -43,7 +43,7 @@ class Shown(TextDisplay):
     def __init__(self, play: Play) -> None:
         super().__init__()
         self.show = play.show  # type: ignore[assignment]
-        self.say = play.said.append  # type: ignore[method-assign]
+        self.print_line = play.said.append  # type: ignore[method-assign]
 
     def view(self, _session: Session) -> Any:
         return self

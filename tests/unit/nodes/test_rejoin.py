@@ -39,7 +39,7 @@ class Back:
     def take_back(self, seconds: float) -> str:
         join = left_open()
         spec = NodesSpec(host=join.address, port=join.port)
-        return self.group.take_back(spec, join, seconds)
+        return self.group.rejoin(spec, join, seconds)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
         assert wait_until(lambda: back.group.nodes is not None)
         nodes = back.group.nodes
         assert nodes is not None
-        guests.append(Guests(nodes.door))
+        guests.append(Guests(nodes.listener))
         for _ in range(2):
             guests[0].bring(living=[])
 

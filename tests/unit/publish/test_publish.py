@@ -357,7 +357,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(
 def test_the_run_that_goes_on_is_followed(folder: Path) -> None:
     line, notebook = line_magics(make_run(folder, is_stopped=False))
     line.ddp("publish wandb")
-    session = notebook.group.scripts.active
+    session = notebook.group.scripts.active_session
     notebook.publishing.begin.assert_called_once_with(session, Target("wandb"), is_again=False)
 
 
