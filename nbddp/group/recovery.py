@@ -90,7 +90,7 @@ class Recovery:
     def _show(self, handle: CellHandle) -> CellResult:
         before, self._view = self._view, self._display.view(self._session)
         if before is not None and handle.request.is_again:
-            self._view.take_over(before)
+            self._view.continue_from(before)
         return show_cell(self._session, handle, self._view)
 
     def _submit_cell(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:

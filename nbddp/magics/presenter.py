@@ -100,7 +100,7 @@ class Presenter:
         except BaseException:
             if self._announced is view:
                 self._announced = None
-                view.slot.empty()
+                view.slot.remove_output()
             raise
 
     def offer(self, restart: Callable[[], str], heal: Callable[[], str] | None) -> None:
@@ -121,8 +121,8 @@ class Presenter:
             from nbddp.ui.comms.dispatcher import CommDispatcher
             from nbddp.ui.panel.panel_view import PANELS_KEPT
 
-            aftermath.withdraw()
-            CommDispatcher.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
+            aftermath.remove()
+            CommDispatcher.for_shell(self._shell).close_later(aftermath.close, most=PANELS_KEPT)
 
     def _new_text(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
         is_kernel = hasattr(self._shell, "kernel")
@@ -149,7 +149,7 @@ class Presenter:
         self._next_slot = None
         return PanelView(
             session,
-            CommDispatcher.of(self._shell),
+            CommDispatcher.for_shell(self._shell),
             NotebookTarget(),
             has_color=shows_color(self._shell),
             check=partial(self._checks.check, session),
@@ -169,7 +169,7 @@ class Presenter:
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""
         if self._last is not None:
-            self._last.note(text)
+            self._last.show_status(text)
 
     @property
     def shows_panels(self) -> bool:
@@ -204,7 +204,7 @@ class Presenter:
         publish_display_data({"text/html": html, "text/plain": str(report.title)})
         panel = self._panel_in_cell
         if panel is not None:  # a page that was loaded again sees the next run, too
-            panel.slot.clear(html)
+            panel.slot.reset(html)
             self._next_slot = panel.slot
 
     def show_status(self, session: Session) -> None:
@@ -218,7 +218,7 @@ class Presenter:
             last = self._panel
             if last and last.session is session and last.attempt == snapshot.attempt:
                 metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
-                lines = last.tails.lines()[-SHOWN:]
+                lines = last.log_buffer.lines()[-SHOWN:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def say(self, text: str) -> None:

@@ -42,10 +42,10 @@ class View(Protocol):
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell from its beginning to its end."""
 
-    def take_over(self, before: View) -> None:
+    def continue_from(self, before: View) -> None:
         """Go on in the place of the view of an earlier attempt, which has failed."""
 
-    def note(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Say what is done about the failure that it has shown."""
 
 

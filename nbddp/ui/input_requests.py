@@ -27,15 +27,15 @@ class InputBackend:
     """Where somebody types: here nobody can, and is told why.
 
     Attributes:
-        stays: what to do about a box that nobody has answered.
+        leftover_hint: what to do about a box that nobody has answered.
     """
 
-    stays = ""
+    leftover_hint = ""
 
     def __init__(self, refusal: str = WAY_OUT) -> None:
         self._refusal = refusal
 
-    def begin(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
         """Show a prompt.
 
         Raises:
@@ -66,34 +66,34 @@ class InputQueue:
     """
 
     def __init__(self, box: InputBackend, answer: Callable[[int, InputReply], None]) -> None:
-        self._box = box
-        self._answer = answer
-        self._waiting: list[InputRequest] = []
+        self._backend = box
+        self._send_reply = answer
+        self._pending: list[InputRequest] = []
         self._open: InputRequest | None = None
-        self._last = -1
-        self._stays_until = 0.0
-        self._turned_away: object = None
-        self._is_shown = False  # a box that nobody has answered yet
+        self._last_rank = -1
+        self._last_rank_first_until = 0.0
+        self._page_state: object = None
+        self._is_box_open = False  # a box that nobody has answered yet
 
     @property
-    def stays(self) -> str:
+    def leftover_hint(self) -> str:
         """What to do about a box that was left open when the cell ended; empty without one."""
-        return self._box.stays if self._is_shown else ""
+        return self._backend.leftover_hint if self._is_box_open else ""
 
     @property
-    def patience(self) -> float:
+    def poll_interval(self) -> float:
         """How long a view may wait for news, in seconds."""
-        return LOOK if self._open is not None or self._waiting else math.inf
+        return LOOK if self._open is not None or self._pending else math.inf
 
-    def take(self, notice: InputRequest | InputClosed) -> None:
+    def handle_notice(self, notice: InputRequest | InputClosed) -> None:
         """A rank asks, or needs no answer any more."""
         if isinstance(notice, InputRequest):
-            self._waiting.append(notice)
+            self._pending.append(notice)
         else:
             taken = (notice.rank, notice.question)
-            self._drop(lambda each: (each.rank, each.asked.question) == taken)
+            self._remove(lambda each: (each.rank, each.asked.question) == taken)
 
-    def pump(self, has_ended: Callable[[int], bool]) -> tuple[int, str] | None:
+    def poll(self, has_ended: Callable[[int], bool]) -> tuple[int, str] | None:
         """Ask what is next; hand on what was typed.
 
         Args:
@@ -102,77 +102,77 @@ class InputQueue:
         Returns:
             A rank, and its prompt with what somebody typed behind it; a secret is not shown.
         """
-        self._drop(lambda each: has_ended(each.rank))
+        self._remove(lambda each: has_ended(each.rank))
         if self._open is None:
-            self._begin_next()
+            self._ask_next()
         if (question := self._open) is None:
             return None
         try:
-            text = self._box.poll()
+            text = self._backend.poll()
         except EOFError:
-            self._is_shown = False
-            self._end(question, is_end=True)
+            self._is_box_open = False
+            self._answer_open(question, is_end=True)
             return None
         if text is None:
             return None
-        self._is_shown = False
-        self._end(question, text=text)
+        self._is_box_open = False
+        self._answer_open(question, text=text)
         shown = HIDDEN if question.asked.is_secret else text
         return question.rank, _printable(question.asked.prompt + shown)
 
-    def note_page(self, seen: object) -> None:
+    def cancel_if_page_changed(self, seen: object) -> None:
         """What the page has done besides, such as how many cells it sent.
 
         Who does something else has turned away from the question that is open: it is answered with
         the end of file, or it would stand in his way for ever.
         """
-        if self._open is not None and seen != self._turned_away:
-            self._end(self._open, is_end=True)
+        if self._open is not None and seen != self._page_state:
+            self._answer_open(self._open, is_end=True)
             self._close_box()
-        self._turned_away = seen
+        self._page_state = seen
 
     def close(self) -> None:
         """Whoever still waits for an answer gets none."""
-        for question in (*([self._open] if self._open else []), *self._waiting):
-            self._send(question, is_end=True)
-        self._open, self._waiting = None, []
+        for question in (*([self._open] if self._open else []), *self._pending):
+            self._reply_to(question, is_end=True)
+        self._open, self._pending = None, []
         self._close_box()
 
-    def _drop(self, is_over: Callable[[InputRequest], bool]) -> None:
+    def _remove(self, is_over: Callable[[InputRequest], bool]) -> None:
         """Forget the questions that need no answer any more."""
-        self._waiting = [each for each in self._waiting if not is_over(each)]
+        self._pending = [each for each in self._pending if not is_over(each)]
         if self._open is not None and is_over(self._open):
             self._open = None
             self._close_box()
 
     def _close_box(self) -> None:
         """Close a box that no rank waits for: JupyterLab runs no other cell while one is open."""
-        if self._is_shown:
-            self._is_shown = not self._box.close()
+        if self._is_box_open:
+            self._is_box_open = not self._backend.close()
 
-    def _begin_next(self) -> None:
+    def _ask_next(self) -> None:
         """Ask the rank that was asked last before the others: a debugger asks again and again."""
-        question = next((each for each in self._waiting if each.rank == self._last), None)
+        question = next((each for each in self._pending if each.rank == self._last_rank), None)
         if question is None:
-            if not self._waiting or time.monotonic() < self._stays_until:
+            if not self._pending or time.monotonic() < self._last_rank_first_until:
                 return
-            question = self._waiting[0]
-        self._waiting.remove(question)
+            question = self._pending[0]
+        self._pending.remove(question)
         prompt = _printable(f"[rank {question.rank}] {question.asked.prompt}")
         try:
-            self._box.begin(prompt, is_secret=question.asked.is_secret)
+            self._backend.show_prompt(prompt, is_secret=question.asked.is_secret)
         except RefusedError as error:
-            self._send(question, refusal=str(error))
+            self._reply_to(question, refusal=str(error))
         else:
-            self._open, self._is_shown = question, True
+            self._open, self._is_box_open = question, True
 
-    def _end(self, question: InputRequest, **answer: Any) -> None:
-        self._open, self._last = None, question.rank
-        self._stays_until = time.monotonic() + STAYING
-        self._send(question, **answer)
+    def _answer_open(self, question: InputRequest, **answer: Any) -> None:
+        self._open, self._last_rank = None, question.rank
+        self._last_rank_first_until = time.monotonic() + STAYING
+        self._reply_to(question, **answer)
 
-    def _send(self, question: InputRequest, **answer: Any) -> None:
-        self._answer(question.rank, InputReply(question=question.asked.question, **answer))
+    def _reply_to(self, question: InputRequest, **answer: Any) -> None:
+        self._send_reply(question.rank, InputReply(question=question.asked.question, **answer))
 
 
 def _printable(text: str) -> str:
@@ -183,7 +183,7 @@ def _printable(text: str) -> str:
 class ConsoleInput(InputBackend):
     """A terminal; what is typed there comes by the line."""
 
-    def begin(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
         """Show the prompt."""
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             raise RefusedError(WAY_OUT)
@@ -232,16 +232,16 @@ class StdinPrompt(InputBackend):
     answer is closed by a script, where the page runs scripts.
     """
 
-    stays = (
+    leftover_hint = (
         "the input box takes no answer any more: if the page waits for its “pending input”, "
         "press Enter in it, or interrupt the kernel"
     )
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._asked = ""  # the request's id
+        self._request_id = ""  # the request's id
 
-    def begin(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
         """Show the box; answers to an earlier one are dropped."""
         kernel = self._kernel
         if not kernel._allow_stdin:
@@ -261,22 +261,22 @@ class StdinPrompt(InputBackend):
             kernel.get_parent("shell"),
             ident=identity,
         )
-        self._asked = sent["header"]["msg_id"]
+        self._request_id = sent["header"]["msg_id"]
 
     def poll(self) -> str | None:
         """What was typed, None while nothing was."""
-        text = self._reply()
+        text = self._read_reply()
         if text == END:
             raise EOFError
         return text
 
-    def _reply(self) -> str | None:
+    def _read_reply(self) -> str | None:
         if not self._kernel.stdin_socket.poll(0):
             return None
         _, reply = self._kernel.session.recv(self._kernel.stdin_socket)
         if reply is None:
             return None
-        if reply["parent_header"].get("msg_id", self._asked) != self._asked:
+        if reply["parent_header"].get("msg_id", self._request_id) != self._request_id:
             return None  # a box that was left open
         return str(reply["content"].get("value", ""))
 
@@ -288,7 +288,7 @@ class StdinPrompt(InputBackend):
         publish({"application/javascript": _PRESS_ENTER, "text/plain": ""}, place)
         try:
             deadline = time.monotonic() + CLOSING
-            while (reply := self._reply()) is None and time.monotonic() < deadline:
+            while (reply := self._read_reply()) is None and time.monotonic() < deadline:
                 time.sleep(LOOK)
             return reply is not None
         finally:  # remove the script: a notebook that is opened again must not run it

@@ -43,10 +43,10 @@ class LogBuffer:
     What a rank has begun and not ended, like a progress bar, is its last line for the time
     being. One thread writes and reads: nothing here is locked.
 
-    >>> tails = LogBuffer(max_lines=2)
-    >>> tails.write(1, "a\nb\nc\n\r10%"), tails.write(1, "\r20%")
+    >>> buffer = LogBuffer(max_lines=2)
+    >>> buffer.write(1, "a\nb\nc\n\r10%"), buffer.write(1, "\r20%")
     (None, None)
-    >>> [line.text for line in tails.lines(1)], tails.earlier(1)
+    >>> [line.text for line in buffer.lines(1)], buffer.dropped_count(1)
     (['b', 'c', '20%'], 1)
 
     Args:
@@ -70,22 +70,22 @@ class LogBuffer:
         if text:
             if rank not in self._assemblers:
                 self._assemblers[rank] = LineAssembler(log_name(rank), max_line=MAX_KEPT_LINE)
-            self._keep((rank,), self._assemblers[rank].add(text))
+            self._append((rank,), self._assemblers[rank].add(text))
 
-    def say(self, text: str) -> None:
+    def write_notice(self, text: str) -> None:
         """Take words of nbddp's own, in one line or several."""
-        self._keep((), text.rstrip("\n").split("\n"))
+        self._append((), text.rstrip("\n").split("\n"))
 
     def flush(self, rank: int | None = None) -> None:
         """Make a line of what has no end yet, of one rank or of all: no more of it will come."""
         for each in self._writers(rank):
-            self._keep((each,), self._assemblers[each].flush())
+            self._append((each,), self._assemblers[each].flush())
 
     def lines(self, rank: int | None = None) -> list[LogLine]:
         """Return the last lines of one rank, or of all as they came, then the unended ones."""
-        return self.newest(len(self._kept[rank]), rank) + self.unended(rank)
+        return self.newest(len(self._kept[rank]), rank) + self.unfinished(rank)
 
-    def earlier(self, rank: int | None = None) -> int:
+    def dropped_count(self, rank: int | None = None) -> int:
         """Return how many lines of one rank, or of all, were there and are not kept."""
         return self._totals[rank] - len(self._kept[rank])
 
@@ -98,7 +98,7 @@ class LogBuffer:
         kept = islice(reversed(self._kept[rank]), count)
         return [LogLine(ranks, text, at=at) for ranks, text, at in kept][::-1]
 
-    def unended(self, rank: int | None = None) -> list[LogLine]:
+    def unfinished(self, rank: int | None = None) -> list[LogLine]:
         """Return what one rank, or each, is writing now."""
         partial = ((each, self._assemblers[each].partial) for each in self._writers(rank))
         return [LogLine((each,), text) for each, text in partial if text]
@@ -106,7 +106,7 @@ class LogBuffer:
     def _writers(self, rank: int | None) -> list[int]:
         return [each for each in sorted(self._assemblers) if rank in (None, each)]
 
-    def _keep(self, ranks: tuple[int, ...], lines: Sequence[str]) -> None:
+    def _append(self, ranks: tuple[int, ...], lines: Sequence[str]) -> None:
         at = time.time()
         for tail in (*ranks, None):
             self._kept[tail].extend((ranks, line, at) for line in lines)

@@ -90,29 +90,29 @@ class TextView:
         check: Check = no_check,
     ) -> None:
         self._screen = screen
-        self._questions = questions or InputQueue(InputBackend(), lambda *_: None)
+        self._input_queue = questions or InputQueue(InputBackend(), lambda *_: None)
         self._check = check
         self._progress = progress
         self._pace = pace
-        self._followed_at = 0.0  # when the screen has followed
+        self._caught_up_at = 0.0  # when the screen has followed
         self._is_quiet = is_quiet
         self._has_color = has_color
-        self._lines: dict[int, LineAssembler] = {}
+        self._assemblers: dict[int, LineAssembler] = {}
         self._unfinished = UnfinishedLines()
-        self._held: list[str] = []
-        self._held_size = 0
-        self._shown = 0
-        self._paid_until = 0.0  # when the pieces shown so far are made up for
+        self._pending: list[str] = []
+        self._pending_size = 0
+        self._shown_lines = 0
+        self._pauses_end = 0.0  # when the pieces shown so far are made up for
         self._next_flush = 0.0
-        self._moment = 0.0  # when ranks began to write, after a pause,
-        self._writers: set[int] = set()  # and which have written since
+        self._burst_began = 0.0  # when ranks began to write, after a pause,
+        self._burst_ranks: set[int] = set()  # and which have written since
 
-    def take_over(self, before: View) -> None:
+    def continue_from(self, before: View) -> None:
         """Go on below what the earlier attempt printed."""
 
-    def note(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Print it below."""
-        self._leave_line()
+        self._end_line()
         self._screen.write(f"nbddp: {text}\n")
         self._screen.flush()
 
@@ -121,12 +121,12 @@ class TextView:
         try:
             self.follow(handle)
         except BaseException:
-            self._leave_line()
+            self._end_line()
             raise
         finally:
-            self._questions.close()
-            if self._questions.stays:
-                self.note(self._questions.stays)
+            self._input_queue.close()
+            if self._input_queue.leftover_hint:
+                self.show_status(self._input_queue.leftover_hint)
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         self.finish(handle.result)
@@ -138,108 +138,110 @@ class TextView:
     def follow(self, handle: CellHandle) -> None:
         """Show what a cell says until it ends; may be called again after an interrupt."""
         while not handle.is_drained:
-            behind = self._followed_at - time.monotonic()
+            behind = self._caught_up_at - time.monotonic()
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
                 time.sleep(min(behind, PACE_PERIOD))
                 continue
-            left = self._next_flush - time.monotonic() if self._held else PATIENCE
+            left = self._next_flush - time.monotonic() if self._pending else PATIENCE
             left = min(left, self._unfinished.next_due - time.monotonic())
-            left = min(left, self._questions.patience)
-            self._questions.pump(handle.has_ended)
+            left = min(left, self._input_queue.poll_interval)
+            self._input_queue.poll(handle.has_ended)
             notice = handle.next_notice(max(0.0, left))
             if notice is not None:
                 self._show_notice(notice)
-            while (due := self._unfinished.take_due(time.monotonic())) is not None:
+            while (due := self._unfinished.pop_due(time.monotonic())) is not None:
                 rank, text, end = due
-                self._go_on(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
-            if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
-                self._show_held()
+                self._write(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
+            if self._pending and (
+                time.monotonic() >= self._next_flush or self._pending_size > MAX_HELD
+            ):
+                self._flush()
             if self._progress is not None:
-                self._progress.tell(self._screen, handle, self._leave_line)
+                self._progress.update(self._screen, handle, self._end_line)
 
-    def _show_held(self) -> None:
+    def _flush(self) -> None:
         """Show what is held back: at once after a pause, else less and less often.
 
         A page draws all lines of an output anew for each piece that is added to it.
         """
-        if not self._held:
+        if not self._pending:
             return
-        self._make_room()
-        text = "".join(self._held)
-        self._held, self._held_size = [], 0
+        self._clear_progress()
+        text = "".join(self._pending)
+        self._pending, self._pending_size = [], 0
         self._screen.write(text)
         self._screen.flush()
-        self._shown += text.count("\n")
-        pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown))
+        self._shown_lines += text.count("\n")
+        pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown_lines))
         now = time.monotonic()
-        self._followed_at = (
-            max(self._followed_at, now - BURST / self._pace) + len(text) / self._pace
+        self._caught_up_at = (
+            max(self._caught_up_at, now - BURST / self._pace) + len(text) / self._pace
         )
-        self._paid_until = max(self._paid_until, now - SLACK) + pause
-        self._next_flush = max(self._paid_until, now + TOGETHER)
+        self._pauses_end = max(self._pauses_end, now - SLACK) + pause
+        self._next_flush = max(self._pauses_end, now + TOGETHER)
 
-    def _await_others(self, rank: int) -> None:
+    def _delay_flush_in_burst(self, rank: int) -> None:
         """Show what ranks print at the same moment in one piece, if they did so the last time."""
         now = time.monotonic()
-        if now - self._moment > 2 * TOGETHER:
-            if len(self._writers) > 1:
+        if now - self._burst_began > 2 * TOGETHER:
+            if len(self._burst_ranks) > 1:
                 self._next_flush = max(self._next_flush, now + TOGETHER)
-            self._moment = now
-            self._writers.clear()
-        self._writers.add(rank)
+            self._burst_began = now
+            self._burst_ranks.clear()
+        self._burst_ranks.add(rank)
 
-    def _hold(self, text: str) -> None:
-        self._go_on(self._unfinished.leave() + text)
+    def _write_below(self, text: str) -> None:
+        self._write(self._unfinished.end_open_line() + text)
 
-    def _go_on(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         """Hold text that continues where the last text ended."""
         if text:
-            self._held.append(text)
-            self._held_size += len(text)
+            self._pending.append(text)
+            self._pending_size += len(text)
 
-    def _leave_line(self) -> None:
+    def _end_line(self) -> None:
         """Show all held text, and end an unfinished line: the next output goes below it."""
-        self._go_on(self._unfinished.leave())
-        self._show_held()
+        self._write(self._unfinished.end_open_line())
+        self._flush()
 
     def finish(self, result: CellResult) -> None:
         """Show what is left and the values."""
-        first = self._unfinished.open  # its line goes on where it is
-        for rank, lines in sorted(self._lines.items(), key=lambda it: (it[0] != first, it[0])):
+        first = self._unfinished.open_rank  # its line goes on where it is
+        for rank, lines in sorted(self._assemblers.items(), key=lambda it: (it[0] != first, it[0])):
             self._write_lines([rank], lines.flush())
         for ranks, bundle in group_ranks_by_value(result.results):
             self._show_value(ranks, bundle)
-        self._show_held()
+        self._flush()
         if self._progress is not None:
             self._progress.finish(self._screen)
 
-    def _make_room(self) -> None:
+    def _clear_progress(self) -> None:
         if self._progress is not None:
-            self._progress.make_room(self._screen)
+            self._progress.clear(self._screen)
 
     def _show_notice(self, notice: Notice) -> None:
         match notice:
             case ControllerMessage(text=text):
-                self._hold(f"nbddp: {text}\n")
+                self._write_below(f"nbddp: {text}\n")
             case OutputText(rank=rank, text=text) if not self._is_quiet:
-                self._await_others(rank)
-                lines = self._lines_of(rank)
+                self._delay_flush_in_burst(rank)
+                lines = self._assembler_of(rank)
                 self._write_lines([rank], lines.add(text))
-                self._go_on(self._unfinished.note(rank, text, lines.partial, time.monotonic()))
+                self._write(self._unfinished.update(rank, text, lines.partial, time.monotonic()))
             case RichOutput(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
             case InputRequest() | InputClosed():
-                self._leave_line()
-                self._questions.take(notice)
+                self._end_line()
+                self._input_queue.handle_notice(notice)
 
     def _show_display(self, rank: int, message: Display) -> None:
-        self._write_lines([rank], self._lines_of(rank).flush())  # it was printed before
-        self._unfinished.forget(rank)
+        self._write_lines([rank], self._assembler_of(rank).flush())  # it was printed before
+        self._unfinished.discard(rank)
         if is_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
-            self._leave_line()
-            self._make_room()
+            self._end_line()
+            self._clear_progress()
             show_rich(self._screen, rank, message, has_color=self._has_color)
 
     def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
@@ -247,24 +249,24 @@ class TextView:
         if set(data) == {"text/plain"}:
             self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out")
         elif data:
-            self._show_held()
-            self._make_room()
+            self._flush()
+            self._clear_progress()
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
 
-    def _lines_of(self, rank: int) -> LineAssembler:
-        return self._lines.setdefault(rank, LineAssembler(log_name(rank)))
+    def _assembler_of(self, rank: int) -> LineAssembler:
+        return self._assemblers.setdefault(rank, LineAssembler(log_name(rank)))
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         rest = self._unfinished.finish(ranks[0], lines[0]) if lines and not mark else None
         if rest is not None:
-            self._go_on(f"{rest}\n")
+            self._write(f"{rest}\n")
             lines = lines[1:]
         if lines:
             tag = tagged(ranks, mark, has_color=self._has_color)
             if mark and len(lines) > 1:  # the columns of a value stay aligned below one tag
-                self._hold("\n".join([tag, *lines, ""]))
+                self._write_below("\n".join([tag, *lines, ""]))
             else:
-                self._hold("".join(f"{tag} {line}\n" for line in lines))
+                self._write_below("".join(f"{tag} {line}\n" for line in lines))
 
 
 class ProgressLine:
@@ -281,11 +283,11 @@ class ProgressLine:
         self._is_terminal = is_terminal
         self._has_pictures = has_pictures
         self._period = TERMINAL_PERIOD if is_terminal else PERIOD
-        self._next = self._period
-        self._said = ""
+        self._next_at = self._period
+        self._last_text = ""
         self._is_on_line = False
 
-    def tell(
+    def update(
         self, screen: StreamTarget, handle: CellHandle, leave_line: Callable[[], object]
     ) -> None:
         """Print the progress, if an update is due and the progress has changed.
@@ -293,13 +295,13 @@ class ProgressLine:
         ``leave_line`` ends a rank's unfinished line, so that this text starts on a new line.
         """
         seconds = time.time() - handle.began_at
-        if seconds < self._next:
+        if seconds < self._next_at:
             return
-        self._next = (seconds // self._period + 1) * self._period
-        said = self._say(handle)
-        if not said or (said == self._said and not self._is_terminal):
+        self._next_at = (seconds // self._period + 1) * self._period
+        said = self._describe(handle)
+        if not said or (said == self._last_text and not self._is_terminal):
             return
-        self._said = said
+        self._last_text = said
         leave_line()
         line = f"nbddp: {format_seconds(seconds)} · {said}"
         if self._is_terminal:
@@ -309,7 +311,7 @@ class ProgressLine:
             screen.write(f"{line}\n")
         screen.flush()
 
-    def make_room(self, screen: StreamTarget) -> None:
+    def clear(self, screen: StreamTarget) -> None:
         """Take away the line that another one would take the place of: something else comes."""
         if self._is_on_line:
             self._is_on_line = False
@@ -317,11 +319,11 @@ class ProgressLine:
 
     def finish(self, screen: StreamTarget) -> None:
         """Show the charts, if there are any and they can be shown."""
-        self.make_room(screen)
+        self.clear(screen)
         if self._has_pictures:
             show_charts(screen, self._session)
 
-    def _say(self, handle: CellHandle) -> str:
+    def _describe(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
         ranks = [each for each in snapshot.ranks if each.bars or each.step]
         where: list[str] = []
@@ -383,7 +385,7 @@ class UnfinishedLines:
     """
 
     def __init__(self) -> None:
-        self.open: int | None = None  # the rank whose line is at the end of the screen
+        self.open_rank: int | None = None  # the rank whose line is at the end of the screen
         self._shown = ""  # what is shown of it
         self._texts: dict[int, str] = {}  # unfinished lines that are not shown in full
         self._due: dict[int, float] = {}
@@ -395,50 +397,50 @@ class UnfinishedLines:
         """When an unfinished line is to be shown; infinite without one."""
         return min(self._due.values(), default=math.inf)
 
-    def note(self, rank: int, written: str, partial: str, now: float) -> str:
+    def update(self, rank: int, written: str, partial: str, now: float) -> str:
         """Note a rank's output and its unfinished line. Return what to add to the open line."""
         _, has_ended, last = written.rpartition("\n")
         if has_ended:
-            self.forget(rank)
+            self.discard(rank)
         if "\r" in last:
             self._bars.add(rank)
         if not partial or rank in self._bars or len(partial) > MAX_KEPT_LINE or "\n" in partial:
             self._due.pop(rank, None)
             return ""
-        if rank == self.open and partial.startswith(self._shown):
+        if rank == self.open_rank and partial.startswith(self._shown):
             rest, self._shown = partial[len(self._shown) :], partial
             return rest
         self._texts[rank] = partial
         self._due.setdefault(rank, now + self._delays.get(rank, DELAY))
         return ""
 
-    def forget(self, rank: int) -> None:
+    def discard(self, rank: int) -> None:
         """Note that a rank's line has ended."""
         for each in (self._texts, self._due, self._delays):
             each.pop(rank, None)
         self._bars.discard(rank)
 
-    def take_due(self, now: float) -> tuple[int, str, str] | None:
+    def pop_due(self, now: float) -> tuple[int, str, str] | None:
         """Return a rank whose line is due, the line, and the text that ends the open line."""
         for rank, due in self._due.items():
             if due <= now:
                 del self._due[rank]
                 self._delays[rank] = 2 * self._delays.get(rank, DELAY)
-                end = self.leave()
-                self.open, self._shown = rank, self._texts.pop(rank)
+                end = self.end_open_line()
+                self.open_rank, self._shown = rank, self._texts.pop(rank)
                 return rank, self._shown, end
         return None
 
     def finish(self, rank: int, line: str) -> str | None:
         """Return the rest of a rank's finished line; None if its beginning is not the open line."""
-        if rank != self.open or not line.startswith(self._shown):
+        if rank != self.open_rank or not line.startswith(self._shown):
             return None
-        self.open = None
+        self.open_rank = None
         return line[len(self._shown) :]
 
-    def leave(self) -> str:
+    def end_open_line(self) -> str:
         """Leave the open line, as other output follows below it. Return the text that ends it."""
-        if self.open is None:
+        if self.open_rank is None:
             return ""
-        self.open = None
+        self.open_rank = None
         return "\x1b[0m\n" if "\x1b" in self._shown else "\n"

@@ -33,7 +33,7 @@ import ipywidgets as widgets
 from IPython.display import display
 
 kernel = get_ipython().kernel
-live = CommDispatcher.of(get_ipython())
+live = CommDispatcher.for_shell(get_ipython())
 before = kernel.shell_stream._recv_callback
 pipe, _other_end = multiprocessing.Pipe()
 SHORT = 0.05
@@ -57,7 +57,7 @@ def block(until, style="event", limit=20):
     deadline = time.monotonic() + limit
     while not until() and time.monotonic() < deadline:
         WAITS[style]()
-        live.pump()
+        live.process_pending()
 
 def make(handler=None):
     button = widgets.Button()
@@ -174,7 +174,7 @@ class Page:
     ) -> tuple[str, str]:
         """Begin a cell that serves a button ``b`` and waits; the button's model and the cell."""
         model = self.run(f"b = make({handler}); print(b.model_id)")
-        cell = self.begin(f"with live.serving(b):\n block(lambda: {until})\n{then}")
+        cell = self.begin(f"with live.serve(b):\n block(lambda: {until})\n{then}")
         self.says(cell, "blocked")
         return model, cell
 
@@ -217,12 +217,12 @@ def page(shared: Page) -> Iterator[Page]:
 
 @pytest.fixture
 def is_tap(page: Page) -> bool:
-    return page.run("print(live.how.value)") == "tap"
+    return page.run("print(live.mode.value)") == "thread"
 
 
 def test_the_way_goes_by_the_kernels_version(page: Page) -> None:
-    version, way = page.run("print(ipykernel.version_info[0], live.how.value)").split()
-    assert way == ("tap" if int(version) >= 7 else "pump")
+    version, way = page.run("print(ipykernel.version_info[0], live.mode.value)").split()
+    assert way == ("thread" if int(version) >= 7 else "poll")
 
 
 @pytest.mark.parametrize("style", ["event", "sleep", "queue", "connection"])
@@ -239,7 +239,7 @@ def test_one_long_wait_is_enough_where_a_thread_reads(page: Page, is_tap: bool) 
     if not is_tap:
         pytest.skip("this kernel's main thread has to pump")
     model = page.run("done = threading.Event(); b = make(lambda _: done.set()); print(b.model_id)")
-    cell = page.begin("with live.serving(b):\n print('blocked', flush=True); print(done.wait(20))")
+    cell = page.begin("with live.serve(b):\n print('blocked', flush=True); print(done.wait(20))")
     page.says(cell, "blocked")
     page.press(model)
     page.says(cell, "True")
@@ -289,14 +289,14 @@ def test_a_widget_that_is_not_served_waits_for_the_kernel_as_ever(page: Page) ->
 def test_what_is_served_twice_or_beside_another_is_answered_until_each_is_left(page: Page) -> None:
     models = page.run("a, b = make(), make(); print(a.model_id, b.model_id)").split()
     cell = page.begin(
-        "first, *both = [live.serving(each).begin() for each in (a, b, b)]\n"
+        "first, *both = [live.serve(each).start() for each in (a, b, b)]\n"
         "block(lambda: a.times and b.times)\n"
-        "first.end()\n"
-        "both[0].end()\n"
+        "first.stop()\n"
+        "both[0].stop()\n"
         "print('two left', flush=True)\n"
         "block(lambda: len(b.times) == 2)\n"
         "a_times = len(a.times)\n"
-        "both[1].end()\n"
+        "both[1].stop()\n"
         "print(a_times, len(b.times), state())"
     )
     page.says(cell, "blocked")
@@ -363,7 +363,7 @@ def test_a_long_wait_is_reported_again_and_again(page: Page) -> None:
 
 def test_a_changed_value_arrives_and_is_echoed(page: Page) -> None:
     model = page.run("slider = widgets.IntSlider(); print(slider.model_id)")
-    cell = page.begin("with live.serving(slider):\n block(lambda: slider.value == 7)")
+    cell = page.begin("with live.serve(slider):\n block(lambda: slider.value == 7)")
     page.says(cell, "blocked")
     data = {"method": "update", "state": {"value": 7}, "buffer_paths": []}
     page.send("comm_msg", {"comm_id": model, "data": data})
@@ -381,7 +381,7 @@ def test_children_layout_and_style_are_served_and_what_is_added_later(page: Page
         "print(inner.layout.model_id, inner.style.model_id, inner.model_id)"
     ).split()
     cell = page.begin(
-        "with live.serving(box) as serving:\n"
+        "with live.serve(box) as serving:\n"
         "    block(lambda: inner.times)\n"
         "    late = make(); serving.add(late)\n"
         "    print('late:', late.model_id, flush=True)\n"
@@ -401,7 +401,7 @@ def test_children_layout_and_style_are_served_and_what_is_added_later(page: Page
 def test_a_page_that_is_loaded_again_gets_the_state_of_all_widgets(page: Page) -> None:
     model = page.run("b = make(); b.description = 'Stop'; print(b.model_id)")
     cell = page.begin(
-        "with live.serving(b) as serving:\n"
+        "with live.serve(b) as serving:\n"
         "    block(lambda: serving.reloads)\n"
         "print('reloads:', serving.reloads)"
     )
@@ -426,7 +426,7 @@ def test_a_click_does_not_announce_that_a_cell_begins_or_ends(page: Page) -> Non
     model = page.run("b = make(); print(b.model_id)")
     cell = page.begin(
         "listen(get_ipython().events.register)\n"
-        "with live.serving(b):\n"
+        "with live.serve(b):\n"
         "    block(lambda: b.times)\n"
         "listen(get_ipython().events.unregister)\n"
         "print(events)"
@@ -449,13 +449,13 @@ def test_an_interrupt_ends_the_wait_and_leaves_the_kernel_whole(page: Page) -> N
 def test_interrupts_lose_no_message(page: Page) -> None:
     model = page.run("b, order = make(), []; print(b.model_id)")
     cell = page.begin(
-        "with live.serving(b):\n"
+        "with live.serve(b):\n"
         "    deadline, interrupts = time.monotonic() + 30, 0\n"
         "    while interrupts < 20 and time.monotonic() < deadline:\n"
         "        try:\n"
         "            print('interrupts:', interrupts, flush=True)\n"
         "            while time.monotonic() < deadline:\n"
-        "                live.pump()\n"
+        "                live.process_pending()\n"
         "        except KeyboardInterrupt:\n"
         "            interrupts += 1\n"
         "    block(lambda: len(b.times) == 200)\n"

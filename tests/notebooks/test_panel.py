@@ -140,7 +140,7 @@ def test_a_longer_cell_shows_widgets_until_its_record_comes(page: Page) -> None:
 def test_widgets_of_cells_that_are_over_are_closed_when_others_have_followed(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
-        f"{ALL_WIDGETS}{imported(CommDispatcher)}CommDispatcher.of(get_ipython())._kept.clear()"
+        f"{ALL_WIDGETS}{imported(CommDispatcher)}CommDispatcher.for_shell(get_ipython())._to_close.clear()"
     )
     page.run("from ipywidgets import Widget; Widget.close_all()")
     counts = []
@@ -328,12 +328,12 @@ def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
 def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
-        f"{imported(CommDispatcher, DispatchMode)}live = CommDispatcher.of(get_ipython())\n"
-        "known, live._way = live._way, DispatchMode.NONE"
+        f"{imported(CommDispatcher, DispatchMode)}live = CommDispatcher.for_shell(get_ipython())\n"
+        "known, live._kernel_mode = live._kernel_mode, DispatchMode.NONE"
     )
     reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
     assert any(WAIT in text for text in reply.widget_texts)
-    page.run("live._way = known")
+    page.run("live._kernel_mode = known")
     reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
     assert not any(WAIT in text for text in reply.widget_texts)
 

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any
 from ipywidgets import Widget
 
 from nbddp.sigint import run_in_loop, sigint_deferred, wait_for_all
-from nbddp.ui.comms.kernel_stream import DispatchMode, RawMessage, StreamInterceptor, way_to
+from nbddp.ui.comms.kernel_stream import (
+    DispatchMode,
+    RawMessage,
+    StreamInterceptor,
+    dispatch_mode_of,
+)
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -45,7 +50,7 @@ class ServedWidgets:
     """
 
     def __init__(self, live: CommDispatcher) -> None:
-        self._live = live
+        self._dispatcher = live
         self.comm_ids: set[str] = set()
         self.context = contextvars.Context()
         self.cell: dict[str, Any] | None = None
@@ -56,24 +61,24 @@ class ServedWidgets:
         for widget in widgets:
             _collect(widget, self.comm_ids)
 
-    def begin(self) -> ServedWidgets:
+    def start(self) -> ServedWidgets:
         """Answer them from now on, in the context of the cell that says so."""
         self.context = contextvars.copy_context()
         try:
-            self._live.begin(self)
+            self._dispatcher.start(self)
         except BaseException:
-            self.end()
+            self.stop()
             raise
         return self
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Answer them no longer; the kernel does, when it is free."""
-        self._live.end(self)
+        self._dispatcher.stop(self)
 
-    __enter__ = begin
+    __enter__ = start
 
     def __exit__(self, *_error: object) -> None:
-        self.end()
+        self.stop()
 
 
 class CommDispatcher:
@@ -84,24 +89,24 @@ class CommDispatcher:
     """
 
     def __init__(self, kernel: Any) -> None:
-        self.cells = 0
+        self.cells_sent = 0
         self._kernel = kernel
-        self._way = way_to(kernel)
+        self._kernel_mode = dispatch_mode_of(kernel)
         self._has_failed = False
-        self._next_busy = 0.0
-        self._has_complained = False
-        self._servings: tuple[
+        self._next_busy_at = 0.0
+        self._has_logged_error = False
+        self._served: tuple[
             ServedWidgets, ...
         ] = ()  # replaced, never changed: other threads read it
         self._lock = threading.Lock()
-        self._filter: StreamInterceptor | None = None
+        self._interceptor: StreamInterceptor | None = None
         self._thread: threading.Thread | None = None
-        self._calls: SimpleQueue[tuple[RawMessage, ServedWidgets] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[RawMessage, ServedWidgets] | None] = SimpleQueue()
         self._control_ids: set[str] = set()
-        self._kept: defaultdict[int, deque[Callable[[], None]]] = defaultdict(deque)
+        self._to_close: defaultdict[int, deque[Callable[[], None]]] = defaultdict(deque)
 
     @classmethod
-    def of(cls, shell: InteractiveShell | None) -> CommDispatcher:
+    def for_shell(cls, shell: InteractiveShell | None) -> CommDispatcher:
         """The one of this shell's kernel; without a kernel, one that does nothing."""
         kernel = getattr(shell, "kernel", None)
         live: CommDispatcher | None = getattr(kernel, _ATTRIBUTE, None)
@@ -112,16 +117,16 @@ class CommDispatcher:
         return live
 
     @property
-    def how(self) -> DispatchMode:
-        """How the messages are reached; with ``PUMP``, whoever blocks the main thread pumps."""
-        return DispatchMode.NONE if self._has_failed else self._way
+    def mode(self) -> DispatchMode:
+        """How the messages are reached; with ``POLL``, whoever blocks the main thread pumps."""
+        return DispatchMode.NONE if self._has_failed else self._kernel_mode
 
     @property
-    def kernel_ends(self) -> bool:
+    def is_kernel_ending(self) -> bool:
         """Whether the kernel was asked to end, or to start anew: no page listens any more."""
         return getattr(self._kernel, "_shutdown_message", None) is not None
 
-    def serving(self, *widgets: Widget) -> ServedWidgets:
+    def serve(self, *widgets: Widget) -> ServedWidgets:
         """Answer these widgets while the context lasts; nested and overlapping as you like.
 
         Their children, layouts and styles are served with them. The main thread waits as long as
@@ -131,37 +136,37 @@ class CommDispatcher:
         serving.add(*widgets)
         return serving
 
-    def pump(self) -> None:
+    def process_pending(self) -> None:
         """Answer what has come: for the main thread, every 50 to 100 ms while it waits."""
         if threading.current_thread() is not threading.main_thread():
             return
         # A page that learns of its first widget asks for a second shell on the control channel, and
         # at the answer's end it shows the kernel as idle. So say now and then that the cell runs.
-        if self._servings and time.monotonic() >= self._next_busy:
-            self._next_busy = time.monotonic() + BUSY_PERIOD
+        if self._served and time.monotonic() >= self._next_busy_at:
+            self._next_busy_at = time.monotonic() + BUSY_PERIOD
             self._publish_still_busy()
-        if self.how is not DispatchMode.PUMP or self._filter is None:
+        if self.mode is not DispatchMode.POLL or self._interceptor is None:
             return
         with sigint_deferred():
             self._kernel.shell_stream.flush()
-            for call in self._waiting_calls():
+            for call in self._pending_messages():
                 self._answer(*call)
 
-    def keep(self, close: Callable[[], None], *, most: int) -> None:
+    def close_later(self, close: Callable[[], None], *, most: int) -> None:
         """Leave widgets of a cell that is over on its page; of more than ``most`` close the oldest.
 
         A page may still be drawing them, or may not follow the output that replaces them.
         """
-        kept = self._kept[most]
+        kept = self._to_close[most]
         kept.append(close)
         while len(kept) > most:
             kept.popleft()()
 
     # -- who is served
 
-    def begin(self, serving: ServedWidgets) -> None:
+    def start(self, serving: ServedWidgets) -> None:
         """Serve this one too."""
-        if self._way is DispatchMode.NONE:
+        if self._kernel_mode is DispatchMode.NONE:
             return
         # Another thread may wait as well, but the cell that the page shows as busy is not its own.
         if threading.current_thread() is threading.main_thread():
@@ -169,42 +174,42 @@ class CommDispatcher:
         self._has_failed = False  # whatever held the kernel up, it has read this cell since
         with sigint_deferred():
             with self._lock:
-                self._servings = (*self._servings, serving)
-            self._settle()
+                self._served = (*self._served, serving)
+            self._update_interceptor()
 
-    def end(self, serving: ServedWidgets) -> None:
+    def stop(self, serving: ServedWidgets) -> None:
         """Serve it no longer; after the last one, the kernel is as it was found."""
-        if serving not in self._servings:
+        if serving not in self._served:
             return
         with sigint_deferred():
             with self._lock:  # nobody is just about to say that its cell is busy
-                self._servings = tuple(each for each in self._servings if each is not serving)
+                self._served = tuple(each for each in self._served if each is not serving)
             thread = self._thread
-            self._settle()
+            self._update_interceptor()
             if thread is not None and thread is not self._thread:
                 _join(thread)
 
     # -- the filter and the thread
 
-    def _settle(self) -> None:
+    def _update_interceptor(self) -> None:
         """Have both if they are wanted, and neither if not."""
         try:
-            if self._way is DispatchMode.TAP:
-                self._settle_on_reading_thread()
+            if self._kernel_mode is DispatchMode.THREAD:
+                self._update_on_reading_thread()
             else:
-                self._settle_here()
+                self._update_here()
         except TimeoutError:
             if not self._has_failed:
                 logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
             self._has_failed = True
         except Exception:
-            if not self.kernel_ends:  # its reading thread ends with it
+            if not self.is_kernel_ending:  # its reading thread ends with it
                 logger.warning(PENDING, exc_info=True)
             self._has_failed = True
 
-    def _settle_on_reading_thread(self) -> None:
+    def _update_on_reading_thread(self) -> None:
         async def settle() -> None:
-            self._settle_here()
+            self._update_here()
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
         settled = run_in_loop(loop, settle())
@@ -213,59 +218,59 @@ class CommDispatcher:
             raise TimeoutError
         settled.result()
 
-    def _settle_here(self) -> None:
-        is_wanted = self.how is not DispatchMode.NONE and bool(self._servings)
+    def _update_here(self) -> None:
+        is_wanted = self.mode is not DispatchMode.NONE and bool(self._served)
         # while nothing blocks the main thread, the kernel answers
-        if self._way is DispatchMode.PUMP:
-            is_wanted = is_wanted and any(each.cell is not None for each in self._servings)
-        if is_wanted and self._thread is None and self._way is DispatchMode.TAP:
-            self._calls = SimpleQueue()  # of its own: an earlier thread may not be through with its
+        if self._kernel_mode is DispatchMode.POLL:
+            is_wanted = is_wanted and any(each.cell is not None for each in self._served)
+        if is_wanted and self._thread is None and self._kernel_mode is DispatchMode.THREAD:
+            self._queue = SimpleQueue()  # of its own: an earlier thread may not be through with its
             self._thread = threading.Thread(
-                target=self._serve, args=(self._calls,), name="nbddp-widgets", daemon=True
+                target=self._serve, args=(self._queue,), name="nbddp-widgets", daemon=True
             )
             self._thread.start()
-        if self._filter is not None and not (is_wanted and self._filter.is_on_top):
-            self._remove_filter(self._filter)
-        if is_wanted and self._filter is None:
+        if self._interceptor is not None and not (is_wanted and self._interceptor.is_on_top):
+            self._remove_interceptor(self._interceptor)
+        if is_wanted and self._interceptor is None:
             comms = self._kernel.comm_manager.comms.copy()
             self._control_ids |= {key for key, each in comms.items() if each.target_name == CONTROL}
-            self._filter = StreamInterceptor(self._kernel, self._take)
+            self._interceptor = StreamInterceptor(self._kernel, self._intercept)
         if not is_wanted and self._thread is not None:
-            self._calls.put(None)
+            self._queue.put(None)
             self._thread = None
 
-    def _remove_filter(self, current: StreamInterceptor) -> None:
-        current.take_out()
-        self._filter = None
-        if self._way is DispatchMode.PUMP:
-            for message, _ in self._waiting_calls():
+    def _remove_interceptor(self, current: StreamInterceptor) -> None:
+        current.remove()
+        self._interceptor = None
+        if self._kernel_mode is DispatchMode.POLL:
+            for message, _ in self._pending_messages():
                 current.pass_on(message)
 
-    def _waiting_calls(self) -> Iterator[tuple[RawMessage, ServedWidgets]]:
-        while not self._calls.empty():
-            if (call := self._calls.get()) is not None:
+    def _pending_messages(self) -> Iterator[tuple[RawMessage, ServedWidgets]]:
+        while not self._queue.empty():
+            if (call := self._queue.get()) is not None:
                 yield call
 
     # -- what is taken
 
-    def _take(self, message: RawMessage) -> bool:
+    def _intercept(self, message: RawMessage) -> bool:
         """Whether this message is for one of ours; then it will be answered."""
         try:
             serving = self._addressee(message)
         except Exception:
-            if not self._has_complained:
+            if not self._has_logged_error:
                 logger.warning("left a message to the kernel, unread", exc_info=True)
-            self._has_complained = True
+            self._has_logged_error = True
             return False
         if serving is None:
             return False
-        self._calls.put((message, serving))
+        self._queue.put((message, serving))
         return True
 
     def _addressee(self, message: RawMessage) -> ServedWidgets | None:
         peek = message.peek()
-        kind, servings = peek["header"]["msg_type"], self._servings
-        self.cells += kind == "execute_request"
+        kind, servings = peek["header"]["msg_type"], self._served
+        self.cells_sent += kind == "execute_request"
         if kind not in _KINDS or not servings:
             return None
         content = message.session.unpack(peek["content"])
@@ -317,13 +322,13 @@ class CommDispatcher:
         callback = getattr(comm, "_msg_callback", None) or comm.handle_msg
         callback(message)
         if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
-            for serving in self._servings:
+            for serving in self._served:
                 serving.reloads += 1
 
     def _publish_still_busy(self) -> None:
         """After any "idle" the page shows the kernel as idle, though a cell still blocks it."""
         with self._lock:
-            blocked = [each.cell for each in self._servings if each.cell is not None]
+            blocked = [each.cell for each in self._served if each.cell is not None]
             if blocked:
                 self._publish("busy", blocked[-1])
 

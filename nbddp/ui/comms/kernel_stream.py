@@ -33,12 +33,12 @@ _NEEDED = (
 class DispatchMode(Enum):
     """How a kernel's messages can be reached."""
 
-    TAP = "tap"  # ipykernel 7: a thread of its own reads them, and passes them by our filter
-    PUMP = "pump"  # ipykernel 6: the main thread alone can read them, so it does while it waits
+    THREAD = "thread"  # ipykernel 7: a thread of its own reads them, and passes them by our filter
+    POLL = "poll"  # ipykernel 6: the main thread alone can read them, so it does while it waits
     NONE = "none"  # no kernel, or one that we do not know
 
 
-def way_to(kernel: Any) -> DispatchMode:
+def dispatch_mode_of(kernel: Any) -> DispatchMode:
     """How this kernel's messages can be reached; one that we do not know is logged."""
     if kernel is None:
         return DispatchMode.NONE
@@ -51,7 +51,7 @@ def way_to(kernel: Any) -> DispatchMode:
     except AttributeError as error:
         logger.warning("buttons answer only when the cell is over: unknown kernel (%s)", error)
         return DispatchMode.NONE
-    return DispatchMode.PUMP if thread is None else DispatchMode.TAP
+    return DispatchMode.POLL if thread is None else DispatchMode.THREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +83,40 @@ class StreamInterceptor:
     def __init__(self, kernel: Any, take: Callable[[RawMessage], bool]) -> None:
         self._session = kernel.session
         self._stream = kernel.shell_stream
-        self._take = take
-        self._is_in = True
+        self._intercept = take
+        self._is_active = True
         self._is_copy = self._stream._recv_copy
-        self._before = self._stream._recv_callback
-        while isinstance(self._before, StreamInterceptor) and not self._before._is_in:
-            self._before = self._before._before
+        self._next_callback = self._stream._recv_callback
+        while (
+            isinstance(self._next_callback, StreamInterceptor)
+            and not self._next_callback._is_active
+        ):
+            self._next_callback = self._next_callback._next_callback
         self._stream.on_recv(self, copy=self._is_copy)
 
     def __call__(self, frames: list[Any]) -> Any:
         """Keep the message, or pass it on and return what there is to await."""
-        if self._is_in and self._take(RawMessage(self._session, frames, self._is_copy)):
+        if self._is_active and self._intercept(RawMessage(self._session, frames, self._is_copy)):
             return None
-        return self._before(frames)
+        return self._next_callback(frames)
 
     def pass_on(self, message: RawMessage) -> None:
         """Let the kernel have a message that was taken."""
-        self._stream._run_callback(self._before, message.frames)
+        self._stream._run_callback(self._next_callback, message.frames)
 
     @property
     def is_on_top(self) -> bool:
         """Whether nobody has put a callback in its place."""
         return self._stream._recv_callback is self
 
-    def take_out(self) -> None:
+    def remove(self) -> None:
         """Take nothing any more, and give the stream its callback back.
 
         Where somebody has put another callback before ours, that one stays: it may well hand
         its messages on to us, and from here they still go on to the kernel.
         """
-        self._is_in = False
+        self._is_active = False
         if self.is_on_top:
-            self._stream.on_recv(self._before, copy=self._is_copy)
+            self._stream.on_recv(self._next_callback, copy=self._is_copy)
         else:
             logger.info("somebody else filters the kernel's messages; that is left as it is")

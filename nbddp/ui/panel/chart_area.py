@@ -46,28 +46,28 @@ class ChartArea:
         self.box = widgets.Box([], _dom_classes=CLASSES)
         self._metrics = metrics
         self._ranks = ranks
-        self._on_new = on_new
+        self._on_new_widget = on_new
         self._scale = AxisScale.AUTO  # of the drawn charts
-        self._drawn: dict[str, int] = {}  # their versions
+        self._drawn_versions: dict[str, int] = {}  # their versions
         self._charts: dict[str, PlainWidget] = {}
         self._failed: set[str] = set()
-        self._is_offering = False
+        self._is_updating_names = False
 
     def draw(self) -> None:
         """Draw what has changed."""
         scale, chosen = self.choice
         if scale is not self._scale:
-            self._scale, self._drawn = scale, {}
-        news = self._metrics(self._drawn, most=MAX_CHARTS, chosen=chosen)
+            self._scale, self._drawn_versions = scale, {}
+        news = self._metrics(self._drawn_versions, most=MAX_CHARTS, chosen=chosen)
         for name, curves in news.curves.items():
-            self._drawn[name] = news.versions[name]
+            self._drawn_versions[name] = news.versions[name]
             if name not in self._failed:
                 self._draw_chart(name, curves)
         shown = [each for name, each in self._charts.items() if chosen is None or name in chosen]
         if shown != list(self.box.children):
             self.box.children = shown
         if self._charts:
-            self._offer([*news.versions, *news.others])
+            self._update_names([*news.versions, *news.others])
 
     def close(self) -> None:
         """Close all widgets, also those that are not on show."""
@@ -82,13 +82,13 @@ class ChartArea:
             self._failed.add(name)
             return
         if not self._charts:
-            self._begin()
+            self._show_controls()
         if name not in self._charts:
             self._charts[name] = html()
-            self._on_new(self._charts[name])
+            self._on_new_widget(self._charts[name])
         self._charts[name].value = drawn
 
-    def _begin(self) -> None:
+    def _show_controls(self) -> None:
         """Show the controls above the first chart."""
         self._scales = _dropdown("Scale", [(each.value, each) for each in AxisScale])
         only = [(f"rank {rank}", rank_class(rank).replace("-r", "-only-")) for rank in self._ranks]
@@ -96,44 +96,44 @@ class ChartArea:
         if not 1 < len(only) <= MANY_RANKS:  # of more, two have a line
             self._highlight.layout.display = "none"
         self._smooth = toggle("Smooth", "Show the mean of what came before, too")
-        self._opener = toggle("Metrics", "Choose the metrics that are drawn")
+        self._names_toggle = toggle("Metrics", "Choose the metrics that are drawn")
         self._names = widgets.SelectMultiple(rows=VISIBLE_NAMES)
-        self._opener.layout.display = self._names.layout.display = "none"
+        self._names_toggle.layout.display = self._names.layout.display = "none"
         for control, choose in (
-            (self._scales, self._choose),
-            (self._names, self._choose),
-            (self._highlight, self._restyle),
-            (self._smooth, self._restyle),
-            (self._opener, self._show_names),
+            (self._scales, self._update_choice),
+            (self._names, self._update_choice),
+            (self._highlight, self._update_classes),
+            (self._smooth, self._update_classes),
+            (self._names_toggle, self._show_names),
         ):
             control.observe(choose, "value")
-        row = [self._scales, self._highlight, self._smooth, self._opener]
+        row = [self._scales, self._highlight, self._smooth, self._names_toggle]
         parts = [box(widgets.HBox, row, "nbddp-choice"), self._names, self.box]
         for part in parts:
-            self._on_new(part)
+            self._on_new_widget(part)
         self.root.children = parts
 
-    def _offer(self, names: Sequence[str]) -> None:
+    def _update_names(self, names: Sequence[str]) -> None:
         """Let the user choose metrics, if there are more than are drawn."""
         if len(names) <= MAX_CHARTS or set(names) == set(self._names.options):
             return
         chosen = self._names.value or names[:MAX_CHARTS]
-        self._is_offering = True  # new options clear the value
+        self._is_updating_names = True  # new options clear the value
         self._names.options = tuple(names)
         self._names.value = tuple(chosen)
-        self._is_offering = False
-        self._opener.layout.display = None
+        self._is_updating_names = False
+        self._names_toggle.layout.display = None
 
-    def _choose(self, _change: object) -> None:
-        if not self._is_offering:
+    def _update_choice(self, _change: object) -> None:
+        if not self._is_updating_names:
             self.choice = (self._scales.value, self._names.value or None)
 
-    def _restyle(self, _change: object) -> None:
+    def _update_classes(self, _change: object) -> None:
         smooth = "nbddp-is-smooth" if self._smooth.value else ""
         self.box._dom_classes = [*CLASSES, *filter(None, (smooth, self._highlight.value))]
 
     def _show_names(self, _change: object) -> None:
-        self._names.layout.display = None if self._opener.value else "none"
+        self._names.layout.display = None if self._names_toggle.value else "none"
 
 
 def _dropdown(label: str, options: Sequence[tuple[str, object]]) -> widgets.Dropdown:

@@ -66,19 +66,19 @@ class Controls:
 
     def __init__(self, ranks: Sequence[int], press: Callable[[ButtonPress, int], None]) -> None:
         self._press = press
-        self._asked: tuple[ButtonPress, float] | None = None
+        self._unconfirmed: tuple[ButtonPress, float] | None = None
         self.buttons = {each: _button(each.value) for each in ButtonPress}
         for each, made in self.buttons.items():
             made.on_click(lambda _, press=each: self._pressed(press))
-        self._victim = widgets.Dropdown(
+        self._kill_rank = widgets.Dropdown(
             options=[(str(rank), rank) for rank in ranks],
             description="rank",  # who hears the page hears what is chosen there
             style={"description_width": "initial"},
             layout={"width": "96px"},
         )
-        self._victim.observe(lambda _change: self._ask_no_more(), "value")
+        self._kill_rank.observe(lambda _change: self._cancel_confirmation(), "value")
         *steering, kill = self.buttons.values()
-        self.row = box(widgets.HBox, [*steering, self._victim, kill], "nbddp-buttons")
+        self.row = box(widgets.HBox, [*steering, self._kill_rank, kill], "nbddp-buttons")
 
     def draw(self, snapshot: Snapshot) -> None:
         """Allow what can be done now; a question that was not answered is taken back."""
@@ -87,23 +87,25 @@ class Controls:
         self.buttons[ButtonPress.INTERRUPT].disabled = not state.is_busy
         self.buttons[ButtonPress.RESTART].disabled = not may
         self.buttons[ButtonPress.STOP].disabled = not may
-        self.buttons[ButtonPress.KILL].disabled = not (may and self._victim.value in snapshot.alive)
-        asked = self._asked
+        self.buttons[ButtonPress.KILL].disabled = not (
+            may and self._kill_rank.value in snapshot.alive
+        )
+        asked = self._unconfirmed
         if asked is not None and time.monotonic() - asked[1] > ASKING:
-            self._ask_no_more()
+            self._cancel_confirmation()
 
     def _pressed(self, press: ButtonPress) -> None:
-        is_answer = self._asked is not None and self._asked[0] is press
-        self._ask_no_more()
+        is_answer = self._unconfirmed is not None and self._unconfirmed[0] is press
+        self._cancel_confirmation()
         if press is ButtonPress.INTERRUPT or is_answer:
             self.buttons[press].disabled = True  # until it is drawn again: nothing is done twice
-            self._press(press, self._victim.value)
+            self._press(press, self._kill_rank.value)
         else:
-            self._asked = press, time.monotonic()
+            self._unconfirmed = press, time.monotonic()
             _show_question(self.buttons[press], press.value, asks=True)
 
-    def _ask_no_more(self) -> None:
-        asked, self._asked = self._asked, None
+    def _cancel_confirmation(self) -> None:
+        asked, self._unconfirmed = self._unconfirmed, None
         if asked is not None:
             _show_question(self.buttons[asked[0]], asked[0].value, asks=False)
 
@@ -129,27 +131,27 @@ class RetryButtons:
         self._cell: dict[str, Any] = kernel.get_parent("shell")
         self._context = contextvars.copy_context()
         self._display_id = new_display_id()
-        self._is_there = False
-        self._doing = Lock()
-        self._asks = False
+        self._is_published = False
+        self._action_lock = Lock()
+        self._is_confirming = False
         # not flexible: what is said beside a button may be long, and takes two lines
         self._buttons = {label: _button(label, flex="none") for label in offers}
         for label, action in offers.items():
             self._buttons[label].on_click(lambda _, it=(label, action): self._press(*it))
-        self._said = widgets.HTML()
-        self._row = box(widgets.HBox, [*self._buttons.values(), self._said], "nbddp-aftermath")
+        self._status = widgets.HTML()
+        self._row = box(widgets.HBox, [*self._buttons.values(), self._status], "nbddp-aftermath")
 
     def publish(self) -> None:
         """Show it; a page without widgets shows nothing."""
         publish({**bundle(self._row), "text/plain": ""}, self._display_id)
         if self._root is not None:
             self._root.children = (*self._root.children, self._row)
-        self._is_there = True
+        self._is_published = True
 
-    def withdraw(self) -> None:
+    def remove(self) -> None:
         """Take it away: another cell runs."""
-        if self._is_there:
-            self._is_there = False
+        if self._is_published:
+            self._is_published = False
             if self._root is not None:
                 self._root.children = [each for each in self._root.children if each != self._row]
             self._context.copy().run(publish, EMPTY, self._display_id, is_update=True)
@@ -163,31 +165,31 @@ class RetryButtons:
         close(self._row)
 
     def _press(self, label: str, action: ButtonAction) -> None:
-        if label != RESTART or self._asks:
-            self._do(label, action)
+        if label != RESTART or self._is_confirming:
+            self._run_action(label, action)
         if label == RESTART:
-            self._asks = not self._asks
-            _show_question(self._buttons[RESTART], RESTART, asks=self._asks)
+            self._is_confirming = not self._is_confirming
+            _show_question(self._buttons[RESTART], RESTART, asks=self._is_confirming)
 
-    def _do(self, label: str, action: ButtonAction) -> None:
+    def _run_action(self, label: str, action: ButtonAction) -> None:
         # Two quick presses may be answered on two threads of the kernel. The second says nothing.
-        if not (self._is_there and self._doing.acquire(blocking=False)):
+        if not (self._is_published and self._action_lock.acquire(blocking=False)):
             return
         try:
-            self._show(_MEANWHILE[label], is_busy=True)
-            said = self._context.copy().run(self._as_cell, action)
+            self._show_status(_MEANWHILE[label], is_busy=True)
+            said = self._context.copy().run(self._run_in_cell, action)
         finally:
-            self._doing.release()
-        if self._is_there:
-            self._show(said, is_busy=False)
+            self._action_lock.release()
+        if self._is_published:
+            self._show_status(said, is_busy=False)
 
-    def _show(self, text: str, *, is_busy: bool) -> None:
+    def _show_status(self, text: str, *, is_busy: bool) -> None:
         lines = escape(text).replace("\n", "<br>")
-        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
+        self._status.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
         for each in self._buttons.values():
             each.disabled = is_busy
 
-    def _as_cell(self, action: ButtonAction) -> str:
+    def _run_in_cell(self, action: ButtonAction) -> str:
         """Carry it out as a part of the cell: in older kernels a context does not say so."""
         pressed = self._kernel.get_parent("shell")
         self._kernel.set_parent([], self._cell, "shell")

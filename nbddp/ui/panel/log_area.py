@@ -40,68 +40,75 @@ class LogArea:
             placeholder="lines with ...", continuous_update=True, layout={"width": "150px"}
         )
         self._times = toggle("Times", "Show when each line came", "clock-o")
-        self._hold = toggle("Hold", "Let no line come or go for now", "pause")
-        self._found, self._earlier, self._now, self._path = (html() for _ in range(4))
+        self._pause = toggle("Hold", "Let no line come or go for now", "pause")
+        self._match_count, self._earlier_note, self._unfinished, self._path = (
+            html() for _ in range(4)
+        )
         self._pages = LogPages(on_new)
         self._rank: int | None = None
         self._word = ""
-        self._begin(0)
+        self._reset_counts(0)
         self._times.observe(self._show_times, "value")
-        controls = [self._choice, self._search, self._times, self._hold, self._found]
-        lines = widgets.VBox([self._earlier, self._pages.root, self._now])
+        controls = [self._choice, self._search, self._times, self._pause, self._match_count]
+        lines = widgets.VBox([self._earlier_note, self._pages.root, self._unfinished])
         choice = box(widgets.HBox, controls, "nbddp-choice")
         scroll = box(widgets.Box, [lines], "nbddp-scroll")
         self.root = box(widgets.VBox, [choice, scroll, self._path], "nbddp-logs")
 
     @property
-    def looks_at(self) -> tuple[object, ...]:
+    def user_choice(self) -> tuple[object, ...]:
         """What is looked at, and how: another value when somebody has chosen."""
-        return self._choice.value, self._search.value, self._hold.value
+        return self._choice.value, self._search.value, self._pause.value
 
-    def draw(self, tails: LogBuffer, folder: str = "") -> None:
+    def draw(self, buffer: LogBuffer, folder: str = "") -> None:
         """Show what is new; ``folder`` is where the logs are."""
         chosen, word = int(self._choice.value), self._search.value.strip().casefold()
         rank = None if chosen == ALL else chosen
         if (rank, word) != (self._rank, self._word):
             self._rank, self._word = rank, word
             self._pages.remove()
-            self._begin(max(0, tails.total(self._rank) - MAX_ROWS))
-        elif self._hold.value:
+            self._reset_counts(max(0, buffer.total(self._rank) - MAX_ROWS))
+        elif self._pause.value:
             return
-        self._extend(tails)
-        self._say(tails, log_path(folder, self._rank))
+        self._append_new_lines(buffer)
+        self._update_notes(buffer, log_path(folder, self._rank))
 
-    def _begin(self, passed: int) -> None:
-        self._taken = passed  # lines so far, those included that nobody looked at
-        self._read = self._matched = 0
+    def _reset_counts(self, passed: int) -> None:
+        self._seen_lines = passed  # lines so far, those included that nobody looked at
+        self._searched_lines = self._matched_lines = 0
         self._is_first = True
 
-    def _extend(self, tails: LogBuffer) -> None:
-        total = tails.total(self._rank)
-        new = tails.newest(total - self._taken, self._rank)
-        lost = total - self._taken - len(new)  # in a flood lines go before they are ever seen
-        self._taken = total
-        found = self._matching(new)
+    def _append_new_lines(self, buffer: LogBuffer) -> None:
+        total = buffer.total(self._rank)
+        new = buffer.newest(total - self._seen_lines, self._rank)
+        lost = total - self._seen_lines - len(new)  # in a flood lines go before they are ever seen
+        self._seen_lines = total
+        found = self._filter(new)
         shown = found[-MAX_BATCH:]
-        self._read, self._matched = self._read + len(new), self._matched + len(found)
+        self._searched_lines, self._matched_lines = (
+            self._searched_lines + len(new),
+            self._matched_lines + len(found),
+        )
         gap = 0 if self._is_first else len(found) - len(shown) + lost
         self._is_first = False
         rows = [aside(f"… {gap:,} more lines, which came too fast")] if gap else []
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
 
-    def _matching(self, lines: Sequence[LogLine]) -> list[LogLine]:
+    def _filter(self, lines: Sequence[LogLine]) -> list[LogLine]:
         word = self._word
         return [line for line in lines if not word or word in strip(line.text).casefold()]
 
-    def _say(self, tails: LogBuffer, path: str) -> None:
-        rows = html_rows(self._matching(tails.unended(self._rank)))
+    def _update_notes(self, buffer: LogBuffer, path: str) -> None:
+        rows = html_rows(self._filter(buffer.unfinished(self._rank)))
         # what has the focus is scrolled by the keyboard, with all that is around it
         said = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
-        self._now.value = f"<div {said}>{block(rows) if rows else ''}</div>"
-        self._found.value = muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
-        earlier = self._taken - (self._read if self._word else self._pages.lines)
+        self._unfinished.value = f"<div {said}>{block(rows) if rows else ''}</div>"
+        self._match_count.value = muted(
+            f"{self._matched_lines:,} of {self._searched_lines:,} lines"
+        ) * bool(self._word)
+        earlier = self._seen_lines - (self._searched_lines if self._word else self._pages.lines)
         said = describe_earlier(earlier, path, was_searched=not self._word)
-        self._earlier.value = _in_panel(block([aside(said)])) if said else ""
+        self._earlier_note.value = _in_panel(block([aside(said)])) if said else ""
         self._path.value = muted(path)
 
     def _show_times(self, _change: object) -> None:
@@ -120,7 +127,7 @@ class LogPages:
     """
 
     def __init__(self, on_new: Callable[[widgets.Widget], None]) -> None:
-        self._on_new = on_new
+        self._on_new_widget = on_new
         # A layout of its own: a page that is loaded again makes the newest widgets first. A widget
         # with the layout of an older one cannot be made there, and takes the panel with it.
         layout = {"margin": "0", "overflow": "visible", "flex": "0 0 auto"}
@@ -142,7 +149,7 @@ class LogPages:
         if not self._pages or len(self._rows) >= PAGE_ROWS or now > self._full_at:
             self._pages.append(_Page(html(_in_panel(block(rows)))))
             self.root.children = (*self.root.children, self._pages[-1].html)
-            self._on_new(self._pages[-1].html)
+            self._on_new_widget(self._pages[-1].html)
             self._rows, self._full_at = [*rows], now + PAGE_SECONDS
         else:
             self._rows += rows

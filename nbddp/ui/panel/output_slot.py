@@ -21,19 +21,19 @@ class OutputSlot:
 
     Attributes:
         root: the widget of the panel, and later of its record; None until a panel opens.
-        is_used: an output was published in this slot.
-        is_followed: an output that belongs below stands there, such as a figure of a rank.
+        is_published: an output was published in this slot.
+        has_output_below: an output that belongs below stands there, such as a figure of a rank.
     """
 
     def __init__(self) -> None:
         self.root: widgets.VBox | None = None
-        self.is_used = self.is_followed = False
+        self.is_published = self.has_output_below = False
         self._display_id = new_display_id()
         self._hint_id = ""
 
     def show_placeholder(self, html: str, text: str) -> None:
         """Show this until a panel or a record replaces it; the style sheet is in ``html``."""
-        self._become(html)
+        self._set_content(html)
         self._publish({"text/html": f'<div class="nbddp-soon">{html}</div>', "text/plain": text})
 
     def open(self, parts: Sequence[widgets.Widget]) -> widgets.VBox:
@@ -58,17 +58,17 @@ class OutputSlot:
         self._replace({"text/html": f'<div class="nbddp-record">{html}</div>', "text/plain": text})
         if self._hint_id:
             publish(EMPTY, self._hint_id, is_update=True)
-        self._become(html)
+        self._set_content(html)
 
-    def empty(self) -> None:
+    def remove_output(self) -> None:
         """Remove what was shown."""
         self._publish(EMPTY)
 
-    def clear(self, html: str) -> None:
+    def reset(self, html: str) -> None:
         """Start again below ``html``: the outputs of the cell were cleared, but not the root."""
-        self.is_used = self.is_followed = False
+        self.is_published = self.has_output_below = False
         self._display_id, self._hint_id = new_display_id(), ""
-        self._become(html)
+        self._set_content(html)
 
     def close(self) -> None:
         """Remove the root from the page and from the memory of the kernel."""
@@ -76,7 +76,7 @@ class OutputSlot:
             close(self.root)
             close(self._record)
 
-    def _become(self, html: str) -> None:
+    def _set_content(self, html: str) -> None:
         """Show this in the root, for a page that was loaded again or whose cell was moved."""
         if self.root is not None:
             self._record.value = html
@@ -88,15 +88,15 @@ class OutputSlot:
         The style sheet hides the new one while the old one is there: both change at once. Below an
         output that belongs to this cell, a new one would be in the wrong order.
         """
-        if not self.is_used or self.is_followed:
+        if not self.is_published or self.has_output_below:
             self._publish(data)
             return
-        before, self._display_id, self.is_used = self._display_id, new_display_id(), False
+        before, self._display_id, self.is_published = self._display_id, new_display_id(), False
         self._publish(data)
         publish(EMPTY, before, is_update=True)
 
     def _publish(self, data: JsonDict) -> None:
-        is_update, self.is_used = self.is_used, True
+        is_update, self.is_published = self.is_published, True
         publish(data, self._display_id, is_update=is_update)
 
 

@@ -50,7 +50,7 @@ OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is sho
 DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
 PREVIEW_SHARE = 0.02  # of a core, or else less often
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
-PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
+POLL_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
 PANELS_KEPT = 4  # panels whose widgets stay after their cells: a page may still draw them
 RECORDS_KEPT = 32  # records that stay where their panels were, for pages that follow no outputs
 SHOWN = 200  # lines of the log in the record
@@ -81,35 +81,38 @@ class PanelView:
         check: Check,
         slot: OutputSlot | None = None,
     ) -> None:
-        self.tails = LogBuffer(max_merged=MAX_ROWS)
+        self.log_buffer = LogBuffer(max_merged=MAX_ROWS)
         self.attempt = 0
         self.session = session
-        self._live = live
+        self._comms = live
         self._screen = screen
         self._has_color = has_color
         self._widgets: PanelWidgets | None = None
-        self._serving: ServedWidgets | None = None
-        self._questions, self._check = questions, check
+        self._served: ServedWidgets | None = None
+        self._input_queue, self._check = questions, check
         self.slot = slot or OutputSlot()
-        self._before: list[EarlierAttempt] = []
-        self._shown: CellHandle | None = None
+        self._earlier_attempts: list[EarlierAttempt] = []
+        self._handle: CellHandle | None = None
         self._opens_at = 0.0
-        self._folder = ""  # of the run
+        self._run_folder = ""  # of the run
         self._log_pacer = RedrawPacer(0.015, least=0.1, most=0.3)
-        self._rest_pacer = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
+        self._state_pacer = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
         self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # not read in haste
         self._next_draw = 0.0
 
-    def take_over(self, before: View) -> None:
+    def continue_from(self, before: View) -> None:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
-        if isinstance(before, PanelView) and before._shown is not None:
-            is_healed = before._shown.attempt == self.session.life.attempt
-            self._before = [*before._before, EarlierAttempt(before._shown, time.time(), is_healed)]
-            self.tails, self.slot = before.tails, before.slot
+        if isinstance(before, PanelView) and before._handle is not None:
+            is_healed = before._handle.attempt == self.session.life.attempt
+            self._earlier_attempts = [
+                *before._earlier_attempts,
+                EarlierAttempt(before._handle, time.time(), is_healed),
+            ]
+            self.log_buffer, self.slot = before.log_buffer, before.slot
 
-    def note(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Say in the place of the panel, which is over, what is done about its failure."""
-        self.tails.say(text)
+        self.log_buffer.write_notice(text)
         self.announce(text)
 
     def announce(self, text: str) -> None:
@@ -119,82 +122,82 @@ class PanelView:
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
-        self.attempt, self._shown = handle.attempt, handle
-        self._folder = shorten(self.session.snapshot(handle).folder)
+        self.attempt, self._handle = handle.attempt, handle
+        self._run_folder = shorten(self.session.snapshot(handle).folder)
         self._next_draw = time.monotonic() + DELAY
         self._opens_at = time.monotonic() + OPENING
         try:
             while not handle.is_drained:
                 may_wait = time.monotonic() < self._next_draw
-                notice = handle.next_notice(self._patience(), batch_text=may_wait)
-                self._take(handle, notice)
-                self._live.pump()
-                self._ask(handle)
+                notice = handle.next_notice(self._wait_seconds(), batch_text=may_wait)
+                self._handle_notice(handle, notice)
+                self._comms.process_pending()
+                self._poll_input(handle)
                 if time.monotonic() >= self._next_draw:
                     if notice is not None:
-                        self._take_together(handle, patience=0.0 if may_wait else TOGETHER)
+                        self._handle_burst(handle, patience=0.0 if may_wait else TOGETHER)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
             self._finish(handle, handle.result)
             return handle.result
         finally:
-            self._questions.close()
-            if self._serving is not None:
-                self._serving.end()
-            if self._widgets is not None and not self._live.kernel_ends:
+            self._input_queue.close()
+            if self._served is not None:
+                self._served.stop()
+            if self._widgets is not None and not self._comms.is_kernel_ending:
                 self.slot.close()  # each that an ending kernel closes is an error on the page
 
-    def _ask(self, handle: CellHandle) -> None:
-        reloads = self._serving.reloads if self._serving is not None else 0
-        self._questions.note_page((self._live.cells, reloads))
-        typed = self._questions.pump(handle.has_ended)
+    def _poll_input(self, handle: CellHandle) -> None:
+        reloads = self._served.reloads if self._served is not None else 0
+        self._input_queue.cancel_if_page_changed((self._comms.cells_sent, reloads))
+        typed = self._input_queue.poll(handle.has_ended)
         if typed is not None:
             rank, text = typed
-            self.tails.flush(rank)
-            self.tails.write(rank, f"{text}\n")
+            self.log_buffer.flush(rank)
+            self.log_buffer.write(rank, f"{text}\n")
 
-    def _patience(self) -> float:
+    def _wait_seconds(self) -> float:
         """How long to wait for news: less where this very thread answers the buttons."""
-        if self._widgets is not None and self._live.how is DispatchMode.PUMP:
-            return PUMP_PERIOD
+        if self._widgets is not None and self._comms.mode is DispatchMode.POLL:
+            return POLL_PERIOD
         left = self._next_draw - time.monotonic()
         pause = left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
-        return min(pause, self._questions.patience)
+        return min(pause, self._input_queue.poll_interval)
 
     # ---- what the cell says
 
-    def _take_together(self, handle: CellHandle, *, patience: float) -> None:
+    def _handle_burst(self, handle: CellHandle, *, patience: float) -> None:
         """What ranks print at the same moment is drawn together; what has piled up is there."""
         deadline = time.monotonic() + TOGETHER
         while (left := deadline - time.monotonic()) > 0 and not handle.is_drained:
             notice = handle.next_notice(min(left, patience))
             if notice is None:
                 return
-            self._take(handle, notice)
+            self._handle_notice(handle, notice)
 
-    def _take(self, handle: CellHandle, notice: Notice | None) -> None:
+    def _handle_notice(self, handle: CellHandle, notice: Notice | None) -> None:
         match notice:
             case OutputText(rank=rank, text=text):
-                self.tails.write(rank, text)
+                self.log_buffer.write(rank, text)
             case ControllerMessage(text=text):
                 if self._widgets is None or text != self.session.rank_monitor.hangs.alarm:
-                    self.tails.say(text)
+                    self.log_buffer.write_notice(text)
             case RichOutput(rank=rank, message=message):
                 self._show_display(handle, rank, message)
             case InputRequest() | InputClosed():
                 self._opens_at = 0.0  # who is asked shall see by whom
-                self._questions.take(notice)
+                self._input_queue.handle_notice(notice)
 
     def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
-        self.tails.flush(rank)  # it was printed before
+        self.log_buffer.flush(rank)  # it was printed before
         if is_text(message):
-            self.tails.write(rank, f"{message.data['text/plain']}\n")
+            self.log_buffer.write(rank, f"{message.data['text/plain']}\n")
             return
-        if not self.slot.is_used:  # else the record would stand below what it belongs to
+        if not self.slot.is_published:  # else the record would stand below what it belongs to
             self._preview(handle)
         show_rich(self._screen, rank, message, has_color=self._has_color)
-        self.slot.is_followed = True
+        self.slot.has_output_below = True
 
     # ---- while it runs
 
@@ -206,56 +209,60 @@ class PanelView:
             self._open(handle)
         else:
             pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
-            with pacer.spending():
-                if self.slot.is_used or self.tails.version:
+            with pacer.timed():
+                if self.slot.is_published or self.log_buffer.version:
                     self._preview(handle)
             self._next_draw = min(pacer.next_at, self._opens_at)
 
     def _preview(self, handle: CellHandle) -> None:
         """Show it as its record will be, so that nothing jumps if that comes soon."""
-        merged = self.tails.lines()
+        merged = self.log_buffer.lines()
         record = CellReport(
             snapshot=self._snapshot(handle),
             lines=merged[-SHOWN:],
-            earlier=self._earlier(merged, SHOWN),
+            earlier=self._describe_earlier(merged, SHOWN),
             is_brief=True,
         )
         html = record_html(record) + late_html(record.snapshot.run, handle.prompt)
         self.slot.show_placeholder(html, record_text(record))
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
-        log_seen = (self.tails.version, widgets.log.looks_at)
-        self._log_pacer.draw(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
-        self._rest_pacer.draw(
+        log_seen = (self.log_buffer.version, widgets.log.user_choice)
+        self._log_pacer.draw_if_changed(
+            log_seen, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
+        )
+        self._state_pacer.draw_if_changed(
             self.session.version,
             lambda: widgets.draw(
-                self._snapshot(handle), can_press=self._live.how is not DispatchMode.NONE
+                self._snapshot(handle), can_press=self._comms.mode is not DispatchMode.NONE
             ),
         )
         chart_seen = (self.session.version, widgets.charts.choice)
-        self._chart_pacer.draw(chart_seen, widgets.charts.draw)
-        self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
+        self._chart_pacer.draw_if_changed(chart_seen, widgets.charts.draw)
+        self._next_draw = next_redraw(self._log_pacer, self._state_pacer, self._chart_pacer)
 
     def _open(self, handle: CellHandle) -> None:
-        self._serving = self._live.serving().begin()
+        self._served = self._comms.serve().start()
         self._widgets = widgets = PanelWidgets(
             handle.ranks,
-            lambda *it: self._press(handle, *it),
+            lambda *it: self._run_button(handle, *it),
             self.session.rank_monitor.metrics.snapshot,
-            self._serving.add,
+            self._served.add,
         )
         self._redraw(handle, widgets)
         if self.slot.root is None:
-            self._live.keep(self.slot.close, most=RECORDS_KEPT)
-        self._serving.add(self.slot.open(widgets.parts))
+            self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
+        self._served.add(self.slot.open(widgets.parts))
         run = self.session.snapshot(handle).run
         self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
 
-    def _earlier(self, lines: Sequence[LogLine], shown: int, rank: int | None = None) -> str:
-        count = self.tails.earlier(rank) + max(0, len(lines) - shown)
-        return describe_earlier(count, log_path(self._folder, rank))
+    def _describe_earlier(
+        self, lines: Sequence[LogLine], shown: int, rank: int | None = None
+    ) -> str:
+        count = self.log_buffer.dropped_count(rank) + max(0, len(lines) - shown)
+        return describe_earlier(count, log_path(self._run_folder, rank))
 
-    def _press(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
+    def _run_button(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
         deeds: dict[ButtonPress, Callable[[], object]] = {
             ButtonPress.INTERRUPT: self.session.interrupt,
@@ -271,15 +278,15 @@ class PanelView:
     # ---- when it is over
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
-        self._questions.close()  # the record says if an input box is left
-        self.tails.flush()
+        self._input_queue.close()  # the record says if an input box is left
+        self.log_buffer.flush()
         values, rich = split_text_and_rich(result.results)
         record = self._record(handle, result, values)
         self.slot.show_record(record_html(record), record_text(record))
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
         if self._widgets is not None:
-            self._live.keep(self._widgets.close, most=PANELS_KEPT)
+            self._comms.close_later(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
 
     def _record(
@@ -287,36 +294,36 @@ class PanelView:
     ) -> CellReport:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
         curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
-        merged, snapshot = self.tails.lines(), self._snapshot(handle)
+        merged, snapshot = self.log_buffer.lines(), self._snapshot(handle)
         missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
         return CellReport(
             snapshot=snapshot,
             result=result,
             lines=[*merged[-SHOWN:], *values],
-            earlier=self._earlier(merged, SHOWN),
-            log_path=log_path(self._folder, None),
-            rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
+            earlier=self._describe_earlier(merged, SHOWN),
+            log_path=log_path(self._run_folder, None),
+            rank_lines=self._rank_lines(handle) if self._describe_earlier(merged, SHOWN) else [],
             metrics=self.session.rank_monitor.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
-            attempts=self._before,
+            attempts=self._earlier_attempts,
             curves=curves,
-            notes=[missed if snapshot.missed else "", self._questions.stays],
+            notes=[missed if snapshot.missed else "", self._input_queue.leftover_hint],
             findings=self._check(handle),
         )
 
     def _snapshot(self, handle: CellHandle) -> Snapshot:
         """Of the cell from its first attempt on."""
         snapshot = self.session.snapshot(handle)
-        if not self._before:
+        if not self._earlier_attempts:
             return snapshot
-        began = self._before[0].handle.began_at
+        began = self._earlier_attempts[0].handle.began_at
         seconds = snapshot.seconds + handle.began_at - began
         events = self.session.event_log.since(began)
         return replace(snapshot, began=began, seconds=seconds, events=events)
 
     def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[LogLine], str]]:
         return [
-            (rank, lines[-SHOWN_OF_RANK:], self._earlier(lines, SHOWN_OF_RANK, rank))
+            (rank, lines[-SHOWN_OF_RANK:], self._describe_earlier(lines, SHOWN_OF_RANK, rank))
             for rank in handle.ranks
-            if (lines := self.tails.lines(rank))
+            if (lines := self.log_buffer.lines(rank))
         ]

@@ -36,25 +36,25 @@ class RedrawPacer:
         self._tick = tick
         self._next_tick = 0.0
         self._pause = least
-        self._seen: Seen = ()
+        self._drawn_state: Seen = ()
         self.next_at = 0.0
 
-    def draw(self, seen: Seen, draw: Callable[[], None]) -> None:
+    def draw_if_changed(self, seen: Seen, draw: Callable[[], None]) -> None:
         """Draw if ``seen`` has changed.
 
         The first value of ``seen`` is a version, which changes often. The others are choices of
         the user: if one has changed, draw at once.
         """
-        now, before = time.monotonic(), self._seen
+        now, before = time.monotonic(), self._drawn_state
         due = self.next_at if seen != before else self._next_tick
         if now >= due or (before and seen[1:] != before[1:]):
-            self._seen = seen
-            with self.spending():
+            self._drawn_state = seen
+            with self.timed():
                 draw()
             self._next_tick = max(self.next_at, now + self._tick)
 
     @contextmanager
-    def spending(self) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
         """Time the block as a drawing."""
         began = time.thread_time()  # of this thread only, on a busy machine too
         try:

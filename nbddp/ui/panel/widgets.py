@@ -36,31 +36,31 @@ class PanelWidgets:
         metrics: Callable[..., MetricsSnapshot],
         on_new: Callable[[widgets.Widget], None],
     ) -> None:
-        self._state, self._note, self._table, self._line = (html() for _ in range(4))
+        self._state, self._notes, self._table, self._events = (html() for _ in range(4))
         self._controls = Controls(ranks, press)
         self.log = LogArea(ranks, on_new)
         self.charts = ChartArea(metrics, ranks, on_new)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()
-        self._all = toggle("All ranks", "Show a field for each rank", "th")
-        self._all.layout.display = "none" if len(ranks) <= FEW else ""
-        self._all.add_class("nbddp-all")
-        ranks_area = [self._note, self._all, self._table]
-        areas = [self.charts.root, self.log.root, self._line]
+        self._grid_toggle = toggle("All ranks", "Show a field for each rank", "th")
+        self._grid_toggle.layout.display = "none" if len(ranks) <= FEW else ""
+        self._grid_toggle.add_class("nbddp-all")
+        ranks_area = [self._notes, self._grid_toggle, self._table]
+        areas = [self.charts.root, self.log.root, self._events]
         self.parts = [widgets.HTML(SHEET), head, *ranks_area, *areas]
 
     def draw(self, snapshot: Snapshot, *, can_press: bool) -> None:
         """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{title_html(state_title(snapshot))}</div>'
-        self._note.value = _notes(snapshot) + muted("" if can_press else WAITING_BUTTONS)
+        self._notes.value = _notes(snapshot) + muted("" if can_press else WAITING_BUTTONS)
         if len(snapshot.ranks) <= FEW:
-            self.sparklines.note(snapshot.ranks, snapshot.at)
-        is_open, curves = self._all.value, self.sparklines.draw
+            self.sparklines.add_points(snapshot.ranks, snapshot.at)
+        is_open, curves = self._grid_toggle.value, self.sparklines.draw
         table = html_of(rank_blocks(snapshot.ranks, is_open=is_open, curves=curves))
         self._table.value = (
             f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
         )
-        self._line.value = f'<div class="nbddp">{event_log(snapshot)}</div>'
+        self._events.value = f'<div class="nbddp">{event_log(snapshot)}</div>'
         self._controls.draw(snapshot)
 
     def close(self) -> None:

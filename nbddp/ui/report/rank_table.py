@@ -334,13 +334,13 @@ class RankSparklines:
         self._values: defaultdict[tuple[int, str], deque[float]] = defaultdict(
             lambda: deque(maxlen=POINTS)
         )
-        self._next = 0.0
+        self._next_at = 0.0
 
-    def note(self, ranks: Sequence[RankSnapshot], now: float) -> None:
+    def add_points(self, ranks: Sequence[RankSnapshot], now: float) -> None:
         """Take a point of each, once a second."""
-        if now < self._next:
+        if now < self._next_at:
             return
-        self._next = now + PERIOD
+        self._next_at = now + PERIOD
         for each in ranks:
             if each.is_alive and each.step is not None:
                 self._values[each.rank, "step"].append(each.steps_per_second)

@@ -31,7 +31,7 @@ def noted(*moments: RankSnapshot) -> RankSparklines:
     """What was noted of a rank at one moment after the other."""
     sparklines = RankSparklines()
     for at, rank in enumerate(moments):
-        sparklines.note([rank], at * PERIOD)
+        sparklines.add_points([rank], at * PERIOD)
     return sparklines
 
 
@@ -68,7 +68,7 @@ def test_a_ranks_curve_says_what_it_is_of_with_its_scale(snapshot: Any) -> None:
 def test_a_ranks_curve_has_a_point_each_second_of_the_last_minute() -> None:
     sparklines = RankSparklines()
     for at in range(300):
-        sparklines.note([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
+        sparklines.add_points([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
     drawn = sparklines.draw(ONE, "step")
     assert "now 298, axis 0 to 298, last 60 s" in drawn
     assert len(points(drawn)) == POINTS

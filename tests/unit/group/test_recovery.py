@@ -48,7 +48,7 @@ class Shown(TextDisplay):
     def view(self, _session: Session) -> Any:
         return self
 
-    def take_over(self, _before: Any) -> None:
+    def continue_from(self, _before: Any) -> None:
         pass
 
 

@@ -29,134 +29,134 @@ def shown(lines: list[LogLine]) -> list[tuple[int | None, str]]:
 
 
 def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
-    tails = LogBuffer()
-    tails.flush(1)
-    assert tails.lines(1) == tails.lines() == []
-    assert tails.earlier(1) == tails.earlier() == 0
-    tails.write(1, "a\nb\n")
-    tails.say("careful\nor not\n")
-    tails.write(0, "\n \n")
-    tails.write(1, "d\n")
+    log = LogBuffer()
+    log.flush(1)
+    assert log.lines(1) == log.lines() == []
+    assert log.dropped_count(1) == log.dropped_count() == 0
+    log.write(1, "a\nb\n")
+    log.write_notice("careful\nor not\n")
+    log.write(0, "\n \n")
+    log.write(1, "d\n")
     nbddp = [(None, "careful"), (None, "or not")]
-    assert shown(tails.lines()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
-    assert tails.lines(1) == [LogLine((1,), "a"), LogLine((1,), "b"), LogLine((1,), "d")]
-    assert tails.lines(0) == [LogLine((0,), ""), LogLine((0,), " ")]
+    assert shown(log.lines()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
+    assert log.lines(1) == [LogLine((1,), "a"), LogLine((1,), "b"), LogLine((1,), "d")]
+    assert log.lines(0) == [LogLine((0,), ""), LogLine((0,), " ")]
 
 
 def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
-    tails = LogBuffer(max_lines=3)
-    tails.write(0, "a\nb\nc\nd\n")
-    tails.write(1, "e\n")
-    assert texts(tails.lines()) == ["c", "d", "e"]
-    assert texts(tails.lines(0)) == ["b", "c", "d"]
-    assert (tails.earlier(), tails.earlier(0), tails.earlier(1)) == (2, 1, 0)
-    tails.write(0, "flood\n" * 1000)
-    assert texts(tails.lines(1)) == ["e"]
-    assert tails.earlier() == 1002
+    log = LogBuffer(max_lines=3)
+    log.write(0, "a\nb\nc\nd\n")
+    log.write(1, "e\n")
+    assert texts(log.lines()) == ["c", "d", "e"]
+    assert texts(log.lines(0)) == ["b", "c", "d"]
+    assert (log.dropped_count(), log.dropped_count(0), log.dropped_count(1)) == (2, 1, 0)
+    log.write(0, "flood\n" * 1000)
+    assert texts(log.lines(1)) == ["e"]
+    assert log.dropped_count() == 1002
 
 
 def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
-    tails = LogBuffer()
+    log = LogBuffer()
     for written, seen in {
         "begin\n\r10%": ["begin", "10%"],
         "\r20%": ["begin", "20%"],
         "\rdone\nend\n": ["begin", "done", "end"],
     }.items():
-        tails.write(0, written)
-        assert texts(tails.lines()) == texts(tails.lines(0)) == seen
-    assert tails.earlier() == 0
+        log.write(0, written)
+        assert texts(log.lines()) == texts(log.lines(0)) == seen
+    assert log.dropped_count() == 0
 
 
 def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
-    tails = LogBuffer()
-    tails.write(1, "\r10%")
-    tails.write(0, "\r20%")
-    tails.write(1, "\r30%")
-    tails.write(3, "  ")  # one that was wiped
-    tails.write(2, "a\n")
-    tails.say("careful")
-    assert shown(tails.lines()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
+    log = LogBuffer()
+    log.write(1, "\r10%")
+    log.write(0, "\r20%")
+    log.write(1, "\r30%")
+    log.write(3, "  ")  # one that was wiped
+    log.write(2, "a\n")
+    log.write_notice("careful")
+    assert shown(log.lines()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
 
 
 @given(PIECES)
 def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int, str]]) -> None:
-    tails = LogBuffer()
+    log = LogBuffer()
     for rank, text in pieces:
-        tails.write(rank, text)
-    merged, alone = tails.lines(), [tails.lines(rank) for rank in range(3)]
-    tails.flush()
-    assert tails.lines() == merged
-    assert [tails.lines(rank) for rank in range(3)] == alone
+        log.write(rank, text)
+    merged, alone = log.lines(), [log.lines(rank) for rank in range(3)]
+    log.flush()
+    assert log.lines() == merged
+    assert [log.lines(rank) for rank in range(3)] == alone
 
 
 @given(PIECES, st.integers(1, 5))
 def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept: int) -> None:
-    tails, expected, merged = (
+    log, expected, merged = (
         LogBuffer(max_lines=kept),
         dict[int, list[str]](),
         list[tuple[int, str]](),
     )
     assemblers = {rank: LineAssembler() for rank in range(3)}
     for rank, text in pieces:
-        tails.write(rank, text)
+        log.write(rank, text)
         complete = assemblers[rank].add(text)
         expected.setdefault(rank, []).extend(complete)
         merged += [(rank, line) for line in complete]
     for rank, lines in expected.items():
         partial = [assemblers[rank].partial] if assemblers[rank].partial.strip() else []
-        assert texts(tails.lines(rank)) == lines[-kept:] + partial
-        assert tails.earlier(rank) == max(0, len(lines) - kept)
-    assert shown(tails.lines())[: len(merged[-kept:])] == merged[-kept:]
-    assert tails.earlier() == max(0, len(merged) - kept)
+        assert texts(log.lines(rank)) == lines[-kept:] + partial
+        assert log.dropped_count(rank) == max(0, len(lines) - kept)
+    assert shown(log.lines())[: len(merged[-kept:])] == merged[-kept:]
+    assert log.dropped_count() == max(0, len(merged) - kept)
 
 
 def test_what_comes_after_a_flush_is_a_new_line_and_one_rank_may_be_flushed_alone() -> None:
-    tails = LogBuffer()
-    tails.write(0, "zero")
-    tails.write(1, "one")
-    tails.flush(1)
-    before = tails.lines()
-    tails.write(1, "more\n")
-    assert shown(tails.lines()) == [(1, "one"), (1, "more"), (0, "zero")]
-    tails.flush()
-    tails.write(0, "b\n")
-    assert texts(tails.lines(0)) == ["zero", "b"]
+    log = LogBuffer()
+    log.write(0, "zero")
+    log.write(1, "one")
+    log.flush(1)
+    before = log.lines()
+    log.write(1, "more\n")
+    assert shown(log.lines()) == [(1, "one"), (1, "more"), (0, "zero")]
+    log.flush()
+    log.write(0, "b\n")
+    assert texts(log.lines(0)) == ["zero", "b"]
     assert shown(before) == [(1, "one"), (0, "zero")], "what was read changes no more"
 
 
 def test_the_version_tells_whether_there_is_something_new() -> None:
-    tails = LogBuffer()
-    seen = {tails.version}
+    log = LogBuffer()
+    seen = {log.version}
     for change in (
-        lambda: tails.write(0, "\r10%"),
-        lambda: tails.write(0, "\r20%"),
-        lambda: tails.say("careful"),
-        tails.flush,
+        lambda: log.write(0, "\r10%"),
+        lambda: log.write(0, "\r20%"),
+        lambda: log.write_notice("careful"),
+        log.flush,
     ):
         change()
-        seen.add(tails.version)
+        seen.add(log.version)
     assert len(seen) == 5
-    tails.write(0, "")
-    tails.lines()
-    tails.lines(0)
-    assert tails.version in seen
+    log.write(0, "")
+    log.lines()
+    log.lines(0)
+    assert log.version in seen
 
 
 def test_a_line_without_an_end_is_not_kept_whole() -> None:
-    tails = LogBuffer(max_lines=10)
+    log = LogBuffer(max_lines=10)
     for _ in range(10):
-        tails.write(0, "x" * 1_000_000)
-    assert sum(map(len, texts(tails.lines(0)))) <= 11 * (MAX_KEPT_LINE + 50)
-    assert sum(map(len, texts(tails.lines()))) <= 11 * (MAX_KEPT_LINE + 50)
+        log.write(0, "x" * 1_000_000)
+    assert sum(map(len, texts(log.lines(0)))) <= 11 * (MAX_KEPT_LINE + 50)
+    assert sum(map(len, texts(log.lines()))) <= 11 * (MAX_KEPT_LINE + 50)
 
 
 def test_a_flood_costs_little() -> None:
-    tails, piece = LogBuffer(), ("x" * 99 + "\n") * 50
+    log, piece = LogBuffer(), ("x" * 99 + "\n") * 50
     began = time.perf_counter()
     for number in range(1600):
-        tails.write(number % 4, piece)
+        log.write(number % 4, piece)
     assert time.perf_counter() - began < 5  # it takes 0.03 s on a quiet machine
-    assert tails.earlier() == 79_500
+    assert log.dropped_count() == 79_500
 
 
 def value(text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from nbddp.wire.messages import InputReply, InputRequested
 class FakeBox(InputBackend):
     """A box in which a test types."""
 
-    stays = "still here"
+    leftover_hint = "still here"
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FakeBox(InputBackend):
         self.closed = 0
         self.can_close = True
 
-    def begin(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
         self.shown.append((prompt, is_secret))
 
     def poll(self) -> str | None:
@@ -55,7 +55,7 @@ class Asking(InputQueue):
     def look(self, typed: str | EOFError = "", *, times: int = 1) -> tuple[int, str] | None:
         """Pump while no rank has ended, and something was typed."""
         self.box.typed += [typed] if typed else []
-        return [self.pump(lambda _rank: False) for _ in range(times)][-1]
+        return [self.poll(lambda _rank: False) for _ in range(times)][-1]
 
 
 def asks(
@@ -70,18 +70,18 @@ def questions() -> Asking:
 
 
 def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) -> None:
-    assert questions.patience > 1e9
-    questions.take(asks(2, 7, "name? ", is_secret=True))
+    assert questions.poll_interval > 1e9
+    questions.handle_notice(asks(2, 7, "name? ", is_secret=True))
     questions.look(times=3)
     assert questions.box.shown == [("[rank 2] name? ", True)]
-    assert (questions.sent, questions.patience) == ([], room.LOOK)
+    assert (questions.sent, questions.poll_interval) == ([], room.LOOK)
     questions.look("anna", times=3)
     assert questions.sent == [(2, InputReply(question=7, text="anna"))]
-    assert questions.patience > 1e9
+    assert questions.poll_interval > 1e9
 
 
 def test_half_a_character_is_written_out(questions: Asking) -> None:
-    questions.take(asks(0, prompt="\ud800? "))
+    questions.handle_notice(asks(0, prompt="\ud800? "))
     questions.look()
     assert questions.box.shown == [("[rank 0] \\ud800? ", False)]
     assert questions.look("\udfff") == (0, "\\ud800? \\udfff")
@@ -93,11 +93,11 @@ def test_a_debugger_that_asks_again_goes_before_other_ranks(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
-    questions.take(asks(0, 1))
-    questions.take(asks(1, 1))
+    questions.handle_notice(asks(0, 1))
+    questions.handle_notice(asks(1, 1))
     questions.look("p x", times=2)  # rank 0 has a moment to ask again
     assert len(questions.box.shown) == 1
-    questions.take(asks(0, 2))
+    questions.handle_notice(asks(0, 2))
     questions.look()
     assert questions.box.shown[1][0].startswith("[rank 0]")
     questions.look("c")
@@ -108,10 +108,10 @@ def test_a_debugger_that_asks_again_goes_before_other_ranks(
 
 
 def test_what_is_taken_back_needs_no_answer(questions: Asking) -> None:
-    questions.take(asks(0, 1))
-    questions.take(asks(1, 4))
+    questions.handle_notice(asks(0, 1))
+    questions.handle_notice(asks(1, 4))
     questions.look()
-    questions.take(InputClosed(0, 1))
+    questions.handle_notice(InputClosed(0, 1))
     questions.look()
     assert [prompt for prompt, _ in questions.box.shown] == ["[rank 0] > ", "[rank 1] > "]
     questions.look("x")
@@ -119,19 +119,19 @@ def test_what_is_taken_back_needs_no_answer(questions: Asking) -> None:
 
 
 def test_a_rank_that_has_ended_is_not_asked_for(questions: Asking) -> None:
-    questions.take(asks(0))
+    questions.handle_notice(asks(0))
     questions.look()
-    questions.take(asks(1))
-    questions.pump(lambda rank: rank == 0)
+    questions.handle_notice(asks(1))
+    questions.poll(lambda rank: rank == 0)
     assert questions.box.shown[-1][0] == "[rank 1] > "
-    questions.pump(lambda _rank: True)
-    assert questions.patience > 1e9
+    questions.poll(lambda _rank: True)
+    assert questions.poll_interval > 1e9
     assert not questions.sent
 
 
 def test_the_end_of_input_and_of_the_view_is_an_answer(questions: Asking) -> None:
     for rank in range(3):
-        questions.take(asks(rank, rank + 1))
+        questions.handle_notice(asks(rank, rank + 1))
     questions.look(EOFError())
     assert questions.sent == [(0, InputReply(question=1, is_end=True))]
     questions.close()
@@ -142,23 +142,23 @@ def test_the_end_of_input_and_of_the_view_is_an_answer(questions: Asking) -> Non
 
 
 def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
-    questions.note_page(1)
-    questions.take(asks(0, 1))
-    questions.take(asks(1, 1))
-    questions.note_page(2)  # before anything was asked
+    questions.cancel_if_page_changed(1)
+    questions.handle_notice(asks(0, 1))
+    questions.handle_notice(asks(1, 1))
+    questions.cancel_if_page_changed(2)  # before anything was asked
     questions.look()
-    questions.note_page(2)
+    questions.cancel_if_page_changed(2)
     assert not questions.sent
-    questions.note_page(3)
+    questions.cancel_if_page_changed(3)
     assert questions.sent == [(0, InputReply(question=1, is_end=True))]
-    questions.note_page(3)
+    questions.cancel_if_page_changed(3)
     assert len(questions.sent) == len(questions.box.shown) == 1
 
 
 def test_where_nobody_types_it_is_refused_at_once() -> None:
     questions = Asking(InputBackend("no page"))
-    questions.take(asks(0))
-    questions.take(asks(1))
+    questions.handle_notice(asks(0))
+    questions.handle_notice(asks(1))
     questions.look()
     questions.look()
     assert questions.sent == [(rank, InputReply(question=1, refusal="no page")) for rank in (0, 1)]
@@ -181,7 +181,7 @@ def test_a_terminal_is_read_by_the_line(
     terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     box = ConsoleInput()
-    box.begin("[rank 0] ipdb> ", is_secret=False)
+    box.show_prompt("[rank 0] ipdb> ", is_secret=False)
     assert capsys.readouterr().out == "[rank 0] ipdb> "
     assert box.poll() is None
     terminal("p x")
@@ -192,21 +192,21 @@ def test_a_terminal_is_read_by_the_line(
     with pytest.raises(EOFError):
         box.poll()
     with pytest.raises(RefusedError):
-        box.begin("Password: ", is_secret=True)
+        box.show_prompt("Password: ", is_secret=True)
 
 
 def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         with pytest.raises(RefusedError):
-            ConsoleInput().begin("> ", is_secret=False)
+            ConsoleInput().show_prompt("> ", is_secret=False)
 
 
 def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(questions: Asking) -> None:
-    questions.take(asks(1, prompt="ipdb> "))
+    questions.handle_notice(asks(1, prompt="ipdb> "))
     assert questions.look() is None
     assert questions.look("p x") == (1, "ipdb> p x")
-    questions.take(asks(1, 2, prompt="token: ", is_secret=True))
+    questions.handle_notice(asks(1, 2, prompt="token: ", is_secret=True))
     assert questions.look("abc") == (1, "token: ········")
 
 
@@ -215,24 +215,24 @@ def test_a_box_that_nobody_answered_is_closed_or_mentioned(
     questions: Asking, can_close: bool
 ) -> None:
     questions.box.can_close = can_close
-    questions.take(asks(1))
+    questions.handle_notice(asks(1))
     questions.look()
     questions.look("x")
     questions.close()
-    assert (questions.box.closed, questions.stays) == (0, "")
-    questions.take(asks(1, 2))
+    assert (questions.box.closed, questions.leftover_hint) == (0, "")
+    questions.handle_notice(asks(1, 2))
     questions.look()
-    questions.take(InputClosed(1, 2))
+    questions.handle_notice(InputClosed(1, 2))
     assert questions.box.closed == 1
     questions.close()
-    assert questions.stays == ("" if can_close else "still here")
+    assert questions.leftover_hint == ("" if can_close else "still here")
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda questions: questions.pump(lambda rank: rank == 1),
-        lambda questions: questions.note_page(2),
+        lambda questions: questions.poll(lambda rank: rank == 1),
+        lambda questions: questions.cancel_if_page_changed(2),
         lambda questions: questions.close(),
     ],
     ids=["its rank ends", "somebody turns away", "the cell ends"],
@@ -240,8 +240,8 @@ def test_a_box_that_nobody_answered_is_closed_or_mentioned(
 def test_a_box_is_closed_once_its_rank_needs_no_answer(
     questions: Asking, end: Callable[[Asking], object]
 ) -> None:
-    questions.note_page(1)
-    questions.take(asks(1))
+    questions.cancel_if_page_changed(1)
+    questions.handle_notice(asks(1))
     questions.look()
     end(questions)
-    assert (questions.box.closed, questions.stays) == (1, "")
+    assert (questions.box.closed, questions.leftover_hint) == (1, "")

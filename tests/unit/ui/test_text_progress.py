@@ -48,7 +48,7 @@ class Cell:
     def told(self, progress: ProgressLine, seconds: float) -> str:
         """What is told after so many seconds."""
         before, self.seconds = self.screen.text, seconds
-        progress.tell(self.screen, self.handle, lambda: None)
+        progress.update(self.screen, self.handle, lambda: None)
         return self.screen.text.removeprefix(before)
 
 
@@ -103,8 +103,8 @@ def test_in_a_terminal_a_line_takes_the_place_of_the_one_before(cell: Cell) -> N
         cell.told(progress, second)
     lines = "\r\x1b[Knbddp: 1.0 s · loss 1\r\x1b[Knbddp: 2.0 s · loss 2"
     assert cell.screen.text == lines
-    progress.make_room(cell.screen)
-    progress.make_room(cell.screen)
+    progress.clear(cell.screen)
+    progress.clear(cell.screen)
     assert cell.screen.text == f"{lines}\r\x1b[K"
 
 

@@ -230,19 +230,19 @@ def test_ranks_that_print_dots_at_once_show_few_unfinished_lines() -> None:
     for tick in range(6000):  # ten minutes
         now = tick / 10
         for rank in range(4):
-            lines.note(rank, ".", "." * (tick + 1), now)
-        while lines.take_due(now):
+            lines.update(rank, ".", "." * (tick + 1), now)
+        while lines.pop_due(now):
             shown += 1
     assert 12 < shown < 60
 
 
 def test_a_bar_is_no_unfinished_line() -> None:
     lines = UnfinishedLines()
-    lines.note(0, "\r 10%", " 10%", 0.0)
-    lines.note(1, "long", "l" * 5000, 0.0)
-    assert lines.take_due(9.0) is None
-    lines.note(0, "\r100%\nnext", "next", 9.0)
-    assert lines.take_due(10.0) == (0, "next", "")
+    lines.update(0, "\r 10%", " 10%", 0.0)
+    lines.update(1, "long", "l" * 5000, 0.0)
+    assert lines.pop_due(9.0) is None
+    lines.update(0, "\r100%\nnext", "next", 9.0)
+    assert lines.pop_due(10.0) == (0, "next", "")
 
 
 # ---- many lines

@@ -65,12 +65,12 @@ class Kernel:
         self.loop = asyncio.new_event_loop()
         self.reader = threading.Thread(target=self.loop.run_forever)
         self.reader.start()
-        if way is DispatchMode.TAP:
+        if way is DispatchMode.THREAD:
             io_loop = SimpleNamespace(asyncio_loop=self.loop)
             self.shell_channel_thread = SimpleNamespace(io_loop=io_loop)
         shell: Any = SimpleNamespace(kernel=self)
-        self.live = CommDispatcher.of(shell)
-        assert CommDispatcher.of(shell) is self.live
+        self.live = CommDispatcher.for_shell(shell)
+        assert CommDispatcher.for_shell(shell) is self.live
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(5)
@@ -95,7 +95,7 @@ class Kernel:
         """Wait as a blocked cell does."""
 
         def is_true() -> bool:
-            self.live.pump()
+            self.live.process_pending()
             return bool(condition())
 
         return wait_until(is_true)
@@ -128,7 +128,7 @@ def click(widget: ipywidgets.Widget) -> list[bytes]:
     return message("comm_msg", {"comm_id": widget.model_id, "data": data})
 
 
-@pytest.fixture(params=[DispatchMode.TAP, DispatchMode.PUMP], ids=["tap", "pump"])
+@pytest.fixture(params=[DispatchMode.THREAD, DispatchMode.POLL], ids=["thread", "poll"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """A kernel of each kind; with the two marks below, of one alone."""
     kernel = Kernel(request.param)
@@ -150,8 +150,8 @@ def logs_once(caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion) -> 
     return check
 
 
-tapped = pytest.mark.parametrize("kernel", [DispatchMode.TAP], indirect=True, ids=["tap"])
-pumped = pytest.mark.parametrize("kernel", [DispatchMode.PUMP], indirect=True, ids=["pump"])
+tapped = pytest.mark.parametrize("kernel", [DispatchMode.THREAD], indirect=True, ids=["thread"])
+pumped = pytest.mark.parametrize("kernel", [DispatchMode.POLL], indirect=True, ids=["poll"])
 
 
 # -- which kernels
@@ -161,10 +161,10 @@ def test_without_a_kernel_nothing_is_done_and_nothing_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for shell in (None, SimpleNamespace()):
-        live = CommDispatcher.of(shell)
-        assert live.how is DispatchMode.NONE
-        with live.serving(Button()) as serving:
-            live.pump()
+        live = CommDispatcher.for_shell(shell)
+        assert live.mode is DispatchMode.NONE
+        with live.serve(Button()) as serving:
+            live.process_pending()
         assert serving.cell is None
     assert caplog.records == []
 
@@ -172,10 +172,10 @@ def test_without_a_kernel_nothing_is_done_and_nothing_said(
 def test_a_kernel_that_is_not_known_is_named_once(logs_once: Check) -> None:
     shell = SimpleNamespace(kernel=SimpleNamespace(session=Session()))
     for _ in range(2):
-        live = CommDispatcher.of(shell)
-        with live.serving(Button()):
-            live.pump()
-    assert live.how is DispatchMode.NONE
+        live = CommDispatcher.for_shell(shell)
+        with live.serve(Button()):
+            live.process_pending()
+    assert live.mode is DispatchMode.NONE
     logs_once()
 
 
@@ -186,14 +186,14 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
     is_free = threading.Event()
     kernel.loop.call_soon_threadsafe(is_free.wait)
-    with kernel.live.serving(Button()):
-        assert kernel.live.how is DispatchMode.NONE
+    with kernel.live.serve(Button()):
+        assert kernel.live.mode is DispatchMode.NONE
     logs_once()
     is_free.set()
     monkeypatch.setattr(live_module, "PATIENCE", 5.0)
     button = Button()
-    with kernel.live.serving(button):  # the next cell was read, so it reads again
-        assert kernel.live.how is DispatchMode.TAP
+    with kernel.live.serve(button):  # the next cell was read, so it reads again
+        assert kernel.live.mode is DispatchMode.THREAD
         kernel.receive(click(button))
         assert wait_until(lambda: button.presses == ["nbddp-widgets"])
 
@@ -205,10 +205,10 @@ def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
     inner, closed = Button(), Button()
     closed.close()
     box = ipywidgets.Tab([ipywidgets.HBox([inner])])
-    comm_ids = CommDispatcher(None).serving(box).comm_ids
+    comm_ids = CommDispatcher(None).serve(box).comm_ids
     parts = [box, box.layout, box.children[0], inner, inner.layout, inner.style]
     assert {part.model_id for part in parts} <= comm_ids
-    assert CommDispatcher(None).serving(closed).comm_ids == set()
+    assert CommDispatcher(None).serve(closed).comm_ids == set()
 
 
 @tapped
@@ -219,7 +219,7 @@ def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_onc
     once, forged = click(button), click(button)
     forged[2] = b"0" * 64
     strange = [once, [], [b"x"], forged, message("comm_msg", {"data": {}})]
-    with kernel.live.serving(button):
+    with kernel.live.serve(button):
         kernel.receive(once)
         assert kernel.answered(lambda: button.presses)
         kernel.receive(*strange, click(button))
@@ -232,9 +232,9 @@ def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(kernel: Kernel
     serving = []
 
     def wait() -> None:
-        with kernel.live.serving() as mine:
+        with kernel.live.serve() as mine:
             serving.append(mine)
-            kernel.live.pump()
+            kernel.live.process_pending()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -248,16 +248,16 @@ def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
     kernel: Kernel,
 ) -> None:
     button = Button()
-    background = kernel.live.serving(button)
-    thread = threading.Thread(target=background.begin)
+    background = kernel.live.serve(button)
+    thread = threading.Thread(target=background.start)
     thread.start()
     thread.join()
     assert kernel.is_as_before()
-    with kernel.live.serving():  # but while a cell waits, it is answered with that one's
+    with kernel.live.serve():  # but while a cell waits, it is answered with that one's
         kernel.receive(click(button))
-        kernel.live.pump()
+        kernel.live.process_pending()
     assert kernel.is_as_before()
-    background.end()
+    background.stop()
     assert button.presses == ["MainThread"]
 
 
@@ -265,7 +265,7 @@ def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
 def test_a_comm_whose_own_callback_raises_is_logged(kernel: Kernel, logs_once: Check) -> None:
     button, good = Button(), Button()
     button.comm.on_msg(lambda _: {}["nothing"])
-    with kernel.live.serving(button, good):
+    with kernel.live.serve(button, good):
         kernel.receive(click(button), click(good))
         assert kernel.answered(lambda: good.presses)
     logs_once()
@@ -276,14 +276,14 @@ def test_a_handler_may_wait_and_pump_itself(kernel: Kernel) -> None:
     inner = Button()
 
     def wait() -> None:
-        with kernel.live.serving(inner):
+        with kernel.live.serve(inner):
             kernel.receive(click(inner))
             assert kernel.answered(lambda: inner.presses)
 
     outer = Button(wait)
-    with kernel.live.serving(outer):
+    with kernel.live.serve(outer):
         kernel.receive(click(outer))
-        kernel.live.pump()
+        kernel.live.process_pending()
     assert (len(outer.presses), len(inner.presses)) == (1, 1)
 
 
@@ -294,12 +294,12 @@ def test_a_handler_may_wait_and_pump_itself(kernel: Kernel) -> None:
 def test_what_came_before_the_end_is_still_answered(kernel: Kernel) -> None:
     go = threading.Event()
     button = Button(lambda: go.wait(30))
-    with kernel.live.serving(button) as serving:
+    with kernel.live.serve(button) as serving:
         kernel.receive(*(click(button) for _ in range(5)))
         assert wait_until(lambda: button.presses)
         go.set()
     assert len(button.presses) == 5
-    serving.end()  # again: nothing more to leave
+    serving.stop()  # again: nothing more to leave
 
 
 @tapped
@@ -309,7 +309,7 @@ def test_a_handler_that_does_not_return_is_not_waited_for(
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
     go = threading.Event()
     button = Button(lambda: go.wait(30))
-    with kernel.live.serving(button):
+    with kernel.live.serve(button):
         kernel.receive(click(button))
         assert wait_until(lambda: button.presses)
     logs_once()
@@ -318,8 +318,8 @@ def test_a_handler_that_does_not_return_is_not_waited_for(
 
 def test_a_handler_may_end_what_it_is_served_by(kernel: Kernel) -> None:
     held: list[ServedWidgets] = []
-    button = Button(lambda: held[0].end())
-    held.append(kernel.live.serving(button).begin())
+    button = Button(lambda: held[0].stop())
+    held.append(kernel.live.serve(button).start())
     kernel.receive(click(button))
     assert kernel.answered(kernel.is_as_before)
 
@@ -328,7 +328,7 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
     kernel: Kernel, logs_once: Check
 ) -> None:
     stream, button, seen = kernel.shell_stream, Button(), []
-    with kernel.live.serving(button):
+    with kernel.live.serve(button):
         ours = stream._recv_callback
 
         def foreign(frames: list[Any]) -> None:
@@ -343,15 +343,15 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
     kernel.receive(click(button))
     stream.flush()
     assert len(kernel.passed) == 1
-    with kernel.live.serving(button):  # now ours is before it, and behind
+    with kernel.live.serve(button):  # now ours is before it, and behind
         kernel.receive(click(button))
         assert kernel.answered(lambda: len(button.presses) == 2)
         kernel.receive(message("kernel_info_request", {}))
-        kernel.live.pump()
+        kernel.live.process_pending()
     assert stream._recv_callback is foreign
     assert (len(seen), len(kernel.passed)) == (3, 2)
     stream.on_recv(ours)  # as if the other one went, too: ours is inert, and gone with the next
-    with kernel.live.serving(button):
+    with kernel.live.serve(button):
         pass
     assert stream._recv_callback is kernel.original
 
@@ -359,9 +359,9 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
 def test_a_foreign_filter_that_forgot_ours_is_taken_for_the_kernels(kernel: Kernel) -> None:
     stream, button, seen = kernel.shell_stream, Button(), []
     foreign: Any = seen.append
-    with kernel.live.serving(button):
+    with kernel.live.serve(button):
         stream.on_recv(foreign)
-        with kernel.live.serving():  # the next to begin finds itself replaced, and goes before it
+        with kernel.live.serve():  # the next to begin finds itself replaced, and goes before it
             kernel.receive(click(button), message("kernel_info_request", {}))
             assert kernel.answered(lambda: button.presses)
     assert stream._recv_callback is foreign
@@ -377,8 +377,8 @@ def test_an_interrupt_while_messages_are_read_comes_after_them(kernel: Kernel) -
     button = Button()
     cells = [message("execute_request", {"code": str(number)}) for number in range(3)]
     kernel.receive(click(button), cells[0], None, cells[1], click(button), cells[2])
-    with kernel.live.serving(button), pytest.raises(KeyboardInterrupt):
-        kernel.live.pump()
+    with kernel.live.serve(button), pytest.raises(KeyboardInterrupt):
+        kernel.live.process_pending()
     assert len(button.presses) == 2
     assert kernel.passed == cells
 
@@ -392,8 +392,8 @@ def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(kernel:
     button, other = Button(insist), Button()
     behind = [click(other), click(button)]
     kernel.receive(click(button), *behind)
-    with kernel.live.serving(button, other), pytest.raises(KeyboardInterrupt):
-        kernel.live.pump()
+    with kernel.live.serve(button, other), pytest.raises(KeyboardInterrupt):
+        kernel.live.process_pending()
     assert kernel.passed == behind
     assert kernel.statuses[-2][0] == "idle"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -409,6 +409,6 @@ def test_an_interrupt_while_the_filter_is_put_in_leaves_none_behind(
         on_recv(callback, copy)
 
     monkeypatch.setattr(kernel.shell_stream, "on_recv", interrupted)
-    with pytest.raises(KeyboardInterrupt), kernel.live.serving(Button()):
+    with pytest.raises(KeyboardInterrupt), kernel.live.serve(Button()):
         raise AssertionError("not reached")
     assert kernel.is_as_before()

@@ -153,7 +153,7 @@ def test_two_quick_presses_do_it_once_and_say_what_was_done(offer: Offer) -> Non
 def test_buttons_that_are_taken_away_while_one_is_at_work_stay_in_memory(offer: Offer) -> None:
     pressed = offer.press()
     assert wait_until(lambda: offer.begun == 1)
-    offer.buttons.withdraw()
+    offer.buttons.remove()
     assert offer.row.comm is not None
     offer.may_end.set()
     pressed.join(10)
@@ -166,5 +166,5 @@ def test_buttons_that_are_taken_away_while_one_is_at_work_stay_in_memory(offer: 
 def test_a_page_that_follows_no_outputs_has_the_buttons_under_the_record(offer: Offer) -> None:
     record = offer.root.children[0]
     assert offer.root.children == (record, offer.row)
-    offer.buttons.withdraw()
+    offer.buttons.remove()
     assert offer.root.children == (record,)

@@ -105,7 +105,7 @@ def test_a_page_that_follows_no_outputs_has_each_attempt_in_the_same_widget(
 
 
 def test_what_belongs_below_stays_below(page: Page, slot: OutputSlot) -> None:
-    slot.is_followed = True
+    slot.has_output_below = True
     page.outputs["figure"] = {"text/html": "figure"}
     slot.show_record("record", "record")
     assert page.shown == [RECORD, "figure"]

@@ -24,8 +24,8 @@ class Panel:
     def look(self) -> None:
         """As the view does when it is time."""
         if self.now >= self.next_draw:
-            self.log.draw((self.lines,), lambda: self._draw("log"))
-            self.rest.draw((self.news, self.choices), lambda: self._draw("rest"))
+            self.log.draw_if_changed((self.lines,), lambda: self._draw("log"))
+            self.rest.draw_if_changed((self.news, self.choices), lambda: self._draw("rest"))
             self.next_draw = next_redraw(self.log, self.rest)
 
     def _draw(self, what: str) -> None:
@@ -113,7 +113,7 @@ def test_what_does_not_change_is_not_drawn_but_for_the_times_that_go_on(panel: P
 
 
 def test_who_waits_for_others_while_he_draws_does_not_pay_for_them(panel: Panel) -> None:
-    with panel.rest.spending():
+    with panel.rest.timed():
         panel.spent += 0.001
         panel.now += 2.0
     assert panel.rest.next_at == pytest.approx(panel.now + 0.25)
@@ -125,5 +125,5 @@ def test_a_drawing_that_fails_has_been_paid_for(panel: Panel) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        panel.rest.draw((99, 99), fail)
+        panel.rest.draw_if_changed((99, 99), fail)
     assert panel.rest.next_at == pytest.approx(panel.now + 0.5)
