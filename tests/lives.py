@@ -55,18 +55,18 @@ def failed(rank: int, **more: Any) -> ev.RankEndedCell:
     return ended(rank, is_ok=False, **more)
 
 
-def noticed(rank: int, cell: int = 1) -> ev.RankAcknowledged:
+def acknowledged(rank: int, cell: int = 1) -> ev.RankAcknowledged:
     return ev.RankAcknowledged(attempt=1, rank=rank, cell=cell)
 
 
-def rang(kind: ev.Deadline, cell: int = 1, attempt: int = 1, **more: Any) -> ev.DeadlinePassed:
-    return ev.DeadlinePassed(alarm=kind, attempt=attempt, cell=cell, **more)
+def passed(kind: ev.Deadline, cell: int = 1, attempt: int = 1, **more: Any) -> ev.DeadlinePassed:
+    return ev.DeadlinePassed(deadline=kind, attempt=attempt, cell=cell, **more)
 
 
-def alarm(
+def deadline_set(
     kind: ev.Deadline, seconds: float, cell: int = 1, attempt: int = 1, **more: Any
 ) -> ev.SetDeadline:
-    return ev.SetDeadline(seconds=seconds, rang=rang(kind, cell, attempt, **more))
+    return ev.SetDeadline(seconds=seconds, event=passed(kind, cell, attempt, **more))
 
 
 def kill(*ranks: int) -> ev.Kill:

@@ -96,7 +96,7 @@ class Executor:
 
     def answer(self, rank: int, answer: msg.InputReply) -> None:
         """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
-        if self.life.lives(rank):
+        if self.life.is_alive(rank):
             self.runtime_now.link.send(rank, answer)
 
     def interrupt_unless_asked(self) -> None:
@@ -206,7 +206,7 @@ class Executor:
             case ev.StartRanks():
                 self._spawn(action)
             case ev.SetDeadline():
-                self.runtime_now.actor.later(action.seconds, self._ring, action.rang)
+                self.runtime_now.actor.later(action.seconds, self._ring, action.event)
             case ev.Notify(text=text):
                 self.router.notify(text)
             case ev.RecordNode(text=text):
@@ -278,7 +278,7 @@ class Executor:
         self.router.drop_rank_output()
         self.ranks = RankProcesses(action.attempt, self.runtime_now, self.launcher, self.messages)
         self.launcher.settle(action.world_size)
-        starts = [each for each in self._starts() if self.life.lives(each.topology.rank)]
+        starts = [each for each in self._starts() if self.life.is_alive(each.topology.rank)]
         self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
         self.ranks.launch(starts, action.world_size)
 
@@ -310,10 +310,10 @@ class Executor:
             handed_over=self.handed_over,
         )
 
-    def note_node(self, event: ev.NodeNews) -> None:
+    def note_node(self, event: ev.NodeEvent) -> None:
         """Note what has become of a node; with one that has come a restart may make more ranks."""
         if isinstance(event, ev.NodeJoined) and self.launcher.has_room():
-            self.step(replace(event, has_room=True))
+            self.step(replace(event, adds_capacity=True))
             self.step(ev.CapacityChanged())
         else:
             self.step(event)

@@ -85,7 +85,7 @@ class HealRequests:
         self._discard()
         number = next(self._do.numbers)
         self._gives[number] = action.generation
-        leave, replacements = [*action.leave], [*action.replacements]
+        leave, replacements = [*action.exclude], [*action.replacements]
         command = SendNamespace(request=number, leave=leave, replacements=replacements)
         self._do.runtime_now.link.send(action.donor, command)
 
@@ -145,8 +145,8 @@ class HealRequests:
             generation=generation,
             rank=rank,
             reason=f"rank {rank}: {answer.error}" if answer.error else "",
-            was_left=payload.get("was_left", False),
-            unmade=tuple(unmade),
+            is_consequence=payload.get("was_left", False),
+            not_loaded=tuple(unmade),
         )
 
     def close(self) -> None:

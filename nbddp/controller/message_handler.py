@@ -143,7 +143,7 @@ class MessageHandler:
 
     def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
         """A rank could not be started."""
-        if attempt == self._do.life.attempt and self._do.life.lives(rank):
+        if attempt == self._do.life.attempt and self._do.life.is_alive(rank):
             self._do.keep_start_error(f"rank {rank}", error)
             self.note_gone(attempt, rank, None)
 
@@ -163,14 +163,14 @@ class MessageHandler:
 
     def note_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
         """A rank has no process any more, or never had one: nobody shall wait for it."""
-        if attempt != self._do.life.attempt or not self._do.life.lives(rank):
+        if attempt != self._do.life.attempt or not self._do.life.is_alive(rank):
             return  # it was given up before
         try:
             self._read_last(rank, exitcode, why)
         finally:
             self._do.rank_monitor.values.note_exit(rank, self._do.life.cell, self._do.cell)
             exited = ev.ProcessExited(
-                attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why)
+                attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(why)
             )
             self._do.step(exited)  # is_told: the loss of its whole node was reported
             self.tell_gone(rank, exitcode)
@@ -178,7 +178,7 @@ class MessageHandler:
     def tell_gone(self, rank: int, exitcode: int | None) -> None:
         """End the waits for a rank that is gone."""
         self._do.promises.keep("kill", rank)
-        why = refusals.unanswered(self._do.life, rank, exitcode)
+        why = refusals.exited_before_answer(self._do.life, rank, exitcode)
         self._do.promises.reject(RequestError(why), "answer", rank)
 
     def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:

@@ -25,7 +25,7 @@ from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life
-from nbddp.lifecycle.refusals import NO_GROUP, no_such_rank
+from nbddp.lifecycle.refusals import NO_GROUP, rank_not_running
 from nbddp.lifecycle.retries import RecoveryRecord
 from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
@@ -115,7 +115,7 @@ class Session:
         """Start ranks elsewhere from the next start on; there must be none now."""
         self._do.launcher = launcher
 
-    def note_node(self, event: ev.NodeNews) -> None:
+    def note_node(self, event: ev.NodeEvent) -> None:
         """Note what has become of a node, if there are, or were, ranks."""
         runtime = self._do.runtime
         if runtime is not None:
@@ -316,7 +316,7 @@ class Session:
         """
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
-        ranks = self.life.everybody if request.ranks is None else request.ranks
+        ranks = self.life.all_ranks if request.ranks is None else request.ranks
         before, logs = self._do.cell, self.event_log.log_sizes(ranks)  # ranks write at once
         self._do.cell = handle = CellHandle(
             self._do.messages.next_cell(),
@@ -451,8 +451,8 @@ class Session:
         """Send ``make(number)`` to an idle rank; the promise is of its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self.life.state.value}")
-        if not self.life.lives(rank):
-            raise RequestError(no_such_rank(self.life, rank))
+        if not self.life.is_alive(rank):
+            raise RequestError(rank_not_running(self.life, rank))
         number = next(self._do.numbers)
         try:
             self.require_link().send(rank, make(number))

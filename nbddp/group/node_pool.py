@@ -15,7 +15,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import RequestError, format_ranks
 from nbddp.formatting import plural
 from nbddp.launch.local_launcher import Launcher
-from nbddp.lifecycle.events import LogsTorn, NodeJoined, NodeLost
+from nbddp.lifecycle.events import LogCopyFailed, NodeJoined, NodeLost
 from nbddp.nodes.engines.local import ALONE, LocalAgents
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 from nbddp.nodes.listener import Node, NodeListener
@@ -123,13 +123,15 @@ class NodePool:
         lost = NodeLost(
             name=node.name,
             address=node.address,
-            why=node.why_gone,
+            reason=node.why_gone,
             ranks=tuple(self.launcher.ranks_of(node)),
         )
         self._active_session().note_node(lost)
 
     def _on_log_lost(self, folder: Path, error: OSError) -> None:
-        self._active_session().note_node(LogsTorn(folder=str(folder), why=str(error.strerror)))
+        self._active_session().note_node(
+            LogCopyFailed(folder=str(folder), reason=str(error.strerror))
+        )
 
     # ---- what the user is told
 

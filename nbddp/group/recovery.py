@@ -17,8 +17,8 @@ from nbddp.lifecycle.retries import (
     RecoveryRecord,
     Retries,
     describe_recoveries,
-    next_way,
-    why_stop,
+    next_method,
+    why_no_retry,
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, ReplayEntry
 from nbddp.record.notices import InputRequest
@@ -118,7 +118,7 @@ class Recovery:
                 return failed
             result = self._run_and_show(replace(request, purpose=Purpose.RETRY), retries)
         if failures and result.is_ok and not self._display.shows_notices:
-            ways = [each.way for each in failures]
+            ways = [each.method for each in failures]
             self._display.print_line(f"done {describe_recoveries(ways, self._seconds_lost)}")
         return result
 
@@ -147,14 +147,14 @@ class Recovery:
             failures: all failures of the cell; the last one gets the way that is taken.
             retries: how often.
         """
-        reason = ENDED_BY_USER if self._end_requested else why_stop(failures, retries)
-        way = None if reason else next_way(failures, retries)
+        reason = ENDED_BY_USER if self._end_requested else why_no_retry(failures, retries)
+        way = None if reason else next_method(failures, retries)
         if way is not None:
-            count = sum(each.way is way for each in failures[:-1]) + 1
+            count = sum(each.method is way for each in failures[:-1]) + 1
             self._display.show_notice(
-                f"{failures[-1].what}; {way.value} {count} of {retries.of(way)}"
+                f"{failures[-1].what}; {way.value} {count} of {retries.limit(way)}"
             )
-            failure = replace(failures[-1], way=way)
+            failure = replace(failures[-1], method=way)
             # ranks of their own have no names to keep
             if way is RecoveryMethod.RESTART or request.has_own_ranks:
                 failures[-1] = failure
@@ -186,7 +186,7 @@ class Recovery:
         for line in healed.lines()[1:]:
             self._display.print_line(line)
         self._record_recovery(
-            RecoveryRecord(setback=failure, detected=detected, healed=healed.seconds)
+            RecoveryRecord(failure=failure, detected=detected, healed=healed.seconds)
         )
 
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
@@ -205,7 +205,7 @@ class Recovery:
             failed = self._replay(entries)
         if failed is None and failure is not None:
             recovery = RecoveryRecord(
-                setback=replace(failure, way=RecoveryMethod.RESTART),
+                failure=replace(failure, method=RecoveryMethod.RESTART),
                 detected=found - failure.at,
                 restarted=ready - began,
                 replayed=time.monotonic() - ready,

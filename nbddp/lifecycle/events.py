@@ -19,7 +19,7 @@ class Deadline(Enum):
     STUCK = "stuck"
     GRACE = "grace"
     CLEANUP = "cleanup"
-    BACK = "back"
+    CANCEL = "cancel"
     STOP = "stop"
 
 
@@ -33,7 +33,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News(Event):
+class AttemptEvent(Event):
     """What a rank or a clock of an attempt reports."""
 
     attempt: int
@@ -81,7 +81,7 @@ class HealAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceSent(News):
+class NamespaceSent(AttemptEvent):
     """The donor has packed its names for the new ranks, or ``reason`` says why not."""
 
     generation: int
@@ -89,20 +89,20 @@ class NamespaceSent(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupJoined(News):
+class GroupJoined(AttemptEvent):
     """A rank is back from the meeting in which the new ranks get their names.
 
     Attributes:
         reason: why it did not meet the others; empty if it did.
-        was_left: whether that was only because another rank left the meeting.
-        unmade: names that could not be made on this rank, which are a reason too.
+        is_consequence: whether that was only because another rank left the meeting.
+        not_loaded: names that could not be made on this rank, which are a reason too.
     """
 
     generation: int
     rank: int
     reason: str = ""
-    was_left: bool = False
-    unmade: tuple[str, ...] = ()
+    is_consequence: bool = False
+    not_loaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +133,14 @@ class StopAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady(News):
+class RankReady(AttemptEvent):
     """A rank has its shell and its process group."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStartFailed(News):
+class RankStartFailed(AttemptEvent):
     """A rank could not get ready; ``details`` is its traceback."""
 
     rank: int
@@ -149,7 +149,7 @@ class RankStartFailed(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEndedCell(News):
+class RankEndedCell(AttemptEvent):
     """A rank is through with a cell."""
 
     rank: int
@@ -160,7 +160,7 @@ class RankEndedCell(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankAcknowledged(News):
+class RankAcknowledged(AttemptEvent):
     """The cell of a rank got its KeyboardInterrupt, and may be cleaning up."""
 
     rank: int
@@ -168,23 +168,23 @@ class RankAcknowledged(News):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessExited(News):
-    """A rank's process is gone; ``is_told``: the user knows already."""
+class ProcessExited(AttemptEvent):
+    """A rank's process is gone; ``is_reported``: the user knows already."""
 
     rank: int
     exitcode: int | None
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadlinePassed(News):
+class DeadlinePassed(AttemptEvent):
     """A deadline passed. The event has the state of the ranks' processes at that moment.
 
     ``stopped`` are ranks that got a SIGSTOP, with their process ids. ``working`` are ranks whose
     processes use the CPU.
     """
 
-    alarm: Deadline
+    deadline: Deadline
     cell: int
     generation: int = 0
     stopped: tuple[tuple[int, int], ...] = ()
@@ -193,11 +193,11 @@ class DeadlinePassed(News):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined(Event):
-    """A node has come; ``has_room``: a restart would make more ranks."""
+    """A node has come; ``adds_capacity``: a restart would make more ranks."""
 
     name: str
     nproc: int
-    has_room: bool = False
+    adds_capacity: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,19 +206,19 @@ class NodeLost(Event):
 
     name: str
     address: str
-    why: str
+    reason: str
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogsTorn(Event):
+class LogCopyFailed(Event):
     """Copies of the nodes' logs cannot be written into this folder."""
 
     folder: str
-    why: str
+    reason: str
 
 
-NodeNews = NodeJoined | NodeLost | LogsTorn
+NodeEvent = NodeJoined | NodeLost | LogCopyFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,14 +267,14 @@ class ReplacementsReady(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNamespace(Action):
-    """Tell the donor to pack its names, except those in ``leave``.
+    """Tell the donor to pack its names, except those in ``exclude``.
 
     ``replacements`` is empty if the user chose the donor.
     """
 
     donor: int
     generation: int
-    leave: tuple[str, ...]
+    exclude: tuple[str, ...]
     replacements: tuple[int, ...]
 
 
@@ -347,7 +347,7 @@ class SetDeadline(Action):
     """Ring in this many seconds, unless it no longer matters then."""
 
     seconds: float
-    rang: DeadlinePassed
+    event: DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

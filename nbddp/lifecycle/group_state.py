@@ -36,7 +36,7 @@ class GroupState(Enum):
         return self in (GroupState.RUNNING, GroupState.INTERRUPTING)
 
     @property
-    def is_at_work(self) -> bool:
+    def is_interruptible(self) -> bool:
         """Whether an interrupt has something to end: a cell, or a heal."""
         return self.is_busy or self is GroupState.HEALING
 
@@ -76,11 +76,11 @@ class CellLife:
     is_outgrown: bool = False  # ended, as a restart would make more ranks
     has_failed: bool = False
     has_lost_rank: bool = False  # for it is dead, which is worse than a failure
-    lost_group: bool = False
+    group_broken: bool = False
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0
     is_stuck: bool = False
-    noticed: frozenset[int] = frozenset()
+    acknowledged: frozenset[int] = frozenset()
     killed: frozenset[int] = frozenset()  # by the lifecycle itself, which has said so
 
 
@@ -92,25 +92,25 @@ class HealLife:
         replacements: the ranks that get a new process.
         donor: the rank whose names they get.
         checks: whether the donor sees if its names can be those of the dead ranks.
-        unmade: names that could not be made on a new rank: the donor leaves them out.
-        is_given: whether the donor has packed its names.
-        meeting: ranks that were told to meet and are not back.
+        not_loaded: names that could not be made on a new rank: the donor leaves them out.
+        is_packed: whether the donor has packed its names.
+        joining: ranks that were told to meet and are not back.
         failures: why ranks did not meet, each with whether only another rank had left it.
-        is_again: whether the meeting failed because a name could not be made.
-        is_lost: whether the heal fails whatever the other ranks report.
-        is_dropped: whether ``meeting`` was told to give up.
+        must_repeat: whether the meeting failed because a name could not be made.
+        has_failed: whether the heal fails whatever the other ranks report.
+        is_cancelled: whether ``joining`` was told to give up.
     """
 
     replacements: tuple[int, ...]
     donor: int
     checks: bool
-    unmade: tuple[str, ...] = ()
-    is_given: bool = False
-    meeting: frozenset[int] = frozenset()
+    not_loaded: tuple[str, ...] = ()
+    is_packed: bool = False
+    joining: frozenset[int] = frozenset()
     failures: tuple[tuple[bool, str], ...] = ()
-    is_again: bool = False
-    is_lost: bool = False
-    is_dropped: bool = False
+    must_repeat: bool = False
+    has_failed: bool = False
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +126,14 @@ class Life:
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE
-    news: tuple[str, ...] = ()  # of nodes, for the next cell
-    is_return: bool = False  # the ranks were another notebook's: who is late costs nobody else
+    pending_notices: tuple[str, ...] = ()  # of nodes, for the next cell
+    is_rejoin: bool = False  # the ranks were another notebook's: who is late costs nobody else
 
     def incarnation(self, rank: int) -> int:
         """How many processes a rank had before this one; -1 if there is no such rank."""
         return next((each.incarnation for each in self.ranks if each.rank == rank), -1)
 
-    def lives(self, rank: int) -> bool:
+    def is_alive(self, rank: int) -> bool:
         """Whether there is such a rank, and its process is there."""
         return 0 <= rank < len(self.ranks) and self.ranks[rank].is_alive
 
@@ -147,26 +147,26 @@ class Life:
         """Ranks whose process has ended."""
         return tuple(each.rank for each in self.ranks if each.state is RankState.GONE)
 
-    def in_state(self, state: RankState) -> tuple[int, ...]:
+    def ranks_in_state(self, state: RankState) -> tuple[int, ...]:
         """The ranks that do this now."""
         return tuple(each.rank for each in self.ranks if each.state is state)
 
-    def mark(self, rank: int, state: RankState, exitcode: int | None = None) -> Life:
+    def with_rank_state(self, rank: int, state: RankState, exitcode: int | None = None) -> Life:
         """One rank does something else."""
         changed = replace(self.ranks[rank], state=state, exitcode=exitcode)
         return replace(self, ranks=(*self.ranks[:rank], changed, *self.ranks[rank + 1 :]))
 
-    def ring_in(self, alarm: Deadline, seconds: float) -> SetDeadline:
+    def set_deadline(self, deadline: Deadline, seconds: float) -> SetDeadline:
         """A deadline of what goes on now."""
-        rang = DeadlinePassed(
-            alarm=alarm,
+        event = DeadlinePassed(
+            deadline=deadline,
             attempt=self.attempt,
             cell=self.cell.number if self.cell else 0,
             generation=self.generation,
         )
-        return SetDeadline(seconds=seconds, rang=rang)
+        return SetDeadline(seconds=seconds, event=event)
 
     @property
-    def everybody(self) -> tuple[int, ...]:
+    def all_ranks(self) -> tuple[int, ...]:
         """All ranks, those that are gone too."""
         return tuple(each.rank for each in self.ranks)

@@ -17,14 +17,14 @@ from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState, HealLife, Life, RankLife, RankState
 
 Step = tuple[Life, list[ev.Action]]
-START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
+START_TIMEOUT = 90.0  # seconds for all ranks to get ready (the first may import torch)
 KILLED = -9  # exit code of a new process after a failed heal
-BACK_PATIENCE = 30.0  # seconds in which ranks must return from a failed meeting
+CANCEL_TIMEOUT = 30.0  # seconds in which ranks must return from a failed meeting
 
 
 def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     """Start new processes for dead ranks, and have the donor pack its names meanwhile."""
-    reason = refusals.not_to_heal(life, event.ranks, event.donor)
+    reason = refusals.why_no_heal(life, event.ranks, event.donor)
     if reason:
         return life, [ev.Refuse(reason=reason)]
     ranks = tuple(
@@ -32,138 +32,143 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
         for each in life.ranks
     )
     heal = HealLife(replacements=event.ranks, donor=event.donor, checks=event.checks)
-    healing, give = _ask_donor(replace(life, state=GroupState.HEALING, ranks=ranks), heal)
+    healing, request = _request_namespace(
+        replace(life, state=GroupState.HEALING, ranks=ranks), heal
+    )
     return healing, [
         ev.StartReplacements(ranks=event.ranks),
-        *give,
-        healing.ring_in(ev.Deadline.START, START_PATIENCE),
+        *request,
+        healing.set_deadline(ev.Deadline.START, START_TIMEOUT),
     ]
 
 
-def _ask_donor(life: Life, heal: HealLife) -> Step:
+def _request_namespace(life: Life, heal: HealLife) -> Step:
     generation = life.generation + 1  # no ranks ever meet where others did, or tried to
-    give = ev.RequestNamespace(
+    request = ev.RequestNamespace(
         donor=heal.donor,
         generation=generation,
-        leave=heal.unmade,
+        exclude=heal.not_loaded,
         replacements=heal.replacements if heal.checks else (),
     )
-    return replace(life, generation=generation, heal=heal), [give]
+    return replace(life, generation=generation, heal=heal), [request]
 
 
-def on_newcomer_ready(life: Life, heal: HealLife) -> Step:
+def on_replacement_ready(life: Life, heal: HealLife) -> Step:
     """A new process is ready; the last one of them may complete what a meeting needs."""
-    if life.in_state(RankState.STARTING):
+    if life.ranks_in_state(RankState.STARTING):
         return life, []
-    life, actions = _meet(life, heal)
+    life, actions = _join_when_ready(life, heal)
     return life, [ev.ReplacementsReady(), *actions]
 
 
-def on_names_given(life: Life, event: ev.NamespaceSent) -> Step:
+def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
     """The donor has packed its names, or could not."""
     heal = life.heal
-    if heal is None or event.generation != life.generation or heal.is_given:
+    if heal is None or event.generation != life.generation or heal.is_packed:
         return life, []
     if event.reason:
-        return fail(life, heal, event.reason)
-    return _meet(life, replace(heal, is_given=True))
+        return fail_heal(life, heal, event.reason)
+    return _join_when_ready(life, replace(heal, is_packed=True))
 
 
-def _meet(life: Life, heal: HealLife) -> Step:
+def _join_when_ready(life: Life, heal: HealLife) -> Step:
     """Tell all ranks to meet, once the new ranks are ready and the names are packed."""
-    if not heal.is_given or life.in_state(RankState.STARTING):
+    if not heal.is_packed or life.ranks_in_state(RankState.STARTING):
         return replace(life, heal=heal), []
-    heal = replace(heal, meeting=frozenset(life.alive))
-    meet = ev.RequestJoin(
+    heal = replace(heal, joining=frozenset(life.alive))
+    join = ev.RequestJoin(
         ranks=tuple(life.alive),
         generation=life.generation,
         donor=heal.donor,
         replacements=heal.replacements,
     )
-    return replace(life, heal=heal), [meet]
+    return replace(life, heal=heal), [join]
 
 
-def on_rank_met(life: Life, event: ev.GroupJoined) -> Step:
+def on_group_joined(life: Life, event: ev.GroupJoined) -> Step:
     """A rank is back from the meeting, in which it met all others or not."""
     heal = life.heal
-    if heal is None or event.generation != life.generation or event.rank not in heal.meeting:
+    if heal is None or event.generation != life.generation or event.rank not in heal.joining:
         return life, []
-    failures = [(event.was_left, event.reason)] if event.reason else []
+    failures = [(event.is_consequence, event.reason)] if event.reason else []
     heal = replace(
         heal,
-        meeting=heal.meeting - {event.rank},
+        joining=heal.joining - {event.rank},
         failures=(*heal.failures, *failures),
-        unmade=(*heal.unmade, *event.unmade),
-        is_again=heal.is_again or bool(event.unmade),
+        not_loaded=(*heal.not_loaded, *event.not_loaded),
+        must_repeat=heal.must_repeat or bool(event.not_loaded),
     )
-    return _go_on(life, heal)
+    return _finish_when_all_are_back(life, heal)
 
 
-def fail(life: Life, heal: HealLife, reason: str) -> Step:
+def fail_heal(life: Life, heal: HealLife, reason: str) -> Step:
     """End the heal as soon as all ranks that were told to meet are back."""
-    heal = replace(heal, failures=((False, reason), *heal.failures), is_lost=True)
-    return _go_on(life, heal)
+    heal = replace(heal, failures=((False, reason), *heal.failures), has_failed=True)
+    return _finish_when_all_are_back(life, heal)
 
 
-def _go_on(life: Life, heal: HealLife) -> Step:
+def _finish_when_all_are_back(life: Life, heal: HealLife) -> Step:
     """See whether all ranks are back; if one of them failed, the others need not wait for it."""
-    if heal.meeting and heal.failures and not heal.is_dropped:
-        ranks = tuple(sorted(heal.meeting))
-        dropped = replace(life, heal=replace(heal, is_dropped=True))
-        return dropped, [
+    if heal.joining and heal.failures and not heal.is_cancelled:
+        ranks = tuple(sorted(heal.joining))
+        cancelled = replace(life, heal=replace(heal, is_cancelled=True))
+        return cancelled, [
             ev.CancelJoin(ranks=ranks),
-            dropped.ring_in(ev.Deadline.BACK, BACK_PATIENCE),
+            cancelled.set_deadline(ev.Deadline.CANCEL, CANCEL_TIMEOUT),
         ]
-    if heal.meeting:
+    if heal.joining:
         return replace(life, heal=heal), []
-    if heal.is_again and not heal.is_lost:
-        again = HealLife(
-            replacements=heal.replacements, donor=heal.donor, checks=heal.checks, unmade=heal.unmade
+    if heal.must_repeat and not heal.has_failed:
+        repeated = HealLife(
+            replacements=heal.replacements,
+            donor=heal.donor,
+            checks=heal.checks,
+            not_loaded=heal.not_loaded,
         )
-        return _ask_donor(life, again)
+        return _request_namespace(life, repeated)
     if heal.failures:  # what one rank failed of is why others were left
-        return give_up(life, heal, min(heal.failures, key=lambda each: each[0])[1])
+        return abandon_heal(life, heal, min(heal.failures, key=lambda each: each[0])[1])
     return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.HealFinished()]
 
 
-def on_rang(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
+def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
     """New processes are not ready in time, or ranks not back that gave up a meeting."""
     if event.generation != life.generation:
         return life, []  # of the start, or of a meeting before
-    starting, late = life.in_state(RankState.STARTING), sorted(heal.meeting)
-    if event.alarm is ev.Deadline.START and starting:
-        why = f"{format_ranks(starting)} did not get ready in {START_PATIENCE:.0f} s"
-        return fail(life, heal, why)
-    if event.alarm is not ev.Deadline.BACK or not late or not heal.is_dropped:
+    starting, late = life.ranks_in_state(RankState.STARTING), sorted(heal.joining)
+    if event.deadline is ev.Deadline.START and starting:
+        why = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"
+        return fail_heal(life, heal, why)
+    if event.deadline is not ev.Deadline.CANCEL or not late or not heal.is_cancelled:
         return life, []
-    return give_up(
+    return abandon_heal(
         life,
         heal,
-        f"{format_ranks(late)} still tried to form the process group after {BACK_PATIENCE:.0f} s; "
+        f"{format_ranks(late)} still tried to form the process group after {CANCEL_TIMEOUT:.0f} s; "
         f"run `%ddp kill {late[0]}`, then `%ddp heal` again",
     )
 
 
-def give_up(life: Life, heal: HealLife, reason: str) -> Step:
+def abandon_heal(life: Life, heal: HealLife, reason: str) -> Step:
     """Kill the new processes, and report that the heal failed."""
-    doomed = tuple(rank for rank in heal.replacements if life.lives(rank))
+    alive = tuple(rank for rank in heal.replacements if life.is_alive(rank))
     ranks = tuple(
-        replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in doomed else each
+        replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in alive else each
         for each in life.ranks
     )
-    kill: list[ev.Action] = [ev.Kill(ranks=doomed)] if doomed else []
+    kill: list[ev.Action] = [ev.Kill(ranks=alive)] if alive else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
     return broken, [*kill, ev.HealFailed(reason=reason)]  # whoever waited may heal again at once
 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:
     """A rank has died meanwhile."""
-    heal = replace(heal, meeting=heal.meeting - {rank})
-    return fail(life, heal, f"rank {rank} {how} meanwhile")
+    heal = replace(heal, joining=heal.joining - {rank})
+    return fail_heal(life, heal, f"rank {rank} {how} meanwhile")
 
 
 def on_interrupt(life: Life, heal: HealLife) -> Step:
     """End the heal; a second interrupt does not wait for the ranks that are to come back."""
-    if heal.is_lost:
-        return give_up(life, heal, heal.failures[0][1])
-    return fail(life, heal, "it was interrupted")
+    if heal.has_failed:
+        return abandon_heal(life, heal, heal.failures[0][1])
+    return fail_heal(life, heal, "it was interrupted")

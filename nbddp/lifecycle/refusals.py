@@ -18,14 +18,14 @@ RAN_TO_ITS_END = (
 NOT_HEALED = "the group was not healed"
 
 
-def already(life: Life) -> str:
+def already_running(life: Life) -> str:
     """Why a group cannot be started."""
     if life.state is GroupState.BROKEN:
         return "a worker group with a dead rank is already running; `%ddp restart` restarts it"
     return f"the worker group is {life.state.value} already"
 
 
-def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
+def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
     """Why a group cannot be healed; nothing if it can."""
     if not life.state.is_live:
         return NO_GROUP
@@ -39,16 +39,16 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
     for rank in ranks:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))
-        if life.lives(rank):
+        if life.is_alive(rank):
             return f"rank {rank} lives"
     missing = [rank for rank in life.gone if rank not in ranks]
     if missing:
         is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
         return f"{format_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
-    return "" if life.lives(donor) else no_such_rank(life, donor)
+    return "" if life.is_alive(donor) else rank_not_running(life, donor)
 
 
-def no_such_rank(life: Life, rank: int) -> str:
+def rank_not_running(life: Life, rank: int) -> str:
     """Why a rank can do nothing."""
     if not life.ranks:
         return NO_GROUP
@@ -56,7 +56,7 @@ def no_such_rank(life: Life, rank: int) -> str:
         return unknown_rank(rank, len(life.ranks))
     if life.ranks[rank].state is RankState.ABSENT:
         return f"rank {rank} was not started: `--ranks` leaves it out"
-    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_on(life)}"
+    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_out(life)}"
 
 
 def unknown_rank(rank: int, world_size: int) -> str:
@@ -64,13 +64,13 @@ def unknown_rank(rank: int, world_size: int) -> str:
     return f"there is no rank {rank}; the group has ranks 0 to {world_size - 1}"
 
 
-def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
+def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
     """What became of a rank that was asked something, in the place of its answer."""
     said = f"rank {rank} {describe_exit(exitcode)} before it could answer"
-    return f"{said}; {way_on(life)}" if life.state is GroupState.BROKEN else said
+    return f"{said}; {way_out(life)}" if life.state is GroupState.BROKEN else said
 
 
-def way_on(life: Life) -> str:
+def way_out(life: Life) -> str:
     """What can be done where ranks are gone."""
     alive = ",".join(map(str, life.alive))
     others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
@@ -79,31 +79,31 @@ def way_on(life: Life) -> str:
     return f"{heal}`%ddp restart` restarts all ranks{others}"
 
 
-def with_way_on(said: str, life: Life) -> str:
+def with_way_out(said: str, life: Life) -> str:
     """What is said of a heal: where it was tried in vain, with what can be done now."""
     is_in_vain = said.startswith(NOT_HEALED) and life.gone
-    return f"{said}; {way_on(life)}" if is_in_vain else said
+    return f"{said}; {way_out(life)}" if is_in_vain else said
 
 
-def describe_node(life: Life, event: ev.NodeNews) -> str:
+def describe_node(life: Life, event: ev.NodeEvent) -> str:
     """Say what has become of a node."""
-    if isinstance(event, ev.LogsTorn):
-        torn = f"the logs in {event.folder} are not whole: {event.why}"
+    if isinstance(event, ev.LogCopyFailed):
+        torn = f"the logs in {event.folder} are not whole: {event.reason}"
         return f"{torn}; each node has those of its ranks"
     if isinstance(event, ev.NodeJoined):
         came = f"node {event.name} has come with {plural(event.nproc, 'rank')}"
-        if not event.has_room:
+        if not event.adds_capacity:
             return came
         if life.cell is not None and life.cell.is_elastic:
             return f"{came}: the cell begins again with them"
         return f"{came}; `%ddp restart` takes it in, and a cell with --elastic does"
     lost = f": {format_ranks(event.ranks)} gone" if event.ranks else ""
-    return f"node {event.name} ({event.address}): {event.why}{lost}"
+    return f"node {event.name} ({event.address}): {event.reason}{lost}"
 
 
-def stuck(
+def interrupt_pending(
     waiting: Sequence[int],
-    deaf: Sequence[int],
+    unresponsive: Sequence[int],
     seen: ev.DeadlinePassed,
     *,
     killed_in: tuple[float, float],
@@ -112,15 +112,15 @@ def stuck(
 
     ``killed_in``: seconds until the ranks in ``deaf`` are killed, for idle and for computing ones.
     """
-    if not deaf:
+    if not unresponsive:
         return (
             f"{format_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
             "computes); interrupt again to kill at once"
         )
     stopped = dict(seen.stopped)
-    asleep = [rank for rank in deaf if rank in stopped]
-    computing = [rank for rank in deaf if rank in seen.working and rank not in stopped]
-    awake = [rank for rank in deaf if rank not in asleep and rank not in computing]
+    asleep = [rank for rank in unresponsive if rank in stopped]
+    computing = [rank for rank in unresponsive if rank in seen.working and rank not in stopped]
+    awake = [rank for rank in unresponsive if rank not in asleep and rank not in computing]
     words = []
     if computing:
         are = "is" if len(computing) == 1 else "are"
@@ -137,8 +137,12 @@ def stuck(
     return "; ".join(words) + ", or at once if you interrupt again"
 
 
-def unheard(deaf: Sequence[int], seen: ev.DeadlinePassed, *, seconds: float) -> str:
+def killed_unresponsive(
+    unresponsive: Sequence[int], seen: ev.DeadlinePassed, *, seconds: float
+) -> str:
     """Why ranks are killed that did not answer an interrupt."""
-    asleep = [rank for rank in deaf if rank in dict(seen.stopped)]
+    asleep = [rank for rank in unresponsive if rank in dict(seen.stopped)]
     why = f" ({format_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
-    return f"{format_ranks(deaf)} did not answer the interrupt in {seconds:.0f} s{why}: killed"
+    return (
+        f"{format_ranks(unresponsive)} did not answer the interrupt in {seconds:.0f} s{why}: killed"
+    )

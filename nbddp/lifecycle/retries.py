@@ -35,9 +35,9 @@ class Retries:
             if not isinstance(count, int) or count < 0:
                 raise ArgumentError(f"{name} must be a whole number, 0 or more, got {count!r}")
 
-    def of(self, way: RecoveryMethod) -> int:
+    def limit(self, method: RecoveryMethod) -> int:
         """How often this way."""
-        return self.heals if way is RecoveryMethod.HEAL else self.restarts
+        return self.heals if method is RecoveryMethod.HEAL else self.restarts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class AttemptFailure:
         at: when it happened, as the rank's ``time.time()`` has it.
         step: the last step that any rank had reported, None if none had.
         is_death: whether a rank died of it, so that there is one to replace.
-        way: how it went on.
+        method: how it went on.
     """
 
     attempt: int
@@ -58,7 +58,7 @@ class AttemptFailure:
     at: float
     step: float | None
     is_death: bool = False
-    way: RecoveryMethod = RecoveryMethod.RESTART
+    method: RecoveryMethod = RecoveryMethod.RESTART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +66,14 @@ class RecoveryRecord:
     """How an attempt took up the work.
 
     Attributes:
-        setback: what it came back from.
+        failure: what it came back from.
         detected: seconds from the failure to the end of the cell.
         restarted: seconds until all ranks were ready again.
         replayed: seconds that the earlier cells took, and ``cells`` how many they were.
-        healed: seconds that it took instead of both where the setback's way was to heal.
+        healed: seconds that it took instead of both where the failure's method is to heal.
     """
 
-    setback: AttemptFailure
+    failure: AttemptFailure
     detected: float
     restarted: float = 0.0
     replayed: float = 0.0
@@ -91,12 +91,12 @@ class RecoveryRecord:
 
     def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
         """For the record of its first step, reported at a time of ``time.time()``."""
-        seconds = round(at - self.setback.at, 3)
-        return {"step": step, "lost": self.lost(step), "seconds": seconds, **self.facts()}
+        seconds = round(at - self.failure.at, 3)
+        return {"step": step, "lost": self.repeated_steps(step), "seconds": seconds, **self.facts()}
 
     def facts(self) -> dict[str, float | int]:
         """For the record, in seconds and cells."""
-        if self.setback.way is RecoveryMethod.HEAL:
+        if self.failure.method is RecoveryMethod.HEAL:
             return {"detected": round(self.detected, 3), "healed": round(self.healed, 3)}
         return {
             "detected": round(self.detected, 3),
@@ -105,11 +105,11 @@ class RecoveryRecord:
             "cells": self.cells,
         }
 
-    def lost(self, resumed_at: float) -> int | None:
+    def repeated_steps(self, resumed_at: float) -> int | None:
         """How many steps are done a second time, when the first one now is ``resumed_at``."""
-        if self.setback.step is None:
+        if self.failure.step is None:
             return None
-        return max(0, int(self.setback.step - resumed_at) + 1)
+        return max(0, int(self.failure.step - resumed_at) + 1)
 
 
 def describe_recovery(facts: Mapping[str, Any]) -> str:
@@ -118,16 +118,16 @@ def describe_recovery(facts: Mapping[str, Any]) -> str:
     >>> describe_recovery({"detected": 0.02, "healed": 0.31})
     'noticed after 0.02 s, healed in 0.31 s'
     """
-    noticed = f"noticed after {facts['detected']:.2f} s"
+    text = f"noticed after {facts['detected']:.2f} s"
     if "healed" in facts:
-        return f"{noticed}, healed in {facts['healed']:.2f} s"
+        return f"{text}, healed in {facts['healed']:.2f} s"
     return (
-        f"{noticed}, restarted in {facts['restarted']:.2f} s, "
+        f"{text}, restarted in {facts['restarted']:.2f} s, "
         f"{plural(facts['cells'], 'cell')} replayed in {facts['replayed']:.2f} s"
     )
 
 
-def describe_recoveries(ways: Sequence[RecoveryMethod], seconds: float) -> str:
+def describe_recoveries(methods: Sequence[RecoveryMethod], seconds: float) -> str:
     """How often a cell was begun again, in which ways, and what that cost.
 
     >>> describe_recoveries([RecoveryMethod.RESTART], 0.84)
@@ -135,42 +135,52 @@ def describe_recoveries(ways: Sequence[RecoveryMethod], seconds: float) -> str:
     >>> describe_recoveries([RecoveryMethod.HEAL] * 2 + [RecoveryMethod.RESTART], 1.36)
     'after 2 heals, 1 restart, 1.4 s lost'
     """
-    counts = [plural(ways.count(way), way.value) for way in RecoveryMethod if way in ways]
+    counts = [
+        plural(methods.count(method), method.value)
+        for method in RecoveryMethod
+        if method in methods
+    ]
     return f"after {', '.join(counts)}, {seconds:.1f} s lost"
 
 
-def next_way(setbacks: Sequence[AttemptFailure], retries: Retries) -> RecoveryMethod | None:
+def next_method(failures: Sequence[AttemptFailure], retries: Retries) -> RecoveryMethod | None:
     """How to go on from the last setback; None if no way is left.
 
     >>> died = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30, is_death=True)
-    >>> next_way([died], Retries(heals=1, restarts=1)), next_way([died], Retries())
+    >>> next_method([died], Retries(heals=1, restarts=1)), next_method([died], Retries())
     (<RecoveryMethod.HEAL: 'heal'>, None)
     """
-    for way in RecoveryMethod:
-        used = sum(each.way is way for each in setbacks[:-1])
-        if used < retries.of(way) and (way is not RecoveryMethod.HEAL or setbacks[-1].is_death):
-            return way
+    for method in RecoveryMethod:
+        used = sum(each.method is method for each in failures[:-1])
+        if used < retries.limit(method) and (
+            method is not RecoveryMethod.HEAL or failures[-1].is_death
+        ):
+            return method
     return None
 
 
-def why_stop(setbacks: Sequence[AttemptFailure], retries: Retries) -> str:
+def why_no_retry(failures: Sequence[AttemptFailure], retries: Retries) -> str:
     """Return why the cell is not started again; empty if it is.
 
     >>> first = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30)
-    >>> why_stop([first], Retries(restarts=3))
+    >>> why_no_retry([first], Retries(restarts=3))
     ''
-    >>> why_stop([first, first], Retries(restarts=3))
+    >>> why_no_retry([first, first], Retries(restarts=3))
     'it failed at step 30 twice in a row: starting again would not help'
-    >>> why_stop([first], Retries(heals=3))
+    >>> why_no_retry([first], Retries(heals=3))
     'no rank died, so there is none to heal'
     """
-    if next_way(setbacks, retries) is None:
-        if retries.heals and not retries.restarts and not setbacks[-1].is_death:
+    if next_method(failures, retries) is None:
+        if retries.heals and not retries.restarts and not failures[-1].is_death:
             return "no rank died, so there is none to heal"
-        used = [plural(retries.of(way), way.value) for way in RecoveryMethod if retries.of(way)]
+        used = [
+            plural(retries.limit(method), method.value)
+            for method in RecoveryMethod
+            if retries.limit(method)
+        ]
         return f"no retries left ({', '.join(used)})" if used else "no restart was allowed"
-    if len(setbacks) > 1 and setbacks[-1].step == setbacks[-2].step:
-        step = setbacks[-1].step
+    if len(failures) > 1 and failures[-1].step == failures[-2].step:
+        step = failures[-1].step
         where = "before the first step" if step is None else f"at step {step:g}"
         return f"it failed {where} twice in a row: starting again would not help"
     return ""

@@ -14,17 +14,19 @@ from nbddp.errors import describe_exit, format_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, refusals
 from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState
-from nbddp.lifecycle.heal_steps import START_PATIENCE, Step
+from nbddp.lifecycle.heal_steps import START_TIMEOUT, Step
 
-PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
-DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
+PEERS_TIMEOUT = 1.0  # seconds that the others get to end by themselves after one failed,
+DEATH_TIMEOUT = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
-CLEANUP = 60.0  # seconds that an interrupted cell gets while it cleans up, or computes in C code
+CLEANUP_TIMEOUT = (
+    60.0  # seconds that an interrupted cell gets while it cleans up, or computes in C code
+)
 
 
 def advance(life: Life, event: ev.Event) -> Step:
     """The next life, and what to do on the way there."""
-    if isinstance(event, ev.News) and event.attempt != life.attempt:
+    if isinstance(event, ev.AttemptEvent) and event.attempt != life.attempt:
         return life, []  # late news from an attempt that is over
     handler: Callable[[Life, Any], Step] = _HANDLERS[type(event)]
     return handler(life, event)
@@ -35,13 +37,13 @@ def advance(life: Life, event: ev.Event) -> Step:
 
 def _on_start_asked(life: Life, event: ev.StartAsked) -> Step:
     if life.state.is_live:
-        return life, [ev.Refuse(reason=refusals.already(life))]
+        return life, [ev.Refuse(reason=refusals.already_running(life))]
     return _start(life, event)
 
 
 def _start(life: Life, event: ev.StartAsked) -> Step:
     attempt = life.attempt + 1
-    born = Life(
+    starting = Life(
         state=GroupState.STARTING,
         attempt=attempt,
         has_group=event.joins_group,
@@ -53,17 +55,17 @@ def _start(life: Life, event: ev.StartAsked) -> Step:
         ),
         grace=event.grace,
     )
-    spawn = ev.StartRanks(attempt=attempt, world_size=event.world_size)
-    return born, [spawn, born.ring_in(ev.Deadline.START, START_PATIENCE)]
+    start = ev.StartRanks(attempt=attempt, world_size=event.world_size)
+    return starting, [start, starting.set_deadline(ev.Deadline.START, START_TIMEOUT)]
 
 
-def _on_return_asked(life: Life, event: ev.RejoinAsked) -> Step:
+def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
     """Wait until each that lives says that it is ready: none may be in a cell.
 
     Ranks that are not there are gone, and one that is late costs the others nothing.
     """
     if life.state.is_live:
-        return life, [ev.Refuse(reason=refusals.already(life))]
+        return life, [ev.Refuse(reason=refusals.already_running(life))]
     living = dict(event.living)
     back = Life(
         state=GroupState.STARTING,
@@ -74,9 +76,9 @@ def _on_return_asked(life: Life, event: ev.RejoinAsked) -> Step:
             else RankLife(rank, RankState.GONE)
             for rank in range(event.world_size)
         ),
-        is_return=True,
+        is_rejoin=True,
     )
-    return back, [ev.RejoinRanks(), back.ring_in(ev.Deadline.START, START_PATIENCE)]
+    return back, [ev.RejoinRanks(), back.set_deadline(ev.Deadline.START, START_TIMEOUT)]
 
 
 def _on_restart_asked(life: Life, event: ev.RestartAsked) -> Step:
@@ -93,18 +95,20 @@ def _on_stop_asked(life: Life, _event: ev.StopAsked) -> Step:
         return life, []
     if life.state is GroupState.STOPPING:
         return replace(life, next_start=None), []
-    idle = life.in_state(RankState.IDLE)
+    idle = life.ranks_in_state(RankState.IDLE)
     busy = tuple(rank for rank in life.alive if rank not in idle)
     stopping = replace(life, state=GroupState.STOPPING, heal=None)
     if not life.alive:
         return _all_gone(stopping)
     actions: list[ev.Action] = [ev.SendShutdown(ranks=idle)] if idle else []
     actions += [ev.Terminate(ranks=busy)] if busy else []
-    return stopping, [*actions, stopping.ring_in(ev.Deadline.STOP, life.grace)]
+    return stopping, [*actions, stopping.set_deadline(ev.Deadline.STOP, life.grace)]
 
 
 def _all_gone(life: Life) -> Step:
-    gone = replace(life, state=GroupState.OFF, ranks=(), cell=None, news=(), next_start=None)
+    gone = replace(
+        life, state=GroupState.OFF, ranks=(), cell=None, pending_notices=(), next_start=None
+    )
     actions: list[ev.Action] = [ev.CellFinished(cell=life.cell.number)] if life.cell else []
     actions.append(ev.GroupStopped())
     if life.next_start is None:
@@ -115,36 +119,38 @@ def _all_gone(life: Life) -> Step:
 
 def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
     if life.heal is not None and event.rank in life.heal.replacements:
-        return heal_steps.on_newcomer_ready(life.mark(event.rank, RankState.IDLE), life.heal)
+        return heal_steps.on_replacement_ready(
+            life.with_rank_state(event.rank, RankState.IDLE), life.heal
+        )
     if life.state is not GroupState.STARTING:
         return life, []
-    return _started(life.mark(event.rank, RankState.IDLE))
+    return _finish_start(life.with_rank_state(event.rank, RankState.IDLE))
 
 
-def _started(life: Life) -> Step:
+def _finish_start(life: Life) -> Step:
     """Once all are ready that live."""
-    if life.in_state(RankState.STARTING):
+    if life.ranks_in_state(RankState.STARTING):
         return life, []
     state = GroupState.BROKEN if life.gone else GroupState.IDLE
-    return replace(life, state=state, is_return=False), [ev.GroupStarted()]
+    return replace(life, state=state, is_rejoin=False), [ev.GroupStarted()]
 
 
-def _on_rank_unable(life: Life, event: ev.RankStartFailed) -> Step:
+def _on_rank_start_failed(life: Life, event: ev.RankStartFailed) -> Step:
     reason = f"rank {event.rank} could not start: {event.reason}"
     if life.heal is not None:
-        return heal_steps.fail(life, life.heal, reason)
+        return heal_steps.fail_heal(life, life.heal, reason)
     if life.state is not GroupState.STARTING:
         return life, []
-    return _give_up_start(life, reason, details=event.details)
+    return _abandon_start(life, reason, details=event.details)
 
 
-def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
+def _abandon_start(life: Life, reason: str, *, details: str = "") -> Step:
     stopping = replace(life, state=GroupState.STOPPING)
-    told = ev.GroupStartFailed(reason=reason, details=details)
+    failed = ev.GroupStartFailed(reason=reason, details=details)
     if not life.alive:
         gone, actions = _all_gone(stopping)
-        return gone, [told, *actions]
-    return stopping, [told, ev.Kill(ranks=tuple(life.alive))]
+        return gone, [failed, *actions]
+    return stopping, [failed, ev.Kill(ranks=tuple(life.alive))]
 
 
 # ---- processes that end
@@ -153,18 +159,18 @@ def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
 def _on_exited(life: Life, event: ev.ProcessExited) -> Step:
     if all(each.rank != event.rank or not each.is_alive for each in life.ranks):
         return life, []
-    life = life.mark(event.rank, RankState.GONE, event.exitcode)
+    life = life.with_rank_state(event.rank, RankState.GONE, event.exitcode)
     life = replace(life, has_group=False)
     if life.state is GroupState.STOPPING:
         return (life, []) if life.alive else _all_gone(life)
     if life.heal is not None:
         how = describe_exit(event.exitcode)
         return heal_steps.on_exited(life, life.heal, event.rank, how)
-    if life.state is GroupState.STARTING and life.is_return and life.alive:
-        return _started(life)
+    if life.state is GroupState.STARTING and life.is_rejoin and life.alive:
+        return _finish_start(life)
     if life.state is GroupState.STARTING:
         how = describe_exit(event.exitcode)
-        return _give_up_start(life, f"rank {event.rank} {how} while it started")
+        return _abandon_start(life, f"rank {event.rank} {how} while it started")
     if life.cell is not None:
         return _exited_in_cell(life, life.cell, event)
     return replace(life, state=GroupState.BROKEN), []
@@ -173,8 +179,8 @@ def _on_exited(life: Life, event: ev.ProcessExited) -> Step:
 def _exited_in_cell(life: Life, cell: CellLife, event: ev.ProcessExited) -> Step:
     actions: list[ev.Action] = []
     if event.rank in cell.waiting:
-        life, actions = _one_less(life, cell, event.rank, has_failed=True, lost_group=True)
-    is_told = event.is_told or life.cell is None or event.rank in cell.killed
+        life, actions = _rank_left_cell(life, cell, event.rank, has_failed=True, lost_group=True)
+    is_told = event.is_reported or life.cell is None or event.rank in cell.killed
     if not is_told:  # the others may take their time: say at once who is gone
         said = f"rank {event.rank} {describe_exit(event.exitcode)}"
         actions = [ev.Notify(text=said), *actions]
@@ -182,8 +188,8 @@ def _exited_in_cell(life: Life, cell: CellLife, event: ev.ProcessExited) -> Step
 
 
 def _on_kill_asked(life: Life, event: ev.KillAsked) -> Step:
-    if not life.lives(event.rank):
-        return life, [ev.Refuse(reason=refusals.no_such_rank(life, event.rank))]
+    if not life.is_alive(event.rank):
+        return life, [ev.Refuse(reason=refusals.rank_not_running(life, event.rank))]
     return life, [ev.Kill(ranks=(event.rank,))]
 
 
@@ -194,19 +200,19 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
     reason = _why_not_run(life, event)
     if reason:
         return life, [ev.Refuse(reason=reason)]
-    life, actions = _with_right_group(life, needs_group=event.needs_group)
+    life, actions = _regroup_if_needed(life, needs_group=event.needs_group)
     # what only some ranks say of a group that others have lost makes it no group of all
     is_lost = not life.has_group and len(event.ranks) < len(life.ranks)
     concerned = frozenset(event.ranks)
     cell = CellLife(
-        number=event.cell, waiting=concerned, lost_group=is_lost, is_elastic=event.is_elastic
+        number=event.cell, waiting=concerned, group_broken=is_lost, is_elastic=event.is_elastic
     )
     ranks = tuple(
         replace(each, state=RankState.RUNNING) if each.rank in concerned else each
         for each in life.ranks
     )
-    running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, news=())
-    news = [ev.Notify(text=text) for text in life.news]
+    running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, pending_notices=())
+    news = [ev.Notify(text=text) for text in life.pending_notices]
     return running, [*actions, ev.SendCell(cell=event.cell, ranks=event.ranks), *news]
 
 
@@ -218,12 +224,12 @@ def _why_not_run(life: Life, event: ev.RunAsked) -> str:
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):
         return "a cell needs at least one rank, and each only once"
     for rank in event.ranks:
-        if not life.lives(rank):
-            return refusals.no_such_rank(life, rank)
+        if not life.is_alive(rank):
+            return refusals.rank_not_running(life, rank)
     return ""
 
 
-def _with_right_group(life: Life, *, needs_group: bool | None) -> Step:
+def _regroup_if_needed(life: Life, *, needs_group: bool | None) -> Step:
     if needs_group is None or (needs_group and (life.has_group or life.gone)):
         return life, []  # with a rank missing, the ranks cannot form a group of all
     # A cell that failed may leave a group on some ranks although ``has_group`` is false. A rank
@@ -237,38 +243,40 @@ def _on_rank_ended(life: Life, event: ev.RankEndedCell) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
         return life, []
-    if not life.lives(event.rank):
+    if not life.is_alive(event.rank):
         return life, []  # its exit was seen before its last report
-    life = life.mark(event.rank, RankState.IDLE)
+    life = life.with_rank_state(event.rank, RankState.IDLE)
     cell = replace(cell, sequences=cell.sequences | {event.sequence})
-    return _one_less(
+    return _rank_left_cell(
         life, cell, event.rank, has_failed=not event.is_ok, lost_group=not event.in_group
     )
 
 
-def _on_rank_noticed(life: Life, event: ev.RankAcknowledged) -> Step:
+def _on_rank_acknowledged(life: Life, event: ev.RankAcknowledged) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell:
         return life, []
-    return replace(life, cell=replace(cell, noticed=cell.noticed | {event.rank})), []
+    return replace(life, cell=replace(cell, acknowledged=cell.acknowledged | {event.rank})), []
 
 
-def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool) -> Step:
-    is_dead = not life.lives(rank)
+def _rank_left_cell(
+    life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool
+) -> Step:
+    is_dead = not life.is_alive(rank)
     is_news = has_failed and not (cell.has_lost_rank if is_dead else cell.has_failed)
     cell = replace(
         cell,
         waiting=cell.waiting - {rank},
         has_failed=cell.has_failed or has_failed,
         has_lost_rank=cell.has_lost_rank or is_dead,
-        lost_group=cell.lost_group or lost_group,
+        group_broken=cell.group_broken or lost_group,
     )
     life = replace(life, cell=cell)
     if not cell.waiting:
         return _finish(life, cell)
     if life.state is GroupState.RUNNING and is_news:
         return life, [
-            life.ring_in(ev.Deadline.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)
+            life.set_deadline(ev.Deadline.PEERS, DEATH_TIMEOUT if is_dead else PEERS_TIMEOUT)
         ]
     return life, []
 
@@ -281,7 +289,7 @@ def _finish(life: Life, cell: CellLife) -> Step:
         life,
         state=GroupState.BROKEN if life.gone else GroupState.IDLE,
         cell=None,
-        has_group=not (cell.lost_group or is_torn),
+        has_group=not (cell.group_broken or is_torn),
     )
     ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
     said = [ev.Notify(text=refusals.RAN_TO_ITS_END)] if ran_to_its_end else []
@@ -310,22 +318,22 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
         return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
         ev.SendInterrupt(cell=cell.number, ranks=waiting),
-        life.ring_in(ev.Deadline.STUCK, STUCK_AFTER),
-        life.ring_in(ev.Deadline.GRACE, life.grace),
-        life.ring_in(ev.Deadline.CLEANUP, CLEANUP),
+        life.set_deadline(ev.Deadline.STUCK, STUCK_AFTER),
+        life.set_deadline(ev.Deadline.GRACE, life.grace),
+        life.set_deadline(ev.Deadline.CLEANUP, CLEANUP_TIMEOUT),
     ]
 
 
 # ---- nodes
 
 
-def _on_node_news(life: Life, event: ev.NodeNews) -> Step:
+def _on_node_news(life: Life, event: ev.NodeEvent) -> Step:
     """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
     text = refusals.describe_node(life, event)
     if life.cell is not None:
         return life, [ev.RecordNode(text=text), ev.Notify(text=text)]
-    news = (*life.news, text) if life.state.is_live else ()
-    return replace(life, news=news), [ev.RecordNode(text=text)]
+    news = (*life.pending_notices, text) if life.state.is_live else ()
+    return replace(life, pending_notices=news), [ev.RecordNode(text=text)]
 
 
 def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
@@ -338,58 +346,60 @@ def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
 # ---- deadlines
 
 
-def _on_rang(life: Life, event: ev.DeadlinePassed) -> Step:
-    if event.alarm is ev.Deadline.START and life.state is GroupState.STARTING:
-        late = life.in_state(RankState.STARTING)
-        text = f"{format_ranks(late)} did not get ready in {START_PATIENCE:.0f} s"
-        if life.is_return:
+def _on_deadline(life: Life, event: ev.DeadlinePassed) -> Step:
+    if event.deadline is ev.Deadline.START and life.state is GroupState.STARTING:
+        late = life.ranks_in_state(RankState.STARTING)
+        text = f"{format_ranks(late)} did not get ready in {START_TIMEOUT:.0f} s"
+        if life.is_rejoin:
             return life, [ev.Notify(text=f"{text}: killed"), ev.Kill(ranks=late)]
-        return _give_up_start(life, text)
+        return _abandon_start(life, text)
     if life.heal is not None:
-        return heal_steps.on_rang(life, life.heal, event)
-    if event.alarm is ev.Deadline.STOP and life.state is GroupState.STOPPING:
+        return heal_steps.on_deadline(life, life.heal, event)
+    if event.deadline is ev.Deadline.STOP and life.state is GroupState.STOPPING:
         text = f"{format_ranks(life.alive)} did not end in {life.grace:g} s: killed"
         return life, [ev.Notify(text=text), ev.Kill(ranks=tuple(life.alive))]
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
-    return _on_cell_alarm(life, cell, event)
+    return _on_cell_deadline(life, cell, event)
 
 
-def _on_cell_alarm(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> Step:
+def _on_cell_deadline(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> Step:
     waiting = tuple(sorted(cell.waiting))
-    deaf = tuple(sorted(cell.waiting - cell.noticed))
-    match event.alarm:
+    unresponsive = tuple(sorted(cell.waiting - cell.acknowledged))
+    match event.deadline:
         case ev.Deadline.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
                 ev.SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
-                life.ring_in(ev.Deadline.GRACE, life.grace),
-                life.ring_in(ev.Deadline.CLEANUP, CLEANUP),
+                life.set_deadline(ev.Deadline.GRACE, life.grace),
+                life.set_deadline(ev.Deadline.CLEANUP, CLEANUP_TIMEOUT),
             ]
         case ev.Deadline.STUCK:
             cell = replace(cell, is_stuck=True)
-            killed_in = life.grace - STUCK_AFTER, CLEANUP - STUCK_AFTER
-            text = refusals.stuck(waiting, deaf, event, killed_in=killed_in)
+            killed_in = life.grace - STUCK_AFTER, CLEANUP_TIMEOUT - STUCK_AFTER
+            text = refusals.interrupt_pending(waiting, unresponsive, event, killed_in=killed_in)
             return replace(life, cell=cell), [ev.Notify(text=text)]
-        case ev.Deadline.GRACE if deaf:
-            return _end_grace(life, cell, deaf, event)
+        case ev.Deadline.GRACE if unresponsive:
+            return _kill_unresponsive(life, cell, unresponsive, event)
         case ev.Deadline.CLEANUP:
-            text = f"{format_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
-            return _kill(life, cell, waiting, text)
+            late = f"{format_ranks(waiting)} still ran {CLEANUP_TIMEOUT:.0f} s after the interrupt"
+            return _kill(life, cell, waiting, f"{late}: killed")
         case _:
             return life, []
 
 
-def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: ev.DeadlinePassed) -> Step:
+def _kill_unresponsive(
+    life: Life, cell: CellLife, unresponsive: tuple[int, ...], event: ev.DeadlinePassed
+) -> Step:
     """Kill the deaf ranks that do not compute. Check the others again after a further grace.
 
     C code that computes may hold Python's lock.
     """
-    hung = tuple(rank for rank in deaf if rank not in event.working)
-    text = refusals.unheard(hung, event, seconds=life.grace)
+    hung = tuple(rank for rank in unresponsive if rank not in event.working)
+    text = refusals.killed_unresponsive(hung, event, seconds=life.grace)
     life, actions = _kill(life, cell, hung, text) if hung else (life, [])
-    again = [life.ring_in(ev.Deadline.GRACE, life.grace)] if hung != deaf else []
+    again = [life.set_deadline(ev.Deadline.GRACE, life.grace)] if hung != unresponsive else []
     return life, [*actions, *again]
 
 
@@ -402,23 +412,23 @@ def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") ->
 
 _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     ev.StartAsked: _on_start_asked,
-    ev.RejoinAsked: _on_return_asked,
+    ev.RejoinAsked: _on_rejoin_asked,
     ev.RestartAsked: _on_restart_asked,
     ev.HealAsked: heal_steps.on_heal_asked,
-    ev.NamespaceSent: heal_steps.on_names_given,
-    ev.GroupJoined: heal_steps.on_rank_met,
+    ev.NamespaceSent: heal_steps.on_namespace_sent,
+    ev.GroupJoined: heal_steps.on_group_joined,
     ev.RunAsked: _on_run_asked,
     ev.InterruptAsked: _on_interrupt_asked,
     ev.KillAsked: _on_kill_asked,
     ev.NodeJoined: _on_node_news,
     ev.NodeLost: _on_node_news,
-    ev.LogsTorn: _on_node_news,
+    ev.LogCopyFailed: _on_node_news,
     ev.CapacityChanged: _on_capacity_changed,
     ev.StopAsked: _on_stop_asked,
     ev.RankReady: _on_rank_ready,
-    ev.RankStartFailed: _on_rank_unable,
-    ev.RankAcknowledged: _on_rank_noticed,
+    ev.RankStartFailed: _on_rank_start_failed,
+    ev.RankAcknowledged: _on_rank_acknowledged,
     ev.RankEndedCell: _on_rank_ended,
     ev.ProcessExited: _on_exited,
-    ev.DeadlinePassed: _on_rang,
+    ev.DeadlinePassed: _on_deadline,
 }

@@ -163,10 +163,10 @@ class Completion:
             return [Match(str(each), "value") for each in action.choices]
         match action.dest:
             case "rank" | "donor":
-                return [Match(str(rank), "rank") for rank in self._group.life.everybody]
+                return [Match(str(rank), "rank") for rank in self._group.life.all_ranks]
             case "ranks":
                 begin, comma, _ = word.rpartition(",")
-                ranks = {str(rank) for rank in self._group.life.everybody} - {*begin.split(",")}
+                ranks = {str(rank) for rank in self._group.life.all_ranks} - {*begin.split(",")}
                 return [Match(f"{begin}{comma}{rank}", "rank") for rank in sorted(ranks, key=int)]
             case "run":
                 return [Match(each.name, "run") for each in runs_below(Path.cwd())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbddp.errors import CommandInterruptedError, format_ranks
 from nbddp.lifecycle.group_state import GroupState, Life
-from nbddp.lifecycle.refusals import way_on
+from nbddp.lifecycle.refusals import way_out
 
 _HALF_DONE = {
     "%ddp push": "the values may have come to some ranks only: push them again",
@@ -40,7 +40,7 @@ def describe_group(before: Life, now: Life) -> str:
             return "every rank keeps its names; the next cell works"
         case GroupState.BROKEN:
             gone = format_ranks([each.rank for each in now.ranks if not each.is_alive])
-            return f"of {gone} all names are gone; {way_on(now)}"
+            return f"of {gone} all names are gone; {way_out(now)}"
         case GroupState.STARTING | GroupState.STOPPING:
             return f"the ranks are {now.state.value}; `%ddp status` shows how far they are"
         case GroupState.HEALING:

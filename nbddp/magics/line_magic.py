@@ -107,7 +107,7 @@ def _run(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _interrupt(notebook: NotebookState, _args: Namespace) -> None:
-    if not notebook.group.scripts.active_session.life.state.is_at_work:
+    if not notebook.group.scripts.active_session.life.state.is_interruptible:
         raise RequestError("no cell is running")
     notebook.group.interrupt()
 

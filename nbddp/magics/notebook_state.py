@@ -24,7 +24,7 @@ from nbddp.group.checking import QuietChecks
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.trace import collect_trace
-from nbddp.lifecycle.refusals import unknown_rank, with_way_on
+from nbddp.lifecycle.refusals import unknown_rank, with_way_out
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.export_log import ExportLog, omitted_cell
@@ -242,7 +242,7 @@ class NotebookState:
     def _as_asked(
         self, request: CellRequest, args: Namespace, session: Session
     ) -> tuple[CellRequest, Retries]:
-        stopped = session.life.everybody if args.break_ranks == ALL_RANKS else args.break_ranks
+        stopped = session.life.all_ranks if args.break_ranks == ALL_RANKS else args.break_ranks
         traced = args.trace or self.next_trace
         request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
         self.last_request, self.went_well = request, False
@@ -357,7 +357,7 @@ class NotebookState:
         try:
             return self.group.heal(ranks, donor=donor)
         except RequestError as error:
-            raise RequestError(with_way_on(str(error), self.group.life)) from None
+            raise RequestError(with_way_out(str(error), self.group.life)) from None
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
         """Names of the notebook, with their values.

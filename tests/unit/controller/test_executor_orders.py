@@ -243,7 +243,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not comes_first:
             self.watcher.notice()
         ranks = tuple(each.rank for each in lost)
-        event = NodeLost(name="near", address="10.0.0.7", why="no sign", ranks=ranks)
+        event = NodeLost(name="near", address="10.0.0.7", reason="no sign", ranks=ranks)
         self.session.note_node(event)
 
     @rule()

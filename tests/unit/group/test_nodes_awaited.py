@@ -24,7 +24,7 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.node_pool import NodePool, NodesSpec
-from nbddp.lifecycle.events import NodeNews
+from nbddp.lifecycle.events import NodeEvent
 from nbddp.lifecycle.refusals import describe_node
 from nbddp.record.cell import CellRequest
 
@@ -163,7 +163,7 @@ def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
 def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
     at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    events: list[NodeNews] = []
+    events: list[NodeEvent] = []
     monkeypatch.setattr(at_the_door.session, "note_node", events.append)
     at_the_door.bring(host="near")
     guest = at_the_door.bring(host="far")

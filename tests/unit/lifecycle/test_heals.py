@@ -16,12 +16,12 @@ from lives import (
     OFF,
     STOP,
     after,
-    alarm,
+    deadline_set,
     died,
     effect_of,
     kill,
     leave,
-    rang,
+    passed,
     ready,
     run,
     send,
@@ -54,13 +54,13 @@ from nbddp.lifecycle.events import (
 )
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
-from nbddp.lifecycle.heal_steps import BACK_PATIENCE
-from nbddp.lifecycle.transitions import START_PATIENCE, advance
+from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT
+from nbddp.lifecycle.transitions import START_TIMEOUT, advance
 
 GIVEN = NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
 MEET = RequestJoin(ranks=(0, 1), generation=1, donor=0, replacements=(1,))
-BACK_SOON = alarm(Deadline.BACK, BACK_PATIENCE, cell=0, generation=1)
+BACK_SOON = deadline_set(Deadline.CANCEL, CANCEL_TIMEOUT, cell=0, generation=1)
 
 
 def met(rank: int, **more: Any) -> GroupJoined:
@@ -68,15 +68,15 @@ def met(rank: int, **more: Any) -> GroupJoined:
 
 
 def give(generation: int, *leave: str) -> RequestNamespace:
-    return RequestNamespace(donor=0, generation=generation, leave=leave, replacements=(1,))
+    return RequestNamespace(donor=0, generation=generation, exclude=leave, replacements=(1,))
 
 
 def rang_back(generation: int = 1) -> DeadlinePassed:
-    return rang(Deadline.BACK, cell=0, generation=generation)
+    return passed(Deadline.CANCEL, cell=0, generation=generation)
 
 
-UNMADE = met(1, reason="rank 1: no lock", unmade=("lock",))
-LEFT = met(0, reason="rank 0: the others left", was_left=True)
+NOT_LOADED = met(1, reason="rank 1: no lock", not_loaded=("lock",))
+LEFT = met(0, reason="rank 0: the others left", is_consequence=True)
 NO_ROOM = met(1, reason="rank 1: no room")
 READY = after(HEALING, ready(1))
 MEETING = after(READY, GIVEN)
@@ -93,7 +93,7 @@ TABLE = {
             State.HEALING,
             StartReplacements(ranks=(1,)),
             give(1),
-            alarm(Deadline.START, START_PATIENCE, cell=0, generation=1),
+            deadline_set(Deadline.START, START_TIMEOUT, cell=0, generation=1),
         ),
     ),
     "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, ReplacementsReady())),
@@ -108,10 +108,10 @@ TABLE = {
     "all have met": ((after(MEETING, met(0)), met(1)), (State.IDLE, HealFinished())),
     "a cell after a heal": ((HEALED, run()), (State.RUNNING, send(0, 1))),
     "a name cannot be made": (
-        (MEETING, UNMADE),
+        (MEETING, NOT_LOADED),
         (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON),
     ),
-    "all are back": ((after(MEETING, UNMADE), LEFT), (State.HEALING, give(2, "lock"))),
+    "all are back": ((after(MEETING, NOT_LOADED), LEFT), (State.HEALING, give(2, "lock"))),
     "a rank cannot meet": ((MEETING, NO_ROOM), (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON)),
     "the other is back": ((after(MEETING, NO_ROOM), LEFT), IN_VAIN),
     "the other came back first": ((after(MEETING, LEFT), NO_ROOM), IN_VAIN),
@@ -129,27 +129,36 @@ TABLE = {
     ),
     "the other is back then": ((after(MEETING, died(1)), LEFT), (State.BROKEN, HealFailed)),
     "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
-    "the new rank is late": ((HEALING, rang(Deadline.START, cell=0, generation=1)), IN_VAIN),
+    "the new rank is late": ((HEALING, passed(Deadline.START, cell=0, generation=1)), IN_VAIN),
     "the new rank of a second heal is late": (
-        (HEALING_AGAIN, rang(Deadline.START, cell=0, generation=2)),
+        (HEALING_AGAIN, passed(Deadline.START, cell=0, generation=2)),
         IN_VAIN,
     ),
     "the new rank dies": ((HEALING, died(1)), (State.BROKEN, HealFailed)),
     "the donor dies": ((HEALING, died(0)), IN_VAIN),
     "a stop": (
         (HEALING, STOP),
-        (State.STOPPING, leave(0), terminate(1), alarm(Deadline.STOP, GRACE, cell=0, generation=1)),
+        (
+            State.STOPPING,
+            leave(0),
+            terminate(1),
+            deadline_set(Deadline.STOP, GRACE, cell=0, generation=1),
+        ),
     ),
     "ranks are taken back": (
         (OFF, BACK),
-        (State.STARTING, RejoinRanks(), alarm(Deadline.START, START_PATIENCE, cell=0, attempt=4)),
+        (
+            State.STARTING,
+            RejoinRanks(),
+            deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=4),
+        ),
     ),
     "all that live are ready": (
         (after(RETURNING, ready(0, 4)), ready(2, 4)),
         (State.BROKEN, GroupStarted()),
     ),
     "a returning rank is late": (
-        (after(RETURNING, ready(0, 4)), rang(Deadline.START, cell=0, attempt=4)),
+        (after(RETURNING, ready(0, 4)), passed(Deadline.START, cell=0, attempt=4)),
         (State.STARTING, Notify, kill(2)),
     ),
     "a returning rank dies": (
@@ -168,14 +177,14 @@ REFUSED = {
     "taking ranks back while idle": (IDLE, BACK),
 }
 IGNORED = {
-    "the deadline of the start": (HEALING, rang(Deadline.START, cell=0, generation=0)),
-    "the deadline of a heal before": (HEALING_AGAIN, rang(Deadline.START, cell=0, generation=1)),
-    "the deadline when all are ready": (READY, rang(Deadline.START, cell=0, generation=1)),
+    "the deadline of the start": (HEALING, passed(Deadline.START, cell=0, generation=0)),
+    "the deadline of a heal before": (HEALING_AGAIN, passed(Deadline.START, cell=0, generation=1)),
+    "the deadline when all are ready": (READY, passed(Deadline.START, cell=0, generation=1)),
     "names after the end": (BROKEN, GIVEN),
     "names of a heal before": (HEALING_AGAIN, GIVEN),
     "a rank that was not told to meet": (READY, met(0)),
     "the deadline of a meeting that goes on": (MEETING, rang_back()),
-    "the deadline of a meeting before": (after(MEETING, UNMADE, LEFT), rang_back()),
+    "the deadline of a meeting before": (after(MEETING, NOT_LOADED, LEFT), rang_back()),
 }
 
 

@@ -30,9 +30,9 @@ from nbddp.lifecycle.events import (
     CapacityChanged,
     CellFinished,
     Event,
+    NodeEvent,
     NodeJoined,
     NodeLost,
-    NodeNews,
     Notify,
     RecordNode,
     RestartAsked,
@@ -44,8 +44,8 @@ from nbddp.lifecycle.refusals import describe_node
 from nbddp.lifecycle.transitions import advance
 
 JOINED = NodeJoined(name="far", nproc=2)
-WITH_ROOM = NodeJoined(name="far", nproc=2, has_room=True)
-LOST = NodeLost(name="far", address="10.0.0.7", why="it has left", ranks=(2, 3))
+WITH_ROOM = NodeJoined(name="far", nproc=2, adds_capacity=True)
+LOST = NodeLost(name="far", address="10.0.0.7", reason="it has left", ranks=(2, 3))
 RUN_ELASTIC = RunAsked(cell=1, ranks=(0, 1), is_elastic=True)
 ELASTIC = after(IDLE, RUN_ELASTIC)
 
@@ -55,13 +55,13 @@ def said(life: Life, event: Event) -> list[str]:
 
 
 def test_what_is_said_of_a_node(snapshot: SnapshotAssertion) -> None:
-    spare = NodeLost(name="far", address="10.0.0.7", why="it has left", ranks=())
+    spare = NodeLost(name="far", address="10.0.0.7", reason="it has left", ranks=())
     causes = [(IDLE, JOINED), (RUNNING, WITH_ROOM), (ELASTIC, WITH_ROOM), (IDLE, LOST)]
     assert [describe_node(*cause) for cause in [*causes, (IDLE, spare)]] == snapshot
 
 
 @pytest.mark.parametrize("event", [JOINED, LOST])
-def test_news_of_a_node_are_recorded_and_told_to_the_cell_that_runs(event: NodeNews) -> None:
+def test_news_of_a_node_are_recorded_and_told_to_the_cell_that_runs(event: NodeEvent) -> None:
     text = describe_node(RUNNING, event)
     assert advance(RUNNING, event) == (RUNNING, [RecordNode(text=text), Notify(text=text)])
 

@@ -12,8 +12,8 @@ from nbddp.lifecycle.retries import (
     RecoveryMethod,
     RecoveryRecord,
     Retries,
-    next_way,
-    why_stop,
+    next_method,
+    why_no_retry,
 )
 
 
@@ -22,12 +22,12 @@ def setback(step: float | None, attempt: int = 1) -> AttemptFailure:
 
 
 def recovery(step: float | None) -> RecoveryRecord:
-    return RecoveryRecord(setback=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
+    return RecoveryRecord(failure=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
 
 
 def death(step: float, way: RecoveryMethod = RecoveryMethod.HEAL) -> AttemptFailure:
     return AttemptFailure(
-        attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, way=way
+        attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, method=way
     )
 
 
@@ -57,25 +57,25 @@ IN_VAIN = {f"twice at step {step}": [setback(step), setback(step)] for step in (
 def test_a_cell_is_begun_again_as_often_as_is_allowed(
     setbacks: list[AttemptFailure], retries: Retries, way: RecoveryMethod | None
 ) -> None:
-    assert next_way(setbacks, retries) is way
-    assert bool(why_stop(setbacks, retries)) is (way is None)
+    assert next_method(setbacks, retries) is way
+    assert bool(why_no_retry(setbacks, retries)) is (way is None)
 
 
 def test_why_it_is_not_begun_again_is_said(snapshot: SnapshotAssertion) -> None:
-    said = {name: why_stop(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()}
-    said |= {name: why_stop(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
+    said = {name: why_no_retry(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()}
+    said |= {name: why_no_retry(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
     assert {name: why for name, why in said.items() if why} == snapshot
 
 
 def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:
-    assert recovery(34).lost(31) == 4
-    assert recovery(30).lost(31) == 0
-    assert recovery(30).lost(0) == 31
-    assert recovery(None).lost(0) is None
+    assert recovery(34).repeated_steps(31) == 4
+    assert recovery(30).repeated_steps(31) == 0
+    assert recovery(30).repeated_steps(0) == 31
+    assert recovery(None).repeated_steps(0) is None
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_no_step_is_lost_twice(last: int, first: int) -> None:
-    lost = recovery(last).lost(first)
+    lost = recovery(last).repeated_steps(first)
     assert lost is not None
     assert 0 <= lost <= last + 1

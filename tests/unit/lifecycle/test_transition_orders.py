@@ -45,7 +45,7 @@ class Process:
     is_interrupted: bool = False
     heals: ev.RequestNamespace | ev.RequestJoin | None = None
     commands: deque[ev.Action] = field(default_factory=deque)
-    mail: deque[ev.News] = field(default_factory=deque)
+    mail: deque[ev.AttemptEvent] = field(default_factory=deque)
 
     @property
     def is_free(self) -> bool:
@@ -133,7 +133,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.processes: dict[int, Process] = {}
         self.exits: list[tuple[Process, int]] = []
-        self.late: list[ev.News] = []
+        self.late: list[ev.AttemptEvent] = []
         self.alarms: list[ev.SetDeadline] = []
         self.cells = self.nodes = 0
 
@@ -156,8 +156,8 @@ class AnyOrder(RuleBasedStateMachine):
             case ev.StartReplacements(ranks=ranks):
                 for rank in ranks:
                     self.revive(rank)
-            case ev.SetDeadline() as alarm:
-                self.alarms.append(alarm)
+            case ev.SetDeadline() as deadline_set:
+                self.alarms.append(deadline_set)
             case ev.Kill(ranks=ranks) | ev.Terminate(ranks=ranks):
                 for process in self.living(ranks):
                     process.is_doomed = True
@@ -284,7 +284,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def answers(self, process: Process, reason: str = "", unmade: tuple[str, ...] = ()) -> None:
         asked, process.heals = process.heals, None
-        news: ev.News
+        news: ev.AttemptEvent
         match asked:
             case ev.RequestNamespace(generation=generation):
                 news = ev.NamespaceSent(
@@ -296,7 +296,7 @@ class AnyOrder(RuleBasedStateMachine):
                     generation=generation,
                     rank=process.rank,
                     reason=reason,
-                    unmade=unmade,
+                    not_loaded=unmade,
                 )
         process.mail.append(news)
 
@@ -356,7 +356,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(has_room=st.booleans())
     def a_node_joins(self, has_room: bool) -> None:
         self.nodes += 1
-        self.step(ev.NodeJoined(name=f"far{self.nodes}", nproc=1, has_room=has_room))
+        self.step(ev.NodeJoined(name=f"far{self.nodes}", nproc=1, adds_capacity=has_room))
         if has_room:
             self.step(ev.CapacityChanged())
 
@@ -367,7 +367,9 @@ class AnyOrder(RuleBasedStateMachine):
             self.dies(self.processes[rank], -9)
         if self.exits and not comes_first:
             self.an_exit_is_seen(0, comes_first=False)
-        lost = ev.NodeLost(name="near", address="10.0.0.7", why="no sign", ranks=(*sorted(ranks),))
+        lost = ev.NodeLost(
+            name="near", address="10.0.0.7", reason="no sign", ranks=(*sorted(ranks),)
+        )
         self.step(lost)
 
     def dies(self, process: Process, exitcode: int) -> None:
@@ -400,8 +402,8 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.alarms)
     @rule(number=st.integers(0, 9), working=st.sets(RANK))
     def an_alarm_rings(self, number: int, working: set[int]) -> None:
-        alarm = self.alarms.pop(number % len(self.alarms))
-        self.step(replace(alarm.rang, working=tuple(sorted(working))))
+        deadline_set = self.alarms.pop(number % len(self.alarms))
+        self.step(replace(deadline_set.event, working=tuple(sorted(working))))
 
     # ---- what always holds
 
@@ -420,13 +422,13 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(each.state is RankState.IDLE for each in life.ranks)
         assert (life.heal is not None) is (life.state is GroupState.HEALING)
         if life.heal is not None:
-            assert life.heal.meeting <= set(life.alive)
-            assert not life.heal.failures or life.heal.meeting, "a heal that failed never ends"
+            assert life.heal.joining <= set(life.alive)
+            assert not life.heal.failures or life.heal.joining, "a heal that failed never ends"
         if life.state is GroupState.BROKEN:
             assert len(life.alive) < len(life.ranks)
         if life.state is GroupState.STOPPING:
             assert life.alive
-        assert not life.news or (life.state.is_live and not life.state.is_busy)
+        assert not life.pending_notices or (life.state.is_live and not life.state.is_busy)
         assert not self.has_outgrown(), "an elastic cell goes on with fewer ranks than there may be"
 
     def has_outgrown(self) -> bool:
@@ -471,7 +473,7 @@ class AnyOrder(RuleBasedStateMachine):
             before = set(self.life.alive) - set(self.life.heal.replacements)
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring([], ev.Deadline.BACK)
+            imagined.ring([], ev.Deadline.CANCEL)
             assert imagined.life.state is GroupState.BROKEN
             assert set(imagined.life.alive) == before
 
@@ -534,15 +536,17 @@ class Imagined:
             match action:
                 case ev.Kill(ranks=ranks):
                     self.killed |= set(ranks)
-                case ev.SetDeadline() as alarm:
-                    self.alarms.append(alarm)
+                case ev.SetDeadline() as deadline_set:
+                    self.alarms.append(deadline_set)
 
     def ring(self, alarms: list[ev.SetDeadline], *kinds: ev.Deadline) -> None:
         """Let alarms of these kinds ring, of all kinds by default, those too that they set."""
         self.alarms += alarms
-        while due := [each for each in self.alarms if each.rang.alarm in (kinds or ev.Deadline)]:
+        while due := [
+            each for each in self.alarms if each.event.deadline in (kinds or ev.Deadline)
+        ]:
             self.alarms.remove(due[0])
-            self.step(due[0].rang)
+            self.step(due[0].event)
 
     def exit(self, ranks: Iterable[int]) -> None:
         """End the processes of these ranks, if they live."""

@@ -22,8 +22,9 @@ from lives import (
     STARTING,
     STOP,
     STOPPING,
+    acknowledged,
     after,
-    alarm,
+    deadline_set,
     died,
     effect_of,
     ended,
@@ -31,8 +32,7 @@ from lives import (
     interrupt,
     kill,
     leave,
-    noticed,
-    rang,
+    passed,
     ready,
     run,
     send,
@@ -63,10 +63,10 @@ from nbddp.lifecycle.events import (
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.transitions import (
-    CLEANUP,
-    DEATH_PATIENCE,
-    PEERS_PATIENCE,
-    START_PATIENCE,
+    CLEANUP_TIMEOUT,
+    DEATH_TIMEOUT,
+    PEERS_TIMEOUT,
+    START_TIMEOUT,
     STUCK_AFTER,
     advance,
 )
@@ -79,22 +79,22 @@ PATIENT = after(OFF, StartAsked(world_size=2, grace=20.0), ready(0), ready(1), r
 LOST = after(RUNNING, ended(0), ended(1, in_group=False))  # no process group on rank 1
 SOME = after(OFF, StartAsked(world_size=3, joins_group=False, ranks=(0, 2)), ready(0))
 SOME_RUN = after(SOME, ready(2), run(0, 2, needs_group=False), ended(0))
-PEER_FREED = after(RUNNING, failed(1), rang(Deadline.PEERS))
+PEER_FREED = after(RUNNING, failed(1), passed(Deadline.PEERS))
 SIGSTOP = {"stopped": ((1, 4321),)}  # rank 1 got one, its process id is 4321
-ALL_COMPUTE = rang(Deadline.GRACE, working=(0, 1))
+ALL_COMPUTE = passed(Deadline.GRACE, working=(0, 1))
 DONE = CellFinished(cell=1)
-STUCK = alarm(Deadline.STUCK, STUCK_AFTER)
+STUCK = deadline_set(Deadline.STUCK, STUCK_AFTER)
 
 
 def begins(attempt: int, world_size: int = 2) -> tuple[Any, ...]:
     """Return what makes an attempt start."""
     spawn = StartRanks(attempt=attempt, world_size=world_size)
-    return spawn, alarm(Deadline.START, START_PATIENCE, cell=0, attempt=attempt)
+    return spawn, deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=attempt)
 
 
 def limits(grace: float = GRACE) -> tuple[SetDeadline, ...]:
     """Return the alarms of an interrupted cell."""
-    return alarm(Deadline.GRACE, grace), alarm(Deadline.CLEANUP, CLEANUP)
+    return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, CLEANUP_TIMEOUT)
 
 
 def regroup(*ranks: int, form: bool) -> SendRegroup:
@@ -120,7 +120,7 @@ STARTS = {
         (State.OFF, GroupStartFailed, GroupStopped()),
     ),
     "ranks are late": (
-        (after(FOUR, ready(1)), rang(Deadline.START, cell=0)),
+        (after(FOUR, ready(1)), passed(Deadline.START, cell=0)),
         (State.STOPPING, GroupStartFailed, kill(0, 1, 2, 3)),
     ),
     "a process ends after a failed start": (
@@ -133,7 +133,7 @@ STARTS = {
     ),
     "an interrupt of a start": (
         (after(STARTING, ready(0)), INTERRUPT),
-        (State.STOPPING, leave(0), terminate(1), alarm(Deadline.STOP, GRACE, cell=0)),
+        (State.STOPPING, leave(0), terminate(1), deadline_set(Deadline.STOP, GRACE, cell=0)),
     ),
 }
 CELLS = {
@@ -166,24 +166,27 @@ CELLS = {
 FAILURES = {
     "the first failure": (
         (RUNNING, failed(1)),
-        (State.RUNNING, alarm(Deadline.PEERS, PEERS_PATIENCE)),
+        (State.RUNNING, deadline_set(Deadline.PEERS, PEERS_TIMEOUT)),
     ),
     "the second failure": ((after(FOUR_RUN, failed(0)), failed(1)), (State.RUNNING,)),
     "the last rank fails": ((after(RUNNING, ended(0)), failed(1)), (State.IDLE, DONE)),
-    "a death": ((RUNNING, died(1)), (State.RUNNING, Notify, alarm(Deadline.PEERS, DEATH_PATIENCE))),
+    "a death": (
+        (RUNNING, died(1)),
+        (State.RUNNING, Notify, deadline_set(Deadline.PEERS, DEATH_TIMEOUT)),
+    ),
     "a death after a failure": (
         (after(FOUR_RUN, failed(0)), died(1)),
-        (State.RUNNING, Notify, alarm(Deadline.PEERS, DEATH_PATIENCE)),
+        (State.RUNNING, Notify, deadline_set(Deadline.PEERS, DEATH_TIMEOUT)),
     ),
     "a second death": ((after(FOUR_RUN, died(1)), died(2)), (State.RUNNING, Notify)),
     "the last rank dies": ((after(RUNNING, ended(0)), died(1)), (State.BROKEN, DONE)),
     "all ranks die": ((after(RUNNING, died(1)), died(0)), (State.BROKEN, DONE)),
     "peers still wait after a failure": (
-        (after(RUNNING, failed(1)), rang(Deadline.PEERS)),
+        (after(RUNNING, failed(1)), passed(Deadline.PEERS)),
         (State.INTERRUPTING, interrupt(0), *limits()),
     ),
     "peers still wait after a death": (
-        (after(RUNNING, died(1)), rang(Deadline.PEERS)),
+        (after(RUNNING, died(1)), passed(Deadline.PEERS)),
         (State.INTERRUPTING, interrupt(0, is_for_death=True), *limits()),
     ),
     "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Notify)),
@@ -196,11 +199,11 @@ INTERRUPTS = {
     ),
     "a double click": ((INTERRUPTING, INTERRUPT), (State.INTERRUPTING,)),
     "a second interrupt after the remark": (
-        (after(INTERRUPTING, ended(0), rang(Deadline.STUCK)), INTERRUPT),
+        (after(INTERRUPTING, ended(0), passed(Deadline.STUCK)), INTERRUPT),
         (State.INTERRUPTING, Notify, kill(1)),
     ),
     "a third interrupt after a double click": (
-        (after(INTERRUPTING, INTERRUPT, rang(Deadline.STUCK)), INTERRUPT),
+        (after(INTERRUPTING, INTERRUPT, passed(Deadline.STUCK)), INTERRUPT),
         (State.INTERRUPTING, Notify, kill(0, 1)),
     ),
     "the user's first interrupt after nbddp's own": (
@@ -218,53 +221,62 @@ INTERRUPTS = {
     ),
     "a failure while interrupting": ((INTERRUPTING, failed(0)), (State.INTERRUPTING,)),
     "a killed rank is not told of again": (
-        (after(INTERRUPTING, rang(Deadline.GRACE)), died(0)),
+        (after(INTERRUPTING, passed(Deadline.GRACE)), died(0)),
         (State.INTERRUPTING,),
     ),
     "the last killed rank": (
-        (after(INTERRUPTING, rang(Deadline.GRACE), died(0)), died(1)),
+        (after(INTERRUPTING, passed(Deadline.GRACE), died(0)), died(1)),
         (State.BROKEN, DONE),
     ),
 }
 STUCK_RANKS = {
-    "all ranks are deaf": (after(PATIENT, INTERRUPT), rang(Deadline.STUCK)),
-    "one rank is deaf": (after(INTERRUPTING, noticed(0)), rang(Deadline.STUCK)),
-    "one rank is stopped": (after(INTERRUPTING, noticed(0)), rang(Deadline.STUCK, **SIGSTOP)),
-    "one rank is stopped, one is deaf": (INTERRUPTING, rang(Deadline.STUCK, **SIGSTOP)),
-    "all ranks clean up": (after(INTERRUPTING, noticed(0), noticed(1)), rang(Deadline.STUCK)),
-    "all ranks compute": (INTERRUPTING, rang(Deadline.STUCK, working=(0, 1))),
-    "one rank computes, one is deaf": (INTERRUPTING, rang(Deadline.STUCK, working=(0,))),
+    "all ranks are deaf": (after(PATIENT, INTERRUPT), passed(Deadline.STUCK)),
+    "one rank is deaf": (after(INTERRUPTING, acknowledged(0)), passed(Deadline.STUCK)),
+    "one rank is stopped": (
+        after(INTERRUPTING, acknowledged(0)),
+        passed(Deadline.STUCK, **SIGSTOP),
+    ),
+    "one rank is stopped, one is deaf": (INTERRUPTING, passed(Deadline.STUCK, **SIGSTOP)),
+    "all ranks clean up": (
+        after(INTERRUPTING, acknowledged(0), acknowledged(1)),
+        passed(Deadline.STUCK),
+    ),
+    "all ranks compute": (INTERRUPTING, passed(Deadline.STUCK, working=(0, 1))),
+    "one rank computes, one is deaf": (INTERRUPTING, passed(Deadline.STUCK, working=(0,))),
 }
-ONE_KILLED = after(INTERRUPTING, rang(Deadline.GRACE, working=(0,)), died(1))
+ONE_KILLED = after(INTERRUPTING, passed(Deadline.GRACE, working=(0,)), died(1))
 KILLS = {
-    "all ranks are deaf": ((after(PATIENT, INTERRUPT), rang(Deadline.GRACE)), (0, 1)),
-    "one rank is stopped": ((INTERRUPTING, rang(Deadline.GRACE, **SIGSTOP)), (0, 1)),
-    "one rank cleans up": ((after(INTERRUPTING, noticed(0)), rang(Deadline.GRACE)), (1,)),
-    "a rank that computed waits": ((ONE_KILLED, rang(Deadline.GRACE)), (0,)),
-    "a rank computes for too long": ((ONE_KILLED, rang(Deadline.CLEANUP, working=(0,))), (0,)),
+    "all ranks are deaf": ((after(PATIENT, INTERRUPT), passed(Deadline.GRACE)), (0, 1)),
+    "one rank is stopped": ((INTERRUPTING, passed(Deadline.GRACE, **SIGSTOP)), (0, 1)),
+    "one rank cleans up": ((after(INTERRUPTING, acknowledged(0)), passed(Deadline.GRACE)), (1,)),
+    "a rank that computed waits": ((ONE_KILLED, passed(Deadline.GRACE)), (0,)),
+    "a rank computes for too long": ((ONE_KILLED, passed(Deadline.CLEANUP, working=(0,))), (0,)),
     "a rank cleans up for too long": (
-        (after(INTERRUPTING, noticed(0), ended(1)), rang(Deadline.CLEANUP)),
+        (after(INTERRUPTING, acknowledged(0), ended(1)), passed(Deadline.CLEANUP)),
         (0,),
     ),
 }
 GRACES = {
     "a rank that computes outlives the grace": (
-        (INTERRUPTING, rang(Deadline.GRACE, working=(0,))),
-        (State.INTERRUPTING, Notify, kill(1), alarm(Deadline.GRACE, GRACE)),
+        (INTERRUPTING, passed(Deadline.GRACE, working=(0,))),
+        (State.INTERRUPTING, Notify, kill(1), deadline_set(Deadline.GRACE, GRACE)),
     ),
     "all ranks compute": (
         (INTERRUPTING, ALL_COMPUTE),
-        (State.INTERRUPTING, alarm(Deadline.GRACE, GRACE)),
+        (State.INTERRUPTING, deadline_set(Deadline.GRACE, GRACE)),
     ),
     "all ranks answered after they computed": (
-        (after(INTERRUPTING, ALL_COMPUTE, noticed(0), noticed(1)), rang(Deadline.GRACE)),
+        (
+            after(INTERRUPTING, ALL_COMPUTE, acknowledged(0), acknowledged(1)),
+            passed(Deadline.GRACE),
+        ),
         (State.INTERRUPTING,),
     ),
 }
 STOPS = {
     "a stop": (
         (after(PATIENT, ended(0)), STOP),
-        (State.STOPPING, leave(0), terminate(1), alarm(Deadline.STOP, 20.0)),
+        (State.STOPPING, leave(0), terminate(1), deadline_set(Deadline.STOP, 20.0)),
     ),
     "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, GroupStopped())),
     "the first process is gone": ((STOPPING, died(0, 0)), (State.STOPPING,)),
@@ -273,7 +285,7 @@ STOPS = {
         (State.OFF, GroupStopped()),
     ),
     "the grace of a stop is over": (
-        (after(STOPPING, died(0, 0)), rang(Deadline.STOP, cell=0)),
+        (after(STOPPING, died(0, 0)), passed(Deadline.STOP, cell=0)),
         (State.STOPPING, Notify, kill(1)),
     ),
     "an interrupt of a stop": ((after(STOPPING, died(0, 0)), INTERRUPT), (State.STOPPING, kill(1))),
@@ -349,14 +361,14 @@ IGNORED = {
     "a report after the exit, in a stop": (after(RUNNING, STOP, died(1)), ended(1)),
     "an exit twice": (BROKEN, died(1, 0)),
     "an exit of an unknown rank": (IDLE, died(7)),
-    "peers of an interrupted cell": (after(RUNNING, failed(1), INTERRUPT), rang(Deadline.PEERS)),
+    "peers of an interrupted cell": (after(RUNNING, failed(1), INTERRUPT), passed(Deadline.PEERS)),
     "no deaf ranks at the end of the grace": (
-        after(INTERRUPTING, noticed(0), noticed(1)),
-        rang(Deadline.GRACE),
+        after(INTERRUPTING, acknowledged(0), acknowledged(1)),
+        passed(Deadline.GRACE),
     ),
-    "the grace of a stop while running": (RUNNING, rang(Deadline.STOP)),
-    "noticed in an earlier cell": (INTERRUPTING, noticed(0, cell=9)),
-    "noticed without a cell": (IDLE, noticed(0)),
+    "the grace of a stop while running": (RUNNING, passed(Deadline.STOP)),
+    "noticed in an earlier cell": (INTERRUPTING, acknowledged(0, cell=9)),
+    "noticed without a cell": (IDLE, acknowledged(0)),
     "an interrupt before a start": (OFF, INTERRUPT),
     "an interrupt without a cell": (IDLE, INTERRUPT),
     "an interrupt beside a dead rank": (BROKEN, INTERRUPT),
@@ -365,10 +377,10 @@ IGNORED = {
     **{
         f"{type(event).__name__} of the start while {life.state.name}": (life, event)
         for life in (IDLE, RUNNING, INTERRUPTING, BROKEN)
-        for event in (ready(0), unable(0), rang(Deadline.START, cell=0))
+        for event in (ready(0), unable(0), passed(Deadline.START, cell=0))
     },
     **{
-        f"{kind.name} of an earlier cell while {life.state.name}": (life, rang(kind, cell=99))
+        f"{kind.name} of an earlier cell while {life.state.name}": (life, passed(kind, cell=99))
         for kind in (
             Deadline.PEERS,
             Deadline.STUCK,
@@ -379,7 +391,7 @@ IGNORED = {
         for life in (STARTING, IDLE, RUNNING, INTERRUPTING, BROKEN)
     },
     **{
-        f"{kind.name} of a cell while stopping": (after(RUNNING, STOP), rang(kind))
+        f"{kind.name} of a cell while stopping": (after(RUNNING, STOP), passed(kind))
         for kind in (Deadline.PEERS, Deadline.STUCK, Deadline.GRACE, Deadline.CLEANUP)
     },
 }
@@ -478,12 +490,12 @@ def test_a_restarted_group_begins_with_nothing_of_the_old_one() -> None:
     [
         ready(0),
         unable(0),
-        noticed(0),
+        acknowledged(0),
         ended(0),
         died(0),
-        rang(Deadline.START),
-        rang(Deadline.GRACE),
-        rang(Deadline.STOP),
+        passed(Deadline.START),
+        passed(Deadline.GRACE),
+        passed(Deadline.STOP),
     ],
     ids=lambda event: type(event).__name__,
 )

@@ -29,7 +29,7 @@ def answer(_rank: int, make: Callable[[int], Complete]) -> Future[Mock]:
 def completion(folder: Path) -> Completion:
     """Two ranks, which know a name, and two runs."""
     group = Mock()
-    group.life.everybody = (0, 1)
+    group.life.all_ranks = (0, 1)
     group.session.life.state = GroupState.IDLE
     group.session.send.side_effect = answer
     for name in ("one", "two"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
-from nbddp.lifecycle.refusals import with_way_on
+from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.interrupt_message import interrupt_error
 
 
@@ -42,6 +42,6 @@ def test_what_is_so_now_is_said_in_one_line(snapshot: SnapshotAssertion) -> None
 
 def test_a_heal_in_vain_is_said_with_what_can_be_done(snapshot: SnapshotAssertion) -> None:
     vain = "the group was not healed: rank 1 was killed"
-    assert with_way_on(vain, ONE_GONE) == snapshot
-    assert with_way_on(vain, OFF) == vain
-    assert with_way_on("rank 0 lives", ONE_GONE) == "rank 0 lives"
+    assert with_way_out(vain, ONE_GONE) == snapshot
+    assert with_way_out(vain, OFF) == vain
+    assert with_way_out("rank 0 lives", ONE_GONE) == "rank 0 lives"

@@ -33,8 +33,10 @@ from nbddp.ui.wording import (
 # ---- events
 
 SETBACK = AttemptFailure(attempt=1, what="it failed", at=0.0, step=34)
-RESTART = RecoveryRecord(setback=SETBACK, detected=0.2, restarted=0.1, replayed=0.35, cells=2)
-HEAL = RecoveryRecord(setback=replace(SETBACK, way=RecoveryMethod.HEAL), detected=0.02, healed=0.31)
+RESTART = RecoveryRecord(failure=SETBACK, detected=0.2, restarted=0.1, replayed=0.35, cells=2)
+HEAL = RecoveryRecord(
+    failure=replace(SETBACK, method=RecoveryMethod.HEAL), detected=0.02, healed=0.31
+)
 HEALED = {
     "ranks": [1],
     "donor": 0,
