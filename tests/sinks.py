@@ -16,7 +16,7 @@ class Recorder(Sink):
     def log(self, step: int, values: dict[str, float]) -> None:  # noqa: ARG002
         self.told.append(step)
 
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         self.told.append((kind, facts))
 
     def flush(self) -> None:

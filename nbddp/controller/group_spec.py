@@ -15,7 +15,7 @@ from nbddp.errors import ArgumentError, RequestError
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.refusals import unknown_rank
 from nbddp.topology import cores_here
-from nbddp.train.faults.kinds import HANDED_OVER
+from nbddp.train.faults.kinds import FAULTS_VARIABLE
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT, RankStart
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class GroupSpec:
         base, cwd = launcher.base_env, str(self.cwd())
         known = {"NBDDP_STRUCK": ";".join(sorted(struck))}
         if faults := ";".join(handed_over):
-            known[HANDED_OVER] = faults
+            known[FAULTS_VARIABLE] = faults
         return [
             RankStart(
                 topology=place,

@@ -17,7 +17,7 @@ from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
 from nbddp.train import this_rank
-from nbddp.train.call_agreement import meeting_place
+from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 from nbddp.train.prepare import prepare
 
@@ -25,7 +25,7 @@ from nbddp.train.prepare import prepare
 @tried_on_ranks
 def _turn_right(turn: Any) -> str:
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    parcels = torch.arange(world_size, device=meeting_place(None)) * 10 + 1
+    parcels = torch.arange(world_size, device=communication_device(None)) * 10 + 1
     mine, left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
     got = turn(parcels[rank : rank + 1].clone())
     if not isinstance(got, torch.Tensor) or got.numel() != 1:
@@ -40,7 +40,7 @@ def _turn_right(turn: Any) -> str:
 @tried_on_ranks
 def _ring_reduce_scatter(ring: Any) -> str:
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    mine = torch.arange(2 * world_size, device=meeting_place(None)) * 10 + rank
+    mine = torch.arange(2 * world_size, device=communication_device(None)) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
     got = ring(mine.clone())
     if not isinstance(got, torch.Tensor):
@@ -150,7 +150,9 @@ def _leave_nan_out(is_left_out: Any) -> str:
     }
     said = {}
     for case, ranks in cases.items():  # all of them, as a collective may be in there
-        loss = torch.tensor(float("nan") if rank in ranks else 0.5, device=meeting_place(None))
+        loss = torch.tensor(
+            float("nan") if rank in ranks else 0.5, device=communication_device(None)
+        )
         said[case] = bool(is_left_out(loss))
     for case, ranks in cases.items():
         if said[case] and not ranks:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 Group = dist.ProcessGroup | None  # None for that of all ranks
 
-apart: ContextVar[str] = ContextVar("nbddp_apart", default="")  # what ranks do one by one
+not_collective: ContextVar[str] = ContextVar("nbddp_apart", default="")  # what ranks do one by one
 
 
 def check_member(what: str, group: Group) -> None:
@@ -32,7 +32,7 @@ def check_member(what: str, group: Group) -> None:
         raise ArgumentError(f"nbddp.{what}: rank {this_rank.rank()} is not in the group")
 
 
-def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
+def check_same_call(what: str, mine: T, group: Group = None) -> dict[int, T]:
     """Meet the other ranks: what each brought, or nothing if all brought the same.
 
     The usual case is found out with a number from each. Who waits here for a rank that does not
@@ -44,36 +44,36 @@ def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
     """
     if this_rank.world_size(group) == 1:
         return {}
-    if apart.get():
+    if not_collective.get():
         raise RequestError(
-            f"{what} inside {apart.get()}: the ranks are not together there; call it before or "
-            "after, on all ranks"
+            f"{what} inside {not_collective.get()}: the ranks are not together there; call it "
+            "before or after, on all ranks"
         )
-    mark = int.from_bytes(blake2b(repr((what, mine)).encode(), digest_size=7).digest(), "big")
-    my_mark = torch.tensor([mark], device=meeting_place(group))
-    marks = [torch.empty_like(my_mark) for _ in range(this_rank.world_size(group))]
-    dist.all_gather(marks, my_mark, group)
-    if len(set(torch.cat(marks).tolist())) == 1:
+    digest = int.from_bytes(blake2b(repr((what, mine)).encode(), digest_size=7).digest(), "big")
+    own_digest = torch.tensor([digest], device=communication_device(group))
+    digests = [torch.empty_like(own_digest) for _ in range(this_rank.world_size(group))]
+    dist.all_gather(digests, own_digest, group)
+    if len(set(torch.cat(digests).tolist())) == 1:
         return {}
-    everyone = gathered((what, mine), group)
-    doing = {rank: each for rank, (each, _) in everyone.items()}
-    if len(set(doing.values())) > 1:
-        raise RequestError(f"the ranks are in different calls: {by_rank(doing)}")
-    return {rank: theirs for rank, (_, theirs) in everyone.items()}
+    calls = gather_by_rank((what, mine), group)
+    names = {rank: each for rank, (each, _) in calls.items()}
+    if len(set(names.values())) > 1:
+        raise RequestError(f"the ranks are in different calls: {format_by_rank(names)}")
+    return {rank: theirs for rank, (_, theirs) in calls.items()}
 
 
-def gathered(value: T, group: Group) -> dict[int, T]:
+def gather_by_rank(value: T, group: Group) -> dict[int, T]:
     """What each rank has, by its rank in the world."""
-    everyone: list[Any] = [None] * this_rank.world_size(group)
-    with on_device(group):
-        dist.all_gather_object(everyone, value, group)
-    return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), everyone, strict=True))
+    values: list[Any] = [None] * this_rank.world_size(group)
+    with using_communication_device(group):
+        dist.all_gather_object(values, value, group)
+    return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), values, strict=True))
 
 
-def by_rank(found: Mapping[int, str]) -> str:
+def format_by_rank(found: Mapping[int, str]) -> str:
     """What each rank has, in words.
 
-    >>> by_rank({0: "int", 2: "float"})
+    >>> format_by_rank({0: "int", 2: "float"})
     'rank 0: int, rank 2: float'
     """
     return ", ".join(f"rank {rank}: {each}" for rank, each in found.items())
@@ -89,7 +89,7 @@ class CallOutcome(NamedTuple):
     payload: bytes = b""
 
 
-def packed(value: object) -> CallOutcome:
+def pickle_outcome(value: object) -> CallOutcome:
     """The value pickled, or why that cannot be."""
     try:
         return CallOutcome(payload=pickle.dumps(value))
@@ -101,22 +101,22 @@ def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
     """That of rank 0, on every rank."""
     if this_rank.world_size() == 1:
         return outcome
-    box: list[Any] = [outcome]
-    with on_device():
-        dist.broadcast_object_list(box, src=0)
-    return cast(CallOutcome, box[0])
+    objects: list[Any] = [outcome]
+    with using_communication_device():
+        dist.broadcast_object_list(objects, src=0)
+    return cast(CallOutcome, objects[0])
 
 
 # ---- devices
 
 
-def meeting_place(group: Group = None) -> torch.device:
+def communication_device(group: Group = None) -> torch.device:
     """Where tensors must be for the process group to send them; NCCL knows GPUs only."""
-    meets_on_gpus = dist.is_initialized() and dist.get_backend(group) == "nccl"
-    return this_rank.device() if meets_on_gpus else torch.device("cpu")
+    uses_gpus = dist.is_initialized() and dist.get_backend(group) == "nccl"
+    return this_rank.device() if uses_gpus else torch.device("cpu")
 
 
-def on_device(group: Group = None) -> AbstractContextManager[Any]:
+def using_communication_device(group: Group = None) -> AbstractContextManager[Any]:
     """Objects travel over the current GPU, which a script may not have set."""
-    device = meeting_place(group)
+    device = communication_device(group)
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

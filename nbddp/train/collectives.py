@@ -17,14 +17,14 @@ from nbddp.train import this_rank
 from nbddp.train.call_agreement import (
     CallOutcome,
     Group,
-    apart,
     broadcast_outcome,
-    by_rank,
     check_member,
-    differing,
-    gathered,
-    meeting_place,
-    packed,
+    check_same_call,
+    communication_device,
+    format_by_rank,
+    gather_by_rank,
+    not_collective,
+    pickle_outcome,
 )
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ _OPS = {
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
 }
-_TORCHS: dict[str, Any] = {**_OPS, "mean": dist.ReduceOp.AVG}
+_TORCH_OPS: dict[str, Any] = {**_OPS, "mean": dist.ReduceOp.AVG}
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -64,12 +64,12 @@ def all_gather(value: T, group: Group = None) -> list[T]:
     check_member("all_gather", group)
     if this_rank.world_size(group) == 1:
         return [value]
-    differing("nbddp.all_gather", None, group)
-    everyone = gathered(packed(value), group)
-    for rank, told in everyone.items():
-        if told.failure:
-            raise ArgumentError(f"nbddp.all_gather: rank {rank} cannot pickle it: {told.failure}")
-    return [pickle.loads(said.payload) for said in everyone.values()]
+    check_same_call("nbddp.all_gather", None, group)
+    outcomes = gather_by_rank(pickle_outcome(value), group)
+    for rank, each in outcomes.items():
+        if each.failure:
+            raise ArgumentError(f"nbddp.all_gather: rank {rank} cannot pickle it: {each.failure}")
+    return [pickle.loads(each.payload) for each in outcomes.values()]
 
 
 # ---- rank 0 first, or alone
@@ -118,14 +118,14 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(fn)
     def on_rank_0(*args: P.args, **kwargs: P.kwargs) -> T:
-        if apart.get().startswith("nbddp.on_main("):
+        if not_collective.get().startswith("nbddp.on_main("):
             return fn(*args, **kwargs)  # of the ranks, only this one is here already
-        differing(what, None)
+        check_same_call(what, None)
         if this_rank.rank() != 0:
-            return cast(T, pickle.loads(_hear_main()))
-        with _failing_together(what), _being_apart(what):
+            return cast(T, pickle.loads(_receive_from_rank_0()))
+        with _failure_broadcast(what), _marked_not_collective(what):
             result = fn(*args, **kwargs)
-            outcome = packed(result) if this_rank.world_size() > 1 else CallOutcome()
+            outcome = pickle_outcome(result) if this_rank.world_size() > 1 else CallOutcome()
             if outcome.failure:
                 raise TypeError(f"{what}: the result cannot be pickled: {outcome.failure}")
         broadcast_outcome(outcome)
@@ -149,32 +149,32 @@ def main_rank_first() -> Iterator[None]:
     ...     downloaded = True
     """
     what = "nbddp.main_rank_first()"
-    if apart.get():  # in turns already, or rank 0 alone
+    if not_collective.get():  # in turns already, or rank 0 alone
         yield
         return
-    differing(what, None)
+    check_same_call(what, None)
     if this_rank.rank() != 0:
-        _hear_main()
-        with _being_apart(what):
+        _receive_from_rank_0()
+        with _marked_not_collective(what):
             yield
         return
-    with _failing_together(what), _being_apart(what):
+    with _failure_broadcast(what), _marked_not_collective(what):
         yield
     broadcast_outcome(CallOutcome())
 
 
 @contextmanager
-def _being_apart(what: str) -> Iterator[None]:
+def _marked_not_collective(what: str) -> Iterator[None]:
     """The ranks do not run this together: nothing in it may wait for all of them."""
-    before = apart.set(what)
+    before = not_collective.set(what)
     try:
         yield
     finally:
-        apart.reset(before)
+        not_collective.reset(before)
 
 
 @contextmanager
-def _failing_together(what: str) -> Iterator[None]:
+def _failure_broadcast(what: str) -> Iterator[None]:
     """When the body fails on rank 0, tell the ranks that wait for it."""
     try:
         yield
@@ -186,7 +186,7 @@ def _failing_together(what: str) -> Iterator[None]:
         raise
 
 
-def _hear_main() -> bytes:
+def _receive_from_rank_0() -> bytes:
     outcome = broadcast_outcome(CallOutcome())
     if outcome.failure:
         raise RuntimeError(outcome.failure)
@@ -196,33 +196,33 @@ def _hear_main() -> bytes:
 # ---- errors on every rank
 
 
-def together(act: Callable[[], T]) -> list[T]:
+def run_on_all_ranks(act: Callable[[], T]) -> list[T]:
     """Act on every rank and meet; what came of it, in order of rank.
 
     Raises:
         CheckpointError: it failed on another rank, whose words it has.
         Exception: it failed on this rank; whatever that was.
 
-    >>> together(lambda: 7)
+    >>> run_on_all_ranks(lambda: 7)
     [7]
     """
     if this_rank.world_size() == 1:
         return [act()]
-    mine: Any = None
+    result: Any = None
     failure: Exception | None = None
     try:
-        mine = act()
+        result = act()
     except Exception as error:  # noqa: BLE001 - the others wait, and are to hear of it
         failure = error
     is_ours = failure is None or isinstance(failure, CheckpointError)
-    told = str(failure or "") if is_ours else f"{type(failure).__name__}: {failure}"
-    outcomes = all_gather((told, mine))
+    text = str(failure or "") if is_ours else f"{type(failure).__name__}: {failure}"
+    outcomes = all_gather((text, result))
     if failure is not None:
         raise failure
-    for rank, (words, _) in enumerate(outcomes):
-        if words:
-            raise CheckpointError(f"rank {rank}: {words}")
-    return [outcome for _, outcome in outcomes]
+    for rank, (error_text, _) in enumerate(outcomes):
+        if error_text:
+            raise CheckpointError(f"rank {rank}: {error_text}")
+    return [each for _, each in outcomes]
 
 
 # ---- numbers of all ranks put together
@@ -263,15 +263,19 @@ def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) 
     """
     check_member("all_reduce", group)
     # the name of one of torch's; what is neither is refused later, on all ranks
-    how = next((name for name, each in _TORCHS.items() if op == each), str(op))
+    op_name = next((name for name, each in _TORCH_OPS.items() if op == each), str(op))
     leaves = dict(sorted(_flatten(value).items()))
-    kinds = _settle({path: _kind(leaf) for path, leaf in leaves.items()}, how, group)
+    kinds = _agree_on_kinds(
+        {path: _describe_kind(leaf) for path, leaf in leaves.items()}, op_name, group
+    )
     tensors = {path: _to_tensor(leaf, kinds[path], group) for path, leaf in leaves.items()}
     results: dict[str, Any] = {}
     for dtype in dict.fromkeys(each.dtype for each in tensors.values()):  # in the same order
-        alike = {path: each for path, each in tensors.items() if each.dtype == dtype}
-        results |= _reduce_together(alike, how, group)
-    return _rebuild(value, {path: _back(results[path], leaves[path], how) for path in leaves})
+        same_dtype = {path: each for path, each in tensors.items() if each.dtype == dtype}
+        results |= _reduce_flat(same_dtype, op_name, group)
+    return _rebuild(
+        value, {path: _restore_type(results[path], leaves[path], op_name) for path in leaves}
+    )
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:
@@ -295,7 +299,7 @@ def _rebuild(value: Any, results: Mapping[str, Any], path: str = "") -> Any:
     return results[path]
 
 
-def _kind(leaf: Any) -> str:
+def _describe_kind(leaf: Any) -> str:
     """What it is, in words that are equal on ranks that fit together."""
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
         return f"{str(leaf.dtype).removeprefix('torch.')} tensor of shape {list(leaf.shape)}"
@@ -306,29 +310,30 @@ def _kind(leaf: Any) -> str:
     return type(leaf).__name__
 
 
-def _settle(kinds: dict[str, str], op: str, group: Group) -> dict[str, str]:
+def _agree_on_kinds(kinds: dict[str, str], op: str, group: Group) -> dict[str, str]:
     """See that all ranks brought the same; what is an int here and a float there is a float."""
-    everyone = differing("nbddp.all_reduce", {**kinds, "op": op}, group)
+    everyone = check_same_call("nbddp.all_reduce", {**kinds, "op": op}, group)
     for path in dict.fromkeys(path for theirs in everyone.values() for path in theirs):
         found = {rank: theirs.get(path, "nothing") for rank, theirs in everyone.items()}
         if set(found.values()) == {"int", "float"}:
             kinds[path] = "float"
         elif len(set(found.values())) > 1:
             raise ArgumentError(
-                f"nbddp.all_reduce: the ranks do not agree on {_name(path)}: {by_rank(found)}"
+                f"nbddp.all_reduce: the ranks do not agree on {_path_name(path)}: "
+                f"{format_by_rank(found)}"
             )
     if op not in _OPS:
         raise ArgumentError(f"nbddp.all_reduce: op must be one of {', '.join(_OPS)}, got {op!r}")
     for path, kind in kinds.items():
         if kind not in ("int", "float") and " tensor of shape " not in kind:
             raise TypeError(
-                f"nbddp.all_reduce: {_name(path)} is of type {kind}; it takes numbers, tensors, "
-                "and dicts, lists and tuples of them"
+                f"nbddp.all_reduce: {_path_name(path)} is of type {kind}; it takes numbers, "
+                "tensors, and dicts, lists and tuples of them"
             )
     return kinds
 
 
-def _name(path: str) -> str:
+def _path_name(path: str) -> str:
     return f"value{path}" if path.startswith("[") else path or "the value"
 
 
@@ -336,12 +341,12 @@ def _to_tensor(leaf: Any, kind: str, group: Group) -> torch.Tensor:
     if not isinstance(leaf, torch.Tensor):
         dtype = torch.int64 if kind == "int" else torch.float64
         number = int(leaf) if kind == "int" else float(leaf)
-        return torch.tensor(number, dtype=dtype, device=meeting_place(group))
+        return torch.tensor(number, dtype=dtype, device=communication_device(group))
     dtype = torch.int64 if leaf.dtype is torch.bool else leaf.dtype
-    return leaf.detach().to(device=meeting_place(group), dtype=dtype)
+    return leaf.detach().to(device=communication_device(group), dtype=dtype)
 
 
-def _reduce_together(
+def _reduce_flat(
     tensors: dict[str, torch.Tensor], op: str, group: Group
 ) -> dict[str, torch.Tensor]:
     """All tensors of one type in one collective."""
@@ -355,7 +360,7 @@ def _reduce_together(
     return {path: part.view(tensors[path].shape) for path, part in zip(tensors, parts, strict=True)}
 
 
-def _back(result: torch.Tensor, leaf: Any, op: str) -> Any:
+def _restore_type(result: torch.Tensor, leaf: Any, op: str) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return result.item()
     if leaf.dtype is torch.bool and op in ("min", "max"):

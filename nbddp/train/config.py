@@ -46,25 +46,25 @@ def config(values: Any = None, /, **named: Any) -> None:
     TypeError: nbddp.config: settings need names, as in nbddp.config(lr=0.1); got float
     """
     __tracebackhide__ = True  # what goes wrong in here is said of the user's line
-    known = {} if values is None else _by_name(values)
+    known = {} if values is None else _as_mapping(values)
     if known is None:
         raise TypeError(
             "nbddp.config: settings need names, as in nbddp.config(lr=0.1); "
             f"got {type(values).__name__}"
         )
-    if twice := known.keys() & named.keys():
-        raise ArgumentError(f"nbddp.config: {', '.join(sorted(twice))}: given twice")
-    settings = dict(_flat({**known, **named}))
+    if duplicates := known.keys() & named.keys():
+        raise ArgumentError(f"nbddp.config: {', '.join(sorted(duplicates))}: given twice")
+    settings = dict(_flatten({**known, **named}))
     if len(settings) > MAX_SETTINGS:
         raise ArgumentError(
             f"nbddp.config: {len(settings)} settings, and a run has up to {MAX_SETTINGS}: "
             "leave out those that no run differs in"
         )
     if settings:
-        log_and_track.happened("config", values=settings)
+        log_and_track.record_event("config", values=settings)
 
 
-def _by_name(value: object) -> dict[Any, Any] | None:
+def _as_mapping(value: object) -> dict[Any, Any] | None:
     """What has settings inside it as those; None of anything else."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -75,18 +75,18 @@ def _by_name(value: object) -> dict[Any, Any] | None:
     return None
 
 
-def _flat(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Setting]]:
+def _flatten(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Setting]]:
     for name, value in values.items():
         if not isinstance(name, str):
             raise TypeError(f"nbddp.config: a name must be a string, got {name!r}")
-        full_name, inner = before + name, _by_name(value)
+        full_name, inner = before + name, _as_mapping(value)
         if inner is None:
-            yield full_name[:MAX_TEXT], _plain(value)
+            yield full_name[:MAX_TEXT], _as_setting(value)
         elif len(full_name) < MAX_TEXT:  # else it may have itself inside
-            yield from _flat(inner, f"{full_name}.")
+            yield from _flatten(inner, f"{full_name}.")
 
 
-def _plain(value: Any) -> Setting:
+def _as_setting(value: Any) -> Setting:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Integral):
@@ -94,14 +94,14 @@ def _plain(value: Any) -> Setting:
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, Tensor) and value.numel() == 1:
-        return _plain(value.item())
+        return _as_setting(value.item())
     try:
-        return _said(value)[:MAX_TEXT]
+        return _describe_value(value)[:MAX_TEXT]
     except Exception:  # noqa: BLE001 - the value's own: a setting must not end a training
         return f"<{type(value).__name__}: its repr failed>"
 
 
-def _said(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, nn.Module):

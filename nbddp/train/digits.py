@@ -66,7 +66,7 @@ def digits(folder: str | Path = "data", *, download: bool = False) -> Digits:
             _fetch(name, folder)
     if all((folder / name).exists() for name in FILES):
         return _mnist(folder)
-    return _of_scikit_learn()
+    return _scikit_learn_digits()
 
 
 def _fetch(name: str, folder: Path) -> None:
@@ -129,7 +129,7 @@ def _scaled(images: torch.Tensor) -> torch.Tensor:
     return images.unsqueeze(1).float() / 255
 
 
-def _of_scikit_learn() -> Digits:
+def _scikit_learn_digits() -> Digits:
     """Every fifth digit of the file is for the test; the same split in every process."""
     found = importlib.util.find_spec("sklearn")  # to import it takes 80 MB and a second a rank
     if found is None or found.origin is None:

@@ -31,7 +31,7 @@ class LoaderPosition:
     start: int = 0
     batches: int = 0
     step: int = 0
-    is_begun: bool = False
+    is_started: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,19 @@ class EpochOrder:
     evaluation: bool
     sampler: Iterable[Any] | None = None
 
-    def mine(self, seed: int, epoch: int, start: int) -> list[Any]:
+    def indices_of_rank(self, seed: int, epoch: int, start: int) -> list[Any]:
         """This rank's samples of an epoch, from its ``start``-th sample of all ranks on."""
         if self.sampler is not None:
-            everything = _drawn(self.sampler, seed, epoch)
+            indices = _draw_indices(self.sampler, seed, epoch)
         elif self.shuffle:  # the order of a DistributedSampler
             generator = torch.Generator().manual_seed(seed + epoch)
-            everything = torch.randperm(self.samples or 0, generator=generator).tolist()
+            indices = torch.randperm(self.samples or 0, generator=generator).tolist()
         else:
-            everything = [*range(self.samples or 0)]
-        rest = everything[start:]
-        return [rest[index] for index in self._share(len(rest))]
+            indices = [*range(self.samples or 0)]
+        rest = indices[start:]
+        return [rest[index] for index in self._positions_of_rank(len(rest))]
 
-    def _share(self, samples: int) -> range | DistributedSampler[Any]:
+    def _positions_of_rank(self, samples: int) -> range | DistributedSampler[Any]:
         """This rank's places in a row of samples: without padding, or equally many on all ranks."""
         rank, world_size = this_rank.rank(), this_rank.world_size()
         if self.evaluation:
@@ -75,7 +75,7 @@ class EpochOrder:
             drop_last=self.drop_last,
         )
 
-    def batches(self, batch_size: int) -> int:
+    def batches_per_epoch(self, batch_size: int) -> int:
         """How many batches of a whole epoch are this rank's.
 
         Raises:
@@ -83,19 +83,19 @@ class EpochOrder:
         """
         if self.samples is None:
             raise TypeError("how many batches there are is not known: the samples have no len()")
-        samples = len(self._share(self.samples))
+        samples = len(self._positions_of_rank(self.samples))
         return samples // batch_size if self.drop_last else -(-samples // batch_size)
 
 
-def _drawn(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
+def _draw_indices(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
     """What a sampler gives in an epoch; its random numbers are the same on all ranks."""
-    drawn_from = mix(seed, epoch)
+    epoch_seed = mix(seed, epoch)
     for each in (sampler, getattr(sampler, "sampler", None)):
         if isinstance(generator := getattr(each, "generator", None), torch.Generator):
-            generator.manual_seed(drawn_from)
+            generator.manual_seed(epoch_seed)
         if callable(set_epoch := getattr(each, "set_epoch", None)):
             set_epoch(epoch)
-    with seeded(drawn_from):
+    with seeded(epoch_seed):
         return list(sampler)
 
 
@@ -119,19 +119,19 @@ class EpochBatches:
         self._batch_size = batch_size
         self._batches: Sequence[BatchIndices] = ()
 
-    def begin(self, seed: int, position: LoaderPosition) -> None:
+    def start_epoch(self, seed: int, position: LoaderPosition) -> None:
         """Find out what is left of the epoch."""
-        mine = self._order.mine(seed, position.epoch, position.start)
+        mine = self._order.indices_of_rank(seed, position.epoch, position.start)
         size = self._batch_size or 1
         end = len(mine)
         if self._order.drop_last:
             end -= end % size
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
-        origin = (seed, epoch, this_rank.rank(), position.start)
+        seed_parts = (seed, epoch, this_rank.rank(), position.start)
         self._batches = [
             BatchIndices(
                 mine[begin : min(begin + size, end)] if self._batch_size else list(mine[begin]),
-                mix(*origin, begin),
+                mix(*seed_parts, begin),
             )
             for begin in range(position.batches * size, end, size)
         ]
@@ -172,26 +172,26 @@ class InterleavedStream(IterableDataset[Any]):
         self._position = LoaderPosition()
         self._rank, self._world_size = 0, 1  # a worker of the DataLoader has no process group
 
-    def begin(self, seed: int, position: LoaderPosition) -> None:
+    def start_epoch(self, seed: int, position: LoaderPosition) -> None:
         """Go on from there in the iteration that begins."""
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         self._seed, self._position = seed, replace(position, epoch=epoch)
         self._rank, self._world_size = this_rank.rank(), this_rank.world_size()
 
     def __iter__(self) -> Iterator[Any]:
-        origin = (self._seed, self._position.epoch, self._position.start)
-        for number, samples in enumerate(self._rounds(origin)):
+        seed_parts = (self._seed, self._position.epoch, self._position.start)
+        for number, samples in enumerate(self._rounds(seed_parts)):
             mine = samples[self._rank :: self._world_size]
             if mine and number >= self._position.batches:
-                with seeded(mix(*origin, number, self._rank)):
+                with seeded(mix(*seed_parts, number, self._rank)):
                     batch = self._collate(mine)
                 yield batch
 
-    def _rounds(self, origin: tuple[int, ...]) -> Iterator[list[Any]]:
+    def _rounds(self, seed_parts: tuple[int, ...]) -> Iterator[list[Any]]:
         """The samples of all ranks' next batches; random numbers are the same on all ranks."""
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(self._position.epoch)
-        with seeded(mix(*origin)):
+        with seeded(mix(*seed_parts)):
             stream = iter(self.dataset)
             for _ in islice(stream, self._position.start):
                 pass
@@ -199,7 +199,7 @@ class InterleavedStream(IterableDataset[Any]):
         size = self._world_size * self._batch_size
         number = 0
         while True:
-            with seeded(mix(*origin, number)):
+            with seeded(mix(*seed_parts, number)):
                 samples = list(islice(stream, size))
             first = first or samples[: self._world_size]
             if len(samples) < size:  # the last round: all ranks get as many, except in evaluation

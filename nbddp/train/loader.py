@@ -21,7 +21,7 @@ from nbddp.train.epoch_batches import (
 )
 from nbddp.train.this_rank import mix, warn_user
 
-_OWN = ("generator", "in_order")
+_OPTIONS_OF_LOADER = ("generator", "in_order")
 
 
 def loader(
@@ -94,7 +94,7 @@ def loader(
     _check_samplers(sampler=sampler, batch_sampler=batch_sampler, **given)
     if is_stream:
         _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, **options)
-    for name in _OWN:
+    for name in _OPTIONS_OF_LOADER:
         if name in options:
             raise ArgumentError(
                 f"nbddp.loader makes its own {name}; use a torch DataLoader for yours"
@@ -104,28 +104,28 @@ def loader(
         raise ArgumentError(f"batch_size must be a whole number above 0, got {batch_size!r}")
     if evaluation and drop_last:
         raise ArgumentError("an evaluation loader leaves nothing out: drop_last must be False")
-    drawn = sampler if batch_sampler is None else batch_sampler
-    can_shuffle = not evaluation and not is_stream and drawn is None
+    used_sampler = sampler if batch_sampler is None else batch_sampler
+    can_shuffle = not evaluation and not is_stream and used_sampler is None
     order = EpochOrder(
-        log_and_track.length_of(dataset if drawn is None else drawn),
+        log_and_track.length_of(dataset if used_sampler is None else used_sampler),
         can_shuffle if shuffle is None else shuffle and can_shuffle,
         drop_last,
         evaluation,
-        drawn,
+        used_sampler,
     )
     return Loader(
         dataset, size if batch_sampler is None else None, order=order, seed=seed, options=options
     )
 
 
-def _check_samplers(*, sampler: object, batch_sampler: object, **said: object) -> None:
+def _check_samplers(*, sampler: object, batch_sampler: object, **batch_options: object) -> None:
     """As torch has it: what a sampler decides is not said twice."""
     if batch_sampler is not None:
-        for name in [name for name, each in {"sampler": sampler, **said}.items() if each]:
+        for name in [name for name, each in {"sampler": sampler, **batch_options}.items() if each]:
             raise ArgumentError(
                 f"nbddp.loader: batch_sampler makes the batches: leave {name} out, or batch_sampler"
             )
-    if sampler is not None and said["shuffle"]:
+    if sampler is not None and batch_options["shuffle"]:
         raise ArgumentError("nbddp.loader: sampler gives the order: leave shuffle out, or sampler")
     for each in (sampler, batch_sampler):
         inner = getattr(each, "sampler", None)
@@ -153,7 +153,7 @@ def _check_stream(
         )
 
 
-_numbers = itertools.count()
+_loader_numbers = itertools.count()
 
 
 class Loader(Iterable[Any]):
@@ -184,13 +184,13 @@ class Loader(Iterable[Any]):
         self.batch_size = batch_size
         self.shuffles = order.shuffle
         self.seed = seed
-        self.number = next(_numbers)
+        self.number = next(_loader_numbers)
         self._order = order
         self._position = LoaderPosition()
         self._generator = torch.Generator()  # else each epoch would draw from the training's
         collate = options.get("collate_fn") or torch_collate
         self._reader: EpochBatches | InterleavedStream
-        options = {**options, "collate_fn": _as_it_is, "generator": self._generator}
+        options = {**options, "collate_fn": _already_collated, "generator": self._generator}
         if isinstance(dataset, IterableDataset):
             self._reader = InterleavedStream(dataset, collate, order, batch_size or 1)
             self._loader = DataLoader(self._reader, batch_size=None, **options)
@@ -236,7 +236,7 @@ class Loader(Iterable[Any]):
         """
         if epoch < 0:
             raise ArgumentError(f"set_epoch: epoch must be 0 or above, got {epoch}")
-        if epoch != self.epoch or self._position.is_begun:
+        if epoch != self.epoch or self._position.is_started:
             self._position = LoaderPosition(epoch=int(epoch), step=self.step)
 
     @property
@@ -250,18 +250,18 @@ class Loader(Iterable[Any]):
         Raises:
             TypeError: it is not known, as of a stream without ``len()``.
         """
-        return self._order.batches(self.batch_size or 1)
+        return self._order.batches_per_epoch(self.batch_size or 1)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._position.is_begun:
+        if self._position.is_started:
             self._position = LoaderPosition(epoch=self.epoch + 1, step=self.step)
         position = self._position  # an iteration that is still open does not move it any more
-        position.is_begun = True
-        self._reader.begin(self.seed, position)
+        position.is_started = True
+        self._reader.start_epoch(self.seed, position)
         self._generator.manual_seed(mix(self.seed, position.epoch, this_rank.rank()))
         for batch in self._loader:
             if not self._order.evaluation:
-                log_and_track.reached(position.step, source="loader")
+                log_and_track.report_step(position.step, source="loader")
             position.batches += 1  # what is given counts, not what the workers have prefetched
             position.step += 1
             yield batch
@@ -283,7 +283,7 @@ class Loader(Iterable[Any]):
             "seed": self.seed,
             "batch_size": self.batch_size,
             "world_size": this_rank.world_size(),
-            **self._fixed(),
+            **self._fixed_settings(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -299,7 +299,7 @@ class Loader(Iterable[Any]):
         missing = [name for name in self.state_dict() if name not in state]
         if missing:
             raise ArgumentError(f"this is not a loader's state: it has no {', '.join(missing)}")
-        for name, value in self._fixed().items():
+        for name, value in self._fixed_settings().items():
             if state[name] != value:
                 raise ArgumentError(
                     f"the loader's state was saved with {name}={state[name]}, this loader has "
@@ -307,10 +307,10 @@ class Loader(Iterable[Any]):
                 )
         self.seed = state["seed"]
         position = LoaderPosition(state["epoch"], state["start"], state["batches"], state["step"])
-        before, now = _ranks_and_batch(state), _ranks_and_batch(self.state_dict())
+        before, now = _describe_layout(state), _describe_layout(self.state_dict())
         if before != now:
-            had = state["batches"] * (state["batch_size"] or 1) * state["world_size"]
-            position.start += had
+            n_seen = state["batches"] * (state["batch_size"] or 1) * state["world_size"]
+            position.start += n_seen
             if self._order.samples is not None:
                 position.start = min(position.start, self._order.samples)
             position.batches = 0
@@ -323,7 +323,7 @@ class Loader(Iterable[Any]):
                 )
         self._position = position
 
-    def _fixed(self) -> dict[str, Any]:
+    def _fixed_settings(self) -> dict[str, Any]:
         """What cannot change in the middle."""
         return {
             "samples": self._order.samples,
@@ -332,10 +332,10 @@ class Loader(Iterable[Any]):
         }
 
 
-def _ranks_and_batch(state: Mapping[str, Any]) -> str:
+def _describe_layout(state: Mapping[str, Any]) -> str:
     size = state["batch_size"]
     return f"world size {state['world_size']} with batches of {size or 'its own'}"
 
 
-def _as_it_is(batch: Any) -> Any:
+def _already_collated(batch: Any) -> Any:
     return batch

@@ -61,17 +61,17 @@ class Sink:
         else:
             logger.info("step %d: %s", step, shown)
 
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         """Take an event for the record."""
         logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
-    def begin(self, bar: ProgressBar) -> None:
+    def open_bar(self, bar: ProgressBar) -> None:
         """A loop begins."""
 
-    def show(self, bar: ProgressBar) -> None:
+    def update_bar(self, bar: ProgressBar) -> None:
         """It has moved."""
 
-    def end(self, bar: ProgressBar) -> None:
+    def close_bar(self, bar: ProgressBar) -> None:
         """It is over."""
 
     def flush(self) -> None:
@@ -130,9 +130,9 @@ def log(
         number = None if step is None else operator.index(step)
     except TypeError:
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
-    everything = _by_name(values, named)
-    _sink.log(number, {name: _number(name, value) for name, value in everything.items()})
-    reached(_count(everything) if number is None else number, source="log")
+    numbers = _merge_names(values, named)
+    _sink.log(number, {name: _number(name, value) for name, value in numbers.items()})
+    report_step(_count(numbers) if number is None else number, source="log")
 
 
 def _count(names: Iterable[str]) -> int:
@@ -145,7 +145,7 @@ def _count(names: Iterable[str]) -> int:
     return highest
 
 
-def _by_name(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:
+def _merge_names(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:
     """All that is to be logged, under names that the file can have."""
     if values is None:
         values = {}
@@ -161,8 +161,8 @@ def _by_name(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[st
             raise ArgumentError(
                 f"nbddp.log: choose another name for {name!r}: nbddp writes that one"
             )
-    if twice := values.keys() & named.keys():
-        raise ArgumentError(f"nbddp.log: {', '.join(sorted(twice))}: given twice")
+    if duplicates := values.keys() & named.keys():
+        raise ArgumentError(f"nbddp.log: {', '.join(sorted(duplicates))}: given twice")
     return {**values, **named}
 
 
@@ -183,16 +183,16 @@ def _number(name: str, value: Any) -> float:
         ) from None
 
 
-def reached(step: int, *, source: str) -> None:
+def report_step(step: int, *, source: str) -> None:
     """Say that the loop is at this step; ``source`` is who counts: "log" or "loader"."""
-    for act in tuple(_on_step):
-        act(step, source)
+    for callback in tuple(_on_step):
+        callback(step, source)
 
 
-def on_step(act: OnStep) -> Callable[[], None]:
+def on_step(callback: OnStep) -> Callable[[], None]:
     """Have ``act(step, source)`` called at every step; returns what ends that."""
-    _on_step.append(act)
-    return lambda: _on_step.remove(act)
+    _on_step.append(callback)
+    return lambda: _on_step.remove(callback)
 
 
 def flush() -> None:
@@ -200,9 +200,9 @@ def flush() -> None:
     _sink.flush()
 
 
-def happened(kind: str, **facts: Any) -> None:
+def record_event(kind: str, **facts: Any) -> None:
     """Put an event on the run's time line and into its ``events.jsonl``."""
-    _sink.happened(kind, facts)
+    _sink.record_event(kind, facts)
 
 
 def track(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Track[T]:
@@ -251,7 +251,7 @@ class Track(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         bar = ProgressBar(label=self._label, total=self._total)
         sink, next_show = _sink, 0.0
-        sink.begin(bar)
+        sink.open_bar(bar)
         try:
             for item in self._iterable:
                 yield item
@@ -259,6 +259,6 @@ class Track(Generic[T]):
                 now = time.monotonic()
                 if now >= next_show:
                     next_show = now + SHOW_PERIOD
-                    sink.show(bar)
+                    sink.update_bar(bar)
         finally:
-            sink.end(bar)
+            sink.close_bar(bar)

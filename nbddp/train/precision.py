@@ -120,7 +120,7 @@ class Precision:
         """
         self._models, self._is_final = models, final
         with (
-            self._gradients_kept_local(),
+            self._without_gradient_sync(),
             torch.autocast(
                 self._device_type, dtype=_DTYPES[self.kind], enabled=self.kind != "fp32"
             ),
@@ -162,7 +162,7 @@ class Precision:
                 "so that gradients are synchronized once per step"
             )
         is_last = self._is_last
-        with self._gradients_kept_local():
+        with self._without_gradient_sync():
             scaled: Any = self.scaler.scale(loss / self.accumulate)
             scaled.backward()
         self.micro_step += 1
@@ -196,11 +196,11 @@ class Precision:
         return has_stepped
 
     @contextmanager
-    def _gradients_kept_local(self) -> Iterator[None]:
+    def _without_gradient_sync(self) -> Iterator[None]:
         """Keep DDP and FSDP2 from synchronizing, unless this is the last micro-step."""
         with ExitStack() as stack:
             for model in () if self._is_last else self._models:
-                stack.enter_context(_unsynchronized(model))
+                stack.enter_context(_no_gradient_sync(model))
             yield
 
     # ---- state
@@ -232,16 +232,16 @@ class Precision:
             )
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        self._forget_gradients()
+        self._drop_accumulation()
 
-    def _forget_gradients(self) -> None:
+    def _drop_accumulation(self) -> None:
         """Drop a running accumulation, whose gradients are gone."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None
 
 
 @contextmanager
-def _unsynchronized(model: Any) -> Iterator[None]:
+def _no_gradient_sync(model: Any) -> Iterator[None]:
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(False)
         try:

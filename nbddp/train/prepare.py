@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import ArgumentError
 from nbddp.train import this_rank
-from nbddp.train.checkpoint.sharded import fsdp_kinds, is_spread
+from nbddp.train.checkpoint.sharded import fsdp_classes, has_dtensors
 from nbddp.train.this_rank import warn_user
 
 _prepared: WeakSet[nn.Module] = WeakSet()
@@ -82,11 +82,11 @@ def _check_can_be_prepared(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"prepare: expected a model, got {type(model).__name__}")
     parts = list(model.named_modules())
-    if any(isinstance(each, fsdp_kinds()) for _, each in parts):
+    if any(isinstance(each, fsdp_classes()) for _, each in parts):
         raise ArgumentError(
             "prepare: the model is sharded (FSDP) and averages gradients by itself; use it as it is"
         )
-    if is_spread(model):
+    if has_dtensors(model):
         raise ArgumentError(
             "prepare: the model has parameters that are spread over ranks (DTensor); prepare it "
             "before it is spread, or use it as it is"

@@ -143,7 +143,7 @@ class Rank:
         self._log = log
         self._meters = meters
         log_and_track.set_sink(meters)
-        arming.arm_handed_over()
+        arming.arm_from_environment()
         self._group = ProcessGroup(
             clients.groups,
             clients.connections,

@@ -115,7 +115,7 @@ def test_huge_numbers_events_and_expressions_pass(shared_group: Ranks) -> None:
     group = shared_group
     group.run(
         "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
-        f"{imported(log_and_track)}log_and_track.happened('mine', text='h' * 9_000_000)\n"
+        f"{imported(log_and_track)}log_and_track.record_event('mine', text='h' * 9_000_000)\n"
     )
     assert group.last_step == 2
     told = [each for each in group.events() if each.kind == "mine"]

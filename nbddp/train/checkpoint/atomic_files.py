@@ -13,13 +13,13 @@ from typing import Any, BinaryIO
 import torch
 
 DRAFT = ".draft"  # not yet whole
-ASIDE = ".aside"  # a whole folder that one of the same name is about to replace
+SET_ASIDE = ".aside"  # a whole folder that one of the same name is about to replace
 
-UNTOUCHED = "; the checkpoints before it are untouched"
+OLDER_UNTOUCHED = "; the checkpoints before it are untouched"
 
-_MARK = b"\nnbddp sha256 "
-_TRAILER = len(_MARK) + 64
-_PIECE = 1 << 20
+_CHECKSUM_MARK = b"\nnbddp sha256 "
+_TRAILER_SIZE = len(_CHECKSUM_MARK) + 64
+_CHUNK_SIZE = 1 << 20
 _NAME = re.compile(r"step-(\d+)(?:\.pt)?")
 
 
@@ -41,12 +41,12 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (step_of(path), path.name), reverse=True)
 
 
-def draft_of(path: Path) -> Path:
+def draft_path(path: Path) -> Path:
     """Where something is written until it is whole."""
     return path.with_name(f".{path.name}{DRAFT}")
 
 
-def write_whole(path: Path, state: Any) -> None:
+def write_atomically(path: Path, state: Any) -> None:
     """Save something with its SHA-256 at the end: the old file stays until the new one is on disk.
 
     ``torch.load`` reads the file as it is.
@@ -54,10 +54,10 @@ def write_whole(path: Path, state: Any) -> None:
     Raises:
         OSError: it could not be written; there is no trace of it.
     """
-    draft = draft_of(path)
+    draft = draft_path(path)
     try:
         with draft.open("wb") as file:
-            _write(file, state)
+            _write_with_checksum(file, state)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -67,18 +67,18 @@ def write_whole(path: Path, state: Any) -> None:
     sync_folder(path.parent)
 
 
-def _write(file: BinaryIO, state: Any) -> None:
-    hashing = _Hashing(file)
+def _write_with_checksum(file: BinaryIO, state: Any) -> None:
+    writer = _HashingWriter(file)
     try:
-        torch.save(state, hashing)  # type: ignore[arg-type]  # write and flush is all it needs
+        torch.save(state, writer)  # type: ignore[arg-type]  # write and flush is all it needs
     except RuntimeError:
-        if hashing.error is not None:  # torch's own words hide that the disk is full
-            raise hashing.error from None
+        if writer.error is not None:  # torch's own words hide that the disk is full
+            raise writer.error from None
         raise
-    file.write(_MARK + hashing.sha256.hexdigest().encode())
+    file.write(_CHECKSUM_MARK + writer.sha256.hexdigest().encode())
 
 
-class _Hashing:
+class _HashingWriter:
     """A file that knows the SHA-256 of what was written, and why that failed."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -98,7 +98,7 @@ class _Hashing:
         self._file.flush()
 
 
-def read_whole(path: Path) -> Any:
+def read_plain(path: Path) -> Any:
     """Load what was saved, tensors on the CPU; nothing but plain values is ever unpickled."""
     with warnings.catch_warnings():
         # torch 2.15 warns that it validates sparse tensors, which the user did not ask for
@@ -106,26 +106,26 @@ def read_whole(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def damage(path: Path) -> str:
+def find_damage(path: Path) -> str:
     """What is wrong with a file; empty if it is whole."""
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size - _TRAILER
+            size = path.stat().st_size - _TRAILER_SIZE
             digest = sha256(file, max(size, 0))
             trailer = file.read()
     except OSError as error:
         return f"it cannot be read: {error}"
-    if not trailer.startswith(_MARK):
+    if not trailer.startswith(_CHECKSUM_MARK):
         return "it has no checksum at its end"
-    return "" if trailer == _MARK + digest.encode() else "it does not match its checksum"
+    return "" if trailer == _CHECKSUM_MARK + digest.encode() else "it does not match its checksum"
 
 
 def sha256(file: BinaryIO, size: int) -> str:
     """The checksum of the next ``size`` bytes, as 64 hexadecimal digits."""
     sha = hashlib.sha256()
-    while size > 0 and (piece := file.read(min(size, _PIECE))):
-        sha.update(piece)
-        size -= len(piece)
+    while size > 0 and (chunk := file.read(min(size, _CHUNK_SIZE))):
+        sha.update(chunk)
+        size -= len(chunk)
     return sha.hexdigest()
 
 
@@ -143,23 +143,23 @@ def make_folder(folder: Path) -> None:
 def commit_folder(draft: Path, path: Path) -> None:
     """Make a written folder the whole one; one of the same name makes room for it."""
     sync_folder(draft)
-    aside = path.with_name(f".{path.name}{ASIDE}")
+    set_aside = path.with_name(f".{path.name}{SET_ASIDE}")
     if path.exists():
-        path.replace(aside)
+        path.replace(set_aside)
     draft.replace(path)
     sync_folder(path.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
+    if set_aside.exists():
+        shutil.rmtree(set_aside)
 
 
-def clean(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a killed writer left, and put back what it had set aside."""
-    for aside in folder.glob(f".step-*{ASIDE}"):
-        path = aside.with_name(aside.name[1 : -len(ASIDE)])
+    for set_aside in folder.glob(f".step-*{SET_ASIDE}"):
+        path = set_aside.with_name(set_aside.name[1 : -len(SET_ASIDE)])
         if path.exists():
-            shutil.rmtree(aside)
+            shutil.rmtree(set_aside)
         else:
-            aside.replace(path)
+            set_aside.replace(path)
     for draft in folder.glob(f".step-*{DRAFT}"):
         remove(draft)
 
@@ -167,7 +167,7 @@ def clean(folder: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file or a folder; a folder that is half gone is no checkpoint any more."""
     if path.is_dir():
-        draft = draft_of(path) if not path.name.startswith(".") else path
+        draft = draft_path(path) if not path.name.startswith(".") else path
         path.replace(draft)
         shutil.rmtree(draft)
     else:

@@ -20,18 +20,24 @@ import torch.distributed as dist
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import log_and_track, this_rank
 from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
-from nbddp.train.checkpoint.contents import Held, given_parts, load, of_rank, taken
-from nbddp.train.collectives import together
+from nbddp.train.checkpoint.contents import (
+    CheckpointContents,
+    collect_state,
+    load,
+    rank_state,
+    split_parts,
+)
+from nbddp.train.collectives import run_on_all_ranks
 from nbddp.train.this_rank import warn_user
 
 logger = logging.getLogger("nbddp")
 
-_live: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
+_checkpoints: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
 
 
 def checkpoints() -> list[Checkpoint]:
     """All that somebody still holds."""
-    return list(_live)
+    return list(_checkpoints)
 
 
 class Checkpoint:
@@ -82,23 +88,23 @@ class Checkpoint:
         self.stall = 0.0
         self._staging = state_dicts.StagingBuffers()
         self._in_background: Future[Any] | None = None
-        self._finish: Callable[[], object] | None = None
+        self._finish_save: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None
-        self._whole: set[tuple[str, int, int]] = set()
-        _live.add(self)
+        self._verified: set[tuple[str, int, int]] = set()
+        _checkpoints.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: a write that is under way is this one's to end.
 
         But who takes a rank's place meets the others, who will be told how it ended.
         """
-        return {"folder": self.folder, "keep": self.keep, "meets": self._finish is not None}
+        return {"folder": self.folder, "keep": self.keep, "meets": self._finish_save is not None}
 
-    def __setstate__(self, told: Mapping[str, Any]) -> None:
+    def __setstate__(self, saved: Mapping[str, Any]) -> None:
         """As when it is made."""
-        self.__init__(told["folder"], keep=told["keep"])  # type: ignore[misc]
-        if told["meets"]:
-            self._finish = partial(together, self._join)
+        self.__init__(saved["folder"], keep=saved["keep"])  # type: ignore[misc]
+        if saved["meets"]:
+            self._finish_save = partial(run_on_all_ranks, self._join_writer)
 
     def newest(self) -> Path | None:
         """The checkpoint of the latest step, unverified; None when there is none."""
@@ -128,34 +134,39 @@ class Checkpoint:
             CheckpointError: it could not be saved; the checkpoints before it are untouched.
             ArgumentError: ``step`` is below 0.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         self.wait()
-        given = given_parts(parts)
-        spread = given.spread()
-        whole: dict[str, Any] = {"world_size": this_rank.world_size(), "spread": list(spread)}
+        given = split_parts(parts)
+        sharded_parts = given.sharded_parts()
+        state: dict[str, Any] = {
+            "world_size": this_rank.world_size(),
+            "spread": list(sharded_parts),
+        }
 
-        def take() -> dict[str, Any]:
-            whole["step"] = operator.index(step)
+        def collect() -> dict[str, Any]:
+            state["step"] = operator.index(step)
             if step < 0:
                 raise ArgumentError(f"Checkpoint: step must be 0 or above, got {step}")
             if this_rank.rank() == 0:
-                with _told(self.folder / _name(step)):
+                with _as_checkpoint_error(self.folder / _file_name(step)):
                     atomic_files.make_folder(self.folder)
-                    self._tidy()
-                keep_copy = self._staging if asynchronous else state_dicts.as_it_is
-                rest = {name: each for name, each in given.parts.items() if name not in spread}
-                whole.update(taken(rest, given.values, keep_copy))
-                self._staging.settle()
-            return of_rank(given.own)
+                    self._clean_folder()
+                keep_copy = self._staging if asynchronous else state_dicts.without_copy
+                rest = {
+                    name: each for name, each in given.shared.items() if name not in sharded_parts
+                }
+                state.update(collect_state(rest, given.values, keep_copy))
+                self._staging.synchronize()
+            return rank_state(given.per_rank)
 
-        whole["ranks"] = together(take)
-        if spread:
-            self._save_spread(whole, spread, began, is_later=asynchronous)
+        state["ranks"] = run_on_all_ranks(collect)
+        if sharded_parts:
+            self._save_sharded(state, sharded_parts, start, in_background=asynchronous)
         elif asynchronous:
-            self._write_later(whole, began)
+            self._write_in_background(state, start)
         else:
-            together(partial(self._write, whole, began))
-        self.stall = time.perf_counter() - began
+            run_on_all_ranks(partial(self._write, state, start))
+        self.stall = time.perf_counter() - start
 
     def wait(self) -> None:
         """Wait until an asynchronous save is whole. Every rank calls it.
@@ -163,84 +174,91 @@ class Checkpoint:
         Raises:
             CheckpointError: it could not be written.
         """
-        finish, self._finish = self._finish, None
+        finish, self._finish_save = self._finish_save, None
         if finish is not None:
             finish()
 
-    def _tidy(self) -> None:
+    def _clean_folder(self) -> None:
         """Clear away what a killed writer left; a writer of this process may be at work still."""
         others = [each for each in checkpoints() if each.folder == self.folder]
         wait([each._in_background for each in others if each._in_background is not None])
-        atomic_files.clean(self.folder)
+        atomic_files.remove_leftovers(self.folder)
 
-    def _write(self, whole: dict[str, Any], began: float) -> None:
+    def _write(self, state: dict[str, Any], start: float) -> None:
         if this_rank.rank() != 0:
             return
-        path = self.folder / _name(whole["step"])
-        with _told(path):
-            atomic_files.write_whole(path, whole)
-            self._written(path, whole["step"], began)
+        path = self.folder / _file_name(state["step"])
+        with _as_checkpoint_error(path):
+            atomic_files.write_atomically(path, state)
+            self._finish_files(path, state["step"], start)
 
-    def _write_later(self, whole: dict[str, Any], began: float) -> None:
+    def _write_in_background(self, state: dict[str, Any], start: float) -> None:
         if this_rank.rank() == 0:
             thread = ThreadPoolExecutor(1, "nbddp-checkpoint")  # joined when the process ends
-            self._in_background = thread.submit(_logged, partial(self._write, whole, began))
+            self._in_background = thread.submit(_log_failure, partial(self._write, state, start))
             thread.shutdown(wait=False)
-        self._finish = partial(together, self._join)
+        self._finish_save = partial(run_on_all_ranks, self._join_writer)
 
-    def _join(self) -> None:
+    def _join_writer(self) -> None:
         future, self._in_background = self._in_background, None
         if future is not None:
             future.result()
 
-    def _save_spread(
-        self, whole: dict[str, Any], spread: dict[str, Any], began: float, *, is_later: bool
+    def _save_sharded(
+        self,
+        state: dict[str, Any],
+        sharded_parts: dict[str, Any],
+        start: float,
+        *,
+        in_background: bool,
     ) -> None:
-        draft = atomic_files.draft_of(self.folder / _name(whole["step"], is_spread=True))
-        states = sharded.take(spread)
-        if not is_later:
-            self._commit(whole, draft, began, partial(sharded.save, draft, states))
+        draft = atomic_files.draft_path(self.folder / _file_name(state["step"], is_sharded=True))
+        states = sharded.get_state(sharded_parts)
+        if not in_background:
+            self._commit(state, draft, start, partial(sharded.save, draft, states))
             return
-        self._group = self._group or sharded.group_for_later()
-        future = sharded.save_later(draft, states, self._group)
-        self._finish = partial(
-            self._commit, whole, draft, began, partial(sharded.finish, draft, future)
+        self._group = self._group or sharded.new_background_group()
+        future = sharded.save_in_background(draft, states, self._group)
+        self._finish_save = partial(
+            self._commit, state, draft, start, partial(sharded.wait_for_save, draft, future)
         )
 
     def _commit(
-        self, whole: dict[str, Any], draft: Path, began: float, save: Callable[[], None]
+        self, state: dict[str, Any], draft: Path, start: float, save: Callable[[], None]
     ) -> None:
         def write() -> dict[str, str]:
-            with _told(draft):
+            with _as_checkpoint_error(draft):
                 save()
                 return sharded.checksums(draft)
 
         def commit() -> None:
-            path = self.folder / _name(whole["step"], is_spread=True)
-            with _told(path):
-                atomic_files.write_whole(draft / sharded.REST, whole | {"files": sums})
+            path = self.folder / _file_name(state["step"], is_sharded=True)
+            with _as_checkpoint_error(path):
+                atomic_files.write_atomically(
+                    draft / sharded.UNSHARDED_FILE, state | {"files": sums}
+                )
                 atomic_files.commit_folder(draft, path)
-                self._written(path, whole["step"], began)
+                self._finish_files(path, state["step"], start)
 
-        sums = {name: digest for each in together(write) for name, digest in each.items()}
-        together(lambda: commit() if this_rank.rank() == 0 else None)
+        sums = {name: digest for each in run_on_all_ranks(write) for name, digest in each.items()}
+        run_on_all_ranks(lambda: commit() if this_rank.rank() == 0 else None)
 
-    def _written(self, path: Path, step: int, began: float) -> None:
+    def _finish_files(self, path: Path, step: int, start: float) -> None:
         """A checkpoint is whole: older ones may go, and damaged ones do not count."""
-        self._whole.add(_identity(path))
-        twin = self.folder / _name(step, is_spread=not path.is_dir())
+        self._verified.add(_identity(path))
+        twin = self.folder / _file_name(step, is_sharded=not path.is_dir())
         if twin.exists():  # of the same step, from when the model was not spread, or was
             atomic_files.remove(twin)
-        n_whole = 0
+        n_kept = 0
         for each in atomic_files.newest_first(self.folder):
             identity = _identity(each)
-            if n_whole >= self.keep:
+            if n_kept >= self.keep:
                 atomic_files.remove(each)
-            elif identity in self._whole or not _damage(each):
-                self._whole.add(identity)
-                n_whole += 1
-        seconds = round(time.perf_counter() - began, 6)
-        log_and_track.happened("checkpoint", step=step, seconds=seconds, path=str(path))
+            elif identity in self._verified or not _find_damage(each):
+                self._verified.add(identity)
+                n_kept += 1
+        seconds = round(time.perf_counter() - start, 6)
+        log_and_track.record_event("checkpoint", step=step, seconds=seconds, path=str(path))
 
     # ---- resuming
 
@@ -265,33 +283,36 @@ class Checkpoint:
             CheckpointError: it does not hold what is asked for, or a rank cannot read it.
         """
         self.wait()
-        given = given_parts(parts)
-        path, damaged = together(self._choose)[0]
-        for each, fault in damaged.items() if this_rank.rank() == 0 else ():
+        given = split_parts(parts)
+        path, damaged = run_on_all_ranks(self._find_newest_whole)[0]
+        for each, problem in damaged.items() if this_rank.rank() == 0 else ():
             instead = path.name if path else "no other"
-            warn_user(f"{each} is damaged: {fault}; taking {instead} instead")
+            warn_user(f"{each} is damaged: {problem}; taking {instead} instead")
         if path is None:
             return Resumed(values=given.values)
-        found: list[Held] = []
-        together(lambda: found.append(load(path, given)))
-        (held,) = found
+        found: list[CheckpointContents] = []
+        run_on_all_ranks(lambda: found.append(load(path, given)))
+        (contents,) = found
         if this_rank.rank() == 0:
-            _warn(held, [each for each in held.parts if each not in parts])
-            log_and_track.happened("resume", step=held.whole["step"], path=str(path))
-        defaults = {name: each for name, each in given.values.items() if name not in held.parts}
-        return Resumed(held.whole["step"], {**defaults, **held.whole["values"]}, path)
+            not_given = [each for each in contents.part_names if each not in parts]
+            _warn_about_differences(contents, not_given)
+            log_and_track.record_event("resume", step=contents.state["step"], path=str(path))
+        defaults = {
+            name: each for name, each in given.values.items() if name not in contents.part_names
+        }
+        return Resumed(contents.state["step"], {**defaults, **contents.state["values"]}, path)
 
-    def _choose(self) -> tuple[Path | None, dict[Path, str]]:
+    def _find_newest_whole(self) -> tuple[Path | None, dict[Path, str]]:
         """What rank 0 finds to be the newest whole one, and what is wrong with newer ones."""
         damaged: dict[Path, str] = {}
         if this_rank.rank() != 0:
             return None, damaged
-        self._tidy()
+        self._clean_folder()
         for path in atomic_files.newest_first(self.folder):
-            fault = _damage(path)
-            if not fault:
+            problem = _find_damage(path)
+            if not problem:
                 return path, damaged
-            damaged[path] = fault
+            damaged[path] = problem
         return None, damaged
 
 
@@ -325,9 +346,9 @@ class Resumed:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.values:
-            held = f"{self.path} holds no value {name!r}" if self.path else f"no value {name!r}"
+            missing = f"{self.path} holds no value {name!r}" if self.path else f"no value {name!r}"
             only = f"only {', '.join(self.values)}" if self.values else "and no other"
-            raise CheckpointError(f"{held}, {only}; give resume() one to begin with: {name}=...")
+            raise CheckpointError(f"{missing}, {only}; give resume() one to begin with: {name}=...")
         return self.values[name]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -338,12 +359,12 @@ class Resumed:
 # ---- files
 
 
-def _name(step: int, *, is_spread: bool = False) -> str:
-    return f"step-{step:08d}" if is_spread else f"step-{step:08d}.pt"
+def _file_name(step: int, *, is_sharded: bool = False) -> str:
+    return f"step-{step:08d}" if is_sharded else f"step-{step:08d}.pt"
 
 
-def _damage(path: Path) -> str:
-    return sharded.damage(path) if path.is_dir() else atomic_files.damage(path)
+def _find_damage(path: Path) -> str:
+    return sharded.find_damage(path) if path.is_dir() else atomic_files.find_damage(path)
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
@@ -353,14 +374,16 @@ def _identity(path: Path) -> tuple[str, int, int]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_checkpoint_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"could not write {path}: {error}{atomic_files.UNTOUCHED}") from error
+        raise CheckpointError(
+            f"could not write {path}: {error}{atomic_files.OLDER_UNTOUCHED}"
+        ) from error
 
 
-def _logged(write: Callable[[], None]) -> None:
+def _log_failure(write: Callable[[], None]) -> None:
     try:
         write()
     except Exception as error:
@@ -369,15 +392,15 @@ def _logged(write: Callable[[], None]) -> None:
         raise
 
 
-def _warn(held: Held, left: list[str]) -> None:
+def _warn_about_differences(contents: CheckpointContents, left: list[str]) -> None:
     if left:
         warn_user(
-            f"{held.path} holds {', '.join(left)} too, which resume() was not given and which was "
-            f"not loaded; write {left[0]}=None if that is meant"
+            f"{contents.path} holds {', '.join(left)} too, which resume() was not given and which "
+            f"was not loaded; write {left[0]}=None if that is meant"
         )
-    if not held.is_same_world:
+    if not contents.is_same_world:
         warn_user(
-            f"{held.path} was saved with world size {held.whole['world_size']} and this one is "
-            f"{this_rank.world_size()}: random numbers are not taken up, so the run is not bit for "
-            "bit what it would have been"
+            f"{contents.path} was saved with world size {contents.state['world_size']} and this "
+            f"one is {this_rank.world_size()}: random numbers are not taken up, so the run is not "
+            "bit for bit what it would have been"
         )

@@ -18,38 +18,38 @@ _STATEFUL = ("state_dict", "load_state_dict")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Parts:
     """What ``save`` or ``resume`` was given, by name.
 
     Attributes:
-        parts: have a state that is the same on all ranks; without the wrappers of models.
-        own: have a state of their own on each rank, as loaders do.
+        shared: have a state that is the same on all ranks; without the wrappers of models.
+        per_rank: have a state of their own on each rank, as loaders do.
         values: all else.
     """
 
-    parts: dict[str, Any]
-    own: dict[str, Any]
+    shared: dict[str, Any]
+    per_rank: dict[str, Any]
     values: dict[str, Any]
 
-    def spread(self) -> dict[str, Any]:
+    def sharded_parts(self) -> dict[str, Any]:
         """The parts of which each rank has a piece."""
-        return {name: part for name, part in self.parts.items() if sharded.is_spread(part)}
+        return {name: part for name, part in self.shared.items() if sharded.has_dtensors(part)}
 
 
-def given_parts(everything: Mapping[str, Any]) -> Given:
+def split_parts(everything: Mapping[str, Any]) -> Parts:
     """Tell what has a state from what is a value.
 
-    >>> given_parts({"best": 0.5})
-    Given(parts={}, own={}, values={'best': 0.5})
+    >>> split_parts({"best": 0.5})
+    Parts(shared={}, per_rank={}, values={'best': 0.5})
     """
-    given = Given({}, {}, {})
+    given = Parts({}, {}, {})
     for name, part in everything.items():
         if not all(callable(getattr(part, each, None)) for each in _STATEFUL):
             given.values[name] = part
         elif (name == "loader" or isinstance(part, Iterable)) and not isinstance(part, nn.Module):
-            given.own[name] = part  # each rank has a state of its own of loaders and samplers
+            given.per_rank[name] = part  # each rank has a state of its own of loaders and samplers
         else:
-            given.parts[name] = _unwrapped(part)
+            given.shared[name] = _unwrapped(part)
     return given
 
 
@@ -63,7 +63,9 @@ def _unwrapped(part: Any) -> Any:
 # ---- saving
 
 
-def taken(parts: dict[str, Any], values: dict[str, Any], take: state_dicts.Take) -> dict[str, Any]:
+def collect_state(
+    parts: dict[str, Any], values: dict[str, Any], copy_tensor: state_dicts.CopyTensor
+) -> dict[str, Any]:
     """The states of the parts, and the values, as plain values.
 
     Raises:
@@ -71,17 +73,20 @@ def taken(parts: dict[str, Any], values: dict[str, Any], take: state_dicts.Take)
     """
     return {
         "parts": {
-            name: state_dicts.plain(part.state_dict(), name, take) for name, part in parts.items()
+            name: state_dicts.plain_value(part.state_dict(), name, copy_tensor)
+            for name, part in parts.items()
         },
-        "values": {name: state_dicts.plain(value, name, take) for name, value in values.items()},
+        "values": {
+            name: state_dicts.plain_value(each, name, copy_tensor) for name, each in values.items()
+        },
     }
 
 
-def of_rank(own: dict[str, Any]) -> dict[str, Any]:
+def rank_state(own: dict[str, Any]) -> dict[str, Any]:
     """What each rank has of its own: its random numbers, and its place in the data."""
     return {
         "random": state_dicts.random_state(),
-        "own": taken(own, {}, state_dicts.as_it_is)["parts"],
+        "own": collect_state(own, {}, state_dicts.without_copy)["parts"],
     }
 
 
@@ -89,38 +94,38 @@ def of_rank(own: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CheckpointContents:
     """What a checkpoint holds.
 
     Attributes:
         path: of the checkpoint.
-        whole: all of it but what is spread: step, world size, and by name parts and values; and
+        state: all of it but what is spread: step, world size, and by name parts and values; and
             for each rank its random numbers and its own parts.
-        spread: names of parts of which each rank wrote a piece.
+        sharded_names: names of parts of which each rank wrote a piece.
     """
 
     path: Path
-    whole: dict[str, Any]
-    spread: tuple[str, ...]
+    state: dict[str, Any]
+    sharded_names: tuple[str, ...]
 
     @property
     def is_same_world(self) -> bool:
         """Whether there were as many ranks."""
-        return bool(self.whole["world_size"] == this_rank.world_size())
+        return bool(self.state["world_size"] == this_rank.world_size())
 
     @property
-    def of_rank(self) -> dict[str, Any]:
+    def rank_state(self) -> dict[str, Any]:
         """This rank's random numbers and own parts; rank 0's if there were more or fewer ranks."""
-        found: dict[str, Any] = self.whole["ranks"][this_rank.rank() if self.is_same_world else 0]
+        found: dict[str, Any] = self.state["ranks"][this_rank.rank() if self.is_same_world else 0]
         return found
 
     @property
-    def parts(self) -> list[str]:
+    def part_names(self) -> list[str]:
         """The names of all that has a state."""
-        return [*self.spread, *self.whole["parts"], *self.of_rank["own"]]
+        return [*self.sharded_names, *self.state["parts"], *self.rank_state["own"]]
 
 
-def load(path: Path, given: Given) -> Held:
+def load(path: Path, given: Parts) -> CheckpointContents:
     """Give the parts their states, and this rank its own.
 
     Returns:
@@ -129,37 +134,41 @@ def load(path: Path, given: Given) -> Held:
     Raises:
         CheckpointError: it does not hold what is asked for.
     """
-    whole: dict[str, Any] = atomic_files.read_whole(path / sharded.REST if path.is_dir() else path)
-    held = Held(path, whole, tuple(whole["spread"]))
-    _check(held, given)
-    if spread := {name: part for name, part in given.parts.items() if name in held.spread}:
-        sharded.load(path, spread)
-    for name in given.parts.keys() - spread.keys():
-        given.parts[name].load_state_dict(whole["parts"][name])
-    for name, part in given.own.items():
+    state: dict[str, Any] = atomic_files.read_plain(
+        path / sharded.UNSHARDED_FILE if path.is_dir() else path
+    )
+    contents = CheckpointContents(path, state, tuple(state["spread"]))
+    _check(contents, given)
+    parts = given.shared
+    if of_shards := {name: parts[name] for name in parts if name in contents.sharded_names}:
+        sharded.load(path, of_shards)
+    for name in given.shared.keys() - of_shards.keys():
+        given.shared[name].load_state_dict(state["parts"][name])
+    for name, part in given.per_rank.items():
         part.load_state_dict(
-            held.of_rank["own"][name]
+            contents.rank_state["own"][name]
         )  # it divides what is left among the ranks there are
-    if held.is_same_world:
-        state_dicts.restore_random(held.of_rank["random"])
-    return held
+    if contents.is_same_world:
+        state_dicts.restore_random(contents.rank_state["random"])
+    return contents
 
 
-def _check(held: Held, given: Given) -> None:
-    values = held.whole["values"]
-    wanted = {**given.parts, **given.own}
-    missing = [f"state of {name}" for name in wanted if name not in held.parts]
+def _check(contents: CheckpointContents, given: Parts) -> None:
+    values = contents.state["values"]
+    wanted = {**given.shared, **given.per_rank}
+    missing = [f"state of {name}" for name in wanted if name not in contents.part_names]
     given_values = [name for name, value in given.values.items() if value is not None]
     missing += [f"value {name}" for name in given_values if name not in values]
     if missing:
-        found = [f"the state of {name}" for name in held.parts]
+        found = [f"the state of {name}" for name in contents.part_names]
         found += [f"the value {name}" for name in values]
         raise CheckpointError(
-            f"{held.path} holds no {' and no '.join(missing)}; "
+            f"{contents.path} holds no {' and no '.join(missing)}; "
             f"it holds {', '.join(found) or 'nothing but its step'}"
         )
-    if whole := [name for name in given.spread() if name not in held.spread]:
+    not_sharded = [name for name in given.sharded_parts() if name not in contents.sharded_names]
+    if not_sharded:
         raise CheckpointError(
-            f"{held.path} holds a whole {whole[0]} and this one is spread over the ranks: load it "
-            "first and spread it then"
+            f"{contents.path} holds a whole {not_sharded[0]} and this one is spread over the "
+            "ranks: load it first and spread it then"
         )

@@ -19,29 +19,31 @@ from torch import nn
 from nbddp.errors import CheckpointError
 from nbddp.train import this_rank
 from nbddp.train.checkpoint import atomic_files
-from nbddp.train.checkpoint.atomic_files import UNTOUCHED
+from nbddp.train.checkpoint.atomic_files import OLDER_UNTOUCHED
 
-REST = "rest.pt"  # what is not spread, and the checksums of what is
+UNSHARDED_FILE = "rest.pt"  # what is not spread, and the checksums of what is
 
 
-def is_spread(part: object) -> bool:
+def has_dtensors(part: object) -> bool:
     """Whether a model, an optimizer or a tensor lies on several ranks, as FSDP2 leaves it.
 
-    >>> is_spread(nn.Linear(1, 1))
+    >>> has_dtensors(nn.Linear(1, 1))
     False
     """
     tensors = sys.modules.get("torch.distributed.tensor")  # nothing is spread without it
-    return tensors is not None and any(isinstance(each, tensors.DTensor) for each in _params(part))
+    return tensors is not None and any(
+        isinstance(each, tensors.DTensor) for each in _parameters(part)
+    )
 
 
-def fsdp_kinds() -> tuple[type, ...]:
+def fsdp_classes() -> tuple[type, ...]:
     """The classes of FSDP, old and new; none where nobody has imported it, which takes a second."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = ("FullyShardedDataParallel", "FSDPModule")
     return tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
 
 
-def _params(part: Any) -> Iterator[torch.Tensor]:
+def _parameters(part: Any) -> Iterator[torch.Tensor]:
     kind = type(part)  # isinstance() may run code of the user's
     if issubclass(kind, torch.Tensor):
         yield part
@@ -60,12 +62,14 @@ def save(draft: Path, state: dict[str, Any]) -> None:
     """
     from torch.distributed import checkpoint as dcp
 
-    with _plainly(f"write {draft}", UNTOUCHED):
+    with _as_checkpoint_error(f"write {draft}", OLDER_UNTOUCHED):
         dcp.save(state, checkpoint_id=draft)
 
 
-def save_later(draft: Path, state: dict[str, Any], group: dist.ProcessGroup | None) -> Future[Any]:
-    """The same in the background, over a process group of its own; see :func:`finish`."""
+def save_in_background(
+    draft: Path, state: dict[str, Any], group: dist.ProcessGroup | None
+) -> Future[Any]:
+    """The same in the background, over a process group of its own; see :func:`wait_for_save`."""
     from torch.distributed import checkpoint as dcp
 
     future = dcp.async_save(state, checkpoint_id=draft, process_group=group)
@@ -73,18 +77,18 @@ def save_later(draft: Path, state: dict[str, Any], group: dist.ProcessGroup | No
     return future
 
 
-def finish(draft: Path, future: Future[Any]) -> None:
+def wait_for_save(draft: Path, future: Future[Any]) -> None:
     """Wait for what is written in the background.
 
     Raises:
         CheckpointError: a rank could not write its part.
     """
-    with _plainly(f"write {draft}", UNTOUCHED):
+    with _as_checkpoint_error(f"write {draft}", OLDER_UNTOUCHED):
         future.result()
 
 
 @contextmanager
-def _plainly(what: str, end: str = "") -> Iterator[None]:
+def _as_checkpoint_error(what: str, suffix: str = "") -> Iterator[None]:
     """What torch raises here is no Exception, and its words are every rank's traceback."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -92,10 +96,10 @@ def _plainly(what: str, end: str = "") -> Iterator[None]:
         yield
     except CheckpointException as error:
         first, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        raise CheckpointError(f"could not {what} on rank {first}: {cause}{end}") from error
+        raise CheckpointError(f"could not {what} on rank {first}: {cause}{suffix}") from error
 
 
-def take(parts: dict[str, Any]) -> dict[str, Any]:
+def get_state(parts: dict[str, Any]) -> dict[str, Any]:
     """What is spread over the ranks, under names that do not depend on how it is spread.
 
     Raises:
@@ -120,8 +124,8 @@ def load(folder: Path, parts: dict[str, Any]) -> None:
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint import state_dict as states
 
-    state = take(parts)
-    with _plainly(f"read {folder}"):
+    state = get_state(parts)
+    with _as_checkpoint_error(f"read {folder}"):
         dcp.load(state, checkpoint_id=folder)
     for name, part, model in _with_models(parts):
         if model is None:
@@ -141,9 +145,9 @@ def _with_models(parts: dict[str, Any]) -> list[tuple[str, Any, nn.Module | None
 
 
 def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Module:
-    mine = {id(each) for each in _params(optimizer)}
+    own = {id(each) for each in _parameters(optimizer)}
     for model in models.values():
-        if mine <= {id(each) for each in model.parameters()}:
+        if own <= {id(each) for each in model.parameters()}:
             return model
     raise CheckpointError(
         f"{name} trains parameters that are spread over the ranks: it is saved and loaded together "
@@ -158,12 +162,12 @@ def checksums(draft: Path) -> dict[str, str]:
     return {name: _sha256(draft / name) for name in names}
 
 
-def damage(folder: Path) -> str:
+def find_damage(folder: Path) -> str:
     """What is wrong with a folder; empty if it is whole."""
-    rest = folder / REST
-    if fault := atomic_files.damage(rest):
-        return REST + fault.removeprefix("it")
-    for name, expected in atomic_files.read_whole(rest)["files"].items():
+    rest = folder / UNSHARDED_FILE
+    if problem := atomic_files.find_damage(rest):
+        return UNSHARDED_FILE + problem.removeprefix("it")
+    for name, expected in atomic_files.read_plain(rest)["files"].items():
         try:
             found = _sha256(folder / name)
         except OSError as error:
@@ -178,6 +182,6 @@ def _sha256(path: Path) -> str:
         return atomic_files.sha256(file, path.stat().st_size)
 
 
-def group_for_later() -> dist.ProcessGroup | None:
+def new_background_group() -> dist.ProcessGroup | None:
     """A process group that only background saves use, so that they cross no other collective."""
     return dist.new_group(backend="gloo") if this_rank.world_size() > 1 else None

@@ -15,53 +15,53 @@ from torch import nn
 from nbddp.errors import CheckpointError
 from nbddp.train import this_rank
 
-_AS_IT_IS = (
+_PLAIN_TYPES = (
     *(str, bytes, bool, int, float, complex, type(None)),
     *(torch.dtype, torch.device, torch.Size),
 )
 
-Take = Callable[[str, torch.Tensor], torch.Tensor]
+CopyTensor = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def plain(value: Any, where: str, take: Take) -> Any:
-    """The same out of plain types, each tensor taken by ``take``.
+def plain_value(value: Any, path: str, copy_tensor: CopyTensor) -> Any:
+    """The same out of plain types, each tensor taken by ``copy_tensor``.
 
     Args:
         value: tensors, numbers and strings, and dicts, lists, tuples and sets of them.
-        where: its name, for the error and for ``take``.
-        take: given a name and a detached tensor, the tensor to save.
+        path: its name, for the error and for ``copy_tensor``.
+        copy_tensor: given a name and a detached tensor, the tensor to save.
 
     Raises:
         CheckpointError: a value, named, that could not be loaded again.
 
-    >>> plain({"seen": [1, 2]}, "extra", as_it_is)
+    >>> plain_value({"seen": [1, 2]}, "extra", without_copy)
     {'seen': [1, 2]}
-    >>> plain({"log": [print]}, "extra", as_it_is)
+    >>> plain_value({"log": [print]}, "extra", without_copy)
     Traceback (most recent call last):
     nbddp.errors.CheckpointError: extra['log'][0] is a builtin_function_or_method: it could \
 not be loaded again; save tensors, numbers and strings, and lists, dicts and sets of them
     """
-    if type(value) in _AS_IT_IS:
+    if type(value) in _PLAIN_TYPES:
         return value
     if type(value) in (torch.Tensor, nn.Parameter, nn.Buffer):
-        return take(where, value.detach())
+        return copy_tensor(path, value.detach())
     if isinstance(value, Mapping):
-        return _plain_mapping(value, where, take)
+        return _plain_mapping(value, path, copy_tensor)
     if isinstance(value, (list, tuple)):
-        items = [plain(item, f"{where}[{index}]", take) for index, item in enumerate(value)]
+        items = [plain_value(each, f"{path}[{i}]", copy_tensor) for i, each in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):
-        return {plain(item, f"an item of {where}", take) for item in value}
+        return {plain_value(item, f"an item of {path}", copy_tensor) for item in value}
     if isinstance(value, Number):
-        return _plain_number(value, where)
-    raise _unloadable(value, where)
+        return _plain_number(value, path)
+    raise _unloadable(value, path)
 
 
-def _plain_mapping(value: Mapping[Any, Any], where: str, take: Take) -> dict[Any, Any]:
-    items = {
-        plain(key, f"a key of {where}", take): plain(item, f"{where}[{key!r}]", take)
-        for key, item in value.items()
-    }
+def _plain_mapping(value: Mapping[Any, Any], path: str, copy_tensor: CopyTensor) -> dict[Any, Any]:
+    items = {}
+    for key, item in value.items():
+        plain_key = plain_value(key, f"a key of {path}", copy_tensor)
+        items[plain_key] = plain_value(item, f"{path}[{key!r}]", copy_tensor)
     if not hasattr(value, "_metadata"):
         return items
     state = OrderedDict(items)
@@ -69,24 +69,24 @@ def _plain_mapping(value: Mapping[Any, Any], where: str, take: Take) -> dict[Any
     return state
 
 
-def _plain_number(value: Any, where: str) -> Any:
+def _plain_number(value: Any, path: str) -> Any:
     if isinstance(value, int):  # an IntEnum
         return int(value)
     if isinstance(value, float):  # a NumPy float
         return float(value)
     if type(value).__module__ == "numpy":
         return value.item()
-    raise _unloadable(value, where)
+    raise _unloadable(value, path)
 
 
-def _unloadable(value: object, where: str) -> CheckpointError:
+def _unloadable(value: object, path: str) -> CheckpointError:
     return CheckpointError(
-        f"{where} is a {type(value).__qualname__}: it could not be loaded again; save tensors, "
+        f"{path} is a {type(value).__qualname__}: it could not be loaded again; save tensors, "
         "numbers and strings, and lists, dicts and sets of them"
     )
 
 
-def as_it_is(where: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a Take
+def without_copy(path: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a CopyTensor
     """The tensor itself; of a view only what it shows, not all that is behind it."""
     is_view = not tensor.is_sparse and tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.clone() if is_view else tensor
@@ -99,18 +99,18 @@ class StagingBuffers:
         self._copies: dict[str, torch.Tensor] = {}
         self._has_gpu = False
 
-    def __call__(self, where: str, tensor: torch.Tensor) -> torch.Tensor:
+    def __call__(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor; call :meth:`settle` before the copies are read."""
         if tensor.is_sparse:
             return tensor.to("cpu", copy=True)
-        copy = self._copies.get(where)
+        copy = self._copies.get(path)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._copies[where] = copy
+            self._copies[path] = copy
         self._has_gpu |= tensor.is_cuda
         return copy.copy_(tensor, non_blocking=True)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for copies that a GPU has yet to make."""
         if self._has_gpu:
             torch.cuda.current_stream().synchronize()

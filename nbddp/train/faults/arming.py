@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track, this_rank
-from nbddp.train.faults.fault_actions import FaultAction, FaultError, aim
-from nbddp.train.faults.kinds import FACTOR, HANDED_OVER, KINDS, Fault
+from nbddp.train.faults.fault_actions import FaultAction, FaultError, make_action
+from nbddp.train.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
 
@@ -55,36 +55,36 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
     >>> clear()
     """
     fault = Fault(kind=kind, rank=rank, step=step, factor=factor)
-    mine, ranks = _place()
+    mine, ranks = _rank_and_world_size()
     if fault.rank >= ranks:
         raise ArgumentError(f"there is no rank {fault.rank}: the ranks are 0 to {ranks - 1}")
     if fault.rank == mine and not _struck_before(fault):
-        _drill.arm(fault, again=again)
+        _injector.arm(fault, again=again)
 
 
 def armed() -> list[Fault]:
     """The faults that have yet to strike this rank, the next one first."""
-    return list(_drill.armed)
+    return list(_injector.armed)
 
 
-def arm_handed_over() -> None:
+def arm_from_environment() -> None:
     """Arm what nbddp has handed to the ranks of a script: faults of the cells' ranks."""
-    texts = os.environ.pop(HANDED_OVER, "").split(";")
+    texts = os.environ.pop(FAULTS_VARIABLE, "").split(";")
     for fault in [Fault.parse(text) for text in texts if text]:
-        if fault.rank < _place()[1]:
+        if fault.rank < _rank_and_world_size()[1]:
             at(step=fault.step, rank=fault.rank, kind=fault.kind, factor=fault.factor)
 
 
 def disarm(texts: Sequence[str]) -> None:
     """Disarm faults that struck a script, written as ``str()`` writes them."""
-    _drill.armed = [each for each in _drill.armed if str(each) not in texts]
+    _injector.armed = [each for each in _injector.armed if str(each) not in texts]
 
 
 def clear() -> None:
     """Disarm all faults of this rank, undo those that go on, and forget which ones struck."""
-    global _drill
-    _drill.end()
-    _drill = FaultInjector()
+    global _injector
+    _injector.disarm_all()
+    _injector = FaultInjector()
 
 
 _is_again = True  # until a cell begins that is a new one
@@ -98,10 +98,10 @@ def begin_cell(*, is_again: bool) -> None:
     """
     global _is_again
     _is_again = is_again
-    _drill.begin_cell()
+    _injector.begin_cell()
 
 
-def _place() -> tuple[int, int]:
+def _rank_and_world_size() -> tuple[int, int]:
     """This rank and how many there are; torchrun's word for it before there is a process group."""
     if dist.is_initialized():
         return this_rank.rank(), this_rank.world_size()
@@ -125,8 +125,8 @@ class FaultInjector:
     def __init__(self) -> None:
         self.armed: list[Fault] = []
         self._struck: set[Fault] = set()
-        self._strikes: list[FaultAction] = []
-        self._end_hook: Callable[[], None] | None = None
+        self._actions: list[FaultAction] = []
+        self._remove_hook: Callable[[], None] | None = None
         self._has_logged = False
         self._pid = 0
 
@@ -136,41 +136,41 @@ class FaultInjector:
             return
         self._pid = os.getpid()
         self.armed = sorted([*self.armed, fault], key=lambda each: each.step)
-        if self._end_hook is None:
-            self._end_hook = log_and_track.on_step(self.reached)
+        if self._remove_hook is None:
+            self._remove_hook = log_and_track.on_step(self.on_step)
 
-    def end(self) -> None:
+    def disarm_all(self) -> None:
         """Disarm everything, and undo what goes on."""
-        if self._end_hook is not None:
-            self._end_hook()
-        for strike in self._strikes:
-            strike.undo()
+        if self._remove_hook is not None:
+            self._remove_hook()
+        for action in self._actions:
+            action.undo()
 
     def begin_cell(self) -> None:
         """Another cell begins."""
-        for strike in self._strikes:
-            strike.begin_cell()
+        for action in self._actions:
+            action.begin_cell()
 
-    def reached(self, step: int, source: str) -> None:
+    def on_step(self, step: int, source: str) -> None:
         """A step was reported; by ``log`` if it ever does, because a loader counts batches."""
         if os.getpid() != self._pid:
             return  # a child, such as a DataLoader's worker, is no rank
         self._has_logged |= source == "log"
         if source != "log" and self._has_logged:
             return
-        for strike in self._strikes:
-            strike.step()
+        for action in self._actions:
+            action.on_step()
         for fault in [each for each in self.armed if each.step <= step]:
             self._strike(fault, step)
 
     def _strike(self, fault: Fault, step: int) -> None:
-        strike = aim(fault)
+        action = make_action(fault)
         self.armed.remove(fault)
         self._struck.add(fault)
-        self._strikes.append(strike)
-        log_and_track.happened("fault", fault=str(fault), at_step=step)
+        self._actions.append(action)
+        log_and_track.record_event("fault", fault=str(fault), at_step=step)
         log_and_track.flush()  # whoever dies of it tells nobody any more
-        strike.begin()
+        action.strike()
 
 
-_drill = FaultInjector()
+_injector = FaultInjector()

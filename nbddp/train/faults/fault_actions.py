@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbddp.train.faults.kinds import Fault
 
 EXIT_CODE = 3
-TOO_MUCH = 1 << 56  # bytes: more than a process can address, so that nothing is ever taken
+IMPOSSIBLE_BYTES = 1 << 56  # bytes: more than a process can address, so that nothing is ever taken
 FLIPPED = 64  # bytes in the middle of a file, which its checksum must notice
 COLLECTIVES = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object"),
@@ -45,11 +45,11 @@ class FaultAction:
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
-    def begin(self) -> None:
+    def strike(self) -> None:
         """Strike now; what dies of it does not come back from here."""
         self._act()
 
-    def step(self) -> None:
+    def on_step(self) -> None:
         """The rank has reported another step since."""
 
     def begin_cell(self) -> None:
@@ -59,7 +59,7 @@ class FaultAction:
         """Take away what is left of it."""
 
 
-def aim(fault: Fault) -> FaultAction:
+def make_action(fault: Fault) -> FaultAction:
     """Find what the fault is to strike; nothing has happened yet.
 
     Raises:
@@ -68,8 +68,8 @@ def aim(fault: Fault) -> FaultAction:
     if fault.kind in LASTING:
         return LASTING[fault.kind](fault)
     if fault.kind == "corrupt":
-        return FaultAction(partial(flip, _newest_checkpoint(fault)))
-    return FaultAction(partial(SUDDEN[fault.kind], fault))
+        return FaultAction(partial(flip_bytes, _newest_checkpoint(fault)))
+    return FaultAction(partial(IMMEDIATE[fault.kind], fault))
 
 
 # ---- those that end something
@@ -84,18 +84,18 @@ def _hang(_fault: Fault) -> None:
         time.sleep(3600)
 
 
-def _take_too_much(_fault: Fault) -> None:
-    torch.empty(TOO_MUCH, dtype=torch.uint8, device=this_rank.device())
+def _allocate_too_much(_fault: Fault) -> None:
+    torch.empty(IMPOSSIBLE_BYTES, dtype=torch.uint8, device=this_rank.device())
 
 
-SUDDEN: dict[str, Callable[[Fault], object]] = {
+IMMEDIATE: dict[str, Callable[[Fault], object]] = {
     "raise": _raise,
     "kill": lambda _fault: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda _fault: ctypes.string_at(0),
     "exit": lambda _fault: os._exit(EXIT_CODE),
     "hang": _hang,
     "stop": lambda _fault: os.kill(os.getpid(), signal.SIGSTOP),
-    "oom": _take_too_much,
+    "oom": _allocate_too_much,
 }
 
 
@@ -107,21 +107,21 @@ class SlowAction(FaultAction):
 
     def __init__(self, fault: Fault) -> None:
         self._factor = fault.factor
-        self._began: float | None = None
+        self._step_start: float | None = None
 
-    def begin(self) -> None:
+    def strike(self) -> None:
         """The next step begins."""
-        self._began = time.monotonic()
+        self._step_start = time.monotonic()
 
-    def step(self) -> None:
+    def on_step(self) -> None:
         """A step is over: draw it out, then the next begins."""
-        if self._began is not None:
-            time.sleep((time.monotonic() - self._began) * (self._factor - 1))
-        self._began = time.monotonic()
+        if self._step_start is not None:
+            time.sleep((time.monotonic() - self._step_start) * (self._factor - 1))
+        self._step_start = time.monotonic()
 
     def begin_cell(self) -> None:
         """The time between two cells is no step."""
-        self._began = None
+        self._step_start = None
 
     def undo(self) -> None:
         """From now on steps take what they take."""
@@ -148,7 +148,7 @@ class NanAction(FaultAction):
             )
         self._handles: list[Any] = []
 
-    def begin(self) -> None:
+    def strike(self) -> None:
         """Wait for the next backward: which parameter comes first is not known."""
         self._handles = [
             each.register_hook(self._poison)  # type: ignore[no-untyped-call, unused-ignore]
@@ -189,38 +189,38 @@ class SkipAction(FaultAction):
         self._group = dist.group.WORLD
         self._replaced: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
-        self._muted: DistributedDataParallel | None = None
+        self._unsynced_model: DistributedDataParallel | None = None
 
-    def begin(self) -> None:
+    def strike(self) -> None:
         """Wait for the next collective, whichever it is."""
-        for home in (dist, dist.distributed_c10d):
+        for module in (dist, dist.distributed_c10d):
             for name in COLLECTIVES:
-                if hasattr(home, name):  # each version of torch has its own
-                    function = getattr(home, name)
-                    self._replaced.append((home, name, function))
-                    setattr(home, name, self._instead_of(function))
+                if hasattr(module, name):  # each version of torch has its own
+                    function = getattr(module, name)
+                    self._replaced.append((module, name, function))
+                    setattr(module, name, self._replacement_for(function))
         for model in self._models:
             self._handles.append(model.register_forward_pre_hook(self._before_forward))
             self._handles.append(model.register_forward_hook(self._after_forward))
 
     def undo(self) -> None:
         """Give torch its functions back, and the models their averaging."""
-        for home, name, function in self._replaced:
-            setattr(home, name, function)
+        for module, name, function in self._replaced:
+            setattr(module, name, function)
         for handle in self._handles:
             handle.remove()
-        self._unmute()
+        self._restore_sync()
         self._replaced, self._handles, self._models = [], [], []
 
-    def _instead_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _replacement_for(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def skipped(*args: Any, **options: Any) -> Any:
-            is_meant = bool(self._replaced) and self._is_same_group()
+            should_skip = bool(self._replaced) and self._is_same_group()
             self.undo()
-            if not is_meant:
+            if not should_skip:
                 return function(*args, **options)
-            given = inspect.signature(function).bind(*args, **options).arguments
-            return _finished_work() if given.get("async_op") else None
+            arguments = inspect.signature(function).bind(*args, **options).arguments
+            return _finished_work() if arguments.get("async_op") else None
 
         return skipped
 
@@ -228,21 +228,23 @@ class SkipAction(FaultAction):
         return dist.is_initialized() and dist.group.WORLD is self._group
 
     def _before_forward(self, model: DistributedDataParallel, _args: Any) -> None:
-        self._unmute()  # a forward that raised did not come to its end
+        self._restore_sync()  # a forward that raised did not come to its end
         will_average = torch.is_grad_enabled() and model.require_backward_grad_sync
         if will_average and self._is_same_group():
             model.require_backward_grad_sync = False  # forward decides; backward only obeys
-            self._muted = model
+            self._unsynced_model = model
 
     def _after_forward(self, model: DistributedDataParallel, _args: Any, _output: Any) -> None:
-        if self._muted is model:
+        if self._unsynced_model is model:
             self.undo()
 
-    def _unmute(self) -> None:
-        if self._muted is not None:
-            self._muted.require_backward_grad_sync = True
-            self._muted.require_forward_param_sync = True  # buffers go around in the next forward
-        self._muted = None
+    def _restore_sync(self) -> None:
+        if self._unsynced_model is not None:
+            self._unsynced_model.require_backward_grad_sync = True
+            self._unsynced_model.require_forward_param_sync = (
+                True  # buffers go around in the next forward
+            )
+        self._unsynced_model = None
 
 
 def _finished_work() -> Any:
@@ -263,7 +265,7 @@ def _newest_checkpoint(fault: Fault) -> Path:
     return max(newest, key=lambda path: path.stat().st_mtime_ns)
 
 
-def flip(path: Path) -> None:
+def flip_bytes(path: Path) -> None:
     """Flip bytes in the middle of a file, or of the largest file in a folder; sizes stay."""
     if path.is_dir():
         files = [each for each in sorted(path.rglob("*")) if each.is_file()]
@@ -271,9 +273,9 @@ def flip(path: Path) -> None:
     with path.open("r+b") as file:
         size = path.stat().st_size
         file.seek(max(0, (size - FLIPPED) // 2))
-        piece = file.read(FLIPPED)
-        file.seek(-len(piece), os.SEEK_CUR)
-        file.write(bytes(byte ^ 0xFF for byte in piece))
+        data = file.read(FLIPPED)
+        file.seek(-len(data), os.SEEK_CUR)
+        file.write(bytes(byte ^ 0xFF for byte in data))
         file.flush()
         os.fsync(file.fileno())
 

@@ -25,7 +25,7 @@ MEANINGS = {
 }
 
 KINDS = tuple(MEANINGS)
-HANDED_OVER = "NBDDP_FAULTS"  # the variable by which the ranks of a script get armed faults
+FAULTS_VARIABLE = "NBDDP_FAULTS"  # the variable by which the ranks of a script get armed faults
 FACTOR = 2.0
 _FLOAT = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 SPELLING = re.compile(rf"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=({_FLOAT}))?")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import UntypedStorage
 
 from nbddp.errors import RequestError, format_ranks
-from nbddp.train.checkpoint.sharded import is_spread
+from nbddp.train.checkpoint.sharded import has_dtensors
 from nbddp.wire import payloads
 from nbddp.wire.messages import JsonDict, Regroup
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
@@ -217,7 +217,7 @@ def _what_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> st
     if sharded_modules():
         return "FSDP"
     kinds = (type(each).__name__ for each in optimizers if is_sharded(each))
-    return next(kinds, "DTensor" if any(map(is_spread, namespace.values())) else "")
+    return next(kinds, "DTensor" if any(map(has_dtensors, namespace.values())) else "")
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:

@@ -73,7 +73,7 @@ class MetricSink(Sink):
                 self._missed += 1
         self._count()
 
-    def begin(self, bar: ProgressBar) -> None:
+    def open_bar(self, bar: ProgressBar) -> None:
         """A loop begins, inside those that have not ended."""
         if self._is_elsewhere():
             return
@@ -82,14 +82,14 @@ class MetricSink(Sink):
             self._has_moved = True
         self._count()
 
-    def show(self, bar: ProgressBar) -> None:  # noqa: ARG002 - all bars are read together
+    def update_bar(self, bar: ProgressBar) -> None:  # noqa: ARG002 - all bars are read together
         """A loop has moved."""
         if self._is_elsewhere():
             return
         self._has_moved = True
         self._count()
 
-    def end(self, bar: ProgressBar) -> None:
+    def close_bar(self, bar: ProgressBar) -> None:
         """A loop is over; the outermost stays until another begins, so that its end is seen."""
         if self._is_elsewhere():
             return
@@ -100,7 +100,7 @@ class MetricSink(Sink):
             self._has_moved = True
         self._count()
 
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         """Something for the record."""
         if self._is_elsewhere():
             return

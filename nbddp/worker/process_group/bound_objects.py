@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from nbddp.train.checkpoint.sharded import fsdp_kinds
+from nbddp.train.checkpoint.sharded import fsdp_classes
 
 
 class WeakList:
@@ -119,7 +119,7 @@ def is_sharded(optimizer: Any) -> bool:
 
 def sharded_modules() -> list[nn.Module]:
     """The outermost modules that FSDP, old or new, has cut up."""
-    kinds = fsdp_kinds()
+    kinds = fsdp_classes()
     found = instances(kinds) if kinds else []
     inner = {id(part) for each in found for part in each.modules() if part is not each}
     return [each for each in found if id(each) not in inner]

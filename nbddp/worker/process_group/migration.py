@@ -183,7 +183,7 @@ class Migration:
         self._moved += [*models, *mine["sharded"]]
         trained = self._optimizers_of(models)
         for accumulation in accumulations(trained):
-            accumulation._forget_gradients()
+            accumulation._drop_accumulation()
         for scaler in mine["scalers"]:  # one that was stopped between unscale_() and update()
             scaler._per_optimizer_states.clear()
         owners = {*map(id, [*trained, *mine["sharded"]])}

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track
-from nbddp.train.log_and_track import ProgressBar, Sink, happened, log, set_sink, track
+from nbddp.train.log_and_track import ProgressBar, Sink, log, record_event, set_sink, track
 
 
 class Recorder:
@@ -34,18 +34,18 @@ class Recorder:
     def log(self, step: int | None, values: dict[str, float]) -> None:
         self.told.append(("log", step, values))
 
-    def begin(self, bar: ProgressBar) -> None:
+    def open_bar(self, bar: ProgressBar) -> None:
         self.bars.append(bar)
         self.told.append(("begin", bar.label))
 
-    def show(self, bar: ProgressBar) -> None:
+    def update_bar(self, bar: ProgressBar) -> None:
         self.told.append(("show", bar.label, bar.done))
 
-    def end(self, bar: ProgressBar) -> None:
+    def close_bar(self, bar: ProgressBar) -> None:
         bar.close()
         self.told.append(("end", bar.label, bar.done))
 
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         self.told.append(("happened", kind, facts))
 
 
@@ -230,7 +230,7 @@ def test_any_float_under_any_name_arrives_as_it_is(value: float, name: str) -> N
 
 
 def test_what_happened_goes_to_the_sink_with_its_facts(sink: Recorder) -> None:
-    happened("checkpoint", path="a/b", step=3)
+    record_event("checkpoint", path="a/b", step=3)
     assert sink.told == [("happened", "checkpoint", {"path": "a/b", "step": 3})]
 
 
@@ -251,7 +251,7 @@ def test_without_a_panel_numbers_and_events_are_lines_of_the_log_and_a_loop_is_n
 ) -> None:
     log(step=3, loss=0.25, accuracy=1 / 3)
     log(loss=0.25, accuracy=1 / 3)
-    happened("checkpoint", step=3, path="a b")
+    record_event("checkpoint", step=3, path="a b")
     assert list(track([1, 2, 3], label="epoch 1")) == [1, 2, 3]
     assert logged.record_tuples == [
         ("nbddp", logging.INFO, "step 3: loss=0.25 accuracy=0.333333"),

@@ -243,7 +243,7 @@ def test_parts_of_any_name_come_back_and_values_with_them(tmp_path: Path) -> Non
 def test_checkpoint_and_resume_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     sink = log_and_track.Sink()
-    monkeypatch.setattr(sink, "happened", lambda kind, facts: events.append((kind, facts)))
+    monkeypatch.setattr(sink, "record_event", lambda kind, facts: events.append((kind, facts)))
     monkeypatch.setattr(log_and_track, "_sink", sink)
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(3)
@@ -320,7 +320,7 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
 def test_a_folder_takes_the_place_of_one_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001"
     for content in ("old", "new"):
-        draft = atomic_files.draft_of(path)
+        draft = atomic_files.draft_path(path)
         draft.mkdir()
         (draft / "part").write_text(content)
         atomic_files.commit_folder(draft, path)
@@ -329,7 +329,7 @@ def test_a_folder_takes_the_place_of_one_with_its_name(tmp_path: Path) -> None:
     # one that was set aside comes back unless it was replaced
     for name in (".step-00000001.aside", ".step-00000002.aside"):
         (tmp_path / name).mkdir()
-    atomic_files.clean(tmp_path)
+    atomic_files.remove_leftovers(tmp_path)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     assert (path / "part").read_text() == "new"
 
@@ -428,9 +428,11 @@ def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Semaphore(0)
-    write = atomic_files.write_whole
+    write = atomic_files.write_atomically
     monkeypatch.setattr(
-        atomic_files, "write_whole", lambda *args: may_write.acquire(timeout=10) and write(*args)
+        atomic_files,
+        "write_atomically",
+        lambda *args: may_write.acquire(timeout=10) and write(*args),
     )
     run, again = run_of(), run_of(seed=1)
     train(run, range(3))
@@ -475,7 +477,7 @@ def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
         " asynchronous=True)"
     )
     subprocess.run([sys.executable, "-c", source], check=True)
-    assert atomic_files.damage(step_in(tmp_path, 1)) == ""
+    assert atomic_files.find_damage(step_in(tmp_path, 1)) == ""
 
 
 # ---- one run in one folder

@@ -24,8 +24,8 @@ from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track, this_rank
 from nbddp.train.faults import arming, fault_actions
 from nbddp.train.faults.arming import KINDS, Fault, FaultError, armed, at, clear
-from nbddp.train.faults.kinds import HANDED_OVER
-from nbddp.train.log_and_track import Sink, log, reached, set_sink
+from nbddp.train.faults.kinds import FAULTS_VARIABLE
+from nbddp.train.log_and_track import Sink, log, report_step, set_sink
 
 
 @pytest.fixture(autouse=True)
@@ -158,12 +158,12 @@ def test_faults_that_are_due_strike_one_after_the_other_and_each_once(sink: Reco
 
 def test_a_loader_counts_until_something_was_logged() -> None:
     arm(2)
-    reached(1, source="loader")
+    report_step(1, source="loader")
     with pytest.raises(FaultError):
-        reached(2, source="loader")
+        report_step(2, source="loader")
     arm(3)
     log(step=0)
-    reached(7, source="loader")
+    report_step(7, source="loader")
     log_and_fail(3)
 
 
@@ -189,11 +189,11 @@ def test_faults_are_handed_over_and_disarmed_by_their_spelling(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["kill@rank=1,step=3", "slow@rank=1,step=5,factor=3", "kill@rank=0,step=1"]
-    monkeypatch.setenv(HANDED_OVER, ";".join([*texts, "kill@rank=99,step=1"]))
+    monkeypatch.setenv(FAULTS_VARIABLE, ";".join([*texts, "kill@rank=99,step=1"]))
     monkeypatch.setenv("NBDDP_STRUCK", "")
-    arming.arm_handed_over()
+    arming.arm_from_environment()
     assert sink.told == []
-    assert HANDED_OVER not in os.environ  # the script does not see it
+    assert FAULTS_VARIABLE not in os.environ  # the script does not see it
     assert [str(fault) for fault in armed()] == texts[:2]  # of this rank
     arming.disarm(texts[:1])
     assert [str(fault) for fault in armed()] == texts[1:2]
@@ -518,7 +518,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
 def test_of_a_folder_the_largest_file_is_flipped(tmp_path: Path, size: int) -> None:
     smallest, path = a_file(tmp_path / "a" / "1", 0, at=0), a_file(tmp_path / "a" / "2", size, at=0)
-    fault_actions.flip(tmp_path)
+    fault_actions.flip_bytes(tmp_path)
     assert smallest.read_bytes() == b""
     assert len(path.read_bytes()) == size
     assert (path.read_bytes() == bytes(size)) is (size == 0)

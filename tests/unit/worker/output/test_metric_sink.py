@@ -196,10 +196,10 @@ def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
 
 
 def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: MetricSink) -> None:
-    meters.begin(bar("\ud800", total=3))
+    meters.open_bar(bar("\ud800", total=3))
     meters.log(10**30, {"loss": 1.0, "\ud800": 2.0})
-    meters.happened("checkpoint", {"path": Path("a"), "count": 1})
-    meters.happened("checkpoint", {"path": "b"})
+    meters.record_event("checkpoint", {"path": Path("a"), "count": 1})
+    meters.record_event("checkpoint", {"path": "b"})
     found = read_all(meters)
     assert found[:2] == [
         EventReported(kind="checkpoint", facts={"path": "a", "count": 1}),
@@ -213,12 +213,12 @@ def report(meters: MetricSink) -> None:
     """All that a rank can report."""
     outer, inner = bar("outer"), bar("inner")
     meters.log(5, {"loss": 1.0})
-    meters.begin(outer)
-    meters.begin(inner)
-    meters.show(inner)
-    meters.happened("checkpoint", {})
-    meters.end(inner)
-    meters.end(outer)
+    meters.open_bar(outer)
+    meters.open_bar(inner)
+    meters.update_bar(inner)
+    meters.record_event("checkpoint", {})
+    meters.close_bar(inner)
+    meters.close_bar(outer)
 
 
 def test_every_report_is_counted_and_said_to_the_outbox(meters: MetricSink) -> None:
@@ -233,11 +233,11 @@ def test_every_report_is_counted_and_said_to_the_outbox(meters: MetricSink) -> N
 
 def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: MetricSink) -> None:
     loop = bar("epoch 1", total=8)
-    meters.begin(loop)
+    meters.open_bar(loop)
     assert labels(meters) == ["epoch 1"]
     assert meters.read() is None
     loop.done = 3
-    meters.show(loop)
+    meters.update_bar(loop)
     [progress] = read_all(meters)
     assert isinstance(progress, Progress)
     assert progress.bars[0][:3] == ["epoch 1", 3, 8]
@@ -247,16 +247,16 @@ def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_be
     meters: MetricSink,
 ) -> None:
     outer, inner = bar("outer"), bar("inner")
-    meters.begin(outer)
-    meters.begin(inner)
+    meters.open_bar(outer)
+    meters.open_bar(inner)
     assert labels(meters) == ["outer", "inner"]
-    meters.end(inner)
+    meters.close_bar(inner)
     assert labels(meters) == ["outer"]
-    meters.end(outer)
+    meters.close_bar(outer)
     assert not outer.is_open
     assert labels(meters) == ["outer"]
     for depth in range(MAX_BARS + 3):
-        meters.begin(bar(f"{depth}"))
+        meters.open_bar(bar(f"{depth}"))
     assert labels(meters) == [f"{depth}" for depth in range(MAX_BARS)]
 
 
@@ -264,15 +264,15 @@ def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_no
     meters: MetricSink,
 ) -> None:
     old = bar("old")
-    meters.begin(old)
+    meters.open_bar(old)
     meters.log(1, {})
     meters.begin_cell()
     assert [type(each) for each in read_all(meters)] == [Metrics]
-    meters.show(old)
-    meters.end(old)
+    meters.update_bar(old)
+    meters.close_bar(old)
     assert not old.is_open
-    meters.begin(bar("new"))
-    meters.end(old)
+    meters.open_bar(bar("new"))
+    meters.close_bar(old)
     assert labels(meters) == ["new"]
 
 
@@ -318,16 +318,16 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
     mailed: list[int] = []
     meters._outbox = Mock(flush=lambda: mailed.append(len(read_all(meters))))
     for number in range(95):
-        meters.happened("mine", {"number": number})
+        meters.record_event("mine", {"number": number})
     assert mailed == [10] * 9
     assert len(read_all(meters)) == 5
 
 
 def test_settings_that_wait_for_the_mail_are_put_together(meters: MetricSink) -> None:
-    meters.happened("config", {"values": {"step": 0}})
-    meters.happened("checkpoint", {})
+    meters.record_event("config", {"values": {"step": 0}})
+    meters.record_event("checkpoint", {})
     for step in range(10):
-        meters.happened("config", {"values": {"step": step, "name": f"run {step}"}})
+        meters.record_event("config", {"values": {"step": step, "name": f"run {step}"}})
     assert read_all(meters) == [
         EventReported(kind="config", facts={"values": {"step": 0}}),
         EventReported(kind="checkpoint", facts={}),

@@ -100,12 +100,12 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 def log(*steps: int) -> None:
     for step in steps:
-        log_and_track.reached(step, source="log")
+        log_and_track.report_step(step, source="log")
 
 
 def load(*steps: int) -> None:
     for step in steps:
-        log_and_track.reached(step, source="loader")
+        log_and_track.report_step(step, source="loader")
 
 
 def load_and_log(*steps: int) -> None:
