@@ -19,9 +19,9 @@ class Typing(StdinProxy):
 
     def __init__(self) -> None:
         self.posted: list[Report] = []
-        self.is_interrupted = False
+        self.was_interrupted = False
         self._threads: list[threading.Thread] = []
-        super().__init__(self.posted.append, is_interrupted=lambda: self.is_interrupted)
+        super().__init__(self.posted.append, is_interrupted=lambda: self.was_interrupted)
 
     @property
     def asked(self) -> InputRequested:
@@ -93,7 +93,7 @@ def test_an_interrupt_ends_the_wait_and_takes_the_question_back(keyboard: Typing
         keyboard.ask()
     assert keyboard.posted[-1] == InputCancelled(question=1)
     keyboard.receive_reply(InputReply(question=1, text="late"))
-    keyboard.is_interrupted = True  # as a debugger does, it asks again
+    keyboard.was_interrupted = True  # as a debugger does, it asks again
     with pytest.raises(EOFError, match="interrupted"):
         keyboard.ask()
     assert len(keyboard.posted) == 2
