@@ -28,14 +28,14 @@ PROGRAM = """
 import sys, time
 from unittest.mock import Mock
 from IPython.core.interactiveshell import InteractiveShell
-import nbddp.magics.presenter as views
+import nbddp.magics.presenter as presenter
 import nbddp.magics.line_magic
 from nbddp.magics.line_magic import LineMagics
 published = []
-views.publish_display_data = lambda data, *more: published.append(data)
-shown = views.Views(Mock(), Mock())
-shown.choice = views.ViewChoice.PANEL
-line = LineMagics(Mock(views=shown, current_run=None, shell=None))
+presenter.publish_display_data = lambda data, *more: published.append(data)
+shown = presenter.Presenter(Mock(), Mock())
+shown.choice = presenter.ViewChoice.PANEL
+line = LineMagics(Mock(presenter=shown, current_run=None, shell=None))
 began = time.perf_counter()
 line.ddp(sys.argv[1])
 took = time.perf_counter() - began

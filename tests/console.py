@@ -13,25 +13,25 @@ from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.presenter import Presenter
 
 
-def ddp(line: str, **desk: Any) -> str:
-    """Type ``%ddp`` and the line, and return what it says; ``desk`` is what the notebook has."""
+def ddp(line: str, **state: Any) -> str:
+    """Type ``%ddp`` and the line, and return what it says; ``state`` is what the notebook has."""
     said: list[str] = []
-    views = Presenter(Mock(spec=[]), Mock())
-    views.say = said.append  # type: ignore[method-assign]
+    presenter = Presenter(Mock(spec=[]), Mock())
+    presenter.print_line = said.append  # type: ignore[method-assign]
     known = {
-        "views": views,
+        "presenter": presenter,
         "current_run": None,
         "last_run": None,
         "shell": None,
         "group": Mock(),
-        **desk,
+        **state,
     }
     LineMagics(SimpleNamespace(**known)).ddp(line)  # type: ignore[arg-type]
     return "\n".join(said)
 
 
-def refused(line: str, **desk: Any) -> str:
+def refused(line: str, **state: Any) -> str:
     """Type a line that is refused, and return the reason."""
     with pytest.raises(UsageError) as caught:
-        ddp(line, **desk)
+        ddp(line, **state)
     return str(caught.value)

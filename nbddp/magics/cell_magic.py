@@ -57,7 +57,7 @@ class CellMagics(Magics):
         notebook = self._notebook
         self._check_syntax(cell, first_line)
         notebook.check_ranks(args)
-        values = notebook.values(args.push or ())
+        values = notebook.notebook_values(args.push or ())
         spec = replace(notebook.requested_spec(args), joins_group=not args.no_init)
         request = CellRequest(
             source=cell,
@@ -71,7 +71,7 @@ class CellMagics(Magics):
         if args.sweep or args.repeat or args.scale:
             self._run_trials(request, args, spec, values)
             return
-        with notebook.ready_for_cell(spec, args):
+        with notebook.started_for_cell(spec, args):
             if values:
                 notebook.group.push(values)
             try:
@@ -95,7 +95,9 @@ class CellMagics(Magics):
     def _show_timeline(self, args: Namespace) -> None:
         """Who waited for whom, if that was asked for: of a cell that hung, above all."""
         if args.timeline:
-            self._notebook.views.show(timeline_report(self._notebook.group.timeline(SHOWN_STEPS)))
+            self._notebook.presenter.show(
+                timeline_report(self._notebook.group.timeline(SHOWN_STEPS))
+            )
 
     def _run_trials(
         self, request: CellRequest, args: Namespace, spec: GroupSpec, values: Mapping[str, Any]
@@ -106,7 +108,7 @@ class CellMagics(Magics):
             raise RequestError(
                 "--scale is for ranks of this machine: `%ddp stop` sends the nodes home"
             )
-        display = NotebookDisplay(notebook.views, quiet=args.quiet, has_pictures=False)
+        display = NotebookDisplay(notebook.presenter, quiet=args.quiet, has_pictures=False)
         runner = TrialRunner(
             group=group,
             display=display,
@@ -116,18 +118,18 @@ class CellMagics(Magics):
             values=values,
             fresh=args.fresh,
         )
-        several: Sweep | ScalingStudy
+        study: Sweep | ScalingStudy
         if args.scale:
             rounds = args.rounds or LEAST
-            several = ScalingStudy(runner, args.scale, rounds=rounds, is_weak=args.weak)
+            study = ScalingStudy(runner, args.scale, rounds=rounds, is_weak=args.weak)
         else:
             trials = grid(args.sweep or (), args.repeat or 0)
-            several = Sweep(runner, trials, start_over=args.start_over)
+            study = Sweep(runner, trials, start_over=args.start_over)
         if not group.is_live:
             group.spec = spec
         cell = f"cell [{notebook.prompt_number}]"
-        notebook.diary.note(Omitted(cell, "it ran several times, on ranks of its own"))
-        several.run()
+        notebook.export_log.add(Omitted(cell, "it ran several times, on ranks of its own"))
+        study.run()
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature

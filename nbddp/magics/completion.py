@@ -48,7 +48,7 @@ class Completion:
         self._group = group
         self._auto = auto
         self._matcher: Any = None
-        self._inspect_before: Any = None
+        self._original_inspect: Any = None
 
     def install(self, shell: InteractiveShell) -> None:
         """Extend IPython's completer, and the kernel's inspect requests if there is a kernel."""
@@ -57,7 +57,7 @@ class Completion:
         shell.Completer.custom_matchers.append(self._matcher)
         kernel: Any = getattr(shell, "kernel", None)
         if hasattr(kernel, "do_inspect"):
-            self._inspect_before = kernel.do_inspect
+            self._original_inspect = kernel.do_inspect
             kernel.do_inspect = self._do_inspect
 
     def remove(self, shell: InteractiveShell) -> None:
@@ -72,10 +72,10 @@ class Completion:
         lines = text.split("\n")
         line = lines[row][:column]
         if _is_magic(line):
-            return self._in_magic(line)
+            return self._complete_magic(line)
         if not self._is_for_ranks(text, row) or line.lstrip().startswith("%"):
             return [], ""
-        return self._names("\n".join([*lines[:row], line]), line)
+        return self._complete_name("\n".join([*lines[:row], line]), line)
 
     def explain(self, code: str, cursor: int, detail: int = 0) -> str:
         """Return what to say of a place in a cell; empty where only the kernel knows."""
@@ -96,7 +96,7 @@ class Completion:
     def _do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *more: Any) -> Any:
         text = self.explain(code, cursor_pos, detail_level)
         if not text:
-            return self._inspect_before(code, cursor_pos, detail_level, *more)
+            return self._original_inspect(code, cursor_pos, detail_level, *more)
         return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
 
     def _is_for_ranks(self, text: str, row: int) -> bool:
@@ -105,7 +105,7 @@ class Completion:
             self._auto.is_on and not first.startswith("%%")
         )
 
-    def _names(self, code: str, line: str) -> Matches:
+    def _complete_name(self, code: str, line: str) -> Matches:
         if not line.strip():
             return [], ""
         said = self._ask_rank(
@@ -124,7 +124,7 @@ class Completion:
             return answer.result().payload if answer.done() else {}
         return {}
 
-    def _in_magic(self, line: str) -> Matches:
+    def _complete_magic(self, line: str) -> Matches:
         before, _, word = line.rpartition(" ")
         flag, equals, value = word.partition("=")
         if equals:  # of --rank=0 the value is completed
@@ -133,14 +133,14 @@ class Completion:
         found = [Match(each, "command") for each in COMMANDS]
         if magic == CELL.prog or words:
             parser = CELL if magic == CELL.prog else COMMANDS.get(words.pop(0))
-            found = self._in_command(parser, words, word) if parser else []
+            found = self._complete_command(parser, words, word) if parser else []
         return [each for each in found if each.text.startswith(word)], word
 
-    def _in_command(self, parser: MagicParser, words: list[str], word: str) -> list[Match]:
+    def _complete_command(self, parser: MagicParser, words: list[str], word: str) -> list[Match]:
         options = parser._option_string_actions.items()
         takes_value = {name: each for name, each in options if each.nargs != 0}
         if words and words[-1] in takes_value:
-            return self._values(takes_value[words[-1]], word)
+            return self._possible_values(takes_value[words[-1]], word)
         free = [
             each
             for before, each in zip(["", *words], words, strict=False)
@@ -154,10 +154,10 @@ class Completion:
             return []  # only the script knows its arguments
         values = []
         if following is not None and not word.startswith("-"):
-            values = self._values(following, word)
+            values = self._possible_values(following, word)
         return values or [Match(each, "option") for each in parser.options() if each not in words]
 
-    def _values(self, action: Action, word: str) -> list[Match]:
+    def _possible_values(self, action: Action, word: str) -> list[Match]:
         """Return the possible values of an option or argument, as far as they can be listed."""
         if action.choices is not None:
             return [Match(str(each), "value") for each in action.choices]
@@ -175,7 +175,7 @@ class Completion:
             case "command":
                 return [Match(each, "command") for each in COMMANDS]
             case "expression":
-                return self._names(word, word)[0]
+                return self._complete_name(word, word)[0]
         return []
 
 

@@ -22,26 +22,30 @@ class ExportLog:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._notes: list[tuple[int, int, Item]] = []  # with the attempt and the entries before
-        self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
-        self.ports: set[int] = set()  # of stores that the notebook kept when it pushed something
+        self._items: list[tuple[int, int, Item]] = []  # with the attempt and the entries before
+        self.output_names: dict[
+            int, str
+        ] = {}  # by prompt number: the notebook's name for a cell's values
+        self.store_ports: set[int] = (
+            set()
+        )  # of stores that the notebook kept when it pushed something
 
-    def note(self, item: PulledValue | Omitted) -> None:
+    def add(self, item: PulledValue | Omitted) -> None:
         """Note what the replay log does not have."""
-        self._notes.append((self._session.life.attempt, len(self._session.deeds), item))
+        self._items.append((self._session.life.attempt, len(self._session.deeds), item))
 
-    def note_stores(self, names: Mapping[str, object]) -> None:
+    def record_store_ports(self, names: Mapping[str, object]) -> None:
         """Something is pushed: it may tell the ranks of a store among the notebook's names."""
         if "torch.distributed" in sys.modules:
             from torch.distributed import TCPStore
 
             stores = [each for each in names.values() if isinstance(each, TCPStore)]
-            self.ports |= {each.port for each in stores if each.host in LOOPBACK_HOSTS}
+            self.store_ports |= {each.port for each in stores if each.host in LOOPBACK_HOSTS}
 
     def items(self) -> list[Item]:
         """Return what an export is made of: what this attempt has done, and what was noted."""
         attempt, entries = self._session.life.attempt, self._session.deeds
-        noted = [(position, item) for at, position, item in self._notes if at == attempt]
+        noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]
 

@@ -69,14 +69,14 @@ class LineMagics(Magics):
 
 def _status(notebook: NotebookState, _args: Namespace) -> None:
     scripts = notebook.group.scripts
-    notebook.views.show_status(scripts.active_session)
+    notebook.presenter.show_status(scripts.active_session)
     if scripts.are_kept:
-        notebook.views.say(SCRIPT_RANKS_KEPT)
+        notebook.presenter.print_line(SCRIPT_RANKS_KEPT)
 
 
 def _start(notebook: NotebookState, args: Namespace) -> None:
-    notebook.make_ready(replace(notebook.requested_spec(args), joins_group=True), fresh=False)
-    notebook.views.show_status(notebook.group.session)
+    notebook.ensure_started(replace(notebook.requested_spec(args), joins_group=True), fresh=False)
+    notebook.presenter.show_status(notebook.group.session)
 
 
 def _restart(notebook: NotebookState, args: Namespace) -> None:
@@ -84,8 +84,8 @@ def _restart(notebook: NotebookState, args: Namespace) -> None:
     if args.replay:
         notebook.restart_and_replay(spec, begins_run=begins_run)
     else:
-        notebook.make_ready(spec, fresh=True, begins_run=begins_run)
-    notebook.views.show_status(notebook.group.session)
+        notebook.ensure_started(spec, fresh=True, begins_run=begins_run)
+    notebook.presenter.show_status(notebook.group.session)
 
 
 def _run(notebook: NotebookState, args: Namespace) -> None:
@@ -102,7 +102,7 @@ def _run(notebook: NotebookState, args: Namespace) -> None:
     if not args.keep:
         notebook.run_script(request, args)
         return
-    with notebook.ready_for_cell(replace(notebook.requested_spec(args), joins_group=False), args):
+    with notebook.started_for_cell(replace(notebook.requested_spec(args), joins_group=False), args):
         notebook.run(request, args)
 
 
@@ -114,9 +114,9 @@ def _interrupt(notebook: NotebookState, _args: Namespace) -> None:
 
 def _heal(notebook: NotebookState, args: Namespace) -> None:
     if notebook.group.scripts.dead_ranks and not notebook.group.life.gone:
-        notebook.views.say(f"nbddp: {SCRIPT_RANKS_DIED}")
+        notebook.presenter.print_line(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
-    notebook.views.say(f"nbddp: {notebook.heal(args.rank or (), donor=args.donor)}")
+    notebook.presenter.print_line(f"nbddp: {notebook.heal(args.rank or (), donor=args.donor)}")
 
 
 def _logs(notebook: NotebookState, args: Namespace) -> None:
@@ -125,15 +125,15 @@ def _logs(notebook: NotebookState, args: Namespace) -> None:
         raise RequestError(f"there is no log of rank {args.rank}")
     path = folder / name
     try:
-        said = tail(path, args.lines)
+        text = tail(path, args.lines)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from None
-    notebook.views.say(said)
+    notebook.presenter.print_line(text)
 
 
 def _push(notebook: NotebookState, args: Namespace) -> None:
     names = [name for word in args.names for name in word.split(",") if name]
-    notebook.group.push(notebook.values(names or args.names), ranks=args.ranks)
+    notebook.group.push(notebook.notebook_values(names or args.names), ranks=args.ranks)
 
 
 def _pull(notebook: NotebookState, args: Namespace) -> Any:
@@ -146,7 +146,7 @@ def _pull(notebook: NotebookState, args: Namespace) -> Any:
             "expression, for example `%ddp pull losses` or `%ddp pull losses, rank`"
         ) from error
     value = notebook.group.pull(expression, rank=args.rank)
-    notebook.diary.note(PulledValue(expression, args.rank))
+    notebook.export_log.add(PulledValue(expression, args.rank))
     if expression.isidentifier():
         notebook.shell.user_ns[expression] = value
     return None if args.line.endswith(";") else value  # as IPython does for a statement
@@ -157,7 +157,7 @@ def _auto(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _view(notebook: NotebookState, args: Namespace) -> None:
-    notebook.views.choice = ViewChoice(args.choice)
+    notebook.presenter.choice = ViewChoice(args.choice)
 
 
 HANDLERS: dict[str, Handler] = {
@@ -165,21 +165,25 @@ HANDLERS: dict[str, Handler] = {
     "start": _start,
     "restart": _restart,
     "run": _run,
-    "export": lambda notebook, args: notebook.views.say(export(notebook, args)),
+    "export": lambda notebook, args: notebook.presenter.print_line(export(notebook, args)),
     "stop": lambda notebook, _args: notebook.group.stop(),
     "interrupt": _interrupt,
     "kill": lambda notebook, args: notebook.group.kill(args.rank),
     "heal": _heal,
-    "nodes": lambda notebook, args: notebook.views.say(f"nbddp: {manage_nodes(notebook, args)}"),
-    "fault": lambda notebook, args: notebook.arm(
+    "nodes": lambda notebook, args: notebook.presenter.print_line(
+        f"nbddp: {manage_nodes(notebook, args)}"
+    ),
+    "fault": lambda notebook, args: notebook.arm_fault(
         args.kind, rank=args.rank, step=args.step, factor=args.factor
     ),
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
     "check": check,
-    "timeline": lambda notebook, args: notebook.views.show(
+    "timeline": lambda notebook, args: notebook.presenter.show(
         timeline_report(notebook.group.timeline(args.last))
     ),
-    "trace": lambda notebook, args: notebook.views.say(f"nbddp: {set_trace_steps(notebook, args)}"),
+    "trace": lambda notebook, args: notebook.presenter.print_line(
+        f"nbddp: {set_trace_steps(notebook, args)}"
+    ),
     "logs": _logs,
     "show": show_run,
     "runs": manage_runs,
@@ -190,5 +194,5 @@ HANDLERS: dict[str, Handler] = {
     "wait": lambda notebook, _args: notebook.wait(),
     "auto": _auto,
     "view": _view,
-    "help": lambda notebook, args: notebook.views.say(help_text(args.command)),
+    "help": lambda notebook, args: notebook.presenter.print_line(help_text(args.command)),
 }

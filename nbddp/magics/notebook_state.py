@@ -63,15 +63,15 @@ class NotebookState:
             GroupSpec(), colors=str(shell.colors), will_return=lambda: begins_anew(shell)
         )
         self.checks = QuietChecks()
-        self.views = Presenter(shell, self.checks)
-        self.publishing = LivePublishing(self.views.say)
-        self.diary = ExportLog(self.group.session)
+        self.presenter = Presenter(shell, self.checks)
+        self.publishing = LivePublishing(self.presenter.print_line)
+        self.export_log = ExportLog(self.group.session)
         self.last_request: CellRequest | None = None
-        self.went_well = False
+        self.last_succeeded = False
         self.next_trace: TraceSteps | None = None
         self._background: Future[Outcome] | None = None
-        self._failed: Verdict | None = None
-        self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt
+        self._last_failure: Verdict | None = None
+        self._failed_attempt: tuple[Session, int] | None = None  # whose ranks, in which attempt
 
     @property
     def current_run(self) -> Path | None:
@@ -108,7 +108,7 @@ class NotebookState:
             return spec
         return nodes.fit(spec)
 
-    def make_ready(
+    def ensure_started(
         self,
         spec: GroupSpec,
         *,
@@ -129,7 +129,7 @@ class NotebookState:
             if spec.name != self.group.spec.name:  # the folder of the run has a name already
                 self.group.spec = replace(self.group.spec, name=spec.name)
                 said = "the run that goes on keeps its name; the next run will be named"
-                self.views.say(f"nbddp: {said} {spec.name}")
+                self.presenter.print_line(f"nbddp: {said} {spec.name}")
             return
         if fresh and not is_recovery and self.group.session.undone:
             self.group.session.leave_undone(())
@@ -147,10 +147,12 @@ class NotebookState:
             raise
 
     @contextmanager
-    def ready_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
-        """As :meth:`make_ready`; where the cell will be shown, it is said at once that ranks start.
+    def started_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
+        """Ensure that the ranks run; until the block ends, show in the cell that they start.
 
-        What else has to be done before the cell runs is done within.
+        Args:
+            spec: of the group.
+            args: the options of the cell.
         """
         is_live = self.group.is_live
         with ExitStack() as stack:
@@ -158,8 +160,8 @@ class NotebookState:
                 what = "restarting" if is_live else "starting"
                 text = f"{what} {plural(spec.nproc, 'rank')} ..."
                 session = self.group.session
-                stack.enter_context(self.views.announcing(text, session, quiet=args.quiet))
-            self.make_ready(spec, fresh=args.fresh, begins_run=args.name is not None)
+                stack.enter_context(self.presenter.showing_start(text, session, quiet=args.quiet))
+            self.ensure_started(spec, fresh=args.fresh, begins_run=args.name is not None)
             yield
 
     def run_script(self, request: CellRequest, args: Namespace) -> None:
@@ -174,7 +176,7 @@ class NotebookState:
             self.group.spec = replace(spec, name=self.group.spec.name)
         number = spec.nproc if args.ranks is None else len(args.ranks)
         text = f"starting {plural(number, 'rank')} ..."
-        with self.views.announcing(text, session, quiet=args.quiet):
+        with self.presenter.showing_start(text, session, quiet=args.quiet):
             spec = replace(spec, ranks=args.ranks, name=args.name or "")
             self.group.scripts.start(spec, request.script)
             self.run(request, args, session)
@@ -201,17 +203,17 @@ class NotebookState:
             session: whose ranks run it; None for those of the cells.
         """
         session = session or self.group.session
-        recovery = Recovery(session, NotebookDisplay(self.views, quiet=args.quiet))
-        request, retries = self._as_asked(request, args, session)
-        self.diary.out[request.execution_count] = getattr(args, "out", None) or ""
+        recovery = Recovery(session, NotebookDisplay(self.presenter, quiet=args.quiet))
+        request, retries = self._apply_options(request, args, session)
+        self.export_log.output_names[request.execution_count] = getattr(args, "out", None) or ""
 
         def follow(begun: CellHandle | None = None) -> Outcome:
             result = recovery.run(request, retries, begun)
             if begun is None:
                 self.next_trace = None
-            traced = self._conclude(result, session, request)
+            traced = self._finish_cell(result, session, request)
             if begun is not None:
-                self._tell_failure(result)
+                self._print_failure(result)
             return result, traced
 
         if not args.no_wait:
@@ -228,52 +230,54 @@ class NotebookState:
         self, session: Session, request: CellRequest, args: Namespace, display: NotebookDisplay
     ) -> CellResult:
         """Run a cell on other ranks and show it; whatever comes of it, others may follow."""
-        request, retries = self._as_asked(request, args, session)
+        request, retries = self._apply_options(request, args, session)
         result = Recovery(session, display).run(request, retries)
-        self.went_well = result.is_ok
-        self._tell_failure(result)
+        self.last_succeeded = result.is_ok
+        self._print_failure(result)
         return result
 
-    def _tell_failure(self, result: CellResult) -> None:
+    def _print_failure(self, result: CellResult) -> None:
         """Say why a cell failed whose error is not raised here, unless its view has said it."""
-        if result.verdict is not None and not self.views.has_record:
-            self.views.say(result.verdict.report())
+        if result.verdict is not None and not self.presenter.has_record:
+            self.presenter.print_line(result.verdict.report())
 
-    def _as_asked(
+    def _apply_options(
         self, request: CellRequest, args: Namespace, session: Session
     ) -> tuple[CellRequest, Retries]:
         stopped = session.life.all_ranks if args.break_ranks == ALL_RANKS else args.break_ranks
         traced = args.trace or self.next_trace
         request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
-        self.last_request, self.went_well = request, False
+        self.last_request, self.last_succeeded = request, False
         self.publishing.follow(session, args.publish or ())
         retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         return request, retries
 
-    def _conclude(self, result: CellResult, session: Session, request: CellRequest) -> Trace | None:
+    def _finish_cell(
+        self, result: CellResult, session: Session, request: CellRequest
+    ) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
-        traced, self.went_well = None, result.is_ok
+        traced, self.last_succeeded = None, result.is_ok
         if left_out := omitted_cell(request, result):
-            self.diary.note(left_out)
+            self.export_log.add(left_out)
         if request.trace is not None:
             traced = collect_trace(session, result, request.trace)
-            self.views.show(trace_report(traced))
+            self.presenter.show(trace_report(traced))
 
         verdict, life = result.verdict, session.life
         if verdict is not None and not verdict.first.is_quit:
-            self._failed, self._failed_in = verdict, (session, life.attempt)
+            self._last_failure, self._failed_attempt = verdict, (session, life.attempt)
         if request.has_own_ranks:  # a heal or a restart gives back nothing of them
             self.group.scripts.end(session, result)
         elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
             can_heal = life.gone and life.alive
-            self.views.offer(
+            self.presenter.show_retry_buttons(
                 restart=partial(_try_action, self._restart),
                 heal=partial(_try_action, lambda: str(self.heal())) if can_heal else None,
             )
         return traced
 
     def _restart(self) -> str:
-        self.make_ready(self.group.spec, fresh=True)
+        self.ensure_started(self.group.spec, fresh=True)
         return f"the ranks were restarted: attempt {self.group.life.attempt}"
 
     def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
@@ -283,7 +287,9 @@ class NotebookState:
             RequestError: there is none.
         """
         session = self.group.scripts.active_session
-        failed = self._failed if self._failed_in == (session, session.life.attempt) else None
+        failed = (
+            self._last_failure if self._failed_attempt == (session, session.life.attempt) else None
+        )
         if rank is None and failed is None:
             raise RequestError("no cell of these ranks has failed: there is nothing to look into")
         chosen = failed.first.rank if rank is None and failed else rank
@@ -295,17 +301,17 @@ class NotebookState:
             once=True,
             answers=tuple(commands),
         )
-        self._run_alone(request, session, quiet=False)
+        self._run_and_raise(request, session, quiet=False)
 
-    def _run_alone(self, request: CellRequest, session: Session, *, quiet: bool) -> None:
-        display = NotebookDisplay(self.views, quiet=quiet)
+    def _run_and_raise(self, request: CellRequest, session: Session, *, quiet: bool) -> None:
+        display = NotebookDisplay(self.presenter, quiet=quiet)
         self._raise_for_failure(Recovery(session, display).run(request))
 
     def _raise_for_failure(self, result: CellResult) -> None:
         try:
             result.raise_for_failure()
         except CellFailedError as error:
-            error.is_shown = self.views.has_record
+            error.is_shown = self.presenter.has_record
             raise
 
     def wait(self) -> None:
@@ -318,10 +324,10 @@ class NotebookState:
         self._background = None
         result, traced = background.result()
         if traced is not None:  # its cell may be far above, or not be shown any more
-            self.views.show(trace_report(traced))
+            self.presenter.show(trace_report(traced))
         self._raise_for_failure(result)
 
-    def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:
+    def arm_fault(self, kind: str, *, rank: int, step: int, factor: float) -> None:
         """Tell a rank to let something go wrong at a step.
 
         Raises:
@@ -338,14 +344,14 @@ class NotebookState:
             ranks=(rank,),
             execution_count=self.prompt_number,
         )
-        self._run_alone(request, self.group.session, quiet=True)
+        self._run_and_raise(request, self.group.session, quiet=True)
 
     def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
-        recovery = Recovery(self.group.session, NotebookDisplay(self.views, quiet=True))
+        recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         failed = recovery.replay(
             self.group.session.replay_log,
-            restart=lambda: self.make_ready(
+            restart=lambda: self.ensure_started(
                 spec, fresh=True, is_recovery=True, begins_run=begins_run
             ),
         )
@@ -359,7 +365,7 @@ class NotebookState:
         except RequestError as error:
             raise RequestError(with_way_out(str(error), self.group.life)) from None
 
-    def values(self, names: Iterable[str]) -> dict[str, Any]:
+    def notebook_values(self, names: Iterable[str]) -> dict[str, Any]:
         """Names of the notebook, with their values.
 
         Raises:
@@ -373,7 +379,7 @@ class NotebookState:
                 )
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
-        self.diary.note_stores(self.shell.user_ns)
+        self.export_log.record_store_ports(self.shell.user_ns)
         return {name: self.shell.user_ns[name] for name in names}
 
 

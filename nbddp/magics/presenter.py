@@ -53,17 +53,17 @@ class Presenter:
         self.choice = ViewChoice.AUTO
         self._shell = shell
         self._checks = checks
-        self._last: View | None = None
-        self._panel: PanelView | None = None  # the last view, if it is one
+        self._last_view: View | None = None
+        self._last_panel: PanelView | None = None  # the last view, if it is one
         self._last_cell = 0  # the number of the cell in which it was made
         self._next_slot: OutputSlot | None = None
-        self._announced: PanelView | None = None
-        self._aftermath: RetryButtons | None = None
+        self._starting_panel: PanelView | None = None
+        self._retry_buttons: RetryButtons | None = None
 
     @property
     def has_record(self) -> bool:
         """Whether the last cell's view has told already why it failed."""
-        return self._last is not None and self._last.has_record
+        return self._last_view is not None and self._last_view.has_record
 
     def view(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
         """Return the view of a cell that begins.
@@ -73,50 +73,54 @@ class Presenter:
             quiet: show only the values of the last line.
             has_pictures: whether a text view shows the charts of the cell below it.
         """
-        self._take_back_offer()
-        panel, self._announced = self._announced, None
+        self._withdraw_retry_buttons()
+        panel, self._starting_panel = self._starting_panel, None
         if panel is None and not quiet and self.shows_panels:
             panel = self._new_panel(session)
-        self._panel = panel
-        self._last = panel or self._new_text(session, is_quiet=quiet, has_pictures=has_pictures)
+        self._last_panel = panel
+        self._last_view = panel or self._new_text_view(
+            session, is_quiet=quiet, has_pictures=has_pictures
+        )
         self._last_cell = self._shell.execution_count
-        return self._last
+        return self._last_view
 
     @property
     def _panel_in_cell(self) -> PanelView | None:
         """The last view, if it is a panel in the cell that runs now."""
-        return self._panel if self._last_cell == self._shell.execution_count else None
+        return self._last_panel if self._last_cell == self._shell.execution_count else None
 
     @contextmanager
-    def announcing(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
+    def showing_start(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
         """Say in the place of the next cell's panel what it waits for; nothing, if that fails."""
         if quiet or not self.shows_panels:
             yield
             return
-        self._announced = view = self._new_panel(session)
+        self._starting_panel = view = self._new_panel(session)
         view.announce(text)
         try:
             yield
         except BaseException:
-            if self._announced is view:
-                self._announced = None
+            if self._starting_panel is view:
+                self._starting_panel = None
                 view.slot.remove_output()
             raise
 
-    def offer(self, restart: Callable[[], str], heal: Callable[[], str] | None) -> None:
+    def show_retry_buttons(
+        self, restart: Callable[[], str], heal: Callable[[], str] | None
+    ) -> None:
         """Show, under a record, buttons for what can be done after a failure."""
         if not (self.has_record and hasattr(self._shell, "kernel")):
             return
         from nbddp.ui.panel.controls import HEAL, RESTART, RetryButtons
 
-        self._take_back_offer()
+        self._withdraw_retry_buttons()
         offers = {HEAL: heal} if heal else {}
-        root = self._panel.slot.root if self._panel else None
-        self._aftermath = RetryButtons(self._shell.kernel, offers | {RESTART: restart}, root)
-        self._aftermath.publish()
+        root = self._last_panel.slot.root if self._last_panel else None
+        self._retry_buttons = RetryButtons(self._shell.kernel, offers | {RESTART: restart}, root)
+        self._retry_buttons.publish()
 
-    def _take_back_offer(self) -> None:
-        aftermath, self._aftermath = self._aftermath, None
+    def _withdraw_retry_buttons(self) -> None:
+        aftermath, self._retry_buttons = self._retry_buttons, None
         if aftermath is not None:
             from nbddp.ui.comms.dispatcher import CommDispatcher
             from nbddp.ui.panel.panel_view import PANELS_KEPT
@@ -124,7 +128,7 @@ class Presenter:
             aftermath.remove()
             CommDispatcher.for_shell(self._shell).close_later(aftermath.close, most=PANELS_KEPT)
 
-    def _new_text(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
+    def _new_text_view(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
         is_kernel = hasattr(self._shell, "kernel")
         is_terminal = not is_kernel and sys.stdout.isatty()
         shown = has_pictures and is_kernel
@@ -136,7 +140,7 @@ class Presenter:
             pace=PAGE_PACE,
             progress=None if is_quiet else progress,
             check=no_check if is_quiet else partial(self._checks.check, session),
-            questions=self._questions(session),
+            questions=self._input_queue(session),
         )
 
     def _new_panel(self, session: Session) -> PanelView:
@@ -153,11 +157,11 @@ class Presenter:
             NotebookTarget(),
             has_color=shows_color(self._shell),
             check=partial(self._checks.check, session),
-            questions=self._questions(session),
+            questions=self._input_queue(session),
             slot=slot,
         )
 
-    def _questions(self, session: Session) -> InputQueue:
+    def _input_queue(self, session: Session) -> InputQueue:
         """Where ranks can ask something: of a cell in the background, nowhere."""
         box: InputBackend = ConsoleInput()
         if threading.current_thread() is not threading.main_thread():
@@ -166,10 +170,10 @@ class Presenter:
             box = StdinPrompt(self._shell.kernel)
         return InputQueue(box, session.answer)
 
-    def note(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""
-        if self._last is not None:
-            self._last.show_status(text)
+        if self._last_view is not None:
+            self._last_view.show_status(text)
 
     @property
     def shows_panels(self) -> bool:
@@ -192,12 +196,12 @@ class Presenter:
             data = {"image/png": b64encode(png).decode(), "text/plain": text}
             publish_display_data(data, {"image/png": {"width": width}})
         else:
-            self.say(text)
+            self.print_line(text)
 
     def show_progress(self, report: Report) -> None:
         """Show how far something is, in place of what was shown before; as text only the title."""
         if not self.shows_panels:
-            self.say(f"nbddp: {report.title}")
+            self.print_line(f"nbddp: {report.title}")
             return
         clear_output(wait=True)
         html = render_html(report)
@@ -215,13 +219,13 @@ class Presenter:
         if self.shows_panels:
             from nbddp.ui.panel.panel_view import SHOWN  # loads widgets
 
-            last = self._panel
+            last = self._last_panel
             if last and last.session is session and last.attempt == snapshot.attempt:
                 metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
                 lines = last.log_buffer.lines()[-SHOWN:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Tell the user something."""
         screen = NotebookTarget()
         screen.write(f"{text}\n")
@@ -232,37 +236,37 @@ class NotebookDisplay(TextDisplay):
     """Shows cells and trials in the output of a notebook cell.
 
     Args:
-        views: of the notebook.
+        presenter: of the notebook.
         quiet: show only the values of the last line.
         has_pictures: whether a text view shows charts; at the end of trials one picture has all.
     """
 
-    def __init__(self, views: Presenter, *, quiet: bool, has_pictures: bool = True) -> None:
+    def __init__(self, presenter: Presenter, *, quiet: bool, has_pictures: bool = True) -> None:
         super().__init__(quiet=quiet)
-        self._views = views
+        self._presenter = presenter
         self._has_pictures = has_pictures
-        self.has_table = views.shows_panels
-        self.shows_notices = views.shows_panels and not quiet
+        self.has_table = presenter.shows_panels
+        self.shows_notices = presenter.shows_panels and not quiet
 
     def view(self, session: Session) -> View:
-        return self._views.view(session, quiet=self.quiet, has_pictures=self._has_pictures)
+        return self._presenter.view(session, quiet=self.quiet, has_pictures=self._has_pictures)
 
     def show_notice(self, text: str) -> None:
         if self.shows_notices:
-            self._views.note(text)
+            self._presenter.show_notice(text)
         else:
             self.print_line(text)
 
     def print_line(self, text: str) -> None:
-        self._views.say(f"nbddp: {text}")
+        self._presenter.print_line(f"nbddp: {text}")
 
     def show_starting(self, text: str, session: Session) -> AbstractContextManager[None]:
         """Show it where the next panel appears."""
-        return self._views.announcing(text, session, quiet=self.quiet)
+        return self._presenter.showing_start(text, session, quiet=self.quiet)
 
     def show_progress(self, report: Report) -> None:
         if not self.quiet:
-            self._views.show_progress(report)
+            self._presenter.show_progress(report)
 
     def show(self, report: Report) -> None:
-        self._views.show(report)
+        self._presenter.show(report)

@@ -20,12 +20,12 @@ class LivePublishing:
     """What this notebook publishes while it goes on: each run once to each tracker.
 
     Args:
-        say: tells the user something between two cells.
+        print_line: tells the user something between two cells.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._begun: dict[tuple[Path, str], Publication] = {}
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
+        self._publications: dict[tuple[Path, str], Publication] = {}
 
     def follow(self, session: Session, targets: Iterable[Target]) -> None:
         """Publish the run that goes on from its beginning to its end; what is asked twice, once.
@@ -34,13 +34,13 @@ class LivePublishing:
         """
         for each in targets:
             folder = _folder(session)
-            if folder is not None and (folder, each.kind) not in self._begun:
+            if folder is not None and (folder, each.kind) not in self._publications:
                 try:
-                    self.begin(session, each, is_again=False)
+                    self.start(session, each, is_again=False)
                 except RequestError as error:
-                    self._say(f"nbddp: {error}")
+                    self._print_line(f"nbddp: {error}")
 
-    def begin(self, session: Session, to: Target, *, is_again: bool) -> None:
+    def start(self, session: Session, to: Target, *, is_again: bool) -> None:
         """Begin to publish the run that goes on.
 
         Raises:
@@ -49,22 +49,22 @@ class LivePublishing:
         folder = _folder(session)
         if folder is None:
             raise RequestError("no run goes on")
-        before = self._begun.get((folder, to.kind))
-        if before is not None and not before.is_over:
+        previous = self._publications.get((folder, to.kind))
+        if previous is not None and not previous.is_over:
             raise RequestError(f"run {folder.name} is being published to {to.kind}")
         name = name_there(folder, to.kind, is_again=is_again)
         publication = Publication(to, folder, name, is_live=True)
-        self._begun[folder, to.kind] = publication
+        self._publications[folder, to.kind] = publication
         publication.follow(
-            lambda text: self._tell(session, text), lambda: _folder(session) == folder
+            lambda text: self._notify(session, text), lambda: _folder(session) == folder
         )
 
-    def _tell(self, session: Session, text: str) -> None:
+    def _notify(self, session: Session, text: str) -> None:
         """In the cell that runs, or the next one; without ranks, here and now."""
         with suppress(RequestError):
             session.call(session.event_log.say, text)
             return
-        self._say(f"nbddp: {text}")
+        self._print_line(f"nbddp: {text}")
 
 
 def _folder(session: Session) -> Path | None:

@@ -26,7 +26,9 @@ def check(notebook: NotebookState, args: Namespace) -> None:
         FindingsError: something is wrong, and it is to be strict.
     """
     if args.explain is not None:
-        notebook.views.say(explain(rule_of(args.explain)) if args.explain else checklist())
+        notebook.presenter.print_line(
+            explain(rule_of(args.explain)) if args.explain else checklist()
+        )
         return
     findings, what = _find_mistakes(notebook, args.script)
     wrong = [each for each in findings if not each.is_fact]
@@ -34,7 +36,7 @@ def check(notebook: NotebookState, args: Namespace) -> None:
         report = render_text(findings_report(wrong, what))
         said = f"{findings_title(wrong)} in {what}: {wrong[0].headline}"
         raise FindingsError(said, report=f"nbddp: {report}")
-    notebook.views.show(findings_report(findings, what))
+    notebook.presenter.show(findings_report(findings, what))
 
 
 def _find_mistakes(notebook: NotebookState, script: str | None) -> tuple[list[Finding], str]:
@@ -47,7 +49,7 @@ def _find_mistakes(notebook: NotebookState, script: str | None) -> tuple[list[Fi
         notebook.last_request,
         {} if notebook.last_request.has_own_ranks else notebook.group.collect_facts(),
         world_size=len(notebook.group.life.ranks),
-        is_ok=notebook.went_well,
+        is_ok=notebook.last_succeeded,
         is_asked=True,
     )
     return findings, f"cell [{number}]"

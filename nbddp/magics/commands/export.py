@@ -28,8 +28,13 @@ def export(notebook: NotebookState, args: Namespace) -> str:
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
-    group, diary = notebook.group, notebook.diary
-    given = ExportInput(diary.items(), group.spec, out=diary.out, ports=frozenset(diary.ports))
+    group, export_log = notebook.group, notebook.export_log
+    given = ExportInput(
+        export_log.items(),
+        group.spec,
+        out=export_log.output_names,
+        ports=frozenset(export_log.store_ports),
+    )
     script = write_script(given, path)
     files = {path: script.text.encode()}
     if script.pickled:

@@ -37,7 +37,7 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
     """
     if args.rejoin is not None:
         return _rejoin(notebook, args)
-    said = _listen(notebook, args)
+    message = _listen(notebook, args)
     nodes = notebook.group.nodes
     if nodes is None:
         if args.leave or args.wait:
@@ -50,14 +50,14 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
         JOB_FILE.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
-        said = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
+        message = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)
         are = "1 node is" if args.local == 1 else f"{args.local} nodes are"
-        said = f"{are} starting on this machine; `%ddp nodes` lists them"
+        message = f"{are} starting on this machine; `%ddp nodes` lists them"
     if args.wait:
-        said = nodes.wait(args.wait)
-    return said or nodes.table()
+        message = nodes.wait(args.wait)
+    return message or nodes.table()
 
 
 def _listen(notebook: NotebookState, args: Namespace) -> str:

@@ -38,7 +38,7 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     current = notebook.current_run
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
-        notebook.publishing.begin(
+        notebook.publishing.start(
             notebook.group.scripts.active_session, args.tracker, is_again=args.again
         )
         return
@@ -48,6 +48,6 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
         )
     name = name_there(path, args.tracker.kind, is_again=args.again)
     done = Publication(args.tracker, path, name, is_live=False).wait()
-    notebook.views.say(
+    notebook.presenter.print_line(
         f"nbddp: {done['steps']} steps published to {args.tracker.kind}: {done['where']}"
     )

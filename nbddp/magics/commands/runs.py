@@ -33,15 +33,15 @@ def manage_runs(notebook: NotebookState, args: Namespace) -> None:
         for path in paths:
             remove(path, current=current)
         names = ", ".join(path.name for path in paths)
-        notebook.views.say(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
+        notebook.presenter.print_line(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
     elif word == "note":
         [path] = _find_runs("note", rest[:1], current)
-        notebook.views.say(
+        notebook.presenter.print_line(
             f"nbddp: {path.name}: {_write_or_read_note(path, rest[1:], args) or 'no note'}"
         )
     else:
         listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
-        notebook.views.show(run_list_report(listing, most=args.number))
+        notebook.presenter.show(run_list_report(listing, most=args.number))
 
 
 def _write_or_read_note(path: Path, words: list[str], args: Namespace) -> str:
@@ -91,7 +91,7 @@ def show_run(notebook: NotebookState, args: Namespace) -> None:
         raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
     ending = describe_run_end(run, current=current)
     scale = AxisScale(args.scale)
-    notebook.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
+    notebook.presenter.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
 
 
 def compare_runs(notebook: NotebookState, args: Namespace) -> None:
@@ -110,7 +110,7 @@ def compare_runs(notebook: NotebookState, args: Namespace) -> None:
         raise RequestError("how many samples a step has is not known of all: --over step, or time")
     if args.save is None:
         report = comparison_report(comparison, over=over, scale=scale, is_smooth=args.smooth)
-        notebook.views.show(report)
+        notebook.presenter.show(report)
         return
     import_interruptibly("nbddp.charts.figure")  # loads matplotlib
     from nbddp.archive.compared_chart import compared_charts
@@ -122,4 +122,4 @@ def compare_runs(notebook: NotebookState, args: Namespace) -> None:
         figure.savefig(args.save)
     except OSError as error:
         raise RequestError(f"{args.save} cannot be written: {error.strerror}") from None
-    notebook.views.say(f"nbddp: {plural(len(charts), 'chart')} in {args.save}")
+    notebook.presenter.print_line(f"nbddp: {plural(len(charts), 'chart')} in {args.save}")

@@ -228,7 +228,7 @@ def test_a_run_is_published_by_a_process_noted_and_told(
     path = make_run(folder)
     line, notebook = line_magics()
     line.ddp("publish wandb:my-digits digits")
-    [said] = notebook.views.say.call_args.args
+    [said] = notebook.presenter.print_line.call_args.args
     assert "60 steps" in said
     noted = read_note(path, "wandb")
     assert (noted["steps"], noted["late"], noted["is_whole"]) == (60, 0, True)
@@ -358,7 +358,7 @@ def test_the_run_that_goes_on_is_followed(folder: Path) -> None:
     line, notebook = line_magics(make_run(folder, is_stopped=False))
     line.ddp("publish wandb")
     session = notebook.group.scripts.active_session
-    notebook.publishing.begin.assert_called_once_with(session, Target("wandb"), is_again=False)
+    notebook.publishing.start.assert_called_once_with(session, Target("wandb"), is_again=False)
 
 
 @pytest.mark.usefixtures("installed")
@@ -386,9 +386,9 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     publishing = LivePublishing(said.append)
     for _ in range(3):
         publishing.follow(session, [Target("wandb")])
-    under_way = refusal(RequestError, publishing.begin, session, Target("wandb"), is_again=True)
+    under_way = refusal(RequestError, publishing.start, session, Target("wandb"), is_again=True)
     line.folder = None  # it was stopped
-    [publication] = publishing._begun.values()
+    [publication] = publishing._publications.values()
     assert publication.follower is not None
     publication.follower.join(30)
     assert [under_way, *said] == snapshot
@@ -398,5 +398,5 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     publishing.follow(session, [Target("wandb")])
     assert len(said) == 1
     assert "--again" in refusal(
-        RequestError, publishing.begin, session, Target("wandb"), is_again=False
+        RequestError, publishing.start, session, Target("wandb"), is_again=False
     )

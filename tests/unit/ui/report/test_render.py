@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from pages import TEXT, Page, readable
 
-from nbddp.magics import presenter as views_module
+from nbddp.magics import presenter as presenter_module
 from nbddp.magics.presenter import Presenter, ViewChoice
 from nbddp.ui.report.blocks import (
     Card,
@@ -70,13 +70,13 @@ def test_whatever_a_text_has_in_it_is_escaped(text: str) -> None:
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> Mock:
     known = Mock()
-    monkeypatch.setattr(views_module, "publish_display_data", known)
+    monkeypatch.setattr(presenter_module, "publish_display_data", known)
     return known
 
 
-def views(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
+def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
     made = Presenter(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
-    made.say = Mock()  # type: ignore[method-assign]
+    made.print_line = Mock()  # type: ignore[method-assign]
     made.choice = choice
     return made
 
@@ -85,16 +85,16 @@ def test_a_page_gets_html_a_kernel_without_a_page_the_picture_and_a_console_text
     published: Mock,
 ) -> None:
     text = render_text(report())
-    views(ViewChoice.PANEL, has_kernel=True).show(report())
+    presenter(ViewChoice.PANEL, has_kernel=True).show(report())
     [data] = published.call_args.args
     assert data == {"text/html": render_html(report()), "text/plain": text}
-    views(ViewChoice.TEXT, has_kernel=True).show(report())
+    presenter(ViewChoice.TEXT, has_kernel=True).show(report())
     data, metadata = published.call_args.args
     assert data == {"image/png": "UE5H", "text/plain": text}
     assert metadata == {"image/png": {"width": 300}}
     assert published.call_count == 2
     for has_kernel, shown in ((False, report()), (True, Report("no picture"))):
-        console = views(ViewChoice.TEXT, has_kernel=has_kernel)
+        console = presenter(ViewChoice.TEXT, has_kernel=has_kernel)
         console.show(shown)
-        console.say.assert_called_once_with(render_text(shown))  # type: ignore[attr-defined]
+        console.print_line.assert_called_once_with(render_text(shown))  # type: ignore[attr-defined]
     assert published.call_count == 2
