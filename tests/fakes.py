@@ -20,9 +20,9 @@ from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Future
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.messages import (
-    URGENT,
+    URGENT_MESSAGES,
     CellEnded,
-    Command,
+    MessageToRank,
     JsonDict,
     Message,
     Ready,
@@ -171,10 +171,10 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.attempt = 0
-        self.sent: list[tuple[int, Command]] = []
+        self.sent: list[tuple[int, MessageToRank]] = []
         self.faults: deque[Exception | None] = deque()
         self.is_broken = False
-        self.on_send: Callable[[int, int, Command], Any] = lambda *_sent: None
+        self.on_send: Callable[[int, int, MessageToRank], Any] = lambda *_sent: None
         self.envelopes: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
         self.urgent: SimpleQueue[Envelope | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class FakeLink:
 
     def open_again(self, attempt: int, rank: int, incarnation: int) -> None: ...
 
-    def send(self, rank: int, command: Command) -> None:
+    def send(self, rank: int, command: MessageToRank) -> None:
         if self.is_broken:
             raise ConnectionError("the store is gone")
         if fault := self.faults.popleft() if self.faults else None:
@@ -200,7 +200,7 @@ class FakeLink:
         """Have a rank say something."""
         number = self.attempt if attempt is None else attempt
         envelope = Envelope(rank, number, next(self._sequence), message)
-        (self.urgent if isinstance(message, URGENT) else self.envelopes).put(envelope)
+        (self.urgent if isinstance(message, URGENT_MESSAGES) else self.envelopes).put(envelope)
         return envelope
 
     def fail(self, error: Exception) -> None:
@@ -337,7 +337,7 @@ def with_threads(link: FakeLink) -> Runtime:
 def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
     """Have ranks be ready as soon as they are launched, and do at once what they are told."""
 
-    def answer(attempt: int, rank: int, command: Command) -> None:
+    def answer(attempt: int, rank: int, command: MessageToRank) -> None:
         match command:
             case RunCell(cell=cell):
                 link.say(rank, CellEnded(cell=cell, seconds=0.0, in_group=True), attempt=attempt)

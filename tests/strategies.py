@@ -8,9 +8,9 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import strategies as st
 
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import Command, Message, Report
+from nbddp.wire.messages import MessageToRank, Message, MessageFromRank
 
-KINDS: tuple[type[Any], ...] = (*get_args(Command), *get_args(Report))
+KINDS: tuple[type[Any], ...] = (*get_args(MessageToRank), *get_args(MessageFromRank))
 
 _LEAVES = (
     st.none()

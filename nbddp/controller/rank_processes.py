@@ -16,7 +16,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
 from nbddp.record.log_reader import LogReader, LogSpan
 from nbddp.record.notices import OutputText
-from nbddp.wire.messages import Command, Interrupt, Output, Regroup, Shutdown
+from nbddp.wire.messages import MessageToRank, Interrupt, Output, Regroup, Shutdown
 from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class RankProcesses:
             case _:
                 raise RuntimeError(f"nothing that ranks could do: {action}")
 
-    def _send(self, ranks: Sequence[int], command: Command) -> Told:
+    def _send(self, ranks: Sequence[int], command: MessageToRank) -> Told:
         return try_each(ranks, lambda rank: self._runtime.link.send(rank, command))
 
     def _interrupt(self, ranks: Sequence[int], command: Interrupt) -> Told:

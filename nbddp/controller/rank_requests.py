@@ -8,10 +8,10 @@ from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError, format_ranks
 from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
 from nbddp.sigint import Future, wait_for_all
-from nbddp.wire.messages import Command
+from nbddp.wire.messages import MessageToRank
 from nbddp.wire.request_messages import Answer
 
-Make = Callable[[int], Command]  # makes the question of its number
+Make = Callable[[int], MessageToRank]  # makes the question of its number
 ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
 
 
@@ -62,7 +62,7 @@ class RankRequests:
             raise RequestError(f"the worker group is {state.value}")
 
     def ask(
-        self, ranks: Sequence[int], make: Callable[[int], Command], *, what: str = ""
+        self, ranks: Sequence[int], make: Callable[[int], MessageToRank], *, what: str = ""
     ) -> dict[int, Answer]:
         """What each of these ranks answers to ``make(number)``.
 
@@ -85,7 +85,7 @@ class RankRequests:
         raise RequestError(f"{where}{failed[0]}")
 
     def ask_each(
-        self, makes: Mapping[int, Callable[[int], Command]]
+        self, makes: Mapping[int, Callable[[int], MessageToRank]]
     ) -> dict[int, Answer | RequestError]:
         """What each rank answers to a question of its own, or why it does not."""
         futures: dict[int, Future[Answer]] = {}
@@ -93,7 +93,7 @@ class RankRequests:
         try:
             for rank, make in makes.items():
 
-                def make_noted(number: int, rank: int = rank, make: Make = make) -> Command:
+                def make_noted(number: int, rank: int = rank, make: Make = make) -> MessageToRank:
                     numbers[rank] = number
                     return make(number)
 

@@ -33,7 +33,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
 from nbddp.sigint import Future, import_interruptibly, sigint_deferred, wait_for_result
-from nbddp.wire.messages import CancelRequest, Command, InputReply
+from nbddp.wire.messages import CancelRequest, MessageToRank, InputReply
 from nbddp.wire.request_messages import Answer
 
 if TYPE_CHECKING:
@@ -447,7 +447,7 @@ class Session:
         return stopped
 
     @on_thread
-    def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+    def send(self, rank: int, make: Callable[[int], MessageToRank]) -> Future[Answer]:
         """Send ``make(number)`` to an idle rank; the promise is of its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self.life.state.value}")

@@ -17,7 +17,7 @@ from nbddp.wire.envelope import CONTROLLER, Envelope
 from nbddp.wire.loopback_store import clone, without_dns
 from nbddp.wire.messages import (
     CancelRequest,
-    Command,
+    MessageToRank,
     InputReply,
     Interrupt,
     JsonDict,
@@ -25,7 +25,7 @@ from nbddp.wire.messages import (
     encode,
 )
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.rank_start import NEWS, UP, command_queue, control_queue
+from nbddp.wire.rank_start import URGENT_QUEUE, RANKS_QUEUE, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
@@ -56,9 +56,9 @@ class StoreLink:
         self._parcels.set_timeout(PATIENCE)
         self._parcel_lock = threading.Lock()
         self._numbers = itertools.count()
-        self._reader = QueueReader(inbox, UP, secret=self.secret)
-        self._urgent = QueueReader(urgent, NEWS, secret=self.secret)
-        self._command: Command | None = None
+        self._reader = QueueReader(inbox, RANKS_QUEUE, secret=self.secret)
+        self._urgent = QueueReader(urgent, URGENT_QUEUE, secret=self.secret)
+        self._command: MessageToRank | None = None
         self._encoded = b""
         self._commands: dict[int, QueueWriter] = {}
         self._controls: dict[int, QueueWriter] = {}
@@ -126,7 +126,7 @@ class StoreLink:
             self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt
         )
 
-    def send(self, rank: int, command: Command) -> None:
+    def send(self, rank: int, command: MessageToRank) -> None:
         """Hand a command to a rank: at once if it ends something, else in its turn."""
         boxes = (
             self._controls
@@ -158,10 +158,10 @@ class StoreLink:
         """
         with self._parcel_lock:
             try:
-                data = payloads.take(self._parcels, parcel)
+                data = payloads.get(self._parcels, parcel)
             finally:
                 payloads.discard(self._parcels, parcel)
-        return payloads.opened(data)  # what the rank signed for
+        return payloads.unpickle(data)  # what the rank signed for
 
     def discard(self, parcel: JsonDict) -> None:
         """Forget a value that nobody will collect any more."""
@@ -170,7 +170,7 @@ class StoreLink:
 
     def close(self) -> None:
         """Wake whoever collects, for the last time."""
-        for queue in (UP, NEWS):
+        for queue in (RANKS_QUEUE, URGENT_QUEUE):
             self._writer(queue, attempt=0).post(Shutdown())
         self._reserved.close()
 

@@ -33,17 +33,17 @@ from typing import Any
 import psutil
 
 from nbddp.child_processes import cpu_time, find_children, find_descendants
-from nbddp.wire.rank_start import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL, RankStart
+from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE, PRELOAD_PARTS, PRELOAD_SIGNAL, RankStart
 
-PRELOAD = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
+PRELOADED_MODULES = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
 MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))
-SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-_naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
+FALLBACK_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+_tempdir_lock = threading.Lock()  # for it is told to a helper by what the whole process shares
 
 
 def run_rank_process(start: RankStart) -> None:
     """Run as a rank until told to leave; the target of every rank's process."""
-    importlib.import_module("nbddp.worker.main").live(start)
+    importlib.import_module("nbddp.worker.main").run_rank(start)
 
 
 class CudaUsedError(RuntimeError):
@@ -88,7 +88,7 @@ class Forkserver:
         """Have the helper import what DDP needs, and wait; ranks can be started in between."""
         with self._growing:
             server = self._server
-            for _ in range(0 if self._has_grown else GROW_PARTS):
+            for _ in range(0 if self._has_grown else PRELOAD_PARTS):
                 with self._lock:
                     if self._server is not server:
                         return  # closed meanwhile
@@ -96,7 +96,7 @@ class Forkserver:
                         self._ensure_running()
                         self._wait_until_it_serves()  # without its handler the signal would end it
                         if self.pid is not None:
-                            os.kill(self.pid, GROW_SIGNAL)
+                            os.kill(self.pid, PRELOAD_SIGNAL)
                         self._wait_until_it_serves()
                     except CudaUsedError:
                         return  # the first rank says so
@@ -126,7 +126,7 @@ class Forkserver:
         helper, ranks = self.pid, self._server.ranks
         if helper is None:
             return []
-        roots = [each for each in find_children(helper) if _has_left(each.pid, helper)]
+        roots = [each for each in find_children(helper) if _has_own_session(each.pid, helper)]
         roots = [each for each in roots if each.pid not in ranks]  # as of now, not of before
         return [each for root in roots for each in (root, *find_descendants(root.pid))]
 
@@ -161,19 +161,19 @@ class Forkserver:
         """
         folder = self._server.ensure_folder()
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
-        with _naming_folder:
+        with _tempdir_lock:
             before = config.get("tempdir")
-            config["tempdir"] = os.environ[FOLDER] = folder
+            config["tempdir"] = os.environ[SOCKET_FOLDER_VARIABLE] = folder
             try:
                 yield
             finally:
                 config["tempdir"] = before
-                del os.environ[FOLDER]
+                del os.environ[SOCKET_FOLDER_VARIABLE]
 
     def _ensure_running(self) -> None:
         with sigint_blocked(), self._own_folder():
-            give_main_a_spec()
-            start_resource_tracker_apart()
+            restore_main_spec()
+            start_detached_resource_tracker()
             self._server.ensure_running()
 
 
@@ -184,7 +184,7 @@ class _Server(forkserver.ForkServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_forkserver_preload(PRELOAD)
+        self.set_forkserver_preload(PRELOADED_MODULES)
         self.ranks: set[int] = set()  # process ids, from before they do anything of their own
         self._folder = ""
 
@@ -306,14 +306,14 @@ def _short_folder() -> str:
     """
     default = tempfile.gettempdir()
     longest = "/nbddp_12345678/listener-12345678"  # as tempfile and multiprocessing name them
-    for folder in (default, *SHORT_FOLDERS):
+    for folder in (default, *FALLBACK_FOLDERS):
         is_short = len(os.fsencode(folder)) + len(longest) <= MAX_ADDRESS
         if is_short and os.access(folder, os.W_OK | os.X_OK):
             return folder
     return default
 
 
-def _has_left(pid: int, helper: int) -> bool:
+def _has_own_session(pid: int, helper: int) -> bool:
     """Whether a process has left the helper's session, as a rank does at once."""
     try:
         return os.getsid(pid) != helper
@@ -338,14 +338,14 @@ def sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def give_main_a_spec() -> None:
+def restore_main_spec() -> None:
     """Give back what ``%reset -f`` takes away; without it multiprocessing starts nothing."""
     main = sys.modules["__main__"]
     if not hasattr(main, "__spec__"):
         main.__spec__ = None
 
 
-def start_resource_tracker_apart() -> None:
+def start_detached_resource_tracker() -> None:
     """Start multiprocessing's resource tracker outside of the kernel's process group.
 
     It ignores SIGTERM, and ipykernel waits at shutdown until every child in its own group has

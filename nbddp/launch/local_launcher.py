@@ -17,10 +17,10 @@ from nbddp.launch.forkserver import (
     CudaUsedError,
     Forkserver,
     LocalRank,
-    give_main_a_spec,
+    restore_main_spec,
     run_rank_process,
     sigint_blocked,
-    start_resource_tracker_apart,
+    start_detached_resource_tracker,
 )
 from nbddp.launch.memory import memory_limit
 from nbddp.topology import Topology, cores_here
@@ -28,7 +28,7 @@ from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
-SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
+LOW_MEMORY = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
 
 
 class RankHandle(Protocol):
@@ -177,7 +177,7 @@ class LocalLauncher(Launcher):
         """Start one rank on this machine."""
         name = f"nbddp-rank{start.topology.rank}"
         if self.forkserver is not None:
-            if memory_limit() < SHORT:
+            if memory_limit() < LOW_MEMORY:
                 self.forkserver.grow()
             try:
                 return self.forkserver.fork(run_rank_process, start, name)
@@ -231,9 +231,9 @@ class SpawnedRank(LocalRank, SpawnProcess):
 
 
 def _spawn(start: RankStart, name: str) -> RankHandle:
-    give_main_a_spec()
+    restore_main_spec()
     process = SpawnedRank(target=run_rank_process, args=(start,), name=name)
     with sigint_blocked():
-        start_resource_tracker_apart()
+        start_detached_resource_tracker()
         process.start()
     return process

@@ -18,8 +18,8 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-ALLOTTED = "MEM_LIMIT"  # JupyterHub's environment variable, so Binder's: bytes
-MUCH = 0.6  # of the memory there is
+MEMORY_LIMIT_VARIABLE = "MEM_LIMIT"  # JupyterHub's environment variable, so Binder's: bytes
+HIGH_SHARE = 0.6  # of the memory there is
 _WAY_OUT = "a smaller batch, fewer ranks or fewer DataLoader workers need less"
 
 
@@ -49,7 +49,7 @@ class MemoryWatch:
         if has_killed:
             return f"the system ran out of memory and killed it; {_WAY_OUT}"
         limit = memory_limit(self._limits)
-        if used < MUCH * limit:
+        if used < HIGH_SHARE * limit:
             return ""
         share = f"{used / 2**30:.1f} of {limit / 2**30:.1f} GiB"
         return f"probably out of memory: the ranks used {share} when last seen; {_WAY_OUT}"
@@ -66,7 +66,7 @@ class MemoryWatch:
 
 def memory_limit(limits: Sequence[Path] = LIMITS) -> int:
     """The memory there is, in bytes: what JupyterHub allots, the container's share, or all."""
-    said = [os.environ.get(ALLOTTED, ""), *(_read(path).strip() for path in limits)]
+    said = [os.environ.get(MEMORY_LIMIT_VARIABLE, ""), *(_read(path).strip() for path in limits)]
     return min([*map(int, filter(str.isdecimal, said)), int(psutil.virtual_memory().total)])
 
 

@@ -16,7 +16,7 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import KINDS as TRACKERS
 from nbddp.sigint import wait_for_all
-from nbddp.wire.messages import Command, JsonDict
+from nbddp.wire.messages import MessageToRank, JsonDict
 from nbddp.wire.request_messages import Complete, Inspect
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Completion:
         )
         return [Match(each, "name") for each in said.get("matches", ())], said.get("text", "")
 
-    def _ask_rank(self, make: Callable[[int], Command], seconds: float) -> JsonDict:
+    def _ask_rank(self, make: Callable[[int], MessageToRank], seconds: float) -> JsonDict:
         """Return the answer of the lowest rank; empty if it is busy, late or gone."""
         session = self._group.session
         if session.life.state is not GroupState.IDLE:

@@ -80,7 +80,7 @@ def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
         TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
     """
     written = io.BytesIO()
-    pickler = _Noting(written, numbers)
+    pickler = _SourceCollector(written, numbers)
     pickler.dump(value)
     if pickler.sources:
         written.write(pickle.dumps(pickler.sources))
@@ -94,7 +94,7 @@ def loads_with_sources(data: bytes) -> tuple[Any, Sources]:
     return value, pickle.loads(rest) if rest else {}
 
 
-class _Noting(Pickler):
+class _SourceCollector(Pickler):
     """Pickles functions of cells under the names that ranks use, and keeps the cells' text."""
 
     def __init__(self, file: io.BytesIO, numbers: Mapping[str, int]) -> None:
@@ -107,12 +107,12 @@ class _Noting(Pickler):
         if isinstance(thing, CodeType):
             file = thing.co_filename
             name = cell_name(self._numbers[file]) if file in self._numbers else file
-            if name not in self.sources and (text := _text_of_cell(file)):
+            if name not in self.sources and (text := _cell_text(file)):
                 self.sources[name] = text
             return _reduce_code_with_file(thing.replace(co_filename=name))
         return super().reducer_override(thing)
 
 
-def _text_of_cell(name: str) -> str:
+def _cell_text(name: str) -> str:
     """Of a cell, which is in no file: what is in a file is found there."""
     return "" if Path(name).is_file() else "".join(linecache.getlines(name))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_SWITCH = Path("/etc/nsswitch.conf")
+_NSSWITCH = Path("/etc/nsswitch.conf")
 _DEFAULT = "files dns"  # glibc's own, when the file says nothing
 
 
@@ -36,7 +36,7 @@ def without_dns() -> Iterator[None]:
     try:
         yield
     finally:
-        configure(b"hosts", _configured().encode())
+        configure(b"hosts", _configured_lookup().encode())
 
 
 def clone(store: Store) -> Store:
@@ -51,10 +51,10 @@ def _configure_lookup() -> ctypes._NamedFuncPointer | None:
     return getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # musl has none
 
 
-def _configured() -> str:
+def _configured_lookup() -> str:
     """What the system says of host names, as it stands in its file."""
     try:
-        text = _SWITCH.read_text()
+        text = _NSSWITCH.read_text()
     except OSError:
         return _DEFAULT
     line = re.search(r"^\s*hosts:\s*([^#\n]+)", text, re.MULTILINE)

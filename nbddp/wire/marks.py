@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
-LONGEST = 200  # characters of a plain value's mark
-MOST, DEPTH = 20, 2  # items of a plain list, tuple or set, and levels of them
+MAX_LENGTH = 200  # characters of a plain value's mark
+MAX_ITEMS, DEPTH = 20, 2  # items of a plain list, tuple or set, and levels of them
 # Prefixes of marks that are no expressions
-DEVICE, NAMED_TUPLE, OTHER = "device ", "namedtuple ", "other "
+DEVICE, NAMED_TUPLE, FINGERPRINT = "device ", "namedtuple ", "other "
 ATOMS = frozenset({bool, int, str, float, type(None), complex, bytes})
 _ITEMS: dict[type, str] = {list: "[{}]", tuple: "({},)", set: "{{{}}}"}
 # The arguments that make such a value again.
@@ -51,7 +51,7 @@ def plain_mark(value: object, depth: int = DEPTH) -> str:
         return _mark_of_items(kind, value, depth - 1) if depth else ""
     name = kind.__name__
     arguments: tuple[object, ...] = ()
-    if kind in _ARGUMENTS and not (kind is frozenset and len(value) > MOST):  # type: ignore[arg-type]
+    if kind in _ARGUMENTS and not (kind is frozenset and len(value) > MAX_ITEMS):  # type: ignore[arg-type]
         arguments = _ARGUMENTS[kind](value)
     elif kind.__module__ == "numpy" and isinstance(value, sys.modules["numpy"].generic):
         name, item = f"np.{name}", value.item()
@@ -63,16 +63,16 @@ def plain_mark(value: object, depth: int = DEPTH) -> str:
 def _is_short(kind: type, value: Any) -> bool:
     """Return whether a mark is short, and an expression."""
     if kind is str or kind is bytes:
-        return len(value) <= LONGEST
+        return len(value) <= MAX_LENGTH
     if kind is int:
-        return value.bit_length() <= LONGEST  # type: ignore[no-any-return]
+        return value.bit_length() <= MAX_LENGTH  # type: ignore[no-any-return]
     return value is None or cmath.isfinite(value)
 
 
 def _mark_of_items(kind: type, value: Any, depth: int) -> str:
-    if not 0 < len(value) <= MOST:
+    if not 0 < len(value) <= MAX_ITEMS:
         return "" if value else repr(value)
-    room, parts = LONGEST, []
+    room, parts = MAX_LENGTH, []
     for each in [*value]:  # another thread may change the value
         part = plain_mark(each, depth)
         room -= len(part) + 2
@@ -84,9 +84,9 @@ def _mark_of_items(kind: type, value: Any, depth: int) -> str:
     return _ITEMS[kind].format(", ".join(parts))
 
 
-def is_other(mark: str) -> bool:
+def is_fingerprint(mark: str) -> bool:
     """Return whether the value cannot be read from its mark."""
-    return mark.startswith(OTHER)
+    return mark.startswith(FINGERPRINT)
 
 
 def read_plain(mark: str) -> Any:
@@ -99,21 +99,21 @@ def read_plain(mark: str) -> Any:
         ValueError: it is another mark, or its type is not known in this process.
     """
     try:
-        return _value(ast.parse(mark, mode="eval").body)
+        return _evaluate(ast.parse(mark, mode="eval").body)
     except SyntaxError as error:
         raise ValueError(mark) from error
 
 
-def _value(node: ast.expr) -> Any:
+def _evaluate(node: ast.expr) -> Any:
     match node:
         case ast.Call(func=ast.Name(id=name), args=[_, *_] as arguments) if name in _KINDS:
-            return _KINDS[name](*map(_value, arguments))
+            return _KINDS[name](*map(_evaluate, arguments))
         case ast.Call(func=ast.Attribute(attr=name), args=[argument]) if "numpy" in sys.modules:
-            return getattr(sys.modules["numpy"], name)(_value(argument))
+            return getattr(sys.modules["numpy"], name)(_evaluate(argument))
         case ast.List(elts=items):
-            return [*map(_value, items)]
+            return [*map(_evaluate, items)]
         case ast.Tuple(elts=items):
-            return (*map(_value, items),)
+            return (*map(_evaluate, items),)
         case ast.Set(elts=items):
-            return {*map(_value, items)}
+            return {*map(_evaluate, items)}
     return ast.literal_eval(node)

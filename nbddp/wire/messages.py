@@ -289,8 +289,8 @@ class InputReply:
     refusal: str = ""
 
 
-Command = RunCell | Regroup | Request | Shutdown | Interrupt | CancelRequest | InputReply
-Report = (
+MessageToRank = RunCell | Regroup | Request | Shutdown | Interrupt | CancelRequest | InputReply
+MessageFromRank = (
     Ready
     | StartFailed
     | Output
@@ -306,7 +306,7 @@ Report = (
     | CellEnded
     | Answer
 )
-URGENT = (
+URGENT_MESSAGES = (
     Ready,
     StartFailed,
     RankStatus,
@@ -316,7 +316,7 @@ URGENT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InPieces:
+class LargeMessage:
     """In the place of a message that is too large for the store: what ``parcels.put`` returned.
 
     Made and taken away by the queue's two ends.
@@ -332,13 +332,13 @@ class MessageBatch:
     A letter costs its reader two threads that wake up, however short it is.
     """
 
-    reports: list[Report]
+    reports: list[MessageFromRank]
 
 
-Message = Command | Report | InPieces | MessageBatch
+Message = MessageToRank | MessageFromRank | LargeMessage | MessageBatch
 
 _KINDS: Mapping[str, type[Any]] = {
-    kind.__name__: kind for kind in (*get_args(Command), *get_args(Report), InPieces)
+    kind.__name__: kind for kind in (*get_args(MessageToRank), *get_args(MessageFromRank), LargeMessage)
 }
 
 

@@ -54,7 +54,7 @@ def put(
     return parcel
 
 
-def opened(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
+def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
     """The value that was pickled, whose signature holds; ``loads`` opens it.
 
     Raises:
@@ -69,7 +69,7 @@ def opened(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
         ) from error
 
 
-def take(store: Store, parcel: JsonDict) -> bytes:
+def get(store: Store, parcel: JsonDict) -> bytes:
     """Collect a value as it was pickled, which is safe to open then; does not wait for it.
 
     Raises:
@@ -91,14 +91,14 @@ def discard(store: Store, parcel: JsonDict) -> None:
         store.delete_key(key)
 
 
-def sweep(store: Store, key: str) -> None:
+def discard_unannounced(store: Store, key: str) -> None:
     """Free the memory of a value whose sender died before it could tell of it."""
     index = 0
     while store.delete_key(f"{key}/{index}"):
         index += 1
 
 
-def is_there(store: Store, parcel: JsonDict) -> bool:
+def exists(store: Store, parcel: JsonDict) -> bool:
     """Return whether a value was not discarded yet."""
     return bool(store.check(_piece_keys(parcel)[:1]))
 

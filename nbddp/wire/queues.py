@@ -18,7 +18,7 @@ from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
 from nbddp.wire.envelope import HEADER, Envelope, sign, verify
 from nbddp.wire.loopback_store import clone
-from nbddp.wire.messages import InPieces, JsonDict, Message, MessageBatch, Report, decode, encode
+from nbddp.wire.messages import LargeMessage, JsonDict, Message, MessageBatch, MessageFromRank, decode, encode
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-Lived = tuple[int, int]  # a process: its rank's attempt and incarnation
+IncarnationKey = tuple[int, int]  # a process: its rank's attempt and incarnation
 MAX_BACKLOG = 128  # envelopes nobody has read: who has more to say should wait
 
 
@@ -52,7 +52,7 @@ class QueueWriter:
         self._lock = threading.Lock()
         self._large: list[JsonDict] = []  # messages in pieces that nobody has read yet
 
-    def post_together(self, reports: Sequence[Report]) -> None:
+    def post_together(self, reports: Sequence[MessageFromRank]) -> None:
         """Put what is told at one moment into the queue, as one envelope."""
         self.post(reports[0] if len(reports) == 1 else MessageBatch(reports=list(reports)))
 
@@ -81,7 +81,7 @@ class QueueWriter:
             parcel = payloads.put(self._store, key, body)
             self._forget_read()
             self._large.append(parcel)
-            body = encode(InPieces(parcel=parcel))
+            body = encode(LargeMessage(parcel=parcel))
         body = HEADER.pack(self._sender, *self._life, sequence) + body
         self._store.queue_push(self._queue, sign(body, self._queue, self._secret) + body)
 
@@ -92,7 +92,7 @@ class QueueWriter:
             return bool(self._large) or self._store.queue_len(self._queue) > MAX_BACKLOG
 
     def _forget_read(self) -> None:
-        self._large = [each for each in self._large if payloads.is_there(self._store, each)]
+        self._large = [each for each in self._large if payloads.exists(self._store, each)]
 
     def is_read(self) -> bool:
         """Return whether the reader has taken all envelopes of all writers of this queue."""
@@ -130,7 +130,7 @@ class QueueReader:
         self._reopen = reopen
         self._queue = queue
         self._secret = secret
-        self._last: dict[tuple[int, Lived], int] = {}
+        self._last: dict[tuple[int, IncarnationKey], int] = {}
         self.refused = 0
 
     def collect(self) -> Envelope:
@@ -163,18 +163,18 @@ class QueueReader:
         envelope = verify(data, queue=self._queue, secret=self._secret)
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
         if envelope.sequence <= self._last.get(stream, 0):
-            if isinstance(envelope.message, InPieces):  # sent anew after a lost connection
+            if isinstance(envelope.message, LargeMessage):  # sent anew after a lost connection
                 payloads.discard(self._store, envelope.message.parcel)
             raise ReplayError(f"message {envelope.sequence} of rank {envelope.sender} came twice")
         self._last[stream] = envelope.sequence
-        if isinstance(envelope.message, InPieces):
+        if isinstance(envelope.message, LargeMessage):
             return replace(envelope, message=self._take(envelope.message.parcel))
         return envelope
 
     def _take(self, parcel: JsonDict) -> Message:
         try:
             try:
-                body = payloads.take(self._store, parcel)
+                body = payloads.get(self._store, parcel)
             finally:  # else its sender would wait until it is read
                 payloads.discard(self._store, parcel)
         except (RequestError, RuntimeError) as error:  # torch's: the connection is gone
@@ -192,10 +192,10 @@ class QueueReader:
         """
         lived = attempt, incarnation
         sequence = self._last.get((sender, lived), 0) + 1
-        payloads.sweep(store, _key(self._queue, sender, lived, sequence))
+        payloads.discard_unannounced(store, _key(self._queue, sender, lived, sequence))
 
 
-def _key(queue: str, sender: int, lived: Lived, sequence: int) -> str:
+def _key(queue: str, sender: int, lived: IncarnationKey, sequence: int) -> str:
     """Where the pieces of one message are."""
     attempt, incarnation = lived
     return f"{queue}/pieces/{attempt}.{incarnation}/{sender}/{sequence}"

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from nbddp.topology import Topology
 
 DEFAULT_TIMEOUT = 1800.0  # seconds for a collective: torch's own
-UP = "up"  # the one queue that all ranks report into
-NEWS = "news"  # and the one for what does not wait behind output
+RANKS_QUEUE = "up"  # the one queue that all ranks report into
+URGENT_QUEUE = "news"  # and the one for what does not wait behind output
 
 # ---- the forkserver
 
-FOLDER = "NBDDP_SOCKETS"  # the environment variable that names the folder of its sockets
+SOCKET_FOLDER_VARIABLE = "NBDDP_SOCKETS"  # the environment variable that names the folder of its sockets
 CUDA_USED = "cuda-used"  # a file in that folder: what is forked from the helper cannot use CUDA
-GROW_SIGNAL = signal.SIGUSR1  # one more part, now that nobody waits for a start
-GROWN_BY = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
-GROW_PARTS = 1 + len(GROWN_BY)  # the first is a warm shell
+PRELOAD_SIGNAL = signal.SIGUSR1  # one more part, now that nobody waits for a start
+PRELOADED_LATER = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+PRELOAD_PARTS = 1 + len(PRELOADED_LATER)  # the first is a warm shell
 
 # ---- ranks and scripts
 

@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import forkserver
 
 from nbddp.child_processes import find_descendants, kill_all
-from nbddp.wire.rank_start import GROW_SIGNAL, GROWN_BY
+from nbddp.wire.rank_start import PRELOAD_SIGNAL, PRELOADED_LATER
 
 
 def take_along(folder: str) -> None:
@@ -42,7 +42,7 @@ def leave() -> None:
     The pipe keeps the helper running, and is the kernel's alone. multiprocessing hands it on, so
     that a rank could fork from the same helper.
     """
-    signal.signal(GROW_SIGNAL, signal.SIG_DFL)
+    signal.signal(PRELOAD_SIGNAL, signal.SIG_DFL)
     server = forkserver._forkserver
     held: int | None = server._forkserver_alive_fd  # type: ignore[attr-defined]
     if held is not None:
@@ -53,7 +53,7 @@ def leave() -> None:
 def listen(first: Callable[[], None]) -> None:
     """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
     parts: list[Callable[[], object]] = [first]
-    parts += [partial(importlib.import_module, name) for name in GROWN_BY]
+    parts += [partial(importlib.import_module, name) for name in PRELOADED_LATER]
 
     def do_next(*_signal: object) -> None:
         if parts:
@@ -62,4 +62,4 @@ def listen(first: Callable[[], None]) -> None:
         gc.freeze()  # what ranks share stays shared: their collectors leave it alone
 
     gc.freeze()
-    signal.signal(GROW_SIGNAL, do_next)
+    signal.signal(PRELOAD_SIGNAL, do_next)

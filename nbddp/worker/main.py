@@ -27,7 +27,7 @@ from nbddp.train.faults import arming
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.rank_start import NEWS, UP, RankStart, command_queue, control_queue
+from nbddp.wire.rank_start import URGENT_QUEUE, RANKS_QUEUE, RankStart, command_queue, control_queue
 from nbddp.wire.request_messages import Request
 from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers
@@ -62,14 +62,14 @@ from nbddp.worker.watch.resource_usage import UsageSampler
 from nbddp.worker.watch.sampler import Progress, Sampler
 
 
-def live(start: RankStart) -> None:
+def run_rank(start: RankStart) -> None:
     """Live as a rank until told to leave."""
     with suppress(PermissionError):  # already the leader of a session of its own
         os.setsid()
     lazy_preload.leave()
     clear_exit_hooks()
     exit_with_kernel(start.kernel_pid)
-    settle(start)
+    apply_environment(start)
     clients = StoreClients.connect(start.store_port, start.store_prefix)
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
@@ -81,7 +81,7 @@ def live(start: RankStart) -> None:
             attempt=attempt,
             incarnation=start.incarnation,
         )
-        for queue in (UP, NEWS)
+        for queue in (RANKS_QUEUE, URGENT_QUEUE)
     )
     outbox = Outbox(writer, urgent, ranks=start.topology.world_size)
     path = Path(start.log_path)
@@ -104,7 +104,7 @@ def live(start: RankStart) -> None:
     exit_process(outbox.close)
 
 
-def settle(start: RankStart) -> None:
+def apply_environment(start: RankStart) -> None:
     """Take over the kernel's environment, folder and import path as they were at the start."""
     os.environ.clear()
     os.environ.update(start.env)
@@ -384,7 +384,7 @@ class Rank:
             )
         )
 
-    def _post_question(self, question: msg.Report) -> None:
+    def _post_question(self, question: msg.MessageFromRank) -> None:
         self._outbox.post(question)
         self._outbox.post(self._sampler.look(self._cell))  # the panel says so at once
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed  # noqa: F401
 
 from nbddp.child_processes import adopt_orphans
-from nbddp.wire.rank_start import CUDA_USED, FOLDER
+from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE
 from nbddp.worker import (
     lazy_preload,
     main,  # noqa: F401
@@ -27,7 +27,7 @@ from nbddp.worker.cuda_probe import has_used_cuda
 adopt_orphans()
 # multiprocessing's: a child that it has not started, but inherited, has ended
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
-folder = os.environ.pop(FOLDER)
+folder = os.environ.pop(SOCKET_FOLDER_VARIABLE)
 lazy_preload.take_along(folder)
 shell = make_shell()
 if has_used_cuda():

@@ -122,8 +122,8 @@ class RequestHandler:
         return Answer(request=command.request, payload=payload)
 
     def _push(self, command: Push) -> JsonDict:
-        data = payloads.take(self._store, command.parcel)
-        names, sources = payloads.opened(data, loads_with_sources)
+        data = payloads.get(self._store, command.parcel)
+        names, sources = payloads.unpickle(data, loads_with_sources)
         self._shell.compile.add_sources(sources)
         self._shell.push(names)
         return {"values": self._shell.plain_values.changes()}

@@ -20,7 +20,7 @@ from processes import wait_until
 
 from nbddp import RequestError, StartError
 from nbddp.launch import forkserver
-from nbddp.wire.rank_start import FOLDER
+from nbddp.wire.rank_start import SOCKET_FOLDER_VARIABLE
 
 pytestmark = pytest.mark.multiproc
 
@@ -164,7 +164,7 @@ def slow_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A helper that imports something for a long time."""
     (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(forkserver, "PRELOAD", ["slow_disk", *forkserver.PRELOAD])
+    monkeypatch.setattr(forkserver, "PRELOADED_MODULES", ["slow_disk", *forkserver.PRELOADED_MODULES])
 
 
 @pytest.mark.usefixtures("slow_helper")
@@ -278,4 +278,4 @@ def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
         each.close()
     assert not list(folder.glob("nbddp_*"))
     assert process.current_process()._config.get("tempdir") == before
-    assert FOLDER not in os.environ
+    assert SOCKET_FOLDER_VARIABLE not in os.environ

@@ -19,7 +19,7 @@ from nbddp.wire.messages import (
     InputCancelled,
     InputReply,
     InputRequested,
-    Report,
+    MessageFromRank,
 )
 from nbddp.worker.output.log_writer import flush_python_streams
 
@@ -33,7 +33,10 @@ class StdinProxy:
     """
 
     def __init__(
-        self, post: Callable[[Report], None], *, is_interrupted: Callable[[], bool] = lambda: False
+        self,
+        post: Callable[[MessageFromRank], None],
+        *,
+        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._post = post
         self.is_interrupted = is_interrupted

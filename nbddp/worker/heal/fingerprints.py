@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbddp.wire.marks import DEVICE, LONGEST, MOST, NAMED_TUPLE, OTHER, PLAIN, plain_mark
+from nbddp.wire.marks import DEVICE, MAX_LENGTH, MAX_ITEMS, NAMED_TUPLE, FINGERPRINT, PLAIN, plain_mark
 
 DEPTH = 3  # levels of values in values
 LOOKED_AT = 10_000  # characters or bytes at each end of a text
@@ -42,7 +42,7 @@ def is_named_tuple(kind: type) -> bool:
 
 def fingerprint(value: Any) -> str:
     """Return a mark by which most different values can be told apart. No code of the user runs."""
-    return OTHER + _fingerprint(value, DEPTH)
+    return FINGERPRINT + _fingerprint(value, DEPTH)
 
 
 def _fingerprint(value: Any, depth: int) -> str:
@@ -50,7 +50,7 @@ def _fingerprint(value: Any, depth: int) -> str:
         return mark
     kind = type(value)
     facts = " ".join(map(str, _facts(kind, value, depth - 1))) if depth else ""
-    if len(facts) > LONGEST:
+    if len(facts) > MAX_LENGTH:
         facts = str(zlib.crc32(facts.encode(errors="replace")))
     return f"{kind.__name__} {facts}"
 
@@ -82,13 +82,13 @@ def _of_items(items: Sequence[Any], depth: int) -> Facts:
 
 
 def _of_set(items: Any, depth: int) -> Facts:
-    few = [*items] if len(items) <= MOST else []
+    few = [*items] if len(items) <= MAX_ITEMS else []
     return [len(items), *sorted(_fingerprint(each, depth) for each in few)]
 
 
 def _of_dict(items: Mapping[Any, Any], depth: int) -> Facts:
     """Tell the keys, and the values that are not reported by paths of their own."""
-    few = [*items.items()] if len(items) <= MOST else []
+    few = [*items.items()] if len(items) <= MAX_ITEMS else []
     has_paths = depth == DEPTH - 1
     parts = [
         _fingerprint(key if has_paths and type(key) is str else (key, value), depth)

@@ -119,7 +119,7 @@ class HealHandler:
         if rank == command.donor:
             self._send(command.replacements)
         elif rank in command.replacements:
-            data = payloads.take(self._store, command.parcel)
+            data = payloads.get(self._store, command.parcel)
             storages = [
                 torch.empty(
                     size, dtype=torch.uint8, device=device if kind == device.type else kind

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from nbddp.wire.marks import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_other, read_plain
+from nbddp.wire.marks import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_fingerprint, read_plain
 from nbddp.wire.messages import JsonDict
 from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, mark_of
 
@@ -100,7 +100,7 @@ class PlainValues:
             own: by path, the mark of the donor's value and the mark of this rank's own value.
             preset: names that each rank sets for itself: restored whatever their marks are now.
         """
-        left = {path: marks for path, marks in own.items() if not is_other(marks[1])}
+        left = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
         taken: list[str] = []
         written: dict[int, str] = {}
         for path, holder, key, mark in [*_Search(self._namespace, {}, patience=1.0).marked()]:

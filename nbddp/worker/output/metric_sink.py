@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.train.log_and_track import ProgressBar, Sink
-from nbddp.wire.messages import EventReported, Metrics, Progress, Report
+from nbddp.wire.messages import EventReported, Metrics, Progress, MessageFromRank
 from nbddp.worker.output.outbox import Outbox, notify_user
 
 MAX_ROWS = 1000  # in one letter
@@ -148,7 +148,7 @@ class MetricSink(Sink):
         """Nothing: what is reported later may as well be read."""
         return 0
 
-    def read(self, upto: int | None = None) -> Report | None:  # noqa: ARG002 - a source's
+    def read(self, upto: int | None = None) -> MessageFromRank | None:  # noqa: ARG002 - a source's
         """The next piece that was reported since the last call, or None."""
         with self._lock:
             if self._events:

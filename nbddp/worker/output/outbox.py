@@ -22,7 +22,7 @@ from math import floor
 from typing import Protocol
 
 from nbddp.formatting import with_article
-from nbddp.wire.messages import URGENT, CellEnded, Display, Metrics, Output, Report
+from nbddp.wire.messages import URGENT_MESSAGES, CellEnded, Display, Metrics, Output, MessageFromRank
 from nbddp.wire.queues import QueueWriter
 from nbddp.wire.request_messages import Answer
 
@@ -45,7 +45,7 @@ class Source(Protocol):
     def mark(self) -> int:
         """Return how far it is filled now."""
 
-    def read(self, upto: int | None = None) -> Report | None:
+    def read(self, upto: int | None = None) -> MessageFromRank | None:
         """Return the next piece, up to a mark, or None."""
 
 
@@ -69,7 +69,7 @@ class Outbox:
         self._unreadable: set[Source] = set()
         # What is sent from a mark of each source on, in order.
         self._queue: deque[tuple[Callable[[], None], list[int]]] = deque()
-        self._urgent: deque[Report] = deque()
+        self._urgent: deque[MessageFromRank] = deque()
         self._held = 0  # characters of the pictures in the queue
         # An RLock, because a handler of a signal may print. It is used as the C lock that it is:
         # an interrupt cannot strike between acquiring it and the block, as in Condition.__enter__.
@@ -99,7 +99,7 @@ class Outbox:
             self._is_in_cell = self._has_output = True  # which ends the long wait
             self._wake.notify_all()
 
-    def post(self, report: Report) -> None:
+    def post(self, report: MessageFromRank) -> None:
         """Send a report: at once if it is urgent, else after all output that precedes it.
 
         Wait while too many pictures are in the queue, as a print into a full pipe does.
@@ -107,7 +107,7 @@ class Outbox:
         if self._is_in_child():
             return
         with self._lock:
-            if isinstance(report, URGENT):
+            if isinstance(report, URGENT_MESSAGES):
                 self._urgent.append(report)
                 self._wake.notify_all()
                 return
@@ -222,7 +222,7 @@ class Outbox:
             lines += max(map(_lines, pieces))
         return lines
 
-    def _pieces(self, marks: Sequence[int]) -> Iterator[Report]:
+    def _pieces(self, marks: Sequence[int]) -> Iterator[MessageFromRank]:
         for source, mark in zip(self._sources, marks, strict=True):
             for _ in range(MAX_PIECES):
                 try:
@@ -250,19 +250,19 @@ class Outbox:
         while self._urgent:
             self._send(self._urgent_writer, self._urgent.popleft())
 
-    def _send_report(self, report: Report) -> None:
+    def _send_report(self, report: MessageFromRank) -> None:
         self._send(self._writer, report)
         with self._lock:
             self._held -= _size(report)
             self._wake.notify_all()
 
-    def _send(self, writer: QueueWriter, report: Report) -> None:
+    def _send(self, writer: QueueWriter, report: MessageFromRank) -> None:
         """Send a report. If that fails, say why, and send an end or an answer without content."""
         try:
             writer.post(report)
         except Exception as error:  # noqa: BLE001 - the thread goes on after any error
             what = with_article(type(report).__name__)
-            instead: list[tuple[QueueWriter, Report]] = [
+            instead: list[tuple[QueueWriter, MessageFromRank]] = [
                 (self._writer, notify_user(f"{what} could not be sent: {error}"))
             ]
             if isinstance(report, CellEnded | Answer):
@@ -288,9 +288,9 @@ def _without_content(report: CellEnded | Answer, reason: str) -> CellEnded | Ans
     return replace(report, failure=failure, result={})
 
 
-def _into_messages(pieces: Iterable[Report]) -> Iterator[list[Report]]:
+def _into_messages(pieces: Iterable[MessageFromRank]) -> Iterator[list[MessageFromRank]]:
     """Group pieces into messages: one piece of each kind is long enough."""
-    together: list[Report] = []
+    together: list[MessageFromRank] = []
     for piece in pieces:
         if type(piece) in map(type, together):
             yield together
@@ -307,7 +307,7 @@ def _mark(source: Source) -> int:
         return sys.maxsize  # reading it fails as well, and that error is reported
 
 
-def _lines(report: Report) -> int:
+def _lines(report: MessageFromRank) -> int:
     """Return how many lines or rows a report has, at least one."""
     match report:
         case Output(text=text):
@@ -317,7 +317,7 @@ def _lines(report: Report) -> int:
     return 1
 
 
-def _size(report: Report) -> int:
+def _size(report: MessageFromRank) -> int:
     if not isinstance(report, Display):
         return 0
     return sum(len(value) for value in report.data.values() if isinstance(value, str))

@@ -27,7 +27,7 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Future
-from nbddp.wire.messages import CellEnded, Command, Interrupt, Message, Output
+from nbddp.wire.messages import CellEnded, MessageToRank, Interrupt, Message, Output
 from nbddp.wire.request_messages import Answer, Complete
 
 TWO = GroupSpec(nproc=2)
@@ -138,7 +138,7 @@ def written_in(handle: CellHandle) -> list[OutputText]:
 def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Stage) -> None:
     folder = run_folder(stage)
 
-    def write(_attempt: int, rank: int, _command: Command) -> None:
+    def write(_attempt: int, rank: int, _command: MessageToRank) -> None:
         with folder.log(rank).open("a") as log:
             log.write(f"hello from {rank}\n")
 

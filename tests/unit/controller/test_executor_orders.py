@@ -56,7 +56,7 @@ class Rank:
     incarnation: int = 0
     is_ready: bool = False
     cell: int = 0
-    commands: deque[msg.Command] = field(default_factory=deque)
+    commands: deque[msg.MessageToRank] = field(default_factory=deque)
 
     @property
     def is_dealt_with(self) -> bool:
@@ -113,7 +113,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.replaced.append(self.ranks[key])
         self.ranks[key] = Rank(*key, self.launcher.handles[key], start.incarnation)
 
-    def is_told(self, attempt: int, rank: int, command: msg.Command) -> None:
+    def is_told(self, attempt: int, rank: int, command: msg.MessageToRank) -> None:
         if isinstance(command, msg.Interrupt):
             self.is_interrupted(self.ranks[attempt, rank])
         else:

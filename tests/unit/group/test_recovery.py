@@ -22,7 +22,7 @@ from nbddp.lifecycle.events import NodeJoined
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
-from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
+from nbddp.wire.messages import CellEnded, MessageToRank, Interrupt, RunCell
 
 TWO = GroupSpec(nproc=2)
 DEEDS = tuple(
@@ -98,7 +98,7 @@ class Play:
         main = threading.main_thread().ident or 0
         self.when_it_hangs(lambda: signal.pthread_kill(main, signal.SIGINT))
 
-    def receive(self, attempt: int, rank: int, command: Command) -> None:
+    def receive(self, attempt: int, rank: int, command: MessageToRank) -> None:
         source = command.source if isinstance(command, RunCell) else None
         if source is not None and rank == 0:
             self.sources.append(source)

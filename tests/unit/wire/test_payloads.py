@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import RequestError, SignatureError
 from nbddp.wire import payloads
 from nbddp.wire.function_sources import dumps
-from nbddp.wire.payloads import discard, put, take
+from nbddp.wire.payloads import discard, put, get
 
 opened: list[str] = []
 
@@ -26,7 +26,7 @@ def pack(store: MemoryStore, key: str, value: Any) -> dict[str, Any]:
 
 
 def unpack(store: MemoryStore, parcel: dict[str, Any]) -> Any:
-    return payloads.opened(take(store, parcel))  # type: ignore[arg-type]
+    return payloads.unpickle(get(store, parcel))  # type: ignore[arg-type]
 
 
 def spring(trap: str) -> str:

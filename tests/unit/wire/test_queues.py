@@ -20,7 +20,7 @@ from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire import envelope, payloads
 from nbddp.wire import queues as room
 from nbddp.wire.envelope import CONTROLLER, Envelope, verify
-from nbddp.wire.messages import InterruptAcknowledged, Message, Output, Report, Shutdown, encode
+from nbddp.wire.messages import InterruptAcknowledged, Message, Output, MessageFromRank, Shutdown, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32
@@ -202,7 +202,7 @@ def test_every_sender_and_every_attempt_counts_for_itself(queue: Queue) -> None:
 
 
 def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(queue: Queue) -> None:
-    reports: list[Report] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
+    reports: list[MessageFromRank] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
     queue.box.post_together(reports)
     assert len(queue.store.queues[QUEUE]) == 1
     found = queue.reader.collect()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from processes import in_child
 
 from nbddp.train.log_and_track import ProgressBar
-from nbddp.wire.messages import EventReported, Metrics, Progress, Report, decode, encode
+from nbddp.wire.messages import EventReported, Metrics, Progress, MessageFromRank, decode, encode
 from nbddp.worker.output import metric_sink as room
 from nbddp.worker.output.metric_sink import MAX_BARS, MetricSink
 
@@ -55,7 +55,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def read_all(meters: MetricSink) -> list[Report]:
+def read_all(meters: MetricSink) -> list[MessageFromRank]:
     return list(iter(meters.read, None))
 
 

@@ -25,20 +25,20 @@ class FakeWriter:
     """Keeps what is posted; its backlog, and its error for a picture, are what a test says."""
 
     def __init__(self) -> None:
-        self.posted: list[msg.Report] = []
-        self.letters: list[list[msg.Report]] = []
+        self.posted: list[msg.MessageFromRank] = []
+        self.letters: list[list[msg.MessageFromRank]] = []
         self.waiting = 0
         self.asked = 0
         self.unread = 0
         self.error: Exception | None = None
 
-    def post(self, message: msg.Report) -> None:
+    def post(self, message: msg.MessageFromRank) -> None:
         msg.encode(message)
         if self.error and isinstance(message, msg.Display) and "image/png" in message.data:
             raise self.error
         self.posted.append(message)
 
-    def post_together(self, reports: Sequence[msg.Report]) -> None:
+    def post_together(self, reports: Sequence[msg.MessageFromRank]) -> None:
         for each in reports:
             msg.encode(each)
         self.letters.append(list(reports))
@@ -56,7 +56,7 @@ class FakeWriter:
 class Pile:
     """A source that holds what a test puts on it."""
 
-    def __init__(self, *pieces: msg.Report) -> None:
+    def __init__(self, *pieces: msg.MessageFromRank) -> None:
         self.pieces = deque(pieces)
         self.taken = 0
         self.looks = 0
@@ -65,7 +65,7 @@ class Pile:
         self.looks += 1
         return self.taken + len(self.pieces)
 
-    def read(self, upto: int | None = None) -> msg.Report | None:
+    def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
         if not self.pieces or (upto is not None and self.taken >= upto):
             return None
         self.taken += 1
@@ -75,14 +75,14 @@ class Pile:
 class Flood(Pile):
     """A source that always has more."""
 
-    def read(self, upto: int | None = None) -> msg.Report | None:  # noqa: ARG002 - a source's
+    def read(self, upto: int | None = None) -> msg.MessageFromRank | None:  # noqa: ARG002 - a source's
         return wrote("more")
 
 
 class BrokenPile(Pile):
     """A source that cannot be read."""
 
-    def read(self, upto: int | None = None) -> msg.Report | None:  # noqa: ARG002 - a source's
+    def read(self, upto: int | None = None) -> msg.MessageFromRank | None:  # noqa: ARG002 - a source's
         raise OSError("Input/output error")
 
 
@@ -94,7 +94,7 @@ class Mail:
         self.begun: list[Outbox] = []
 
     @property
-    def posted(self) -> list[msg.Report]:
+    def posted(self) -> list[msg.MessageFromRank]:
         return self.writer.posted
 
     def make(self, *sources: Pile, **options: Any) -> Outbox:
@@ -158,7 +158,7 @@ NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[
     ids=["one source", "one letter", "one of each kind in a letter"],
 )
 def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
-    mail: Mail, sources: list[list[msg.Report]], letters: list[list[msg.Report]]
+    mail: Mail, sources: list[list[msg.MessageFromRank]], letters: list[list[msg.MessageFromRank]]
 ) -> None:
     outbox = mail.make(*(Pile(*pieces) for pieces in sources))
     outbox.post(report(1))
@@ -190,7 +190,7 @@ def test_what_a_source_got_after_a_report_comes_after_it(mail: Mail) -> None:
 
 def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(mail: Mail) -> None:
     class Busy(Pile):
-        def read(self, upto: int | None = None) -> msg.Report | None:
+        def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
             piece = super().read(upto)
             if piece == wrote("first"):
                 outbox.post(picture(1))
