@@ -22,9 +22,9 @@ from nbddp.wire.envelope import Envelope
 from nbddp.wire.messages import (
     URGENT_MESSAGES,
     CellEnded,
-    MessageToRank,
     JsonDict,
     Message,
+    MessageToRank,
     Ready,
     RunCell,
     Shutdown,
@@ -221,11 +221,11 @@ class FakeLink:
         self._values[key] = data
         return {"key": key}
 
-    def unpack(self, parcel: JsonDict) -> Any:
-        return self._values[parcel["key"]]
+    def unpack(self, payload: JsonDict) -> Any:
+        return self._values[payload["key"]]
 
-    def discard(self, parcel: JsonDict) -> None:
-        self._values.pop(parcel["key"], None)
+    def discard(self, payload: JsonDict) -> None:
+        self._values.pop(payload["key"], None)
 
     def close(self) -> None:
         self.envelopes.put(None)

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import strategies as st
 
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import MessageToRank, Message, MessageFromRank
+from nbddp.wire.messages import Message, MessageFromRank, MessageToRank
 
 KINDS: tuple[type[Any], ...] = (*get_args(MessageToRank), *get_args(MessageFromRank))
 

@@ -331,8 +331,8 @@ class Executor:
             self.rank_monitor.hangs.alarm = ""  # nobody waits any more
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
-                if report.parcel:  # the values of a failed cell are not used
-                    self.runtime_now.link.discard(report.parcel)
+                if report.payload:  # the values of a failed cell are not used
+                    self.runtime_now.link.discard(report.payload)
         self._describe()
 
     def _describe(self, *, pause: float = 0.0) -> None:

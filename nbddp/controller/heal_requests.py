@@ -101,8 +101,8 @@ class HealRequests:
             generation=action.generation,
             donor=self._donor,
             replacements=[*self.ranks],
-            parcel=self._given.parcel,
-            storages=self._given.payload["storages"],
+            payload=self._given.payload,
+            storages=self._given.content["storages"],
             own=dict(self._own[rank].own) if rank in self._own else {},
         )
         self._do.runtime_now.link.send(rank, command)
@@ -135,17 +135,17 @@ class HealRequests:
             return ev.NamespaceSent(attempt=attempt, generation=given, reason=reason)
         if (met := self._meets.pop(answer.request, None)) is None:
             return None
-        (rank, generation), payload = met, answer.payload
+        (rank, generation), content = met, answer.content
         for kind, known in self._changed.items():
-            known += [path for path in payload.get(kind, ()) if path not in known]
-        unmade = payload.get("unopened", {})
+            known += [path for path in content.get(kind, ()) if path not in known]
+        unmade = content.get("unopened", {})
         self._unmade |= unmade
         return ev.GroupJoined(
             attempt=attempt,
             generation=generation,
             rank=rank,
             reason=f"rank {rank}: {answer.error}" if answer.error else "",
-            is_consequence=payload.get("was_left", False),
+            is_consequence=content.get("was_left", False),
             not_loaded=tuple(unmade),
         )
 
@@ -157,7 +157,7 @@ class HealRequests:
     def _discard(self) -> None:
         given, self._given = self._given, None
         if given is not None:
-            self._do.runtime_now.link.discard(given.parcel)
+            self._do.runtime_now.link.discard(given.payload)
 
     def _report(self) -> Healed:
         if self._given is None:
@@ -165,25 +165,25 @@ class HealRequests:
         given, do = self._given, self._do
         do.rank_monitor.values.note_healed(self.ranks)
         own = self._changed["taken"]
-        left = self._unmade | given.payload["left"]
+        left = self._unmade | given.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
         unknown = [path for each in self._own.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._changed["unlike"]]))
         lost = [
-            path for path in unknown if path.isidentifier() and path not in given.payload["names"]
+            path for path in unknown if path.isidentifier() and path not in given.content["names"]
         ]
         left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,
-            names=len(given.payload["names"]),
+            names=len(given.content["names"]),
             left=left,
-            more=given.payload["more"],
+            more=given.content["more"],
             places=tuple(self._changed["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
             cells={name: cell_that_assigned(name, do.deeds.entries) for name in left},
-            size=given.payload["bytes"] + sum(size for size, _ in given.payload["storages"]),
+            size=given.content["bytes"] + sum(size for size, _ in given.content["storages"]),
             fork=self._forked - self._began,
             carry=self._packed - self._forked,
             meet=time.monotonic() - self._packed,

@@ -78,7 +78,7 @@ class MessageHandler:
                 self._do.router.publish(notice_of(rank, said))
             case Answer() as answer:
                 self._do.rank_monitor.values.note(
-                    rank, self.newest_cell, answer.payload.get("values")
+                    rank, self.newest_cell, answer.content.get("values")
                 )
                 event = self._do.heal.event_of(answer) if self._do.heal else None
                 if event is None:

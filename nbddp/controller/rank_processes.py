@@ -16,7 +16,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
 from nbddp.record.log_reader import LogReader, LogSpan
 from nbddp.record.notices import OutputText
-from nbddp.wire.messages import MessageToRank, Interrupt, Output, Regroup, Shutdown
+from nbddp.wire.messages import Interrupt, MessageToRank, Output, Regroup, Shutdown
 from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:

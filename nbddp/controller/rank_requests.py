@@ -80,7 +80,7 @@ class RankRequests:
         if not failed:
             return answers
         for each in answers.values():
-            self._session.require_link().discard(each.parcel)
+            self._session.require_link().discard(each.payload)
         where = f"{what} came to {format_ranks([*answers])} only: " if what and answers else ""
         raise RequestError(f"{where}{failed[0]}")
 
@@ -114,7 +114,7 @@ class RankRequests:
 
     def _discard_answer(self, future: Future[Answer]) -> None:
         if future.exception() is None:
-            self._session.require_link().discard(future.result().parcel)
+            self._session.require_link().discard(future.result().payload)
 
 
 def _outcome(rank: int, future: Future[Answer]) -> Answer | RequestError:

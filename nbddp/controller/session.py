@@ -33,7 +33,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
 from nbddp.sigint import Future, import_interruptibly, sigint_deferred, wait_for_result
-from nbddp.wire.messages import CancelRequest, MessageToRank, InputReply
+from nbddp.wire.messages import CancelRequest, InputReply, MessageToRank
 from nbddp.wire.request_messages import Answer
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from nbddp.wire.envelope import CONTROLLER, Envelope
 from nbddp.wire.loopback_store import clone, without_dns
 from nbddp.wire.messages import (
     CancelRequest,
-    MessageToRank,
     InputReply,
     Interrupt,
     JsonDict,
+    MessageToRank,
     Shutdown,
     encode,
 )
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.rank_start import URGENT_QUEUE, RANKS_QUEUE, command_queue, control_queue
+from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
@@ -52,8 +52,8 @@ class StoreLink:
             clients = [clone(self._server) for _ in range(4)]
         if prefix:
             clients = [dist.PrefixStore(prefix, each) for each in clients]
-        self._sender, self._parcels, inbox, urgent = clients
-        self._parcels.set_timeout(PATIENCE)
+        self._sender, self._payload_store, inbox, urgent = clients
+        self._payload_store.set_timeout(PATIENCE)
         self._parcel_lock = threading.Lock()
         self._numbers = itertools.count()
         self._reader = QueueReader(inbox, RANKS_QUEUE, secret=self.secret)
@@ -148,9 +148,9 @@ class StoreLink:
     def put(self, data: bytes) -> JsonDict:
         """Put a pickled value into the store for the ranks."""
         with self._parcel_lock:
-            return payloads.put(self._parcels, f"push/{next(self._numbers)}", data)
+            return payloads.put(self._payload_store, f"push/{next(self._numbers)}", data)
 
-    def unpack(self, parcel: JsonDict) -> Any:
+    def unpack(self, payload: JsonDict) -> Any:
         """Take a Python value of a rank out of the store.
 
         Raises:
@@ -158,15 +158,15 @@ class StoreLink:
         """
         with self._parcel_lock:
             try:
-                data = payloads.get(self._parcels, parcel)
+                data = payloads.get(self._payload_store, payload)
             finally:
-                payloads.discard(self._parcels, parcel)
+                payloads.discard(self._payload_store, payload)
         return payloads.unpickle(data)  # what the rank signed for
 
-    def discard(self, parcel: JsonDict) -> None:
+    def discard(self, payload: JsonDict) -> None:
         """Forget a value that nobody will collect any more."""
         with self._parcel_lock:
-            payloads.discard(self._parcels, parcel)
+            payloads.discard(self._payload_store, payload)
 
     def close(self) -> None:
         """Wake whoever collects, for the last time."""

@@ -34,15 +34,15 @@ def repeat_push(session: Session, pushed: PushRecord) -> None:
 
 def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
     link = session.require_link()
-    parcel = link.put(data)
+    payload = link.put(data)
     what = ", ".join(pushed.names)
     try:
         RankRequests(session).ask(
-            ranks, lambda number: Push(request=number, parcel=parcel), what=what
+            ranks, lambda number: Push(request=number, payload=payload), what=what
         )
         session.note_push(pushed)
     finally:
-        link.discard(parcel)
+        link.discard(payload)
 
 
 def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) -> list[Any]:
@@ -56,15 +56,15 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
     answers = asking.ask(
         asking.chosen(ranks), lambda number: Pull(request=number, expression=expression)
     )
-    for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
+    for note in dict.fromkeys(each.payload.get("note", "") for each in answers.values()):
         StreamTarget().write(f"nbddp: {note}\n" if note else "")
-    left, values = [answer.parcel for answer in answers.values()], []
+    left, values = [answer.payload for answer in answers.values()], []
     try:
         while left:
             values.append(link.unpack(left.pop(0)))
     finally:
-        for parcel in left:  # one of them could not be opened
-            link.discard(parcel)
+        for payload in left:  # one of them could not be opened
+            link.discard(payload)
     return values
 
 

@@ -68,7 +68,7 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
             asking.chosen(None),
             lambda number: Pull(request=number, expression=DDP_TIMING_EXPRESSION),
         )
-        told = {rank: link.unpack(answer.parcel) for rank, answer in answers.items()}
+        told = {rank: link.unpack(answer.payload) for rank, answer in answers.items()}
     except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
         logger.info("the models were not asked: %s", error)
         return ()

@@ -79,7 +79,7 @@ def _collect(
         if not isinstance(outcome, Answer):
             missing[rank] = str(outcome)
             continue
-        told = TraceSent(**outcome.payload)
+        told = TraceSent(**outcome.content)
         try:
             if not told.why:
                 _write_files(session, place, rank, outcome)
@@ -102,9 +102,9 @@ def _collect(
 
 def _write_files(session: Session, place: Path, rank: int, answer: Answer) -> None:
     """Write down what a rank of another machine has sent."""
-    if not answer.parcel:
+    if not answer.payload:
         return
-    files: Any = session.require_link().unpack(answer.parcel)
+    files: Any = session.require_link().unpack(answer.payload)
     names = (f"rank{rank}.json.gz", f"rank{rank}.part")
     for name, data in zip(names, files, strict=True):
         opened = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -33,7 +33,13 @@ from typing import Any
 import psutil
 
 from nbddp.child_processes import cpu_time, find_children, find_descendants
-from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE, PRELOAD_PARTS, PRELOAD_SIGNAL, RankStart
+from nbddp.wire.rank_start import (
+    CUDA_USED,
+    PRELOAD_PARTS,
+    PRELOAD_SIGNAL,
+    SOCKET_FOLDER_VARIABLE,
+    RankStart,
+)
 
 PRELOADED_MODULES = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
 MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))

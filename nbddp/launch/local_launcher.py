@@ -28,7 +28,7 @@ from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
-LOW_MEMORY = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
+LOW_MEMORY = 4 << 30  # bytes: with less, as on Binder, memory is short
 
 
 class RankHandle(Protocol):

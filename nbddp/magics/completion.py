@@ -16,7 +16,7 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import KINDS as TRACKERS
 from nbddp.sigint import wait_for_all
-from nbddp.wire.messages import MessageToRank, JsonDict
+from nbddp.wire.messages import JsonDict, MessageToRank
 from nbddp.wire.request_messages import Complete, Inspect
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Completion:
         with suppress(RequestError):  # the group ended or became busy meanwhile
             answer = session.send(0, make)
             wait_for_all([answer], seconds)
-            return answer.result().payload if answer.done() else {}
+            return answer.result().content if answer.done() else {}
         return {}
 
     def _complete_magic(self, line: str) -> Matches:

@@ -134,12 +134,12 @@ class CellResult:
             report = self.reports.get(rank)
             if report is None or not report.is_ok:
                 raise RequestError(f"there is no value of rank {rank}: the cell failed there")
-            if not report.parcel:
+            if not report.payload:
                 raise RequestError(
                     "the values were not asked for: run the cell with wants_value=True"
                 )
             if rank not in self._values:
-                self._values[rank] = self.fetch(report.parcel)
+                self._values[rank] = self.fetch(report.payload)
         return [self._values[rank] for rank in self.ranks]
 
     def raise_for_failure(self) -> None:

@@ -243,7 +243,7 @@ class CellEnded:
     is_quit: bool = False
     failure: JsonDict = field(default_factory=dict)
     result: JsonDict = field(default_factory=dict)
-    parcel: JsonDict = field(default_factory=dict)
+    payload: JsonDict = field(default_factory=dict)
     facts: JsonDict = field(default_factory=dict)
     values: JsonDict = field(default_factory=dict)
     armed: list[str] = field(default_factory=list)
@@ -317,12 +317,12 @@ URGENT_MESSAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeMessage:
-    """In the place of a message that is too large for the store: what ``parcels.put`` returned.
+    """In the place of a message that is too large for the store: what ``payloads.put`` returned.
 
     Made and taken away by the queue's two ends.
     """
 
-    parcel: JsonDict
+    payload: JsonDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +338,8 @@ class MessageBatch:
 Message = MessageToRank | MessageFromRank | LargeMessage | MessageBatch
 
 _KINDS: Mapping[str, type[Any]] = {
-    kind.__name__: kind for kind in (*get_args(MessageToRank), *get_args(MessageFromRank), LargeMessage)
+    kind.__name__: kind
+    for kind in (*get_args(MessageToRank), *get_args(MessageFromRank), LargeMessage)
 }
 
 

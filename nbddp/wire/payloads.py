@@ -36,22 +36,22 @@ def put(
         check: asked before each piece; what it raises ends this, and nothing is left in the store.
     """
     digest = hashlib.sha256()
-    parcel: JsonDict = {"key": key, "pieces": 0, "digest": ""}
+    payload: JsonDict = {"key": key, "pieces": 0, "digest": ""}
     try:
         for begin in range(0, len(data), PIECE_BYTES):
             check()
             piece: Any = data[begin : begin + PIECE_BYTES]  # typed as str
-            store.set(f"{key}/{parcel['pieces']}", piece)
-            parcel["pieces"] += 1
+            store.set(f"{key}/{payload['pieces']}", piece)
+            payload["pieces"] += 1
             digest.update(piece)
     except BaseException:
-        discard(store, parcel)
+        discard(store, payload)
         raise
-    parcel["digest"] = digest.hexdigest()
+    payload["digest"] = digest.hexdigest()
     # a round trip: the store acknowledges no set, and the message that tells of this value goes
     # over another connection, so that it might be read before the pieces are there
-    store.check(_piece_keys(parcel))
-    return parcel
+    store.check(_piece_keys(payload))
+    return payload
 
 
 def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
@@ -69,25 +69,25 @@ def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
         ) from error
 
 
-def get(store: Store, parcel: JsonDict) -> bytes:
+def get(store: Store, payload: JsonDict) -> bytes:
     """Collect a value as it was pickled, which is safe to open then; does not wait for it.
 
     Raises:
         RequestError: it is no longer there.
         SignatureError: when the pieces are not those that the message spoke of.
     """
-    keys = _piece_keys(parcel)
+    keys = _piece_keys(payload)
     if not store.check(keys):  # to get a key that is gone would wait for it
         raise RequestError("a value is no longer there: it was collected, or its group has ended")
     data = b"".join(store.get(key) for key in keys)
-    if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), parcel["digest"]):
+    if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), payload["digest"]):
         raise SignatureError("a value was changed on its way and was not opened")
     return data
 
 
-def discard(store: Store, parcel: JsonDict) -> None:
+def discard(store: Store, payload: JsonDict) -> None:
     """Free the store's memory once everybody has read."""
-    for key in _piece_keys(parcel) if parcel else ():
+    for key in _piece_keys(payload) if payload else ():
         store.delete_key(key)
 
 
@@ -98,10 +98,10 @@ def discard_unannounced(store: Store, key: str) -> None:
         index += 1
 
 
-def exists(store: Store, parcel: JsonDict) -> bool:
+def exists(store: Store, payload: JsonDict) -> bool:
     """Return whether a value was not discarded yet."""
-    return bool(store.check(_piece_keys(parcel)[:1]))
+    return bool(store.check(_piece_keys(payload)[:1]))
 
 
-def _piece_keys(parcel: JsonDict) -> list[str]:
-    return [f"{parcel['key']}/{index}" for index in range(parcel["pieces"])]
+def _piece_keys(payload: JsonDict) -> list[str]:
+    return [f"{payload['key']}/{index}" for index in range(payload["pieces"])]

@@ -18,7 +18,15 @@ from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
 from nbddp.wire.envelope import HEADER, Envelope, sign, verify
 from nbddp.wire.loopback_store import clone
-from nbddp.wire.messages import LargeMessage, JsonDict, Message, MessageBatch, MessageFromRank, decode, encode
+from nbddp.wire.messages import (
+    JsonDict,
+    LargeMessage,
+    Message,
+    MessageBatch,
+    MessageFromRank,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -78,10 +86,10 @@ class QueueWriter:
     def _put(self, sequence: int, body: bytes) -> None:
         if len(body) > payloads.PIECE_BYTES:
             key = _key(self._queue, self._sender, self._life, sequence)
-            parcel = payloads.put(self._store, key, body)
+            payload = payloads.put(self._store, key, body)
             self._forget_read()
-            self._large.append(parcel)
-            body = encode(LargeMessage(parcel=parcel))
+            self._large.append(payload)
+            body = encode(LargeMessage(payload=payload))
         body = HEADER.pack(self._sender, *self._life, sequence) + body
         self._store.queue_push(self._queue, sign(body, self._queue, self._secret) + body)
 
@@ -102,8 +110,8 @@ class QueueWriter:
     def sweep(self) -> None:
         """Nobody will read any more: free the memory that messages in pieces take."""
         with self._lock:
-            for parcel in self._large:
-                payloads.discard(self._store, parcel)
+            for payload in self._large:
+                payloads.discard(self._store, payload)
             self._large.clear()
 
 
@@ -164,19 +172,19 @@ class QueueReader:
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
         if envelope.sequence <= self._last.get(stream, 0):
             if isinstance(envelope.message, LargeMessage):  # sent anew after a lost connection
-                payloads.discard(self._store, envelope.message.parcel)
+                payloads.discard(self._store, envelope.message.payload)
             raise ReplayError(f"message {envelope.sequence} of rank {envelope.sender} came twice")
         self._last[stream] = envelope.sequence
         if isinstance(envelope.message, LargeMessage):
-            return replace(envelope, message=self._take(envelope.message.parcel))
+            return replace(envelope, message=self._take(envelope.message.payload))
         return envelope
 
-    def _take(self, parcel: JsonDict) -> Message:
+    def _take(self, payload: JsonDict) -> Message:
         try:
             try:
-                body = payloads.get(self._store, parcel)
+                body = payloads.get(self._store, payload)
             finally:  # else its sender would wait until it is read
-                payloads.discard(self._store, parcel)
+                payloads.discard(self._store, payload)
         except (RequestError, RuntimeError) as error:  # torch's: the connection is gone
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
         return decode(body)

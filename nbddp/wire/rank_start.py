@@ -16,7 +16,7 @@ URGENT_QUEUE = "news"  # and the one for what does not wait behind output
 
 # ---- the forkserver
 
-SOCKET_FOLDER_VARIABLE = "NBDDP_SOCKETS"  # the environment variable that names the folder of its sockets
+SOCKET_FOLDER_VARIABLE = "NBDDP_SOCKETS"  # environment variable
 CUDA_USED = "cuda-used"  # a file in that folder: what is forked from the helper cannot use CUDA
 PRELOAD_SIGNAL = signal.SIGUSR1  # one more part, now that nobody waits for a start
 PRELOADED_LATER = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")

@@ -16,7 +16,7 @@ class Push:
     """Put pickled values into the rank's namespace."""
 
     request: int
-    parcel: JsonDict
+    payload: JsonDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class SendNamespace:
 class JoinGroup:
     """Form a new process group, in which replacements get the names that a donor gave.
 
-    ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
+    ``payload``: the names; ``storages``: bytes and kind of device of each tensor's memory.
     ``own``: for a replacement, by path, the marks of the donor's value and of its own value.
     """
 
@@ -77,7 +77,7 @@ class JoinGroup:
     generation: int
     donor: int
     replacements: list[int]
-    parcel: dict[str, Any]
+    payload: dict[str, Any]
     storages: list[Any]
     own: dict[str, Any] = field(default_factory=dict)
 
@@ -88,8 +88,8 @@ class Answer:
 
     request: int
     error: str = ""
-    parcel: JsonDict = field(default_factory=dict)
     payload: JsonDict = field(default_factory=dict)
+    content: JsonDict = field(default_factory=dict)
 
 
 Request = Push | Pull | Complete | Inspect | SendNamespace | JoinGroup | CollectFacts | SendTrace

@@ -27,7 +27,7 @@ from nbddp.train.faults import arming
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.rank_start import URGENT_QUEUE, RANKS_QUEUE, RankStart, command_queue, control_queue
+from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, RankStart, command_queue, control_queue
 from nbddp.wire.request_messages import Request
 from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers
@@ -138,7 +138,7 @@ class Rank:
         self._attempt = start.attempt
         self._cell = 0
         self._clients = clients
-        clients.parcels.set_timeout(timedelta(seconds=30))  # each piece was there a moment ago
+        clients.payloads.set_timeout(timedelta(seconds=30))  # each piece was there a moment ago
         self._outbox = outbox
         self._log = log
         self._meters = meters
@@ -173,11 +173,11 @@ class Rank:
         self._interrupter.install_hooks()
         self._answers = RequestHandler(
             self._shell,
-            clients.parcels,
+            clients.payloads,
             self._key,
             outbox.post,
             self._interrupter.interruptible,
-            HealHandler(self._shell, self._group, self._regrouper, clients.parcels, self._key),
+            HealHandler(self._shell, self._group, self._regrouper, clients.payloads, self._key),
         )
         reset_interrupted_loaders()
         note_epochs()
@@ -270,7 +270,7 @@ class Rank:
     def _reconnect(self) -> dist.Store:
         """Connect to another notebook's store, on the main thread between cells."""
         store: dist.Store = self._clients.commands.reconnect()
-        self._clients.parcels.reconnect()
+        self._clients.payloads.reconnect()
         self._outbox.reconnect()
         self._clients.groups.lose()
         self._say_ready()
@@ -357,14 +357,14 @@ class Rank:
     def _end_cell(
         self, command: msg.RunCell, seconds: float, failure: msg.Failure | None, value: Any = None
     ) -> None:
-        parcel: msg.JsonDict = {}
+        payload: msg.JsonDict = {}
         if command.wants_value and failure is None:
-            store, key = self._clients.parcels, self._key(f"cell{command.cell}")
+            store, key = self._clients.payloads, self._key(f"cell{command.cell}")
             try:
-                parcel = pack(store, key, value, name="the last value")
+                payload = pack(store, key, value, name="the last value")
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
-            if note := parcel.get("note"):
+            if note := payload.get("note"):
                 self._outbox.post(notify_user(note, command.cell))
         self._outbox.post(
             msg.CellEnded(
@@ -377,7 +377,7 @@ class Rank:
                 is_quit=self._was_quit,
                 failure=asdict(truncate_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
-                parcel=parcel,
+                payload=payload,
                 facts=collect_facts(self._shell.user_ns, command.source, failure=failure).json(),
                 values=self._shell.plain_values.changes(),
                 armed=[str(each) for each in arming.armed()],
@@ -405,4 +405,4 @@ class Rank:
             self._outbox.post(notify_user(line))
 
     def _key(self, name: str) -> str:
-        return f"a{self._attempt}/parcel/{self._place.rank}/{name}"
+        return f"a{self._attempt}/payload/{self._place.rank}/{name}"

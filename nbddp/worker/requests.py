@@ -90,7 +90,7 @@ class RequestHandler:
             with self._answering(request, isinstance(command, JoinGroup)):
                 if isinstance(command, JoinGroup) and request in self._unwanted:
                     # the others have given up waiting for it
-                    answer = Answer(request=request, error=UNWANTED, payload={"was_left": True})
+                    answer = Answer(request=request, error=UNWANTED, content={"was_left": True})
                 else:
                     answer = self._act(command)
         except RequestError as error:
@@ -104,13 +104,13 @@ class RequestHandler:
     def _act(self, command: Request) -> Answer:
         match command:
             case Push():
-                payload = self._push(command)
+                content = self._push(command)
             case Complete():
-                payload = self._complete(command)
+                content = self._complete(command)
             case Inspect():
-                payload = self._inspect(command)
+                content = self._inspect(command)
             case CollectFacts():
-                payload = collect_facts(self._shell.user_ns).json()
+                content = collect_facts(self._shell.user_ns).json()
             case Pull():
                 return self._pull(command)
             case SendTrace():
@@ -119,10 +119,10 @@ class RequestHandler:
                 return self._healing.give(command)
             case JoinGroup():
                 return self._healing.meet(command)
-        return Answer(request=command.request, payload=payload)
+        return Answer(request=command.request, content=content)
 
     def _push(self, command: Push) -> JsonDict:
-        data = payloads.get(self._store, command.parcel)
+        data = payloads.get(self._store, command.payload)
         names, sources = payloads.unpickle(data, loads_with_sources)
         self._shell.compile.add_sources(sources)
         self._shell.push(names)
@@ -142,17 +142,17 @@ class RequestHandler:
                 raise
             raise RequestError(NO_GROUP) from None
         key, name = self._key(f"request{command.request}"), command.expression
-        parcel = pack(self._store, key, value, name=name, check=check)
-        return Answer(request=command.request, parcel=parcel)
+        payload = pack(self._store, key, value, name=name, check=check)
+        return Answer(request=command.request, payload=payload)
 
     def _give_trace(self, command: SendTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
-            return Answer(request=command.request, payload=asdict(TraceSent(why=GONE)))
+            return Answer(request=command.request, content=asdict(TraceSent(why=GONE)))
         traced, files = profiler.give(command)
         key = self._key(f"request{command.request}")
-        parcel = pack(self._store, key, files, name="the trace") if files else {}
-        return Answer(request=command.request, payload=asdict(traced), parcel=parcel)
+        payload = pack(self._store, key, files, name="the trace") if files else {}
+        return Answer(request=command.request, content=asdict(traced), payload=payload)
 
     def _complete(self, command: Complete) -> JsonDict:
         begin = command.code.rfind("\n", 0, command.cursor) + 1
@@ -227,8 +227,8 @@ def pack(
         pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
     """
     data, note = dumps(value, name=name)
-    parcel = payloads.put(store, key, data, check=check)
-    return {**parcel, "note": note} if note else parcel
+    payload = payloads.put(store, key, data, check=check)
+    return {**payload, "note": note} if note else payload
 
 
 def dumps(value: Any, *, name: str) -> tuple[bytes, str]:

@@ -77,7 +77,7 @@ class StoreClients:
         commands: what the main thread waits on between cells.
         control: what the control thread waits on.
         reports: for what the rank sends.
-        parcels: what values travel through.
+        payloads: what values travel through.
         groups: for process groups: an interrupt can end the wait on it.
         connections: of this process.
     """
@@ -85,7 +85,7 @@ class StoreClients:
     commands: Any  # a StoreClient has all methods of a store
     control: Any
     reports: dist.Store
-    parcels: Any
+    payloads: Any
     groups: StoreClient
     connections: Connections
 
@@ -105,9 +105,9 @@ class StoreClients:
             if prefix:
                 first = dist.PrefixStore(prefix, first)
             reports, *others = (clone(first) for _ in range(3))
-        commands, control, parcels = (
+        commands, control, payloads = (
             StoreClient(each, connections.keeping) for each in (first, *others)
         )
         groups = StoreClient(first, connections.noting)
         groups.reconnect()
-        return cls(commands, control, reports, parcels, groups, connections)
+        return cls(commands, control, reports, payloads, groups, connections)

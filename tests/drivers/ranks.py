@@ -227,8 +227,8 @@ class Ranks(WorkerGroup):
         """Ask a rank for a value that nobody waits for."""
         self.session.send(rank, lambda number: Pull(request=number, expression=expression))
 
-    def discard_value(self, parcel: Any) -> None:
-        self.session.require_link().discard(parcel)
+    def discard_value(self, payload: Any) -> None:
+        self.session.require_link().discard(payload)
 
     def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return collect_trace(self.session, result, asked)

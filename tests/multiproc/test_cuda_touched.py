@@ -58,7 +58,8 @@ def test_ranks_are_spawned_where_an_import_of_the_helper_has_used_cuda(
 ) -> None:
     (folder / "uses_cuda.py").write_text(f"import ctypes\nctypes.CDLL({str(driver)!r}).cuInit(0)")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(forkserver, "PRELOADED_MODULES", ["uses_cuda", *forkserver.PRELOADED_MODULES])
+    modules = ["uses_cuda", *forkserver.PRELOADED_MODULES]
+    monkeypatch.setattr(forkserver, "PRELOADED_MODULES", modules)
     with caplog.at_level(logging.WARNING, "nbddp"), Ranks(nproc=2) as group:
         group.run(f"{imported(has_used_cuda)}import os")
         assert group.pull("has_used_cuda()") == [False, False]

@@ -164,7 +164,8 @@ def slow_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A helper that imports something for a long time."""
     (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(forkserver, "PRELOADED_MODULES", ["slow_disk", *forkserver.PRELOADED_MODULES])
+    modules = ["slow_disk", *forkserver.PRELOADED_MODULES]
+    monkeypatch.setattr(forkserver, "PRELOADED_MODULES", modules)
 
 
 @pytest.mark.usefixtures("slow_helper")

@@ -18,7 +18,7 @@ def kept_in_store(group: Ranks) -> int:
     """How many values lie in the store."""
     store = group.store
     names = [
-        f"a1/parcel/{rank}/{kind}{number}"
+        f"a1/payload/{rank}/{kind}{number}"
         for rank in (0, 1)
         for number in range(50)
         for kind in ("cell", "request")
@@ -92,7 +92,7 @@ def test_values_that_are_not_there_are_refused_at_once(shared_group: Ranks) -> N
         shared_group.run("rank", quiet=True).values()
     result = shared_group.run("rank", wants_value=True, quiet=True)
     for report in result.reports.values():
-        shared_group.discard_value(report.parcel)
+        shared_group.discard_value(report.payload)
     with pytest.raises(RequestError):
         result.values()
     assert shared_group.pull("rank") == [0, 1]

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbddp.wire.marks import DEVICE, MAX_LENGTH, MAX_ITEMS, NAMED_TUPLE, FINGERPRINT, PLAIN, plain_mark
+from nbddp.wire.marks import (
+    DEVICE,
+    FINGERPRINT,
+    MAX_ITEMS,
+    MAX_LENGTH,
+    NAMED_TUPLE,
+    PLAIN,
+    plain_mark,
+)
 
 DEPTH = 3  # levels of values in values
 LOOKED_AT = 10_000  # characters or bytes at each end of a text

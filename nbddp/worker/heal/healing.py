@@ -87,17 +87,17 @@ class HealHandler:
         beside = self._cells.sources, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = carried.storages
-        parcel = payloads.put(self._store, self._key(f"names{command.request}"), carried.data)
+        payload = payloads.put(self._store, self._key(f"names{command.request}"), carried.data)
         # names first: each of them is lost as a whole
         left = sorted(carried.left.items(), key=lambda each: not each[0].isidentifier())
-        payload: JsonDict = {
+        content: JsonDict = {
             "names": list(carried.names),
             "bytes": len(carried.data),
             "left": {name: why[:LONGEST] for name, why in left[:NAMED]},
             "more": {"": len(left) - NAMED} if len(left) > NAMED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
         }
-        return Answer(request=command.request, parcel=parcel, payload=payload)
+        return Answer(request=command.request, payload=payload, content=content)
 
     def meet(self, command: JoinGroup) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
@@ -111,7 +111,7 @@ class HealHandler:
         self._storages = ()
         self._report["was_left"] = bool(error) and self._regrouper.was_left
         error = next(iter(self._report.get("unopened", {}).values()), error)
-        return Answer(request=command.request, error=error, payload=self._report)
+        return Answer(request=command.request, error=error, content=self._report)
 
     def _hand_over(self, command: JoinGroup) -> None:
         """Memory first: what is opened may look into its tensors at once."""
@@ -119,7 +119,7 @@ class HealHandler:
         if rank == command.donor:
             self._send(command.replacements)
         elif rank in command.replacements:
-            data = payloads.get(self._store, command.parcel)
+            data = payloads.get(self._store, command.payload)
             storages = [
                 torch.empty(
                     size, dtype=torch.uint8, device=device if kind == device.type else kind

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.train.log_and_track import ProgressBar, Sink
-from nbddp.wire.messages import EventReported, Metrics, Progress, MessageFromRank
+from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress
 from nbddp.worker.output.outbox import Outbox, notify_user
 
 MAX_ROWS = 1000  # in one letter

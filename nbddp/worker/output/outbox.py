@@ -22,7 +22,14 @@ from math import floor
 from typing import Protocol
 
 from nbddp.formatting import with_article
-from nbddp.wire.messages import URGENT_MESSAGES, CellEnded, Display, Metrics, Output, MessageFromRank
+from nbddp.wire.messages import (
+    URGENT_MESSAGES,
+    CellEnded,
+    Display,
+    MessageFromRank,
+    Metrics,
+    Output,
+)
 from nbddp.wire.queues import QueueWriter
 from nbddp.wire.request_messages import Answer
 

@@ -27,7 +27,7 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Future
-from nbddp.wire.messages import CellEnded, MessageToRank, Interrupt, Message, Output
+from nbddp.wire.messages import CellEnded, Interrupt, Message, MessageToRank, Output
 from nbddp.wire.request_messages import Answer, Complete
 
 TWO = GroupSpec(nproc=2)

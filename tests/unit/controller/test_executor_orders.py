@@ -295,8 +295,8 @@ class AnyOrder(RuleBasedStateMachine):
             case msg.Shutdown():
                 rank.handle.end(0)
             case SendNamespace(request=request):
-                error, parcel = self.heals_fail_for, self.link.put(b"")
-                given = Answer(request=request, error=error, payload=NAMES, parcel=parcel)
+                error, payload = self.heals_fail_for, self.link.put(b"")
+                given = Answer(request=request, error=error, content=NAMES, payload=payload)
                 self.posts(rank, given)
             case JoinGroup(request=request):
                 self.posts(rank, Answer(request=request, error=self.heals_fail_for))

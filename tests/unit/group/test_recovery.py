@@ -22,7 +22,7 @@ from nbddp.lifecycle.events import NodeJoined
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
-from nbddp.wire.messages import CellEnded, MessageToRank, Interrupt, RunCell
+from nbddp.wire.messages import CellEnded, Interrupt, MessageToRank, RunCell
 
 TWO = GroupSpec(nproc=2)
 DEEDS = tuple(

@@ -20,11 +20,11 @@ from nbddp.wire.messages import CellEnded, Failure
 
 def handle_for(*ranks: int) -> CellHandle:
     request = CellRequest(source="x", execution_count=8)
-    return CellHandle(7, request, ranks, lambda parcel: parcel["value"])
+    return CellHandle(7, request, ranks, lambda payload: payload["value"])
 
 
 def well(value: int = 0) -> CellEnded:
-    return CellEnded(cell=7, seconds=0.1, in_group=True, parcel={"value": value})
+    return CellEnded(cell=7, seconds=0.1, in_group=True, payload={"value": value})
 
 
 def finished(*reports: CellEnded | int | None) -> CellResult:

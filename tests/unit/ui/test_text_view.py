@@ -36,7 +36,7 @@ def screen() -> KeptScreen:
 
 
 def begun(size: int = 2) -> CellHandle:
-    return CellHandle(1, CellRequest(source=""), range(size), lambda parcel: parcel)
+    return CellHandle(1, CellRequest(source=""), range(size), lambda payload: payload)
 
 
 def end(handle: CellHandle, results: Results | None = None) -> None:

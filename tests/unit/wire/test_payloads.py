@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import RequestError, SignatureError
 from nbddp.wire import payloads
 from nbddp.wire.function_sources import dumps
-from nbddp.wire.payloads import discard, put, get
+from nbddp.wire.payloads import discard, get, put
 
 opened: list[str] = []
 
@@ -25,8 +25,8 @@ def pack(store: MemoryStore, key: str, value: Any) -> dict[str, Any]:
     return put(store, key, dumps(value))  # type: ignore[arg-type]
 
 
-def unpack(store: MemoryStore, parcel: dict[str, Any]) -> Any:
-    return payloads.unpickle(get(store, parcel))  # type: ignore[arg-type]
+def unpack(store: MemoryStore, payload: dict[str, Any]) -> Any:
+    return payloads.unpickle(get(store, payload))  # type: ignore[arg-type]
 
 
 def spring(trap: str) -> str:
@@ -70,12 +70,12 @@ def test_a_large_value_travels_in_pieces_that_the_store_accepts(
     store: MemoryStore, small_pieces: int
 ) -> None:
     value = bytes(range(100))
-    parcel = pack(store, "key", value)
+    payload = pack(store, "key", value)
     size = sum(len(piece) for piece in store.keys.values())
-    assert parcel["pieces"] == math.ceil(size / small_pieces) > 10
-    assert set(store.keys) == {f"key/{index}" for index in range(parcel["pieces"])}
+    assert payload["pieces"] == math.ceil(size / small_pieces) > 10
+    assert set(store.keys) == {f"key/{index}" for index in range(payload["pieces"])}
     assert max(len(piece) for piece in store.keys.values()) == small_pieces
-    assert unpack(store, parcel) == unpack(store, parcel) == value  # for several readers
+    assert unpack(store, payload) == unpack(store, payload) == value  # for several readers
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
@@ -98,8 +98,8 @@ def test_discarding_removes_every_piece_and_nothing_else(store: MemoryStore) -> 
     before = dict(store.keys)
     gone = pack(store, "gone", "g" * 100)
     assert store.keys != before
-    for parcel in (gone, gone, {}):  # also what is gone, or never was there
-        discard(store, parcel)
+    for payload in (gone, gone, {}):  # also what is gone, or never was there
+        discard(store, payload)
         assert store.keys == before
     assert unpack(store, kept) == "k" * 100
 
@@ -108,16 +108,16 @@ def test_discarding_removes_every_piece_and_nothing_else(store: MemoryStore) -> 
 def test_nothing_but_the_value_that_was_signed_for_is_opened(
     store: MemoryStore, snapshot: SnapshotAssertion
 ) -> None:
-    parcel = pack(store, "key", [Trap(), "x" * 50])
+    payload = pack(store, "key", [Trap(), "x" * 50])
     kept = dict(store.keys)
     others: list[tuple[dict[str, Any], dict[str, bytes]]] = [
-        (parcel | {"digest": "0" * 64}, kept),
-        (parcel | {"pieces": parcel["pieces"] - 1}, kept),
-        (parcel, kept | {"key/1": kept["key/2"], "key/2": kept["key/1"]}),
-        (parcel, {**dict.fromkeys(kept, b""), "key/0": pickle.dumps(Trap())}),
+        (payload | {"digest": "0" * 64}, kept),
+        (payload | {"pieces": payload["pieces"] - 1}, kept),
+        (payload, kept | {"key/1": kept["key/2"], "key/2": kept["key/1"]}),
+        (payload, {**dict.fromkeys(kept, b""), "key/0": pickle.dumps(Trap())}),
     ]
     others += [
-        (parcel, kept | {key: bytes([piece[0] ^ 1 << bit]) + piece[1:]})
+        (payload, kept | {key: bytes([piece[0] ^ 1 << bit]) + piece[1:]})
         for key, piece in kept.items()
         for bit in range(8)
     ]
@@ -128,7 +128,7 @@ def test_nothing_but_the_value_that_was_signed_for_is_opened(
         assert opened == []
     assert str(caught.value) == snapshot
     store.keys = kept
-    unpack(store, parcel)
+    unpack(store, payload)
     assert opened == ["sprung"]  # it would have left its trace
 
 
@@ -142,10 +142,10 @@ def test_a_value_that_cannot_be_pickled_leaves_nothing_in_the_store(store: Memor
 def test_a_value_that_is_gone_is_not_waited_for(
     store: MemoryStore, snapshot: SnapshotAssertion
 ) -> None:
-    parcel = pack(store, "key", "x" * 100)
+    payload = pack(store, "key", "x" * 100)
     del store.keys["key/3"]
     with pytest.raises(RequestError) as caught:
-        unpack(store, parcel)
+        unpack(store, payload)
     assert str(caught.value) == snapshot
 
 

@@ -20,7 +20,14 @@ from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire import envelope, payloads
 from nbddp.wire import queues as room
 from nbddp.wire.envelope import CONTROLLER, Envelope, verify
-from nbddp.wire.messages import InterruptAcknowledged, Message, Output, MessageFromRank, Shutdown, encode
+from nbddp.wire.messages import (
+    InterruptAcknowledged,
+    Message,
+    MessageFromRank,
+    Output,
+    Shutdown,
+    encode,
+)
 from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32

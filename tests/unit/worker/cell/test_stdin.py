@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from processes import in_child, wait_until
 
-from nbddp.wire.messages import DEBUGGER, INPUT, InputCancelled, InputReply, InputRequested, MessageFromRank
+from nbddp.wire.messages import (
+    DEBUGGER,
+    INPUT,
+    InputCancelled,
+    InputReply,
+    InputRequested,
+    MessageFromRank,
+)
 from nbddp.worker.cell.stdin import StdinProxy
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from processes import in_child
 
 from nbddp.train.log_and_track import ProgressBar
-from nbddp.wire.messages import EventReported, Metrics, Progress, MessageFromRank, decode, encode
+from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress, decode, encode
 from nbddp.worker.output import metric_sink as room
 from nbddp.worker.output.metric_sink import MAX_BARS, MetricSink
 

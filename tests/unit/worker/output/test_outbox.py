@@ -325,15 +325,15 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     outbox = mail.make(
         Pile(wrote("a")), Pile(msg.EventReported(kind="mine", facts={"it": object()}))
     )
-    outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
+    outbox.post(replace(report(1), result={"data": object()}, payload={"key": "k"}))
     outbox.post(replace(report(2), failure=failure))
-    outbox.post(Answer(request=3, payload={"matches": [object()]}))
+    outbox.post(Answer(request=3, content={"matches": [object()]}))
     outbox.start(*outbox._sources)
     outbox.close()
     [answer] = mail.urgent.posted
     said = [each.data["text/plain"] for each in mail.posted if isinstance(each, msg.Display)]
     first, bare, failed = (each for each in mail.posted if not isinstance(each, msg.Display))
-    assert (first, bare) == (wrote("a"), replace(report(1), parcel={"key": "k"}))
+    assert (first, bare) == (wrote("a"), replace(report(1), payload={"key": "k"}))
     assert (failed.cell, failed.failure["name"], answer.request) == (2, "ValueError", 3)
     assert [*said, failed.failure["text"], answer.error] == snapshot
 
