@@ -25,7 +25,7 @@ class Typing(StdinProxy):
     """A keyboard, and what it has posted."""
 
     def __init__(self) -> None:
-        self.posted: list[Report] = []
+        self.posted: list[MessageFromRank] = []
         self.was_interrupted = False
         self._threads: list[threading.Thread] = []
         super().__init__(self.posted.append, is_interrupted=lambda: self.was_interrupted)
