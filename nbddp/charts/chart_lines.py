@@ -20,10 +20,10 @@ Numbers = NDArray[np.float64]
 RESTART = "#d9822b"
 HEAL = "#2e9e44"
 MANY_RANKS = 8  # more ranks get a band, and lines for the lowest and the highest only
-POINTS = 160  # of a drawn line, at most
+MAX_POINTS = 160  # of a drawn line, at most
 MAX_DOTS = 25  # a line with more points has no dots
 MAX_STEPS = 2000  # of a mean line
-LAG = 0.05  # of the steps; a rank further behind does not hold the mean line back
+MAX_LAG = 0.05  # of the steps; a rank further behind does not hold the mean line back
 SMOOTHING = 0.02  # of the width: the range over which a smooth line averages
 
 
@@ -173,7 +173,7 @@ class Chart:
 
     def curves(self) -> list[ChartLine]:
         """Return the drawn lines with few points; as logarithms if the axis is logarithmic."""
-        grid = np.linspace(*self.steps, POINTS)
+        grid = np.linspace(*self.steps, MAX_POINTS)
         lines = [line.logarithms() for line in self.drawn] if self.is_log else self.drawn
         return [line.thinned(grid) for line in lines]
 
@@ -222,7 +222,7 @@ def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisSc
     elif lines:
         mean = mean_line(lines)
         if len(lines) > MANY_RANKS:
-            drawn = [*_extremes(_current(lines)), mean]
+            drawn = [*_extremes(_up_to_date(lines)), mean]
         else:
             drawn = [*lines, replace(mean, low=mean.values, high=mean.values)]
         legend = f"mean of {len(lines)} ranks"
@@ -272,7 +272,7 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
     It ends where the slowest rank is, unless that is far behind: else its end would flicker.
     """
     steps = np.unique(np.concatenate([line.steps for line in lines]))
-    steps = steps[steps <= min(line.steps[-1] for line in _current(lines))]
+    steps = steps[steps <= min(line.steps[-1] for line in _up_to_date(lines))]
     steps = steps[:: ceil(len(steps) / MAX_STEPS)]
     totals, counts = np.zeros_like(steps), np.zeros_like(steps)
     for line in lines:
@@ -281,8 +281,8 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
         counts += here
     is_known = counts > 0  # where steps are as large as can be, one that counts on is not above
     steps, means = steps[is_known], totals[is_known] / counts[is_known]
-    grid = np.linspace(steps[0], steps[-1], POINTS)
-    low, high = np.full(POINTS + 1, np.nan), np.full(POINTS + 1, np.nan)
+    grid = np.linspace(steps[0], steps[-1], MAX_POINTS)
+    low, high = np.full(MAX_POINTS + 1, np.nan), np.full(MAX_POINTS + 1, np.nan)
     nonfinite = np.zeros_like(steps)
     for line in lines:
         cells = np.searchsorted(grid, line.steps, side="right")
@@ -296,7 +296,7 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
 
 def newest(lines: Sequence[ChartLine]) -> float | None:
     """Return the mean of the newest values; None if there are no lines."""
-    values = [line.last for line in _current(lines)]
+    values = [line.last for line in _up_to_date(lines)]
     return sum(values) / len(values) if values else None
 
 
@@ -306,13 +306,13 @@ def slices(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-def _current(lines: Sequence[ChartLine]) -> list[ChartLine]:
+def _up_to_date(lines: Sequence[ChartLine]) -> list[ChartLine]:
     """Return the lines that are not far behind, as that of a lost rank is."""
     if not lines:
         return []
     last = max(line.steps[-1] for line in lines)
     span = last - min(line.steps[0] for line in lines)
-    return [line for line in lines if last - line.steps[-1] <= LAG * span]
+    return [line for line in lines if last - line.steps[-1] <= MAX_LAG * span]
 
 
 def _extremes(lines: Sequence[ChartLine]) -> list[ChartLine]:

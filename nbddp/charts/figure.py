@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 COLUMNS = 2  # of charts
 WIDE, HIGH = 3.7, 2.4  # inches of a chart; an inch is 100 CSS pixels
-LONGEST = 36  # characters of a shown name
-KEYS = 5  # in a row of a legend
-MAX_FREED = 400  # lines at the last arrival at a collective
+MAX_NAME_LENGTH = 36  # characters of a shown name
+LEGEND_COLUMNS = 5  # in a row of a legend
+MAX_ARRIVALS = 400  # lines at the last arrival at a collective
 MAX_STEPS = 24  # numbered steps of a timeline
 # the colours of waiting have a contrast of 3 : 1 against white and #111
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
@@ -50,7 +50,7 @@ class ShownFigure(Figure):
         return png_of(self)[0]
 
 
-def _blank(width: float, height: float) -> ShownFigure:
+def _new_figure(width: float, height: float) -> ShownFigure:
     figure = ShownFigure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure
@@ -80,12 +80,12 @@ def draw_charts(
     columns = min(COLUMNS, len(charts))
     rows = -(-len(charts) // columns)
     with mpl.rc_context(fname=_STYLE):
-        figure = _blank(columns * WIDE, rows * HIGH + 0.15 * len(names))
+        figure = _new_figure(columns * WIDE, rows * HIGH + 0.15 * len(names))
         for number, chart in enumerate(charts, start=1):
             _draw_chart(figure.add_subplot(rows, columns, number), chart, is_smooth=is_smooth)
         if names:
             handles = [Line2D([], [], color=rank_color(at)) for at in range(len(names))]
-            texts = [f"{LETTERS[at]}  {readable(name)}" for at, name in enumerate(names)]
+            texts = [f"{LETTERS[at]}  {printable_name(name)}" for at, name in enumerate(names)]
             figure.legend(handles, texts, loc="outside upper left", fontsize=9)
     return figure
 
@@ -134,21 +134,27 @@ def _write_head(ax: Axes, chart: Chart) -> None:
     handles, texts = ax.get_legend_handles_labels()
     pairs = zip(texts, handles, strict=True)
     keys = dict(sorted(pairs, key=lambda pair: pair[0] != chart.legend))
-    pad = 4 + 11 * -(-len(keys) // KEYS)
-    name = readable(chart.name)
-    title = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    pad = 4 + 11 * -(-len(keys) // LEGEND_COLUMNS)
+    name = printable_name(chart.name)
+    title = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
     value = "" if chart.value is None else f"  {format_number(chart.value)}"
     ax.set_title(f"{title}{value}", loc="left", pad=pad)
     color = ALERT if chart.nonfinite else INK
     ax.set_title(" · ".join(chart.facts), loc="right", fontsize=7, color=color, pad=pad)
     if keys:
-        ax.legend(keys.values(), keys.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=KEYS)
+        ax.legend(
+            keys.values(),
+            keys.keys(),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=LEGEND_COLUMNS,
+        )
 
 
-def readable(name: str) -> str:
+def printable_name(name: str) -> str:
     r"""Return a name in one line, with a mark for each letter that the font lacks.
 
-    >>> readable("learning\trate \N{CJK UNIFIED IDEOGRAPH-4E2D}")
+    >>> printable_name("learning\trate \N{CJK UNIFIED IDEOGRAPH-4E2D}")
     'learning rate �'
     """
     font = get_font(findfont("DejaVu Sans"))
@@ -165,7 +171,7 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
     began, end = line.span
     unit, scale = ("ms", 1000.0) if line.seconds < 1 else ("s", 1.0)
     with mpl.rc_context(fname=_STYLE):
-        figure = _blank(8.6, 0.75 + 0.26 * len(ranks))
+        figure = _new_figure(8.6, 0.75 + 0.26 * len(ranks))
         ax = figure.add_subplot()
         for row, rank in enumerate(ranks):
             lived = line.died.get(rank, end)
@@ -179,7 +185,7 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
                 ax.broken_barh(bars, (row - 0.31, 0.62), **look)
             if rank in line.died:
                 ax.plot((lived - began) * scale, row, "x", color=ALERT, markersize=6)
-        _draw_freed(ax, line, ranks, scale)
+        _draw_arrivals(ax, line, ranks, scale)
         ax.set(xlim=(0, max(line.seconds, 1e-9) * scale), ylim=(len(ranks) - 0.5, -0.5))
         ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], weight="bold")
         ax.tick_params(axis="y", length=0)
@@ -205,11 +211,11 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
     return figure
 
 
-def _draw_freed(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) -> None:
+def _draw_arrivals(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) -> None:
     """Draw a line at each last arrival, from that rank to the ranks that waited for it."""
     rows = {rank: row for row, rank in enumerate(ranks)}
     waited = sorted((each for each in line.meetings if each.waited), key=lambda it: -it.waited)
-    for each in waited[:MAX_FREED]:
+    for each in waited[:MAX_ARRIVALS]:
         freed = [rows[rank] for rank, wait in each.waits.items() if wait and rank in rows]
         if freed and each.awaited in rows:
             ends = [*freed, rows[each.awaited]]
@@ -223,7 +229,7 @@ def _draw_freed(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) ->
 def draw_scaling(scaling: Scaling) -> Figure:
     """Draw the speed-up next to a linear one, and how the ranks spent their time."""
     with mpl.rc_context(fname=_STYLE):
-        figure = _blank(7.2, 2.3)
+        figure = _new_figure(7.2, 2.3)
         speed_up, shares = figure.subplots(1, 2, width_ratios=(6, 5))
         _draw_speed_up(speed_up, scaling)
         if any(size.share("waiting") is not None for size in scaling.sizes):

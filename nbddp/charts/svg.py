@@ -15,8 +15,8 @@ from nbddp.charts.chart_lines import Chart, ChartLine, ChartMark, Numbers, slice
 from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
 WIDTH, HEIGHT = 360, 190  # CSS pixels, unless the page scales it
-SMALL = 10.0  # font size of the ticks
-DIGIT = 0.64  # the width of a digit divided by the font size
+FONT_SIZE = 10.0  # font size of the ticks
+DIGIT_WIDTH = 0.64  # the width of a digit divided by the font size
 INSET = 3.0  # keeps the first and the last dot inside the axes
 
 Align = Literal["center", "right"]
@@ -42,7 +42,7 @@ class Frame:
             ticks = round_ticks(*self._heights)
             self.y_ticks = list(zip(ticks, format_ticks(ticks), strict=True))
         letters = [len(text) for _, text in self.y_ticks]
-        self.left = 14 + SMALL * DIGIT * max([4, len(self.unit) - 2, *letters])
+        self.left = 14 + FONT_SIZE * DIGIT_WIDTH * max([4, len(self.unit) - 2, *letters])
         self.right, self.bottom, self.top = WIDTH - 8.0, 24.0, HEIGHT - 12.0
 
     def x_pixels(self, steps: Numbers) -> Numbers:
@@ -63,7 +63,7 @@ class Frame:
         for at_most in (6, 4, 2):
             ticks = round_ticks(*self._steps, at_most=at_most, least=least)
             texts = format_ticks(ticks)
-            if sum(len(text) + 2 for text in texts) * SMALL * DIGIT < WIDTH - 50:
+            if sum(len(text) + 2 for text in texts) * FONT_SIZE * DIGIT_WIDTH < WIDTH - 50:
                 break
         return list(zip(ticks, texts, strict=True))
 
@@ -96,7 +96,7 @@ class SvgCanvas:
         """Draw a line, with a gap where a number is NaN."""
         if path := _path(xs, ys):
             self._parts.append(
-                f'<path d="{path}" fill="none" stroke={_paint(color, alpha)}'
+                f'<path d="{path}" fill="none" stroke={_color_attributes(color, alpha)}'
                 f' stroke-width="{width * 10:g}" stroke-linejoin="round"/>'
             )
 
@@ -105,13 +105,13 @@ class SvgCanvas:
         places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
         dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
         if dots:
-            self._parts.append(f"<g fill={_paint(color)}>{dots}</g>")
+            self._parts.append(f"<g fill={_color_attributes(color)}>{dots}</g>")
 
     def shapes(self, corners: Sequence[Numbers], *, color: str, alpha: float = 1.0) -> None:
         """Fill shapes, each given by rows of x and y."""
         path = "".join(f"{_path(each[:, 0], each[:, 1])}z" for each in corners)
         if path:
-            self._parts.append(f'<path d="{path}" fill={_paint(color, alpha)}/>')
+            self._parts.append(f'<path d="{path}" fill={_color_attributes(color, alpha)}/>')
 
     def text(self, x: float, y: float, text: str, align: Align) -> None:
         """Add a label."""
@@ -143,7 +143,7 @@ class SvgCanvas:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" {_BOX}'
             f' color="{INK}"><style>.nbddp-smooth{{display:none}}</style>{body}'
-            f'<g fill="{INK}" font-family="system-ui,sans-serif" font-size="{SMALL * 10:g}">'
+            f'<g fill="{INK}" font-family="system-ui,sans-serif" font-size="{FONT_SIZE * 10:g}">'
             f"{written}</g></svg>"
         )
 
@@ -182,12 +182,12 @@ def _draw_axes(canvas: SvgCanvas, frame: Frame) -> None:
     for step, text in frame.x_ticks:
         x = frame.x_pixels(np.array([step, step]))
         canvas.line(x, np.array([frame.bottom - 3, frame.bottom]), width=1.0, alpha=0.7)
-        furthest = WIDTH - 2 - SMALL * DIGIT * len(text) / 2
+        furthest = WIDTH - 2 - FONT_SIZE * DIGIT_WIDTH * len(text) / 2
         canvas.text(min(x[0], furthest), 9, text, "center")
     if frame.x_ticks:
         first, text = frame.x_ticks[0]
         [x] = frame.x_pixels(np.array([first]))
-        free = min(frame.left - 6, x - SMALL * DIGIT * len(text) / 2 - 4)
+        free = min(frame.left - 6, x - FONT_SIZE * DIGIT_WIDTH * len(text) / 2 - 4)
         canvas.text(free, 9, frame.unit, "right")
 
 
@@ -237,7 +237,7 @@ def _box(left: float, right: float, bottom: float, top: float) -> Numbers:
     return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
 
 
-def _paint(color: str, alpha: float = 1.0) -> str:
+def _color_attributes(color: str, alpha: float = 1.0) -> str:
     """Return a colour as the end of an attribute, and an attribute for the opacity."""
     shown = "currentColor" if color == INK else color
     return f'"{shown}"' if alpha == 1.0 else f'"{shown}" opacity="{alpha:g}"'

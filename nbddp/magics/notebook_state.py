@@ -43,7 +43,7 @@ from nbddp.sigint import (
     start_thread,
     wait_for_all,
 )
-from nbddp.ui.frontend import begins_anew
+from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
 
@@ -60,7 +60,7 @@ class NotebookState:
         self.shell = shell
         self.auto = AutoMode()
         self.group = RankGroup(
-            GroupSpec(), colors=str(shell.colors), will_return=lambda: begins_anew(shell)
+            GroupSpec(), colors=str(shell.colors), will_return=lambda: is_restarting(shell)
         )
         self.checks = QuietChecks()
         self.presenter = Presenter(shell, self.checks)

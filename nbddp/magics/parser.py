@@ -40,7 +40,7 @@ from nbddp.magics.option_values import (
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.publish.tracker import KINDS as TRACKERS
 from nbddp.train.faults.kinds import MEANINGS as FAULTS
-from nbddp.ui.report.run_list import SHOWN as SHOWN_RUNS
+from nbddp.ui.report.run_list import SHOWN_RUNS
 
 _TRACKER = f"{', '.join(TRACKERS)}; with a project or folder: wandb:digits"
 MIN_SIMILARITY = 0.7  # share of letters that a wrong word has in common with what was meant

@@ -18,7 +18,14 @@ from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import PAGE_PACE, NotebookTarget, View, no_check, shows_color, shows_widgets
+from nbddp.ui.frontend import (
+    PAGE_CHARACTERS_PER_SECOND,
+    NotebookTarget,
+    View,
+    no_check,
+    supports_color,
+    supports_widgets,
+)
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
 from nbddp.ui.report.blocks import Report
@@ -136,8 +143,8 @@ class Presenter:
         return TextView(
             NotebookTarget(),
             is_quiet=is_quiet,
-            has_color=shows_color(self._shell),
-            pace=PAGE_PACE,
+            has_color=supports_color(self._shell),
+            pace=PAGE_CHARACTERS_PER_SECOND,
             progress=None if is_quiet else progress,
             check=no_check if is_quiet else partial(self._checks.check, session),
             questions=self._input_queue(session),
@@ -155,7 +162,7 @@ class Presenter:
             session,
             CommDispatcher.for_shell(self._shell),
             NotebookTarget(),
-            has_color=shows_color(self._shell),
+            has_color=supports_color(self._shell),
             check=partial(self._checks.check, session),
             questions=self._input_queue(session),
             slot=slot,
@@ -179,7 +186,7 @@ class Presenter:
     def shows_panels(self) -> bool:
         """Whether the cell that runs now is shown as a panel, unless it is quiet."""
         if self.choice is ViewChoice.AUTO:
-            return shows_widgets(self._shell)
+            return supports_widgets(self._shell)
         return self.choice is ViewChoice.PANEL and hasattr(self._shell, "kernel")
 
     def show(self, report: Report) -> None:
@@ -217,12 +224,12 @@ class Presenter:
         metrics: MetricsSnapshot | None = None
         lines: Sequence[LogLine] = ()
         if self.shows_panels:
-            from nbddp.ui.panel.panel_view import SHOWN  # loads widgets
+            from nbddp.ui.panel.panel_view import RECORD_LINES  # loads widgets
 
             last = self._last_panel
             if last and last.session is session and last.attempt == snapshot.attempt:
                 metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
-                lines = last.log_buffer.lines()[-SHOWN:]
+                lines = last.log_buffer.lines()[-RECORD_LINES:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def print_line(self, text: str) -> None:

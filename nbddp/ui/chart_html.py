@@ -20,15 +20,15 @@ from nbddp.charts.palette import rank_class
 from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
 from nbddp.record.metrics import MetricsSnapshot
-from nbddp.ui.html_pieces import escape, ink
+from nbddp.ui.html_pieces import escape, text_color
 from nbddp.ui.wording import describe_left_out
 
 logger = logging.getLogger(__name__)
 
 MAX_NAMED = 20  # metrics without a chart
 MAX_TOOLTIPS = 60  # of a chart
-NEAR = 0.03  # of the steps: a tooltip shows a line if it has a point this near
-BARE = (  # for pages that remove the style sheet
+TOOLTIP_REACH = 0.03  # of the steps: a tooltip shows a line if it has a point this near
+CHART_STYLE = (  # for pages that remove the style sheet
     f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
 )
 
@@ -39,7 +39,7 @@ _SWITCH = (
 
 def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) -> str:
     """Render the charts of a record, and name the metrics without a chart."""
-    charts, notes = [], _left_out(metrics)
+    charts, notes = [], _note_left_out(metrics)
     for name, curves in metrics.curves.items():
         try:
             charts.append(render(rank_chart(name, curves, scale)))
@@ -53,10 +53,10 @@ def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) ->
 def metrics_text(metrics: MetricsSnapshot) -> list[str]:
     """Describe each chart in a line, and name the metrics without a chart."""
     charts = [rank_chart(name, curves) for name, curves in metrics.curves.items()]
-    return [*(chart.text for chart in charts), *_left_out(metrics)]
+    return [*(chart.text for chart in charts), *_note_left_out(metrics)]
 
 
-def _left_out(metrics: MetricsSnapshot) -> list[str]:
+def _note_left_out(metrics: MetricsSnapshot) -> list[str]:
     count = metrics.left_out
     return (
         [describe_left_out(metrics.others[:MAX_NAMED], count, does="draws them")] if count else []
@@ -79,7 +79,8 @@ def render(chart: Chart, *, is_live: bool = False) -> str:
     """
     if not is_live and chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
         values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
-        return f'<div class="nbddp-chart" style="{BARE}">{_head(chart, format_last(values))}</div>'
+        head = _head(chart, format_last(values))
+        return f'<div class="nbddp-chart" style="{CHART_STYLE}">{head}</div>'
     frame = Frame(chart)
     canvas, text = draw(chart, frame), escape(chart.text)
     size = f'width="{WIDTH}" height="{HEIGHT}"'
@@ -89,7 +90,7 @@ def render(chart: Chart, *, is_live: bool = False) -> str:
     tooltips = "".join(map(_tooltip, tooltips_of(chart, frame)))
     value = "" if chart.value is None else format_number(chart.value)
     return (
-        f'<div class="nbddp-chart" style="{BARE}">{_head(chart, value)}{_keys(chart)}'
+        f'<div class="nbddp-chart" style="{CHART_STYLE}">{_head(chart, value)}{_legend(chart)}'
         f'<div class="nbddp-plot">{image}{canvas.inline(text)}{ticks}'
         f"{tooltips}</div></div>"
     )
@@ -97,18 +98,18 @@ def render(chart: Chart, *, is_live: bool = False) -> str:
 
 def _head(chart: Chart, value: str) -> str:
     is_bad = chart.value is not None and not isfinite(chart.value)
-    color = f' class="nbddp-wrong" style="{ink("bad")}"' if is_bad else ""
+    color = f' class="nbddp-wrong" style="{text_color("bad")}"' if is_bad else ""
     shown = f" <strong{color}>{value}</strong>" if value else ""
     for fact in chart.facts:
         look = 'nbddp-fact"'
         if not fact.startswith("log scale"):
-            look = f'nbddp-fact nbddp-wrong" style="{ink("bad")}"'
+            look = f'nbddp-fact nbddp-wrong" style="{text_color("bad")}"'
         shown += f' <span class="{look}>{escape(fact)}</span>'
     name = escape(chart.name)
     return f'<div class="nbddp-name" title="{name}"><span>{name}</span>{shown}</div>'
 
 
-def _keys(chart: Chart) -> str:
+def _legend(chart: Chart) -> str:
     """Return the legend. The line of a key is highlighted while the pointer is over the key."""
     first = ""
     if chart.legend:
@@ -164,7 +165,7 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
         steps = np.unique(steps[np.searchsorted(steps, wanted).clip(0, len(steps) - 1)])
     places = frame.x_pixels(steps)
     edges = np.concatenate([[frame.left], (places[1:] + places[:-1]) / 2, [frame.right]])
-    near = NEAR * chart.span
+    near = TOOLTIP_REACH * chart.span
     mean = [line for line in chart.drawn if line.color is None]
     known = [(line, _values(line, steps, near)) for line in (*mean, *chart.lines)]
     found = []
@@ -183,13 +184,13 @@ def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
     lines = [(line, value) for line, value in here if line.color is not None]
     for line, value in here:
         if line.color is None:
-            yield f"mean  {_said(value)}"
+            yield f"mean  {_format_value(value)}"
         elif len(lines) <= MANY_RANKS:
-            yield f"{line.label}  {_said(value)}"
+            yield f"{line.label}  {_format_value(value)}"
     numbers = sorted((value, line.label) for line, value in lines if isfinite(value))
     if numbers and len(lines) > MANY_RANKS:
         for name, (value, label) in (("lowest", numbers[0]), ("highest", numbers[-1])):
-            yield f"{name}  {_said(value)} ({label})"
+            yield f"{name}  {_format_value(value)} ({label})"
 
 
 def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
@@ -200,5 +201,5 @@ def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
     return [value if is_there else None for value, is_there in found]
 
 
-def _said(value: float) -> str:
+def _format_value(value: float) -> str:
     return format_number(value) if isfinite(value) else "not finite"

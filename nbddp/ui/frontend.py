@@ -17,13 +17,13 @@ from nbddp.record.cell import CellHandle, CellResult
 from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import Display, JsonDict
 
-TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
+COALESCE_SECONDS = 0.002  # output that ranks print within this time is shown in one or two pieces
 # replaces an output that is to go; a rule of the style sheet removes the room that it takes
-EMPTY: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
-PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
-OF_PAGES = "5.2"  # jupyter_client has said 5.3 since 2017, Jupyter's JavaScript never did
-OF_COLAB = "COLAB_RELEASE_TAG"  # it is in the environment of every kernel there
-OF_KAGGLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" in a saved version
+EMPTY_OUTPUT: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
+PAGE_CHARACTERS_PER_SECOND = 1e6  # on average; Jupyter's server drops more
+PAGE_PROTOCOL_VERSION = "5.2"  # of Jupyter's JavaScript; jupyter_client sends 5.3 since 2017
+COLAB_VARIABLE = "COLAB_RELEASE_TAG"  # it is in the environment of every kernel there
+KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" when saved
 
 
 Check = Callable[[CellHandle], Sequence[Finding]]  # what is to be said under a cell that ended
@@ -90,14 +90,14 @@ def publish(data: JsonDict, display_id: str, *, is_update: bool = False) -> None
     publish_display_data(data, transient={"display_id": display_id}, update=is_update)
 
 
-def shows_color(shell: InteractiveShell) -> bool:
+def supports_color(shell: InteractiveShell) -> bool:
     """Whether escape sequences become colours: in a notebook, or a terminal that allows them."""
     if os.environ.get("NO_COLOR") or str(shell.colors).lower() == "nocolor":
         return False
     return hasattr(shell, "kernel") or sys.stdout.isatty()
 
 
-def shows_widgets(shell: InteractiveShell) -> bool:
+def supports_widgets(shell: InteractiveShell) -> bool:
     """Whether the cell that runs was sent by a notebook page, which draws widgets.
 
     A page can ask the user for input, and names the cell that it asks for (JupyterLab, Notebook 7
@@ -107,25 +107,25 @@ def shows_widgets(shell: InteractiveShell) -> bool:
     nobody looks at a batch run of Kaggle's, whatever runs it.
     """
     kernel = getattr(shell, "kernel", None)
-    if kernel is None or os.environ.get(OF_KAGGLE) == "Batch":
+    if kernel is None or os.environ.get(KAGGLE_VARIABLE) == "Batch":
         return False
     request: dict[str, Any] = kernel.get_parent("shell") or {}
     metadata: dict[str, Any] = request.get("metadata", {})
     if metadata.get("colab", {}).get("cell_id"):  # as google.colab reads it; nobody else says it
         return True
     takes_input = bool(request.get("content", {}).get("allow_stdin"))
-    speaks_as_page = request.get("header", {}).get("version") == OF_PAGES
-    is_there = bool(os.environ.get(OF_COLAB) or os.environ.get(OF_KAGGLE))
+    speaks_as_page = request.get("header", {}).get("version") == PAGE_PROTOCOL_VERSION
+    is_there = bool(os.environ.get(COLAB_VARIABLE) or os.environ.get(KAGGLE_VARIABLE))
     return takes_input and (bool(metadata.get("cellId")) or speaks_as_page or is_there)
 
 
-def begins_anew(shell: InteractiveShell) -> bool:
+def is_restarting(shell: InteractiveShell) -> bool:
     """Whether the kernel ends because its user wants it to start anew."""
     asked = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
     return bool(asked.get("content", {}).get("restart"))
 
 
-def is_text(message: Display) -> bool:
+def is_plain_text(message: Display) -> bool:
     """Whether it can as well be printed."""
     return not message.display_id and set(message.data) == {"text/plain"}
 
@@ -133,7 +133,7 @@ def is_text(message: Display) -> bool:
 def show_rich(screen: StreamTarget, rank: int, message: Display, *, has_color: bool) -> None:
     """Show what a rank displayed, or change what it displayed before."""
     if not message.is_update:
-        screen.write(f"{tagged([rank], has_color=has_color)}\n")
+        screen.write(f"{colored_rank_tag([rank], has_color=has_color)}\n")
         screen.flush()
     screen.display(
         message.data,
@@ -147,12 +147,12 @@ def show_rich_value(
     screen: StreamTarget, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
 ) -> None:
     """Show a value that some ranks agree on, which is more than text."""
-    screen.write(f"{tagged(ranks, has_color=has_color)}\n")
+    screen.write(f"{colored_rank_tag(ranks, has_color=has_color)}\n")
     screen.flush()
     screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
 
 
-def tagged(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
+def colored_rank_tag(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
     """The name of some ranks, as it stands before what they wrote, in the colour of the first."""
     text = format_rank_tag(ranks, mark)
     if not has_color:

@@ -24,7 +24,9 @@ _EVENT_CLASSES = {
 COLORS = {"ok": "#2e9e44", "bad": "#d83434", "warn": "#d9822b", "busy": "#2196f3", "off": "#888888"}
 STRONG = "font-weight:600"
 CARD_HEIGHT = 600  # pixels at most: a message may have thousands of lines
-SHEET = f"<style>\n{files('nbddp.ui').joinpath('panel.css').read_text(encoding='utf-8')}</style>"
+STYLE_SHEET = (
+    f"<style>\n{files('nbddp.ui').joinpath('panel.css').read_text(encoding='utf-8')}</style>"
+)
 
 
 def escape(text: str) -> str:
@@ -59,7 +61,7 @@ def dot(kind: str) -> str:
     )
 
 
-def ink(kind: str) -> str:
+def text_color(kind: str) -> str:
     """Return the style of words in one of the colours."""
     return f"color:{COLORS[kind]}"
 

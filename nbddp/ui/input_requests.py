@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from nbddp.record.notices import InputClosed, InputRequest
-from nbddp.ui.frontend import EMPTY, new_display_id, publish, shows_widgets
+from nbddp.ui.frontend import EMPTY_OUTPUT, new_display_id, publish, supports_widgets
 from nbddp.wire.messages import InputReply
 
-LOOK = 0.01  # seconds between two looks for an answer
-STAYING = 0.3  # seconds in which a debugger asks again: its rank goes first
-HIDDEN = "········"  # in the place of a secret
-WAY_OUT = "nobody can type here: ask in a notebook's page or a console"
+POLL_INTERVAL = 0.01  # seconds between two looks for an answer
+SAME_RANK_SECONDS = 0.3  # seconds in which a debugger asks again: its rank goes first
+SECRET_MASK = "········"  # in the place of a secret
+NO_INPUT = "nobody can type here: ask in a notebook's page or a console"
 
 
-class RefusedError(RuntimeError):
+class NoInputError(RuntimeError):
     """Nobody can be asked, and why."""
 
 
@@ -32,17 +32,17 @@ class InputBackend:
 
     leftover_hint = ""
 
-    def __init__(self, refusal: str = WAY_OUT) -> None:
+    def __init__(self, refusal: str = NO_INPUT) -> None:
         self._refusal = refusal
 
     def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
         """Show a prompt.
 
         Raises:
-            RefusedError: nobody can type.
+            NoInputError: nobody can type.
         """
         del prompt, is_secret
-        raise RefusedError(self._refusal)
+        raise NoInputError(self._refusal)
 
     def poll(self) -> str | None:
         """Return what was typed, None while nothing was.
@@ -83,7 +83,7 @@ class InputQueue:
     @property
     def poll_interval(self) -> float:
         """How long a view may wait for news, in seconds."""
-        return LOOK if self._open is not None or self._pending else math.inf
+        return POLL_INTERVAL if self._open is not None or self._pending else math.inf
 
     def handle_notice(self, notice: InputRequest | InputClosed) -> None:
         """A rank asks, or needs no answer any more."""
@@ -117,7 +117,7 @@ class InputQueue:
             return None
         self._is_box_open = False
         self._answer_open(question, text=text)
-        shown = HIDDEN if question.asked.is_secret else text
+        shown = SECRET_MASK if question.asked.is_secret else text
         return question.rank, _printable(question.asked.prompt + shown)
 
     def cancel_if_page_changed(self, seen: object) -> None:
@@ -161,14 +161,14 @@ class InputQueue:
         prompt = _printable(f"[rank {question.rank}] {question.asked.prompt}")
         try:
             self._backend.show_prompt(prompt, is_secret=question.asked.is_secret)
-        except RefusedError as error:
+        except NoInputError as error:
             self._reply_to(question, refusal=str(error))
         else:
             self._open, self._is_box_open = question, True
 
     def _answer_open(self, question: InputRequest, **answer: Any) -> None:
         self._open, self._last_rank = None, question.rank
-        self._last_rank_first_until = time.monotonic() + STAYING
+        self._last_rank_first_until = time.monotonic() + SAME_RANK_SECONDS
         self._reply_to(question, **answer)
 
     def _reply_to(self, question: InputRequest, **answer: Any) -> None:
@@ -186,9 +186,9 @@ class ConsoleInput(InputBackend):
     def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
         """Show the prompt."""
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
-            raise RefusedError(WAY_OUT)
+            raise NoInputError(NO_INPUT)
         if is_secret:
-            raise RefusedError("this terminal would show what is typed: push it with %ddp push")
+            raise NoInputError("this terminal would show what is typed: push it with %ddp push")
         sys.stdout.write(prompt)
         sys.stdout.flush()
 
@@ -202,8 +202,8 @@ class ConsoleInput(InputBackend):
         return line.removesuffix("\n")
 
 
-END = "\x04"  # what a page sends for the end of file
-CLOSING = 1.0  # seconds within which a page closes a box; JupyterLab 4.6 needs 10 to 60 ms
+END_OF_FILE = "\x04"  # what a page sends for the end of file
+CLOSE_TIMEOUT = 1.0  # seconds within which a page closes a box; JupyterLab 4.6 needs 10 to 60 ms
 # JupyterLab runs a script before it puts its output on the page, hence the timer. The box comes on
 # another channel than the script, possibly later. Only boxes of the same cell are closed.
 _PRESS_ENTER = """
@@ -245,7 +245,7 @@ class StdinPrompt(InputBackend):
         """Show the box; answers to an earlier one are dropped."""
         kernel = self._kernel
         if not kernel._allow_stdin:
-            raise RefusedError(WAY_OUT)
+            raise NoInputError(NO_INPUT)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         while kernel.stdin_socket.poll(0):
@@ -266,7 +266,7 @@ class StdinPrompt(InputBackend):
     def poll(self) -> str | None:
         """What was typed, None while nothing was."""
         text = self._read_reply()
-        if text == END:
+        if text == END_OF_FILE:
             raise EOFError
         return text
 
@@ -282,14 +282,14 @@ class StdinPrompt(InputBackend):
 
     def close(self) -> bool:
         """Press Enter in the box. Return whether the page did so."""
-        if not shows_widgets(self._kernel.shell):
+        if not supports_widgets(self._kernel.shell):
             return False
         place = new_display_id()
         publish({"application/javascript": _PRESS_ENTER, "text/plain": ""}, place)
         try:
-            deadline = time.monotonic() + CLOSING
+            deadline = time.monotonic() + CLOSE_TIMEOUT
             while (reply := self._read_reply()) is None and time.monotonic() < deadline:
-                time.sleep(LOOK)
+                time.sleep(POLL_INTERVAL)
             return reply is not None
         finally:  # remove the script: a notebook that is opened again must not run it
-            publish(EMPTY, place, is_update=True)
+            publish(EMPTY_OUTPUT, place, is_update=True)

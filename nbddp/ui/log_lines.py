@@ -161,11 +161,11 @@ def log_html(lines: Sequence[LogLine], *, earlier: str = "") -> str:
         lines: from top to bottom.
         earlier: what to say, in a first line, of lines that are not there any more.
     """
-    rows = [aside(earlier)] if earlier else []
-    return block([*rows, *html_rows(lines)])
+    rows = [note_row(earlier)] if earlier else []
+    return log_block([*rows, *html_rows(lines)])
 
 
-def scrolled(html: str) -> str:
+def scroll_box(html: str) -> str:
     """As high as the panel's log at most, with its end in view."""
     # whoever has no mouse scrolls it with the keyboard
     said = 'tabindex="0" role="region" aria-label="log"'
@@ -186,13 +186,13 @@ def html_rows(lines: Sequence[LogLine], *, has_times: bool = False) -> list[str]
     return rows
 
 
-def block(rows: Sequence[str]) -> str:
+def log_block(rows: Sequence[str]) -> str:
     """Rows of HTML as one block."""
     # JupyterLab colours the classes of to_html inside jp-RenderedText only
     return '<div class="jp-RenderedText"><pre class="nbddp-log">' + "\n".join(rows) + "</pre></div>"
 
 
-def aside(text: str) -> str:
+def note_row(text: str) -> str:
     """A word of ours between the lines, such as how many are left out."""
     return _span("earlier", text)
 

@@ -25,15 +25,15 @@ from nbddp.record.notices import (
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import (
-    TOGETHER,
+    COALESCE_SECONDS,
     Check,
     StreamTarget,
     View,
-    is_text,
+    colored_rank_tag,
+    is_plain_text,
     no_check,
     show_rich,
     show_rich_value,
-    tagged,
 )
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
@@ -45,15 +45,15 @@ from nbddp.wire.messages import Display, JsonDict
 logger = logging.getLogger(__name__)
 
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
-SLACK = 0.1  # seconds of pieces not shown that may be made up for at once
+PAUSE_ALLOWANCE = 0.1  # seconds of pieces not shown that may be made up for at once
 PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
 MAX_PERIOD = 1.0  # seconds
-MAX_HELD = 1 << 20  # characters
-PATIENCE = 1.0  # seconds; news ends the wait
-BURST = 8e6  # characters that may come at once
-PACE_PERIOD = 0.05  # seconds between two looks while the page catches up
-DELAY = 0.15  # seconds after which an unfinished line is shown; most are finished before
-PERIOD = 30.0  # seconds between two lines of progress
+MAX_PENDING = 1 << 20  # characters
+NOTICE_TIMEOUT = 1.0  # seconds; news ends the wait
+BURST_SIZE = 8e6  # characters that may come at once
+CATCH_UP_PERIOD = 0.05  # seconds between two looks while the page catches up
+UNFINISHED_LINE_DELAY = 0.15  # seconds until it is shown; most lines are finished before
+PROGRESS_PERIOD = 30.0  # seconds between two lines of progress
 TERMINAL_PERIOD = 1.0  # where a line takes the place of the one before
 SHOWN_METRICS = 4  # in a line
 _ERASE = "\r\x1b[K"
@@ -140,9 +140,9 @@ class TextView:
         while not handle.is_drained:
             behind = self._caught_up_at - time.monotonic()
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
-                time.sleep(min(behind, PACE_PERIOD))
+                time.sleep(min(behind, CATCH_UP_PERIOD))
                 continue
-            left = self._next_flush - time.monotonic() if self._pending else PATIENCE
+            left = self._next_flush - time.monotonic() if self._pending else NOTICE_TIMEOUT
             left = min(left, self._unfinished.next_due - time.monotonic())
             left = min(left, self._input_queue.poll_interval)
             self._input_queue.poll(handle.has_ended)
@@ -151,9 +151,9 @@ class TextView:
                 self._show_notice(notice)
             while (due := self._unfinished.pop_due(time.monotonic())) is not None:
                 rank, text, end = due
-                self._write(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
+                self._write(f"{end}{colored_rank_tag([rank], has_color=self._has_color)} {text}")
             if self._pending and (
-                time.monotonic() >= self._next_flush or self._pending_size > MAX_HELD
+                time.monotonic() >= self._next_flush or self._pending_size > MAX_PENDING
             ):
                 self._flush()
             if self._progress is not None:
@@ -175,17 +175,17 @@ class TextView:
         pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown_lines))
         now = time.monotonic()
         self._caught_up_at = (
-            max(self._caught_up_at, now - BURST / self._pace) + len(text) / self._pace
+            max(self._caught_up_at, now - BURST_SIZE / self._pace) + len(text) / self._pace
         )
-        self._pauses_end = max(self._pauses_end, now - SLACK) + pause
-        self._next_flush = max(self._pauses_end, now + TOGETHER)
+        self._pauses_end = max(self._pauses_end, now - PAUSE_ALLOWANCE) + pause
+        self._next_flush = max(self._pauses_end, now + COALESCE_SECONDS)
 
     def _delay_flush_in_burst(self, rank: int) -> None:
         """Show what ranks print at the same moment in one piece, if they did so the last time."""
         now = time.monotonic()
-        if now - self._burst_began > 2 * TOGETHER:
+        if now - self._burst_began > 2 * COALESCE_SECONDS:
             if len(self._burst_ranks) > 1:
-                self._next_flush = max(self._next_flush, now + TOGETHER)
+                self._next_flush = max(self._next_flush, now + COALESCE_SECONDS)
             self._burst_began = now
             self._burst_ranks.clear()
         self._burst_ranks.add(rank)
@@ -237,7 +237,7 @@ class TextView:
     def _show_display(self, rank: int, message: Display) -> None:
         self._write_lines([rank], self._assembler_of(rank).flush())  # it was printed before
         self._unfinished.discard(rank)
-        if is_text(message):
+        if is_plain_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
             self._end_line()
@@ -262,7 +262,7 @@ class TextView:
             self._write(f"{rest}\n")
             lines = lines[1:]
         if lines:
-            tag = tagged(ranks, mark, has_color=self._has_color)
+            tag = colored_rank_tag(ranks, mark, has_color=self._has_color)
             if mark and len(lines) > 1:  # the columns of a value stay aligned below one tag
                 self._write_below("\n".join([tag, *lines, ""]))
             else:
@@ -282,7 +282,7 @@ class ProgressLine:
         self._session = session
         self._is_terminal = is_terminal
         self._has_pictures = has_pictures
-        self._period = TERMINAL_PERIOD if is_terminal else PERIOD
+        self._period = TERMINAL_PERIOD if is_terminal else PROGRESS_PERIOD
         self._next_at = self._period
         self._last_text = ""
         self._is_on_line = False
@@ -328,17 +328,17 @@ class ProgressLine:
         ranks = [each for each in snapshot.ranks if each.bars or each.step]
         where: list[str] = []
         if ranks:
-            slowest = min(ranks, key=_how_far)
+            slowest = min(ranks, key=_progress_key)
             where = [*map(format_progress_bar, slowest.bars)] or [f"step {format_step(slowest)}"]
         late = [describe_straggler(snapshot.awaited)] if snapshot.awaited else []
-        return " · ".join([*where, *_say_values(self._session), *late])
+        return " · ".join([*where, *_format_metrics(self._session), *late])
 
 
-def _how_far(each: RankSnapshot) -> tuple[float, int]:
+def _progress_key(each: RankSnapshot) -> tuple[float, int]:
     return each.step or 0.0, sum(bar.done for bar in each.bars)
 
 
-def _say_values(session: Session) -> Iterator[str]:
+def _format_metrics(session: Session) -> Iterator[str]:
     """The newest value of each metric, as a mean over ranks."""
     store = session.rank_monitor.metrics
     for name in store.names()[:SHOWN_METRICS]:
@@ -366,7 +366,7 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
         logger.exception("the charts could not be drawn")
         screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
         return
-    said = " · ".join(_say_values(session))
+    said = " · ".join(_format_metrics(session))
     data = {"image/png": b64encode(png).decode(), "text/plain": said}
     sizes = {"image/png": {"width": width}}
     screen.display(data, sizes, display_id="", is_update=False)
@@ -411,7 +411,7 @@ class UnfinishedLines:
             rest, self._shown = partial[len(self._shown) :], partial
             return rest
         self._texts[rank] = partial
-        self._due.setdefault(rank, now + self._delays.get(rank, DELAY))
+        self._due.setdefault(rank, now + self._delays.get(rank, UNFINISHED_LINE_DELAY))
         return ""
 
     def discard(self, rank: int) -> None:
@@ -425,7 +425,7 @@ class UnfinishedLines:
         for rank, due in self._due.items():
             if due <= now:
                 del self._due[rank]
-                self._delays[rank] = 2 * self._delays.get(rank, DELAY)
+                self._delays[rank] = 2 * self._delays.get(rank, UNFINISHED_LINE_DELAY)
                 end = self.end_open_line()
                 self.open_rank, self._shown = rank, self._texts.pop(rank)
                 return rank, self._shown, end

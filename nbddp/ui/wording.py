@@ -17,7 +17,7 @@ from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import UnfinishedCollective
 from nbddp.record.waiting.stragglers import StragglerLag
 
-NOT_CARRIED = 8  # names that a heal in the list of events tells
+MAX_NOT_CARRIED = 8  # names that a heal in the list of events tells
 
 
 def format_seconds(seconds: float) -> str:
@@ -210,22 +210,22 @@ def describe_refused(count: int) -> str:
     return f"{count} {what} refused: not signed by this group"
 
 
-def _say_not_carried(facts: Mapping[str, Any]) -> str:
+def _describe_not_carried(facts: Mapping[str, Any]) -> str:
     """Name some of the names that a heal did not carry; the heal itself printed more."""
     names = [*facts["left"]]
-    more = len(names[NOT_CARRIED:]) + sum(facts.get("more", {}).values())
-    said = [*names[:NOT_CARRIED], *([f"{more:,} more"] if more else [])]
+    more = len(names[MAX_NOT_CARRIED:]) + sum(facts.get("more", {}).values())
+    said = [*names[:MAX_NOT_CARRIED], *([f"{more:,} more"] if more else [])]
     return f"; not carried: {', '.join(said)}" if said else ""
 
 
-def shorten(path: str) -> str:
+def relative_path(path: str) -> str:
     """Return a path relative to the notebook's folder if it is in there."""
     with suppress(ValueError, FileNotFoundError):
         return str(Path(path).relative_to(Path.cwd()))
     return path
 
 
-_SAID: dict[str, Callable[[dict[str, Any]], str]] = {
+_DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "start": lambda facts: (
         f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
     ),
@@ -235,7 +235,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "healed": lambda facts: (
         f"{format_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
         f"in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
-        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _say_not_carried(facts)
+        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _describe_not_carried(facts)
     ),
     "taken back": lambda facts: (
         f"{format_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that "
@@ -258,19 +258,19 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
-_UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel shows these in other ways
+_NOT_DESCRIBED = {"ready", "cell", "cell ended", "stopped"}  # the panel shows these in other ways
 
 
 def describe_event(event: RunEvent) -> str:
     """Describe an event; return an empty text for one that is shown in another way."""
-    if event.kind in _UNSAID:
+    if event.kind in _NOT_DESCRIBED:
         return ""
     facts = dict(event.facts)
     if "rank" in facts:
         facts["ranks"] = [facts["rank"]]
-    if event.kind in _SAID:
-        return _SAID[event.kind](facts)
-    return _say_any(event.kind, facts)
+    if event.kind in _DESCRIPTIONS:
+        return _DESCRIPTIONS[event.kind](facts)
+    return _describe_other(event.kind, facts)
 
 
 def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
@@ -282,7 +282,7 @@ def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
     ]
 
 
-def _say_any(kind: str, facts: dict[str, Any]) -> str:
+def _describe_other(kind: str, facts: dict[str, Any]) -> str:
     """Describe a fault, a checkpoint, or an event of the user's own."""
     who = f"rank {facts['rank']}: " if "rank" in facts else ""
     if kind == "fault" and "fault" in facts:

@@ -18,7 +18,7 @@ from notebook import Notebook, Reply
 
 from nbddp.ui.comms.dispatcher import CommDispatcher
 from nbddp.ui.comms.kernel_stream import DispatchMode
-from nbddp.ui.frontend import EMPTY
+from nbddp.ui.frontend import EMPTY_OUTPUT
 from nbddp.ui.panel.panel_view import PANELS_KEPT
 
 pytestmark = pytest.mark.multiproc
@@ -193,7 +193,7 @@ def test_a_cell_that_starts_the_ranks_says_so_at_once_in_the_place_of_its_panel(
 def test_what_was_announced_is_taken_back_where_the_ranks_cannot_be_had(page: Page) -> None:
     reply = page.run("%%ddp --nproc 2 --backend nccl\nrank")
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
-    assert reply.updates[-1] == EMPTY
+    assert reply.updates[-1] == EMPTY_OUTPUT
     assert "nccl" in reply.text
     reply = page.run("%%ddp --nproc 2\nrank")
     assert "starting 2 ranks" in reply.displays[0]["text/html"]

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONTROL = "jupyter.widget.control"  # over it a page asks for all widgets, when it opens or reloads
+# a page that opens or reloads asks for all widgets over this comm
+CONTROL_TARGET = "jupyter.widget.control"
 BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still runs
-PATIENCE = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
+JOIN_TIMEOUT = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
 
-PENDING = "buttons answer only when the cell is over"
+BUTTONS_WAIT = "buttons answer only when the cell is over"
 _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 
@@ -59,7 +60,7 @@ class ServedWidgets:
     def add(self, *widgets: Widget) -> None:
         """Serve these too, with all that they are made of; again when that has changed."""
         for widget in widgets:
-            _collect(widget, self.comm_ids)
+            _collect_comm_ids(widget, self.comm_ids)
 
     def start(self) -> ServedWidgets:
         """Answer them from now on, in the context of the cell that says so."""
@@ -200,11 +201,13 @@ class CommDispatcher:
                 self._update_here()
         except TimeoutError:
             if not self._has_failed:
-                logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
+                logger.warning(
+                    "%s: the kernel has read nothing for %g s", BUTTONS_WAIT, JOIN_TIMEOUT
+                )
             self._has_failed = True
         except Exception:
             if not self.is_kernel_ending:  # its reading thread ends with it
-                logger.warning(PENDING, exc_info=True)
+                logger.warning(BUTTONS_WAIT, exc_info=True)
             self._has_failed = True
 
     def _update_on_reading_thread(self) -> None:
@@ -213,7 +216,7 @@ class CommDispatcher:
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
         settled = run_in_loop(loop, settle())
-        wait_for_all([settled], PATIENCE)
+        wait_for_all([settled], JOIN_TIMEOUT)
         if not settled.done():
             raise TimeoutError
         settled.result()
@@ -233,7 +236,9 @@ class CommDispatcher:
             self._remove_interceptor(self._interceptor)
         if is_wanted and self._interceptor is None:
             comms = self._kernel.comm_manager.comms.copy()
-            self._control_ids |= {key for key, each in comms.items() if each.target_name == CONTROL}
+            self._control_ids |= {
+                key for key, each in comms.items() if each.target_name == CONTROL_TARGET
+            }
             self._interceptor = StreamInterceptor(self._kernel, self._intercept)
         if not is_wanted and self._thread is not None:
             self._queue.put(None)
@@ -275,7 +280,7 @@ class CommDispatcher:
             return None
         content = message.session.unpack(peek["content"])
         comm_id = content["comm_id"]
-        if kind == "comm_open" and content["target_name"] == CONTROL:
+        if kind == "comm_open" and content["target_name"] == CONTROL_TARGET:
             self._control_ids.add(comm_id)
         if comm_id in self._control_ids:
             return servings[-1]
@@ -336,24 +341,24 @@ class CommDispatcher:
         self._kernel._publish_status(status, "shell", parent=parent)
 
 
-def _collect(value: Any, comm_ids: set[str]) -> None:
+def _collect_comm_ids(value: Any, comm_ids: set[str]) -> None:
     """Find the comms of a widget and of all that its traits name: children, layout, style."""
     if isinstance(value, Widget):
         if value.comm is None or value.comm.comm_id in comm_ids:
             return
         comm_ids.add(value.comm.comm_id)
         for key in value.keys:
-            _collect(getattr(value, key), comm_ids)
+            _collect_comm_ids(getattr(value, key), comm_ids)
     elif isinstance(value, dict):
-        _collect(list(value.values()), comm_ids)
+        _collect_comm_ids(list(value.values()), comm_ids)
     elif isinstance(value, list | tuple):
         for each in value:
-            _collect(each, comm_ids)
+            _collect_comm_ids(each, comm_ids)
 
 
 def _join(thread: threading.Thread) -> None:
     if thread is threading.current_thread():
         return  # a handler ends what serves it; the thread goes when the handler is done
-    thread.join(PATIENCE)
+    thread.join(JOIN_TIMEOUT)
     if thread.is_alive():
-        logger.warning("a widget's handler still runs after %g s", PATIENCE)
+        logger.warning("a widget's handler still runs after %g s", JOIN_TIMEOUT)

@@ -14,7 +14,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_NEEDED = (
+_NEEDED_ATTRIBUTES = (
     "session.deserialize",
     "session.feed_identities",
     "session.unpack",
@@ -44,7 +44,7 @@ def dispatch_mode_of(kernel: Any) -> DispatchMode:
         return DispatchMode.NONE
     thread = getattr(kernel, "shell_channel_thread", None)
     try:
-        for name in _NEEDED:
+        for name in _NEEDED_ATTRIBUTES:
             attrgetter(name)(kernel)
         if thread is not None:
             attrgetter("io_loop.asyncio_loop")(thread)

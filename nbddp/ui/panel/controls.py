@@ -13,11 +13,11 @@ import ipywidgets as widgets
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.frontend import EMPTY, new_display_id, publish
+from nbddp.ui.frontend import EMPTY_OUTPUT, new_display_id, publish
 from nbddp.ui.html_pieces import escape
-from nbddp.ui.panel.plain_widgets import box, bundle, close
+from nbddp.ui.panel.plain_widgets import box, close, mime_bundle
 
-ASKING = 5.0  # seconds that a button waits for its second press
+CONFIRM_SECONDS = 5.0  # seconds that a button waits for its second press
 
 
 class ButtonPress(Enum):
@@ -30,7 +30,7 @@ class ButtonPress(Enum):
 
 
 HEAL, RESTART = "Heal", "Restart"
-_LOOKS = {  # tooltip and icon
+_TOOLTIPS_AND_ICONS = {  # tooltip and icon
     "Interrupt": ("End the cell and keep every name; once more: kill what does not obey", "stop"),
     "Restart": ("Restart all ranks; their names are lost. Press twice", "refresh"),
     "Stop": ("End the ranks. Press twice", "power-off"),
@@ -40,17 +40,17 @@ _LOOKS = {  # tooltip and icon
         "medkit",
     ),
 }
-_MEANWHILE = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
+_BUSY_TEXTS = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
 ButtonAction = Callable[[], str]
 
 
 def _button(label: str, **layout: str) -> widgets.Button:
-    tooltip, icon = _LOOKS[label]
+    tooltip, icon = _TOOLTIPS_AND_ICONS[label]
     layout = {"width": "auto", **layout}
     return widgets.Button(description=label, tooltip=tooltip, icon=icon, layout=layout)
 
 
-def _show_question(asked: widgets.Button, label: str, *, asks: bool) -> None:
+def _set_confirming(asked: widgets.Button, label: str, *, asks: bool) -> None:
     """Have a button ask for a second press, or take the question back."""
     asked.description = f"{label}?" if asks else label
     (asked.add_class if asks else asked.remove_class)("nbddp-asks")
@@ -91,7 +91,7 @@ class Controls:
             may and self._kill_rank.value in snapshot.alive
         )
         asked = self._unconfirmed
-        if asked is not None and time.monotonic() - asked[1] > ASKING:
+        if asked is not None and time.monotonic() - asked[1] > CONFIRM_SECONDS:
             self._cancel_confirmation()
 
     def _pressed(self, press: ButtonPress) -> None:
@@ -102,12 +102,12 @@ class Controls:
             self._press(press, self._kill_rank.value)
         else:
             self._unconfirmed = press, time.monotonic()
-            _show_question(self.buttons[press], press.value, asks=True)
+            _set_confirming(self.buttons[press], press.value, asks=True)
 
     def _cancel_confirmation(self) -> None:
         asked, self._unconfirmed = self._unconfirmed, None
         if asked is not None:
-            _show_question(self.buttons[asked[0]], asked[0].value, asks=False)
+            _set_confirming(self.buttons[asked[0]], asked[0].value, asks=False)
 
 
 class RetryButtons:
@@ -143,7 +143,7 @@ class RetryButtons:
 
     def publish(self) -> None:
         """Show it; a page without widgets shows nothing."""
-        publish({**bundle(self._row), "text/plain": ""}, self._display_id)
+        publish({**mime_bundle(self._row), "text/plain": ""}, self._display_id)
         if self._root is not None:
             self._root.children = (*self._root.children, self._row)
         self._is_published = True
@@ -154,7 +154,7 @@ class RetryButtons:
             self._is_published = False
             if self._root is not None:
                 self._root.children = [each for each in self._root.children if each != self._row]
-            self._context.copy().run(publish, EMPTY, self._display_id, is_update=True)
+            self._context.copy().run(publish, EMPTY_OUTPUT, self._display_id, is_update=True)
 
     def close(self) -> None:
         """Remove the buttons from the memory of the kernel.
@@ -169,14 +169,14 @@ class RetryButtons:
             self._run_action(label, action)
         if label == RESTART:
             self._is_confirming = not self._is_confirming
-            _show_question(self._buttons[RESTART], RESTART, asks=self._is_confirming)
+            _set_confirming(self._buttons[RESTART], RESTART, asks=self._is_confirming)
 
     def _run_action(self, label: str, action: ButtonAction) -> None:
         # Two quick presses may be answered on two threads of the kernel. The second says nothing.
         if not (self._is_published and self._action_lock.acquire(blocking=False)):
             return
         try:
-            self._show_status(_MEANWHILE[label], is_busy=True)
+            self._show_status(_BUSY_TEXTS[label], is_busy=True)
             said = self._context.copy().run(self._run_in_cell, action)
         finally:
             self._action_lock.release()

@@ -12,7 +12,7 @@ from nbddp.formatting import plural
 from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.html_pieces import muted
-from nbddp.ui.log_lines import LogBuffer, LogLine, aside, block, html_rows
+from nbddp.ui.log_lines import LogBuffer, LogLine, html_rows, log_block, note_row
 from nbddp.ui.panel.plain_widgets import PlainWidget, box, close, html, toggle
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
@@ -91,7 +91,7 @@ class LogArea:
         )
         gap = 0 if self._is_first else len(found) - len(shown) + lost
         self._is_first = False
-        rows = [aside(f"… {gap:,} more lines, which came too fast")] if gap else []
+        rows = [note_row(f"… {gap:,} more lines, which came too fast")] if gap else []
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
 
     def _filter(self, lines: Sequence[LogLine]) -> list[LogLine]:
@@ -102,13 +102,13 @@ class LogArea:
         rows = html_rows(self._filter(buffer.unfinished(self._rank)))
         # what has the focus is scrolled by the keyboard, with all that is around it
         said = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
-        self._unfinished.value = f"<div {said}>{block(rows) if rows else ''}</div>"
+        self._unfinished.value = f"<div {said}>{log_block(rows) if rows else ''}</div>"
         self._match_count.value = muted(
             f"{self._matched_lines:,} of {self._searched_lines:,} lines"
         ) * bool(self._word)
         earlier = self._seen_lines - (self._searched_lines if self._word else self._pages.lines)
         said = describe_earlier(earlier, path, was_searched=not self._word)
-        self._earlier_note.value = _in_panel(block([aside(said)])) if said else ""
+        self._earlier_note.value = _in_panel(log_block([note_row(said)])) if said else ""
         self._path.value = muted(path)
 
     def _show_times(self, _change: object) -> None:
@@ -147,13 +147,13 @@ class LogPages:
             return
         now = time.monotonic()
         if not self._pages or len(self._rows) >= PAGE_ROWS or now > self._full_at:
-            self._pages.append(_Page(html(_in_panel(block(rows)))))
+            self._pages.append(_Page(html(_in_panel(log_block(rows)))))
             self.root.children = (*self.root.children, self._pages[-1].html)
             self._on_new_widget(self._pages[-1].html)
             self._rows, self._full_at = [*rows], now + PAGE_SECONDS
         else:
             self._rows += rows
-            self._pages[-1].html.value = _in_panel(block(self._rows))
+            self._pages[-1].html.value = _in_panel(log_block(self._rows))
         self._pages[-1].rows += len(rows)
         self._pages[-1].lines += lines
         if len(self._pages) > MAX_PAGES or sum(page.rows for page in self._pages) > MAX_PAGE_ROWS:

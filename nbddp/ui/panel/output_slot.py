@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
-from nbddp.ui.frontend import EMPTY, new_display_id, publish
+from nbddp.ui.frontend import EMPTY_OUTPUT, new_display_id, publish
 from nbddp.ui.html_pieces import escape
-from nbddp.ui.panel.plain_widgets import box, bundle, close
+from nbddp.ui.panel.plain_widgets import box, close, mime_bundle
 from nbddp.wire.messages import JsonDict
 
 
@@ -47,7 +47,7 @@ class OutputSlot:
     def show_panel(self, text: str, hint: str) -> None:
         """Show the root, and ``hint`` where a page can draw neither a panel nor a record."""
         if self.root is not None:
-            self._replace({**bundle(self.root), "text/plain": text})
+            self._replace({**mime_bundle(self.root), "text/plain": text})
         if hint:
             data = {"text/html": f'<div class="nbddp-fallback">{escape(hint)}</div>'}
             is_update, self._hint_id = bool(self._hint_id), self._hint_id or new_display_id()
@@ -57,12 +57,12 @@ class OutputSlot:
         """Replace the panel."""
         self._replace({"text/html": f'<div class="nbddp-record">{html}</div>', "text/plain": text})
         if self._hint_id:
-            publish(EMPTY, self._hint_id, is_update=True)
+            publish(EMPTY_OUTPUT, self._hint_id, is_update=True)
         self._set_content(html)
 
     def remove_output(self) -> None:
         """Remove what was shown."""
-        self._publish(EMPTY)
+        self._publish(EMPTY_OUTPUT)
 
     def reset(self, html: str) -> None:
         """Start again below ``html``: the outputs of the cell were cleared, but not the root."""
@@ -93,22 +93,22 @@ class OutputSlot:
             return
         before, self._display_id, self.is_published = self._display_id, new_display_id(), False
         self._publish(data)
-        publish(EMPTY, before, is_update=True)
+        publish(EMPTY_OUTPUT, before, is_update=True)
 
     def _publish(self, data: JsonDict) -> None:
         is_update, self.is_published = self.is_published, True
         publish(data, self._display_id, is_update=is_update)
 
 
-def way_to_record(run: str, cell: int) -> str:
+def record_hint(run: str, cell: int) -> str:
     """Return how to get the record of a cell; empty without a run."""
     return f"`%ddp show {run} --cell {cell}` draws its record" if run else ""
 
 
-def late_html(run: str, cell: int) -> str:
+def delayed_hint_html(run: str, cell: int) -> str:
     """Return the same line for a placeholder; it appears if nothing replaces that for a while.
 
     A page that is loaded again in the first moments of a cell keeps its placeholder.
     """
-    way = way_to_record(run, cell)
+    way = record_hint(run, cell)
     return f'<div class="nbddp nbddp-late">{escape(way)}</div>' if way else ""

@@ -23,11 +23,11 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
 from nbddp.ui.frontend import (
-    TOGETHER,
+    COALESCE_SECONDS,
     Check,
     StreamTarget,
     View,
-    is_text,
+    is_plain_text,
     show_rich,
     show_rich_value,
 )
@@ -36,25 +36,25 @@ from nbddp.ui.input_requests import InputQueue
 from nbddp.ui.log_lines import LogBuffer, LogLine, split_text_and_rich
 from nbddp.ui.panel.controls import ButtonPress
 from nbddp.ui.panel.log_area import MAX_ROWS, describe_earlier, log_path
-from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
+from nbddp.ui.panel.output_slot import OutputSlot, delayed_hint_html, record_hint
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.report.blocks import Cell, Dot, Report
 from nbddp.ui.report.finished_cell import CellReport, EarlierAttempt, record_html, record_text
 from nbddp.ui.report.render import render_html
-from nbddp.ui.wording import shorten
+from nbddp.ui.wording import relative_path
 from nbddp.wire.messages import Display
 
-DELAY = 0.1  # seconds: a cell that is over by then gets its record at once
-OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
+FIRST_DRAW_DELAY = 0.1  # seconds: a cell that is over by then gets its record at once
+OPEN_DELAY = 1.0  # seconds until its panel opens; the output of shorter cells is shown as a record
 DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
 PREVIEW_SHARE = 0.02  # of a core, or else less often
-LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
+CHECK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
 POLL_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
 PANELS_KEPT = 4  # panels whose widgets stay after their cells: a page may still draw them
 RECORDS_KEPT = 32  # records that stay where their panels were, for pages that follow no outputs
-SHOWN = 200  # lines of the log in the record
-SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
+RECORD_LINES = 200  # lines of the log in the record
+RANK_LINES = 50  # and in the record, of a rank whose lines are not all among those
 NO_WIDGETS = (
     "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
     "and `%ddp view text` prints everything as it comes"
@@ -123,9 +123,9 @@ class PanelView:
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
         self.attempt, self._handle = handle.attempt, handle
-        self._run_folder = shorten(self.session.snapshot(handle).folder)
-        self._next_draw = time.monotonic() + DELAY
-        self._opens_at = time.monotonic() + OPENING
+        self._run_folder = relative_path(self.session.snapshot(handle).folder)
+        self._next_draw = time.monotonic() + FIRST_DRAW_DELAY
+        self._opens_at = time.monotonic() + OPEN_DELAY
         try:
             while not handle.is_drained:
                 may_wait = time.monotonic() < self._next_draw
@@ -135,7 +135,7 @@ class PanelView:
                 self._poll_input(handle)
                 if time.monotonic() >= self._next_draw:
                     if notice is not None:
-                        self._handle_burst(handle, patience=0.0 if may_wait else TOGETHER)
+                        self._handle_burst(handle, patience=0.0 if may_wait else COALESCE_SECONDS)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -162,14 +162,14 @@ class PanelView:
         if self._widgets is not None and self._comms.mode is DispatchMode.POLL:
             return POLL_PERIOD
         left = self._next_draw - time.monotonic()
-        pause = left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
+        pause = left if left > 0 else CHECK_PERIOD  # news after a pause is drawn at once
         return min(pause, self._input_queue.poll_interval)
 
     # ---- what the cell says
 
     def _handle_burst(self, handle: CellHandle, *, patience: float) -> None:
         """What ranks print at the same moment is drawn together; what has piled up is there."""
-        deadline = time.monotonic() + TOGETHER
+        deadline = time.monotonic() + COALESCE_SECONDS
         while (left := deadline - time.monotonic()) > 0 and not handle.is_drained:
             notice = handle.next_notice(min(left, patience))
             if notice is None:
@@ -191,7 +191,7 @@ class PanelView:
 
     def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
         self.log_buffer.flush(rank)  # it was printed before
-        if is_text(message):
+        if is_plain_text(message):
             self.log_buffer.write(rank, f"{message.data['text/plain']}\n")
             return
         if not self.slot.is_published:  # else the record would stand below what it belongs to
@@ -208,7 +208,7 @@ class PanelView:
         elif time.monotonic() >= self._opens_at:
             self._open(handle)
         else:
-            pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
+            pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPEN_DELAY)
             with pacer.timed():
                 if self.slot.is_published or self.log_buffer.version:
                     self._preview(handle)
@@ -219,11 +219,11 @@ class PanelView:
         merged = self.log_buffer.lines()
         record = CellReport(
             snapshot=self._snapshot(handle),
-            lines=merged[-SHOWN:],
-            earlier=self._describe_earlier(merged, SHOWN),
+            lines=merged[-RECORD_LINES:],
+            earlier=self._describe_earlier(merged, RECORD_LINES),
             is_brief=True,
         )
-        html = record_html(record) + late_html(record.snapshot.run, handle.prompt)
+        html = record_html(record) + delayed_hint_html(record.snapshot.run, handle.prompt)
         self.slot.show_placeholder(html, record_text(record))
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
@@ -254,7 +254,7 @@ class PanelView:
             self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
         self._served.add(self.slot.open(widgets.parts))
         run = self.session.snapshot(handle).run
-        self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.prompt))
+        self.slot.show_panel(NO_WIDGETS, record_hint(run, handle.prompt))
 
     def _describe_earlier(
         self, lines: Sequence[LogLine], shown: int, rank: int | None = None
@@ -295,14 +295,15 @@ class PanelView:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
         curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
         merged, snapshot = self.log_buffer.lines(), self._snapshot(handle)
+        earlier = self._describe_earlier(merged, RECORD_LINES)
         missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
         return CellReport(
             snapshot=snapshot,
             result=result,
-            lines=[*merged[-SHOWN:], *values],
-            earlier=self._describe_earlier(merged, SHOWN),
+            lines=[*merged[-RECORD_LINES:], *values],
+            earlier=earlier,
             log_path=log_path(self._run_folder, None),
-            rank_lines=self._rank_lines(handle) if self._describe_earlier(merged, SHOWN) else [],
+            rank_lines=self._rank_lines(handle) if earlier else [],
             metrics=self.session.rank_monitor.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
             attempts=self._earlier_attempts,
@@ -323,7 +324,11 @@ class PanelView:
 
     def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[LogLine], str]]:
         return [
-            (rank, lines[-SHOWN_OF_RANK:], self._describe_earlier(lines, SHOWN_OF_RANK, rank))
+            (
+                rank,
+                lines[-RANK_LINES:],
+                self._describe_earlier(lines, RANK_LINES, rank),
+            )
             for rank in handle.ranks
             if (lines := self.log_buffer.lines(rank))
         ]

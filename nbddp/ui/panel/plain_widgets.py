@@ -32,7 +32,7 @@ def toggle(label: str, tooltip: str, icon: str = "") -> widgets.ToggleButton:
     return widgets.ToggleButton(description=label, tooltip=tooltip, icon=icon)
 
 
-def bundle(shown: widgets.Widget) -> dict[str, object]:
+def mime_bundle(shown: widgets.Widget) -> dict[str, object]:
     """What a page shows a widget by; ipywidgets 7 has no bundles, and 8 makes the same."""
     view = {"version_major": 2, "version_minor": 0, "model_id": shown.model_id}
     return {"application/vnd.jupyter.widget-view+json": view}

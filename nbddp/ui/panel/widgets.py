@@ -8,12 +8,12 @@ import ipywidgets as widgets
 
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.html_pieces import SHEET, event_log, muted
+from nbddp.ui.html_pieces import STYLE_SHEET, event_log, muted
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import ButtonPress, Controls
 from nbddp.ui.panel.log_area import LogArea
 from nbddp.ui.panel.plain_widgets import box, close, html, toggle
-from nbddp.ui.report.rank_table import FEW, RankSparklines, rank_blocks
+from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, RankSparklines, rank_blocks
 from nbddp.ui.report.render import html_of, title_html
 from nbddp.ui.report.status import alarm_blocks, awaited_block, state_title
 
@@ -43,17 +43,17 @@ class PanelWidgets:
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()
         self._grid_toggle = toggle("All ranks", "Show a field for each rank", "th")
-        self._grid_toggle.layout.display = "none" if len(ranks) <= FEW else ""
+        self._grid_toggle.layout.display = "none" if len(ranks) <= MAX_DETAILED_RANKS else ""
         self._grid_toggle.add_class("nbddp-all")
         ranks_area = [self._notes, self._grid_toggle, self._table]
         areas = [self.charts.root, self.log.root, self._events]
-        self.parts = [widgets.HTML(SHEET), head, *ranks_area, *areas]
+        self.parts = [widgets.HTML(STYLE_SHEET), head, *ranks_area, *areas]
 
     def draw(self, snapshot: Snapshot, *, can_press: bool) -> None:
         """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{title_html(state_title(snapshot))}</div>'
         self._notes.value = _notes(snapshot) + muted("" if can_press else WAITING_BUTTONS)
-        if len(snapshot.ranks) <= FEW:
+        if len(snapshot.ranks) <= MAX_DETAILED_RANKS:
             self.sparklines.add_points(snapshot.ranks, snapshot.at)
         is_open, curves = self._grid_toggle.value, self.sparklines.draw
         table = html_of(rank_blocks(snapshot.ranks, is_open=is_open, curves=curves))

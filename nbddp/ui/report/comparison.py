@@ -15,7 +15,7 @@ from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
 from nbddp.ui.wording import align_columns, format_seconds
 
 DIFF_LINES = 400  # of each run
-LONGEST = 60  # characters of a value in a text
+MAX_VALUE_LENGTH = 60  # characters of a value in a text
 SAME = "the code of all cells is the same"
 
 
@@ -30,7 +30,7 @@ def comparison_report(
     return Report(
         f"comparison of {plural(len(comparison.runs), 'run')}",
         [
-            _finals(comparison),
+            _final_values(comparison),
             _charts(comparison, over, scale, is_smooth=is_smooth),
             _differences(comparison),
             *_code(comparison),
@@ -39,21 +39,21 @@ def comparison_report(
     )
 
 
-def _finals(comparison: Comparison) -> Table:
+def _final_values(comparison: Comparison) -> Table:
     head = ["line", "run", *comparison.metrics, "steps", "pace", "time", "outcome"]
     rows: list[list[str | Cell]] = [
         [
             Cell(LETTERS[index], rank=index, html=f"━ {LETTERS[index]}"),
             Cell(name, title=run.name),
             *comparison.final_values(run),
-            *_sums(run),
+            *_totals(run),
         ]
         for index, (name, run) in enumerate(zip(comparison.names, comparison.runs, strict=True))
     ]
     return Table(head, rows, "what the runs came to")
 
 
-def _sums(run: ComparedRun) -> list[str]:
+def _totals(run: ComparedRun) -> list[str]:
     one = run.summary
     steps = "" if one.steps is None else f"{one.steps:,}"
     seconds = run.metrics.ended - run.metrics.began
@@ -103,8 +103,8 @@ def _differences(comparison: Comparison) -> Block:
 def _value(value: str) -> Cell:
     """Return a value whole on a page, without its middle in a text if it is long."""
     text = " ".join(value.split())
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST // 2]}…{text[1 - LONGEST // 2 :]}"
+    if len(text) > MAX_VALUE_LENGTH:
+        text = f"{text[: MAX_VALUE_LENGTH // 2]}…{text[1 - MAX_VALUE_LENGTH // 2 :]}"
     return Cell(text, html=escape(value))
 
 

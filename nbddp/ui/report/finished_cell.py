@@ -14,10 +14,10 @@ from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
 from nbddp.ui.chart_html import metrics_text
-from nbddp.ui.log_lines import LogLine, log_html, log_text, scrolled
+from nbddp.ui.log_lines import LogLine, log_html, log_text, scroll_box
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
-from nbddp.ui.report.rank_table import FEW, Curves, rank_blocks
+from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, Curves, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
 from nbddp.ui.report.status import (
     alarm_blocks,
@@ -163,10 +163,10 @@ def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
 
 def _log(lines: Sequence[LogLine], earlier: str) -> list[Block]:
     text = log_text(lines, earlier=earlier)
-    return [Markup(lambda: scrolled(log_html(lines, earlier=earlier)), text)] if lines else []
+    return [Markup(lambda: scroll_box(log_html(lines, earlier=earlier)), text)] if lines else []
 
 
 def _rank_logs(logs: Sequence[tuple[int, Sequence[LogLine], str]]) -> Sequence[Details]:
     """Fold the lines of each rank; of many ranks fold all folds."""
     folds = [Details(f"only rank {rank}", _log(lines, earlier)) for rank, lines, earlier in logs]
-    return folds if len(folds) <= FEW else [Details("each rank's lines", folds)]
+    return folds if len(folds) <= MAX_DETAILED_RANKS else [Details("each rank's lines", folds)]

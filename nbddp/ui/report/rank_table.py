@@ -12,7 +12,7 @@ from nbddp.errors import format_number_ranges, format_place
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.html_pieces import escape, ink
+from nbddp.ui.html_pieces import escape, text_color
 from nbddp.ui.report.blocks import Block, Cell, Markup, Mood, Table, Text, note
 from nbddp.ui.report.render import html_of, text_lines
 from nbddp.ui.wording import (
@@ -25,9 +25,9 @@ from nbddp.ui.wording import (
     gpu_facts,
 )
 
-FEW = 8  # ranks that have a row each; more are a line and a grid
+MAX_DETAILED_RANKS = 8  # ranks that have a row each; more are a line and a grid
 MAX_ROWS = 32  # of the table
-STILL = 5.0  # seconds without a move, from which on a rank of many has a row
+STALL_AFTER = 5.0  # seconds without a move, from which on a rank of many has a row
 _TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")  # of a collective
 
 Curves = Callable[[RankSnapshot, str], str]  # a rank's curve for the column with this title, or ""
@@ -48,18 +48,18 @@ def rank_blocks(
         has_pid: whether the table has the process ids.
         curves: draws a small curve before the text of a column.
     """
-    if len(ranks) <= FEW:
+    if len(ranks) <= MAX_DETAILED_RANKS:
         is_telling = slowest(ranks) is not None or seconds_left(ranks)
         line = Text(overview(ranks) if is_telling else "")
         return [line, *rank_table(ranks, has_pid=has_pid, curves=curves)]
     nodes = _by_node(ranks)
-    rows = _node_table(nodes) if len(nodes) > 1 else _few_of_many(ranks, has_pid=has_pid)
+    rows = _node_table(nodes) if len(nodes) > 1 else _first_causes(ranks, has_pid=has_pid)
     return [Text(overview(ranks)), *rows, Markup(lambda: _grids(nodes) if is_open else "")]
 
 
-def _few_of_many(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
+def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
     """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
-    causes = [each for each in ranks if each.is_cause][:FEW]
+    causes = [each for each in ranks if each.is_cause][:MAX_DETAILED_RANKS]
     text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
     return [Markup(lambda: html_of(rank_table(causes)), text)]
 
@@ -104,7 +104,7 @@ def _rank(each: RankSnapshot) -> Cell:
         return Cell(str(each.rank), rank=each.rank)
     why = escape(describe_lag(each.lag))
     slow = (
-        f'<span class="nbddp-waits" style="{ink("warn")}" role="img" title="{why}"'
+        f'<span class="nbddp-waits" style="{text_color("warn")}" role="img" title="{why}"'
         f' aria-label="{why}">↓ slow</span>'
     )
     return Cell(f"{each.rank} ↓ slow", rank=each.rank, html=f"{each.rank} {slow}")
@@ -199,7 +199,7 @@ def _by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
 def _node_table(nodes: _Nodes) -> list[Block]:
     """Return a row for each node, and below it rows for its ranks that need a look."""
     ranks = [each for there in nodes.values() for each in there]
-    telling = sorted(filter(_needs_a_look, ranks), key=_urgency)
+    telling = sorted(filter(_needs_attention, ranks), key=_urgency)
     first = [*dict.fromkeys([*(each.node for each in telling), *nodes])]
     shown = set(first[: MAX_ROWS - min(len(telling), MAX_ROWS // 2)])
     here = [each for each in telling if each.node in shown][: MAX_ROWS - len(shown)]
@@ -216,8 +216,10 @@ def _node_table(nodes: _Nodes) -> list[Block]:
     ]
 
 
-def _needs_a_look(each: RankSnapshot) -> bool:
-    return not each.is_well or each.lag is not None or (each.goes_on and each.seconds >= STILL)
+def _needs_attention(each: RankSnapshot) -> bool:
+    return (
+        not each.is_well or each.lag is not None or (each.goes_on and each.seconds >= STALL_AFTER)
+    )
 
 
 def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
@@ -236,7 +238,7 @@ def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
 # ---- many ranks at a glance
 
 
-def _left_of(bars: Sequence[LoopProgress]) -> float | None:
+def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
     """Return the seconds until the outermost loop that knows its total ends.
 
     The loop inside it tells how far its present round is.
@@ -254,7 +256,7 @@ def _left_of(bars: Sequence[LoopProgress]) -> float | None:
 
 def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
     """Return the seconds until the last rank has finished its loop; None if no rank knows them."""
-    known = [_left_of(each.bars) for each in ranks if each.goes_on]
+    known = [_seconds_left(each.bars) for each in ranks if each.goes_on]
     return max((left for left in known if left is not None), default=None)
 
 
@@ -322,9 +324,9 @@ def _field(each: RankSnapshot) -> str:
     )
 
 
-POINTS = 60
-PERIOD = 1.0  # seconds between two points
-WIDTH = 32  # CSS pixels
+MAX_POINTS = 60
+SAMPLE_PERIOD = 1.0  # seconds between two points
+SPARKLINE_WIDTH = 32  # CSS pixels
 
 
 class RankSparklines:
@@ -332,7 +334,7 @@ class RankSparklines:
 
     def __init__(self) -> None:
         self._values: defaultdict[tuple[int, str], deque[float]] = defaultdict(
-            lambda: deque(maxlen=POINTS)
+            lambda: deque(maxlen=MAX_POINTS)
         )
         self._next_at = 0.0
 
@@ -340,7 +342,7 @@ class RankSparklines:
         """Take a point of each, once a second."""
         if now < self._next_at:
             return
-        self._next_at = now + PERIOD
+        self._next_at = now + SAMPLE_PERIOD
         for each in ranks:
             if each.is_alive and each.step is not None:
                 self._values[each.rank, "step"].append(each.steps_per_second)
@@ -359,4 +361,6 @@ class RankSparklines:
         if title == "memory":
             name, now, top = "memory", format_bytes(values[-1]), format_bytes(max(values))
         label = escape(f"{name}: now {now}, axis 0 to {top}, last {len(values)} s")
-        return sparkline(values, label, color=each.rank, low=0.0, width=WIDTH, is_static=is_static)
+        return sparkline(
+            values, label, color=each.rank, low=0.0, width=SPARKLINE_WIDTH, is_static=is_static
+        )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.ui.ansi import to_html
-from nbddp.ui.html_pieces import SHEET, STRONG, card, dot, escape, ink
+from nbddp.ui.html_pieces import STRONG, STYLE_SHEET, card, dot, escape, text_color
 from nbddp.ui.report.blocks import (
     Block,
     Card,
@@ -28,7 +28,7 @@ from nbddp.ui.wording import align_columns
 
 WIDTH = 92  # characters of a paragraph under a folded title
 _CLASSES = {Mood.MUTED: "nbddp-muted", Mood.WARN: "nbddp-waits", Mood.BAD: "nbddp-wrong"}
-_STYLES = {Mood.STRONG: STRONG, Mood.WARN: ink("warn"), Mood.BAD: ink("bad")}
+_STYLES = {Mood.STRONG: STRONG, Mood.WARN: text_color("warn"), Mood.BAD: text_color("bad")}
 
 
 # ---- text
@@ -79,7 +79,7 @@ def render_html(report: Report) -> str:
     cell = Cell(report.title) if isinstance(report.title, str) else report.title
     title = f"<div>{title_html(cell, role='status')}</div>" if cell.text else ""
     region = f'tabindex="0" role="region" aria-label="{escape(cell.text) or "cell"}"'
-    return f'{SHEET}<div class="nbddp" {region}>{title}{html_of(report.blocks)}</div>'
+    return f'{STYLE_SHEET}<div class="nbddp" {region}>{title}{html_of(report.blocks)}</div>'
 
 
 def html_of(blocks: Iterable[Block]) -> str:

@@ -15,12 +15,12 @@ from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
 from nbddp.ui.wording import format_rate, format_seconds
 
-SHOWN = 50  # runs, unless more are asked for
-LONGEST = 28  # characters of a setting
+SHOWN_RUNS = 50  # runs, unless more are asked for
+MAX_SETTING_LENGTH = 28  # characters of a setting
 _DOTS = {"ok": Dot.OK, "failed": Dot.BAD, "running": Dot.BUSY, "empty": Dot.OFF}
 
 
-def run_list_report(listing: Listing, *, most: int = SHOWN) -> Report:
+def run_list_report(listing: Listing, *, most: int = SHOWN_RUNS) -> Report:
     """Report the runs, the newest first unless they are sorted by something else."""
     few = f"{len(listing.runs)} of " if len(listing.runs) < listing.total else ""
     title = f"{few}{plural(listing.total, 'run')}, {format_bytes(listing.size)}"
@@ -85,7 +85,7 @@ def format_value(value: Any) -> str:
         return ""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_SETTING_LENGTH else f"{text[: MAX_SETTING_LENGTH - 1]}…"
 
 
 def describe_pace(run: Summary) -> str:

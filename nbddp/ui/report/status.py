@@ -11,7 +11,7 @@ from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import event_log
-from nbddp.ui.log_lines import LogLine, log_html, scrolled
+from nbddp.ui.log_lines import LogLine, log_html, scroll_box
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.wording import (
@@ -20,7 +20,7 @@ from nbddp.ui.wording import (
     describe_refused,
     describe_straggler,
     format_seconds,
-    shorten,
+    relative_path,
 )
 
 SHOWN_EVENTS = 8
@@ -47,8 +47,8 @@ def status_report(
             events_block(snapshot),
             awaited_block(snapshot),
             *([charts_block(metrics)] if metrics else []),
-            *([Markup(lambda: scrolled(log_html(lines)))] if lines else []),
-            note(f"logs in {shorten(snapshot.folder)}" if snapshot.folder else ""),
+            *([Markup(lambda: scroll_box(log_html(lines)))] if lines else []),
+            note(f"logs in {relative_path(snapshot.folder)}" if snapshot.folder else ""),
         ],
     )
 

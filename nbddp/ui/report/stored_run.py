@@ -26,7 +26,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
-from nbddp.ui.wording import describe_group, describe_left_out, format_seconds, shorten
+from nbddp.ui.wording import describe_group, describe_left_out, format_seconds, relative_path
 
 SHOWN_CELLS = 20  # the newest
 SHOWN_REPORTS = 3  # of the cells that failed last
@@ -35,7 +35,7 @@ NAMED_METRICS = 20  # of the others
 TAIL, TEXT_TAIL = 50, 10  # lines of each rank
 OPEN_TAILS = 4  # with more ranks the lines are folded
 MAX_TAILS = 64  # ranks whose lines are shown
-TORN = "of the record could not be read: a full disk or a killed process tore them"
+UNREADABLE = "of the record could not be read: a full disk or a killed process tore them"
 
 
 def run_report(
@@ -76,8 +76,8 @@ def run_report(
             numbers,
             *_tails(run, cell),
             *([Details("its source", [Code(cell.source)])] if cell else []),
-            note(f"{plural(run.unreadable, 'line')} {TORN}" if run.unreadable else ""),
-            note(f"all of it is in {shorten(str(run.path))}"),
+            note(f"{plural(run.unreadable, 'line')} {UNREADABLE}" if run.unreadable else ""),
+            note(f"all of it is in {relative_path(str(run.path))}"),
         ],
     )
 

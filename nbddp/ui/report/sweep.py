@@ -10,7 +10,7 @@ from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import html_of
 from nbddp.ui.wording import format_seconds
 
-SHOWN = 40  # rows: those before and after the one that runs
+MAX_ROWS = 40  # rows: those before and after the one that runs
 _DOTS = {
     State.WAITING: Dot.OFF,
     State.RUNNING: Dot.BUSY,
@@ -19,7 +19,7 @@ _DOTS = {
     State.FAILED: Dot.BAD,
     State.ENDED: Dot.WARN,
 }
-_COUNTED = {
+_COUNT_TEXTS = {
     State.OK: "ok",
     State.ALREADY_DONE: "done before and not run again",
     State.FAILED: "failed",
@@ -59,7 +59,7 @@ def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     >>> describe_outcome([SweepEntry(trial, State.OK) for trial in grid([("lr", (0.1, 0.01))])])
     'sweep of 2: 2 ok'
     """
-    counts = [(count_of(rows, state), text) for state, text in _COUNTED.items()]
+    counts = [(count_of(rows, state), text) for state, text in _COUNT_TEXTS.items()]
     said = [f"{count} {text}" for count, text in counts if count]
     seconds = sum(row.seconds for row in rows)
     took = f", {format_seconds(seconds)}" if seconds else ""
@@ -96,8 +96,8 @@ def describe_failures(rows: Sequence[SweepEntry]) -> list[str]:
 
 
 def _table(rows: Sequence[SweepEntry], at: int) -> list[Block]:
-    first = max(0, min(at - SHOWN // 2, len(rows) - SHOWN))
-    shown = rows[first : first + SHOWN]
+    first = max(0, min(at - MAX_ROWS // 2, len(rows) - MAX_ROWS))
+    shown = rows[first : first + MAX_ROWS]
     head = ["", *rows[0].trial.settings, "state", "run"]
     table = Table(head, [_cells(row) for row in shown], "combinations of the sweep")
     more = len(rows) - len(shown)

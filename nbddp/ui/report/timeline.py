@@ -16,7 +16,7 @@ MAX_NAMED = 16  # ranks that are named in a line
 MAX_OVERLAPS = 16  # rows of DDP's measurements
 MAX_BUCKETS = 6  # whose sizes are written
 SHOWN_LINES = 5
-LEAST = 0.0005  # seconds that are said
+MIN_SECONDS = 0.0005  # seconds that are said
 LETTERS = {"gone": " ", "wait": "#", "data": "d"}
 COMPUTE = "."
 
@@ -24,7 +24,7 @@ COMPUTE = "."
 def timeline_report(line: Timeline) -> Report:
     """Report the collectives of a cell, and the waiting in them."""
     if line.is_empty:
-        return Report(_nothing(line))
+        return Report(_describe_empty(line))
     unmet = [describe_unfinished(each, is_over=line.is_over, died=line.died) for each in line.unmet]
     late = [*unmet, *([describe_straggler(line.awaited)] if line.awaited else [])]
     title = _title(line)
@@ -42,10 +42,10 @@ def timeline_report(line: Timeline) -> Report:
     )
 
 
-def _nothing(line: Timeline) -> str:
+def _describe_empty(line: Timeline) -> str:
     """Say that there is nothing to show.
 
-    >>> _nothing(Timeline(cell=3, ranks=(0, 1), span=(0.0, 0.0)))
+    >>> _describe_empty(Timeline(cell=3, ranks=(0, 1), span=(0.0, 0.0)))
     'no collectives were seen in cell 3: no rank waited for another'
     """
     if not line.cell:
@@ -135,42 +135,45 @@ def _matrix(line: Timeline) -> Table:
     columns = list(line.ranks)
     if len(columns) > MAX_COLUMNS:
         most = sorted(columns, key=lambda rank: -awaited[rank])[:MAX_COLUMNS]
-        columns = sorted(rank for rank in most if awaited[rank] >= LEAST)
+        columns = sorted(rank for rank in most if awaited[rank] >= MIN_SECONDS)
     rows = []
     for rank in shown_ranks(line):
         waits = [line.waits.get((rank, each), 0.0) for each in columns]
         whole = sum(line.waits.get((rank, each), 0.0) for each in line.ranks)
-        said = [_time(it) if each != rank else "" for each, it in zip(columns, waits, strict=True)]
-        rows.append([f"rank {rank}", *said, _time(whole)])
+        said = [
+            _format_time(it) if each != rank else ""
+            for each, it in zip(columns, waits, strict=True)
+        ]
+        rows.append([f"rank {rank}", *said, _format_time(whole)])
     head = ["waited for", *(f"rank {rank}" for rank in columns), "all"]
     return Table(head, rows, "seconds that ranks waited, by rank waited for")
 
 
-def _time(seconds: float) -> str:
-    if seconds < LEAST:
+def _format_time(seconds: float) -> str:
+    if seconds < MIN_SECONDS:
         return "0"
     return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else format_seconds(seconds)
 
 
-def _short_time(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else _time(seconds)
+def _format_short_time(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else _format_time(seconds)
 
 
 def _facts(line: Timeline) -> Iterator[str]:
     if any(line.lines.values()):
         yield f"while others waited, the last rank was at {', '.join(_shares(line.lines))}"
     loading = [
-        f"rank {rank} {_time(seconds)}"
+        f"rank {rank} {_format_time(seconds)}"
         for rank in shown_ranks(line)
-        if (seconds := line.loading(rank)) >= LEAST
+        if (seconds := line.loading(rank)) >= MIN_SECONDS
     ]
     if loading:
         yield f"waited for data: {', '.join(loading)}"
-    if (late := line.loading_awaited()) >= LEAST:
-        yield f"ranks waited {_time(late)} for one that itself waited for data"
+    if (late := line.loading_awaited()) >= MIN_SECONDS:
+        yield f"ranks waited {_format_time(late)} for one that itself waited for data"
     for title, took in list(line.on_gpu.items())[:SHOWN_LINES]:
         each = ", ".join(
-            f"rank {rank} {_short_time(it)}" for rank, it in [*took.items()][:MAX_NAMED]
+            f"rank {rank} {_format_short_time(it)}" for rank, it in [*took.items()][:MAX_NAMED]
         )
         yield f"{title} on the GPU, on average and with the waiting there: {each}"
 
@@ -196,7 +199,7 @@ def _overlaps(line: Timeline) -> list[Block]:
     for each in line.overlaps[:MAX_OVERLAPS]:
         times = each.forward, each.backward, each.communication, each.overlapped, each.exposed
         name = f"{each.name}, rank {each.rank}"
-        rows.append([name, *map(_short_time, times), _buckets(each.buckets)])
+        rows.append([name, *map(_format_short_time, times), _buckets(each.buckets)])
     newest = max(each.iteration for each in line.overlaps)
     words = (
         f"averages of the first iterations and of every hundredth, up to {newest}; communication, "

@@ -23,7 +23,7 @@ from nbddp.archive.run_list import Listing, list_runs, write_note
 from nbddp.archive.summary import Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.report.run_list import SHOWN, describe_outcome, run_list_report
+from nbddp.ui.report.run_list import SHOWN_RUNS, describe_outcome, run_list_report
 
 
 def three(base: Path) -> None:
@@ -316,9 +316,9 @@ def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
 
 
 def test_many_runs_are_shown_in_part() -> None:
-    runs = tuple(Summary(path=Path(f"run{number}")) for number in range(SHOWN + 5))
+    runs = tuple(Summary(path=Path(f"run{number}")) for number in range(SHOWN_RUNS + 5))
     text = text_of(Listing(runs, {}, len(runs)))
-    assert len(text.splitlines()) == 2 + SHOWN + 1
+    assert len(text.splitlines()) == 2 + SHOWN_RUNS + 1
     assert "5 more: `%ddp runs -n 55`" in text
 
 

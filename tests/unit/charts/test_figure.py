@@ -18,7 +18,7 @@ from matplotlib.image import imread
 from nbddp.charts import axes, palette, sparkline
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart, rank_chart
-from nbddp.charts.figure import draw_charts, png_of, readable
+from nbddp.charts.figure import draw_charts, png_of, printable_name
 from nbddp.charts.palette import INK, rank_color
 from nbddp.record import metrics as record_metrics
 from nbddp.record.metrics import MetricStore
@@ -84,7 +84,7 @@ def test_a_name_is_drawn_letter_by_letter_whatever_it_is(name: str) -> None:
     figure = draw_charts([chart(name)])
     assert png_of(figure)[0].startswith(b"\x89PNG")
     assert len(figure.axes[0].get_title("left")) < 60
-    assert readable(" loss\r\n\u4e2d\u202e x ") == "loss \N{REPLACEMENT CHARACTER} x"
+    assert printable_name(" loss\r\n\u4e2d\u202e x ") == "loss \N{REPLACEMENT CHARACTER} x"
 
 
 @pytest.mark.process

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbddp.charts.palette import ALERT, DARK, INK, LIGHT, rank_class, rank_color, terminal_color
-from nbddp.ui.html_pieces import SHEET
+from nbddp.ui.html_pieces import STYLE_SHEET
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
 # Deficiency", IEEE TVCG 15 (6), 2009: their matrices for severity 1.0, on linear RGB
@@ -46,7 +46,7 @@ TO_XYZ = np.array(
     ]
 )
 ANY = tuple(rank_color(rank) for rank in range(8))
-SETS = [re.findall(r"#[0-9a-f]{6}", SHEET)[start : start + 12] for start in (0, 12, 24)]
+SETS = [re.findall(r"#[0-9a-f]{6}", STYLE_SHEET)[start : start + 12] for start in (0, 12, 24)]
 WORDS = [colors[:4] for colors in SETS]  # of the sheet: on any page, on light and on dark ones
 
 

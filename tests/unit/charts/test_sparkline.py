@@ -15,8 +15,8 @@ from pages import Page, column
 
 from nbddp.charts.sparkline import MAX_BLOCKS, block_characters, sparkline
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.html_pieces import SHEET
-from nbddp.ui.report.rank_table import PERIOD, POINTS, RankSparklines, rank_blocks
+from nbddp.ui.html_pieces import STYLE_SHEET
+from nbddp.ui.report.rank_table import MAX_POINTS, SAMPLE_PERIOD, RankSparklines, rank_blocks
 from nbddp.ui.report.render import html_of
 
 ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
@@ -31,7 +31,7 @@ def noted(*moments: RankSnapshot) -> RankSparklines:
     """What was noted of a rank at one moment after the other."""
     sparklines = RankSparklines()
     for at, rank in enumerate(moments):
-        sparklines.add_points([rank], at * PERIOD)
+        sparklines.add_points([rank], at * SAMPLE_PERIOD)
     return sparklines
 
 
@@ -68,10 +68,10 @@ def test_a_ranks_curve_says_what_it_is_of_with_its_scale(snapshot: Any) -> None:
 def test_a_ranks_curve_has_a_point_each_second_of_the_last_minute() -> None:
     sparklines = RankSparklines()
     for at in range(300):
-        sparklines.add_points([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
+        sparklines.add_points([replace(ONE, steps_per_second=float(at))], at * SAMPLE_PERIOD / 2)
     drawn = sparklines.draw(ONE, "step")
     assert "now 298, axis 0 to 298, last 60 s" in drawn
-    assert len(points(drawn)) == POINTS
+    assert len(points(drawn)) == MAX_POINTS
     assert points(drawn)[-1] == "30.0,2.0"
 
 
@@ -93,4 +93,4 @@ def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_sv
         assert re.fullmatch(r"<svg xmlns=.*><path d=.* stroke=\"#.*></path></svg>", drawn)
     assert [text.strip() for text in column(page, "memory")] == ["300 MiB"]
     assert page.sheet == ""
-    assert ".nbddp-ranks img {" in SHEET
+    assert ".nbddp-ranks img {" in STYLE_SHEET

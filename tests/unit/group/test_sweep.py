@@ -39,7 +39,7 @@ from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.sweep import (
-    SHOWN,
+    MAX_ROWS,
     describe_current,
     describe_done,
     describe_failures,
@@ -262,7 +262,7 @@ def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
 def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> None:
     many = rows_of(*[State.OK] * 90, State.RUNNING, *[State.WAITING] * 9)
     page = Page(render_html(sweep_report(many, many[90])))
-    assert sum(tag == "tr" for tag, _ in page.tags) == SHOWN + 1
+    assert sum(tag == "tr" for tag, _ in page.tags) == MAX_ROWS + 1
     assert "lr=90" in page.text
     assert "60 more" in page.text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.ui.frontend import OF_COLAB, OF_KAGGLE, shows_widgets
+from nbddp.ui.frontend import COLAB_VARIABLE, KAGGLE_VARIABLE, supports_widgets
 
 PAGE = {"metadata": {"cellId": "a1b2"}, "content": {"allow_stdin": True, "code": "x"}}
 UNNAMED = {**PAGE, "metadata": {}, "header": {"version": "5.3"}}
@@ -18,7 +18,7 @@ NO_INPUT = {"allow_stdin": False}  # nbclient
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on Colab nor on Kaggle."""
-    for name in (OF_COLAB, OF_KAGGLE):
+    for name in (COLAB_VARIABLE, KAGGLE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -31,7 +31,7 @@ def shows(request: Any) -> bool:
         return request
 
     shell: Any = SimpleNamespace(kernel=SimpleNamespace(get_parent=get_parent))
-    answer = shows_widgets(shell)
+    answer = supports_widgets(shell)
     assert asked == ["shell"]
     return answer
 
@@ -67,13 +67,13 @@ def test_a_page_that_names_its_cell_and_takes_input_shows_widgets(
 
 def test_a_shell_without_a_kernel_is_a_terminal() -> None:
     terminal: Any = SimpleNamespace()
-    assert not shows_widgets(terminal)
+    assert not supports_widgets(terminal)
     without: Any = SimpleNamespace(kernel=None)
-    assert not shows_widgets(without)
+    assert not supports_widgets(without)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(OF_COLAB, "release-colab_7"), (OF_KAGGLE, "Interactive")]
+    ("name", "value"), [(COLAB_VARIABLE, "release-colab_7"), (KAGGLE_VARIABLE, "Interactive")]
 )
 def test_there_it_is_a_page_if_it_takes_input(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
@@ -83,12 +83,12 @@ def test_there_it_is_a_page_if_it_takes_input(
     assert not shows({**UNNAMED, "content": NO_INPUT})
     assert not shows({})
     terminal: Any = SimpleNamespace()
-    assert not shows_widgets(terminal)
+    assert not supports_widgets(terminal)
 
 
 def test_kaggles_batch_runs_get_text_whatever_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OF_COLAB, "release-colab_7")  # whose image Kaggle's is made from
-    monkeypatch.setenv(OF_KAGGLE, "Batch")
+    monkeypatch.setenv(COLAB_VARIABLE, "release-colab_7")  # whose image Kaggle's is made from
+    monkeypatch.setenv(KAGGLE_VARIABLE, "Batch")
     kernel = SimpleNamespace(get_parent=lambda _channel: PAGE)
     shell: Any = SimpleNamespace(kernel=kernel)
-    assert not shows_widgets(shell)
+    assert not supports_widgets(shell)

@@ -17,7 +17,7 @@ from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import (
     COLORS,
     MAX_EVENTS,
-    SHEET,
+    STYLE_SHEET,
     card,
     dot,
     event_log,
@@ -137,5 +137,5 @@ def test_cards_and_dots_have_their_colours_in_themselves() -> None:
     "kind", [r"dot\.nbddp-ok", r"dot\.nbddp-warn", r"dot\.nbddp-bad", "wrong", "waits"]
 )
 def test_where_the_sheet_is_there_its_colours_come_first(kind: str) -> None:
-    [rule] = re.findall(rf"\.nbddp-{kind} {{([^}}]*)}}", SHEET)
+    [rule] = re.findall(rf"\.nbddp-{kind} {{([^}}]*)}}", STYLE_SHEET)
     assert "!important" in rule

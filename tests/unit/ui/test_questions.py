@@ -12,7 +12,7 @@ import pytest
 
 from nbddp.record.notices import InputClosed, InputRequest
 from nbddp.ui import input_requests as room
-from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, RefusedError
+from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, NoInputError
 from nbddp.wire.messages import InputReply, InputRequested
 
 
@@ -74,7 +74,7 @@ def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) 
     questions.handle_notice(asks(2, 7, "name? ", is_secret=True))
     questions.look(times=3)
     assert questions.box.shown == [("[rank 2] name? ", True)]
-    assert (questions.sent, questions.poll_interval) == ([], room.LOOK)
+    assert (questions.sent, questions.poll_interval) == ([], room.POLL_INTERVAL)
     questions.look("anna", times=3)
     assert questions.sent == [(2, InputReply(question=7, text="anna"))]
     assert questions.poll_interval > 1e9
@@ -101,7 +101,7 @@ def test_a_debugger_that_asks_again_goes_before_other_ranks(
     questions.look()
     assert questions.box.shown[1][0].startswith("[rank 0]")
     questions.look("c")
-    now[0] += room.STAYING
+    now[0] += room.SAME_RANK_SECONDS
     questions.look()
     assert questions.box.shown[2][0].startswith("[rank 1]")
     assert [rank for rank, _ in questions.sent] == [0, 0]
@@ -191,14 +191,14 @@ def test_a_terminal_is_read_by_the_line(
     terminal("\x04")  # Ctrl-D
     with pytest.raises(EOFError):
         box.poll()
-    with pytest.raises(RefusedError):
+    with pytest.raises(NoInputError):
         box.show_prompt("Password: ", is_secret=True)
 
 
 def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
-        with pytest.raises(RefusedError):
+        with pytest.raises(NoInputError):
             ConsoleInput().show_prompt("> ", is_secret=False)
 
 

@@ -253,7 +253,7 @@ def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
         monkeypatch.setattr(room, name, 60.0)
-    monkeypatch.setattr(room, "SLACK", 600.0)
+    monkeypatch.setattr(room, "PAUSE_ALLOWANCE", 600.0)
     handle = begun(4)
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(TextView(screen).follow, handle)
@@ -268,16 +268,16 @@ def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
 def test_ranks_that_printed_at_the_same_moment_are_shown_in_one_piece_the_next_time(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "TOGETHER", 0.3)
+    monkeypatch.setattr(room, "COALESCE_SECONDS", 0.3)
     handle = begun(4)
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(TextView(screen).follow, handle)
         for step in range(2):
-            time.sleep(2.2 * step * room.TOGETHER)
+            time.sleep(2.2 * step * room.COALESCE_SECONDS)
             before = screen.flushes
             for rank in range(4):
                 handle.put(OutputText(rank, f"step {step}\n"))
-                time.sleep(room.TOGETHER / 30)
+                time.sleep(room.COALESCE_SECONDS / 30)
             came = wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
         pieces = screen.flushes - before
         handle.finish()
@@ -299,7 +299,7 @@ def test_a_flood_is_shown_in_few_pieces_and_none_is_lost(
 def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_at_once(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(room, "BURST", 5000.0)
+    monkeypatch.setattr(room, "BURST_SIZE", 5000.0)
     monkeypatch.setattr(log_reader, "MAX_SHOWN", 5000)
     monkeypatch.setattr(log_reader, "SHOWN_END", 500)
     log = tmp_path / "rank0.log"

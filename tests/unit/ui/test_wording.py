@@ -27,7 +27,7 @@ from nbddp.ui.wording import (
     format_rate,
     format_seconds,
     format_step,
-    shorten,
+    relative_path,
 )
 
 # ---- events
@@ -188,7 +188,7 @@ def test_a_path_is_relative_to_the_notebooks_folder_where_it_lies_in_there(
     def gone() -> Path:
         raise FileNotFoundError(2, "No such file or directory")
 
-    assert shorten(str(folder / "a" / "b")) == "a/b"
-    assert shorten("/elsewhere/b") == "/elsewhere/b"
+    assert relative_path(str(folder / "a" / "b")) == "a/b"
+    assert relative_path("/elsewhere/b") == "/elsewhere/b"
     monkeypatch.setattr(Path, "cwd", gone)
-    assert shorten(str(folder / "a")) == str(folder / "a")
+    assert relative_path(str(folder / "a")) == str(folder / "a")

@@ -183,14 +183,14 @@ def test_a_kernel_that_is_not_known_is_named_once(logs_once: Check) -> None:
 def test_a_reading_thread_that_does_not_react_is_given_up(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, logs_once: Check
 ) -> None:
-    monkeypatch.setattr(live_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(live_module, "JOIN_TIMEOUT", 0.05)
     is_free = threading.Event()
     kernel.loop.call_soon_threadsafe(is_free.wait)
     with kernel.live.serve(Button()):
         assert kernel.live.mode is DispatchMode.NONE
     logs_once()
     is_free.set()
-    monkeypatch.setattr(live_module, "PATIENCE", 5.0)
+    monkeypatch.setattr(live_module, "JOIN_TIMEOUT", 5.0)
     button = Button()
     with kernel.live.serve(button):  # the next cell was read, so it reads again
         assert kernel.live.mode is DispatchMode.THREAD
@@ -306,7 +306,7 @@ def test_what_came_before_the_end_is_still_answered(kernel: Kernel) -> None:
 def test_a_handler_that_does_not_return_is_not_waited_for(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, logs_once: Check
 ) -> None:
-    monkeypatch.setattr(live_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(live_module, "JOIN_TIMEOUT", 0.05)
     go = threading.Event()
     button = Button(lambda: go.wait(30))
     with kernel.live.serve(button):

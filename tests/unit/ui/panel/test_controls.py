@@ -15,7 +15,14 @@ from processes import wait_until
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.panel import controls as module
-from nbddp.ui.panel.controls import ASKING, HEAL, RESTART, ButtonPress, Controls, RetryButtons
+from nbddp.ui.panel.controls import (
+    CONFIRM_SECONDS,
+    HEAL,
+    RESTART,
+    ButtonPress,
+    Controls,
+    RetryButtons,
+)
 
 RUNNING = Snapshot(
     state=GroupState.RUNNING,
@@ -71,7 +78,7 @@ def test_what_ends_ranks_asks_first_and_is_done_by_the_second_press(
 
 def test_a_question_that_is_not_answered_is_taken_back(hand: Hand) -> None:
     hand.press(ButtonPress.STOP)
-    hand.now += ASKING
+    hand.now += CONFIRM_SECONDS
     hand.controls.draw(RUNNING)
     assert hand.asks() == ["Stop"]
     hand.now += 0.1

@@ -8,7 +8,7 @@ import ipywidgets as widgets
 import pytest
 
 from nbddp.ui import frontend
-from nbddp.ui.frontend import EMPTY
+from nbddp.ui.frontend import EMPTY_OUTPUT
 from nbddp.ui.panel.output_slot import OutputSlot
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -33,7 +33,7 @@ class Page:
     @property
     def shown(self) -> list[str]:
         """What a user can read."""
-        there = [each for each in self.outputs.values() if each != EMPTY]
+        there = [each for each in self.outputs.values() if each != EMPTY_OUTPUT]
         return ["panel" if WIDGET in each else each["text/html"] for each in there]
 
 
@@ -71,7 +71,7 @@ def test_a_panel_replaces_the_placeholder_and_a_record_the_panel(
     assert page.shown == ["panel", HINT]
     slot.show_record("record", "record")
     assert page.shown == [RECORD]
-    assert list(page.outputs.values())[:-1] == [EMPTY] * 3
+    assert list(page.outputs.values())[:-1] == [EMPTY_OUTPUT] * 3
 
 
 def test_after_the_output_was_cleared_the_record_is_shown_all_the_same(

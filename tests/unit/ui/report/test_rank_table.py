@@ -16,7 +16,7 @@ from nbddp.record.snapshot import GpuUsage, RankSnapshot, Snapshot
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.ui.report.rank_table import (
     MAX_ROWS,
-    STILL,
+    STALL_AFTER,
     grid,
     overview,
     rank_blocks,
@@ -222,14 +222,14 @@ def test_while_all_go_on_there_is_a_row_for_each_node() -> None:
         {"state": "ValueError: no", "is_well": False, "is_cause": True},
         {"state": "interrupted, line 4", "is_well": False},
         {"lag": StragglerLag(0.3, 10.0)},
-        {"seconds": STILL},
+        {"seconds": STALL_AFTER},
     ],
     ids=["died", "failed", "interrupted", "slow", "does not move"],
 )
 def test_a_rank_that_needs_a_look_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
     assert shown_ranks(change(on_nodes(), 19, **facts)) == [19]
     done = change(on_nodes(), 19, state="done", is_over=True, seconds=0.0, line=0)
-    assert shown_ranks(change(done, 20, seconds=STILL - 1)) == []
+    assert shown_ranks(change(done, 20, seconds=STALL_AFTER - 1)) == []
 
 
 def test_in_a_hang_the_table_has_the_rank_that_does_not_wait() -> None:

@@ -19,7 +19,7 @@ from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.verdict import ProcessExit, find_first_cause
 from nbddp.ui.ansi import strip
-from nbddp.ui.html_pieces import SHEET
+from nbddp.ui.html_pieces import STYLE_SHEET
 from nbddp.ui.log_lines import LogLine
 from nbddp.ui.report.finished_cell import CellReport, record_html, record_text
 from nbddp.wire.messages import CellEnded, Failure
@@ -116,7 +116,7 @@ def test_a_record_is_ours_and_says_all_that_it_was_given(record: CellReport) -> 
     for text in texts:
         for line in text.split("\n"):
             assert page.holds(line)
-    assert page.sheet.startswith(SHEET.removeprefix("<style>").removesuffix("</style>"))
+    assert page.sheet.startswith(STYLE_SHEET.removeprefix("<style>").removesuffix("</style>"))
     plain = record_text(record)
     plain.encode()  # it can be sent
     assert "\x1b" not in plain
