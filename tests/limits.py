@@ -31,7 +31,7 @@ LIMITS = {
     "keeper_greeting": (node_agent, "GREETING"),
     "door_greeting": (handshake, "GREETING"),
     "agents_ending": (local, "ENDING"),
-    "panel_opens_after": (panel_view, "OPENING"),
+    "panel_opens_after": (panel_view, "OPEN_DELAY"),
     "completion_waits": (completion, "TAB_TIMEOUT"),
     "hint_waits": (completion, "HELP_TIMEOUT"),
     "interrupted_import": (interrupt, "IMPORT_TIMEOUT"),
