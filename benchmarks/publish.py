@@ -26,7 +26,7 @@ from steady import CALIBRATE
 
 from nbddp.group import WorkerGroup
 from nbddp.publish.publication import Publication
-from nbddp.publish.tracker import KINDS, Target, require
+from nbddp.publish.tracker import TRACKER_CLASSES, Target, require_package
 
 SETUP = (
     CALIBRATE
@@ -76,12 +76,12 @@ def said(ratios: Sequence[float]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, default="tensorboard")
+    parser.add_argument("--kind", choices=TRACKER_CLASSES, default="tensorboard")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
-    require(args.kind)
+    require_package(args.kind)
     place = tempfile.mkdtemp(prefix="nbddp-publish-")
     os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": place, "TRACKIO_DIR": place}
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{place}/mlflow.db"

@@ -13,7 +13,7 @@ from drivers.inside import imported
 
 import nbddp
 from nbddp.publish.publication import Publication
-from nbddp.publish.tracker import KINDS, require
+from nbddp.publish.tracker import TRACKER_CLASSES, require_package
 from nbddp.wire import payloads, queues, rank_start
 
 PACKAGE = Path(nbddp.__file__).parent
@@ -54,8 +54,11 @@ STAGES = {  # what a fresh Python does, one after the other, and what it has not
     imported(queues, payloads, rank_start): {"torch", *PAGE},  # what every rank needs
     "nbddp.sonnets()": {"torch"},
     "import nbddp.magics, nbddp.group": {"torch", "numpy"},
-    f"{imported(require, Publication)}for kind in {KINDS}:\n"
-    "    try: require(kind)\n    except nbddp.NbddpError: pass": {"torch", *KINDS},
+    f"{imported(require_package, Publication)}for kind in {TRACKER_CLASSES}:\n"
+    "    try: require_package(kind)\n    except nbddp.NbddpError: pass": {
+        "torch",
+        *TRACKER_CLASSES,
+    },
     "nbddp.digits()": {"sklearn"},
 }
 

@@ -14,7 +14,7 @@ from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
-from nbddp.publish.tracker import KINDS as TRACKERS
+from nbddp.publish.tracker import TRACKER_CLASSES as TRACKERS
 from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import JsonDict, MessageToRank
 from nbddp.wire.request_messages import Complete, Inspect

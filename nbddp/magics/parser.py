@@ -38,7 +38,7 @@ from nbddp.magics.option_values import (
     world_sizes,
 )
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
-from nbddp.publish.tracker import KINDS as TRACKERS
+from nbddp.publish.tracker import TRACKER_CLASSES as TRACKERS
 from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN_RUNS
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.errors import RequestError
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import name_there
+from nbddp.publish.publisher import name_in_tracker
 from nbddp.publish.tracker import Target
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class LivePublishing:
         if folder is None:
             raise RequestError("no run goes on")
         previous = self._publications.get((folder, to.kind))
-        if previous is not None and not previous.is_over:
+        if previous is not None and not previous.has_ended:
             raise RequestError(f"run {folder.name} is being published to {to.kind}")
-        name = name_there(folder, to.kind, is_again=is_again)
+        name = name_in_tracker(folder, to.kind, is_again=is_again)
         publication = Publication(to, folder, name, is_live=True)
         self._publications[folder, to.kind] = publication
         publication.follow(

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError, describe_exit
-from nbddp.publish.publisher_process import PATIENCE
+from nbddp.publish.publisher_process import ANSWER_TIMEOUT
 from nbddp.publish.tracker import Target
 from nbddp.sigint import start_thread
 
-LOOK = 0.5  # seconds between two looks at whether the run goes on
-GRACE = 5.0  # seconds that a process gets to end, once nobody waits for it
+POLL_INTERVAL = 0.5  # seconds between two looks at whether the run goes on
+EXIT_TIMEOUT = 5.0  # seconds that a process gets to end, once nobody waits for it
 
 
 class Publication:
@@ -32,23 +32,29 @@ class Publication:
         folder: the run's.
         name: what it is called there.
         is_live: whether it follows the run until :meth:`close`, or until this process is gone.
-        patience: seconds that the tracker may take for an answer.
+        timeout: seconds that the tracker may take for an answer.
 
     Raises:
         RequestError: it cannot be started.
     """
 
     def __init__(
-        self, target: Target, folder: Path, name: str, *, is_live: bool, patience: float = PATIENCE
+        self,
+        target: Target,
+        folder: Path,
+        name: str,
+        *,
+        is_live: bool,
+        timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         self.target, self.folder = target, folder
         self.log = folder / f"publish-{target.kind}.log"
-        words = [sys.executable, "-m", "nbddp.publish", str(target), str(folder.resolve()), name]
-        words += ["--patience", str(patience), *(["--live", str(os.getpid())] if is_live else [])]
+        command = [sys.executable, "-m", "nbddp.publish", str(target), str(folder.resolve()), name]
+        command += ["--patience", str(timeout), *(["--live", str(os.getpid())] if is_live else [])]
         try:
-            with os.fdopen(os.open(self.log, _APPENDS, 0o600), "ab") as log:
+            with os.fdopen(os.open(self.log, _APPEND, 0o600), "ab") as log:
                 self._process = subprocess.Popen(
-                    words,
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -60,7 +66,7 @@ class Publication:
         self.follower: threading.Thread | None = None
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its process has ended."""
         return self._process.poll() is not None
 
@@ -82,64 +88,64 @@ class Publication:
         """
         self.close()
         try:
-            for said in self._reports():
-                if "failed" in said:
-                    raise RequestError(self._say_failed(said["failed"]))
-                if "is_over" in said:
-                    return said
+            for message in self._reports():
+                if "failed" in message:
+                    raise RequestError(self._failure_text(message["failed"]))
+                if "is_over" in message:
+                    return message
             raise RuntimeError("a process that publishes ended without a report")
         except KeyboardInterrupt:
             self._process.terminate()
             raise
         finally:
-            self._end()
+            self._stop_process()
 
-    def follow(self, tell: Callable[[str], None], goes_on: Callable[[], bool]) -> None:
+    def follow(self, notify: Callable[[str], None], is_running: Callable[[], bool]) -> None:
         """Hear it on a thread, while the notebook goes on.
 
         Args:
-            tell: told where the run is, and, once, what went wrong.
-            goes_on: whether the run does.
+            notify: told where the run is, and, once, what went wrong.
+            is_running: whether the run goes on.
         """
         self.follower = threading.Thread(
-            target=self._follow, args=(tell, goes_on), name="nbddp-published", daemon=True
+            target=self._follow, args=(notify, is_running), name="nbddp-published", daemon=True
         )
         start_thread(self.follower)
 
-    def _say_failed(self, why: str) -> str:
+    def _failure_text(self, why: str) -> str:
         return f"publishing to {self.target.kind} failed: {why} (more in {self.log})"
 
-    def _follow(self, tell: Callable[[str], None], goes_on: Callable[[], bool]) -> None:
-        is_told = False
-        for said in self._reports(goes_on):
-            if "where" in said and not is_told:
-                is_told = True
-                tell(f"published to {self.target.kind}: {said['where']}")
-            if "warned" in said:
-                tell(f"{self.target.kind}: {said['warned']}")
-            if "failed" in said:
+    def _follow(self, notify: Callable[[str], None], is_running: Callable[[], bool]) -> None:
+        is_place_told = False
+        for message in self._reports(is_running):
+            if "where" in message and not is_place_told:
+                is_place_told = True
+                notify(f"published to {self.target.kind}: {message['where']}")
+            if "warned" in message:
+                notify(f"{self.target.kind}: {message['warned']}")
+            if "failed" in message:
                 later = f"`%ddp publish {self.target} {self.folder.name} --again` tries it later"
-                tell(f"{self._say_failed(said['failed'])}; the run goes on without. {later}")
-        self._end()
+                notify(f"{self._failure_text(message['failed'])}; the run goes on without. {later}")
+        self._stop_process()
 
-    def _reports(self, goes_on: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
+    def _reports(self, is_running: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
         """Yield what the process reports until it has ended; the last report says how it went.
 
         Args:
-            goes_on: returns whether the run does; once it does not, the process is told to end.
+            is_running: returns whether the run goes on; if not, the process is told to end.
         """
         rest, is_explained = b"", False
         while True:
-            if not goes_on():
+            if not is_running():
                 self.close()
-            is_over = self.is_over  # asked first: what it wrote before its end is read below
-            data = self._read(0 if is_over else LOOK)
+            is_over = self.has_ended  # asked first: what it wrote before its end is read below
+            data = self._read(0 if is_over else POLL_INTERVAL)
             if is_over and not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
-            for said in map(json.loads, lines):
-                is_explained = is_explained or "failed" in said or "is_over" in said
-                yield said
+            for message in map(json.loads, lines):
+                is_explained = is_explained or "failed" in message or "is_over" in message
+                yield message
         if not is_explained:
             yield {"failed": f"its process {describe_exit(self._process.returncode)}"}
 
@@ -151,15 +157,15 @@ class Publication:
         data = os.read(self._process.stdout.fileno(), 1 << 16)
         if not data:  # it has closed its output, and is about to end
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(LOOK / 10)
+                self._process.wait(POLL_INTERVAL / 10)
         return data
 
-    def _end(self) -> None:
+    def _stop_process(self) -> None:
         """Leave nothing of it."""
-        if not self.is_over:
+        if not self.has_ended:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE)
-        if not self.is_over:
+                self._process.wait(EXIT_TIMEOUT)
+        if not self.has_ended:
             self._process.kill()
             self._process.wait()
         self.close()
@@ -167,4 +173,4 @@ class Publication:
             self._process.stdout.close()
 
 
-_APPENDS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -21,10 +21,10 @@ from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import read_facts, write_whole
 from nbddp.ui.wording import describe_event
 
-STEPS_AT_ONCE = 500  # that a tracker is given: it has to answer now and then
-MOST_TOLD = 1000  # happenings that a tracker is told of as they come
+STEPS_PER_CALL = 500  # that a tracker is given: it has to answer now and then
+MAX_LIVE_EVENTS = 1000  # happenings that a tracker is told of as they come
 PREFIX = "nbddp."
-FACTS = (
+PUBLISHED_FACTS = (
     *("world_size", "nproc", "backend_used", "devices", "device_names", "hosts", "cores"),
     *("host", "started", "python", "versions", "sweep", "scale"),
 )
@@ -48,25 +48,25 @@ class Publisher:
         tracker: Tracker,
         *,
         name: str,
-        place: str,
+        project: str,
         limit: Callable[[str], AbstractContextManager[None]],
         is_live: bool,
     ) -> None:
         self._folder = folder
         self._tracker = tracker
-        self._name, self._place = name, place
-        self._limit = limit
+        self._name, self._project = name, project
+        self._time_limit = limit
         self._is_live = is_live
         self._rows = JsonLinesReader(folder / "metrics.jsonl", "rank", "attempt")
         self._events = JsonLinesReader(folder / "events.jsonl", "kind")
         self._steps = StepAggregator()
         self._config: dict[str, Any] = {}
-        self._settled: dict[str, Any] = {}
-        self._record: list[tuple[float, str]] = []
-        self._told = 0
+        self._published_settings: dict[str, Any] = {}
+        self._event_lines: list[tuple[float, str]] = []
+        self._events_published = 0
         self._attempt = 0
-        self._worlds: dict[int, int] = {}  # world sizes by attempt
-        self._own_began = -math.inf  # numbers of cells before are not published
+        self._world_sizes: dict[int, int] = {}  # world sizes by attempt
+        self._published_from = -math.inf  # numbers of cells before are not published
         self._has_ended_cell = self._is_flush_due = False
         self.where = ""
         self.steps = 0
@@ -76,7 +76,7 @@ class Publisher:
         """Values that came after their step was published, and are not."""
         return self._steps.late
 
-    def turn(self, *, is_over: bool = False) -> bool:
+    def publish_new(self, *, is_over: bool = False) -> bool:
         """Take across what is new; whether there was anything to read.
 
         Args:
@@ -91,19 +91,19 @@ class Publisher:
         events = _new_rows(self._events, is_over=is_over)  # after the rows, whose cells are in it
         for event in events:
             with suppress(*DAMAGE):  # a line of somebody else's
-                self._take(event)
+                self._read_event(event)
         now = time.monotonic()
         for row in rows:
-            if row["time"] >= self._own_began:
+            if row["time"] >= self._published_from:
                 self._steps.add(row, now)
         # the rows that a cell wrote before its end are read in the next turn, at the latest
         self._is_flush_due = self._has_ended_cell
         self._has_ended_cell = False
         if self._is_live:
             is_rest = is_flush_due and not rows
-            points = self._steps.take(math.inf if is_rest else now)
-            if points or (self._record and is_flush_due):
-                self._publish(points)
+            steps = self._steps.pop_complete(math.inf if is_rest else now)
+            if steps or (self._event_lines and is_flush_due):
+                self._publish(steps)
         return bool(rows or events)
 
     def finish(self) -> RunOutcome:
@@ -112,93 +112,106 @@ class Publisher:
         Raises:
             Exception: whatever the tracker raises.
         """
-        while self.turn(is_over=True):
+        while self.publish_new(is_over=True):
             pass
-        self._publish(self._steps.take(math.inf))
+        self._publish(self._steps.pop_complete(math.inf))
         summary, facts = summarize(self._folder), read_facts(self._folder)
         names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
         outcome = RunOutcome(
             outcome=summary.outcome,
             why=summary.why,
             is_live=summary.is_live,
-            ended=float(self._record[-1][0]) if self._record else time.time(),
-            sums={each: facts[each] for each in names if isinstance(facts.get(each), int | float)},
-            record=tuple(self._record),
+            end_time=float(self._event_lines[-1][0]) if self._event_lines else time.time(),
+            totals={
+                each: facts[each] for each in names if isinstance(facts.get(each), int | float)
+            },
+            events=tuple(self._event_lines),
         )
-        self._ask("finish", partial(self._tracker.finish, outcome))
+        self._call_tracker("finish", partial(self._tracker.finish, outcome))
         return outcome
 
     # ---- reading
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _read_event(self, event: dict[str, Any]) -> None:
         match event["kind"]:
             case "start":
-                self._worlds[event["attempt"]] = size = int(event["world_size"])
-                self._steps.world = frozenset(range(size))
+                self._world_sizes[event["attempt"]] = size = int(event["world_size"])
+                self._steps.ranks = frozenset(range(size))
             case "cell":
-                at, is_again = float(event.get("began", event["time"])), event.get("again") is True
-                self._steps.begin_cell(at, is_again=is_again)
-                may_be_replay = is_again and self._own_began == -math.inf
+                when, is_again = (
+                    float(event.get("began", event["time"])),
+                    event.get("again") is True,
+                )
+                self._steps.begin_cell(when, is_again=is_again)
+                may_be_replay = is_again and self._published_from == -math.inf
                 # a run of a sweep, or of a scaling, is its last cell: others are replayed before
                 if may_be_replay and {"sweep", "scale"} & read_facts(self._folder).keys():
-                    self._own_began = math.inf
-                elif not is_again and self._own_began == math.inf:
-                    self._own_began = at
+                    self._published_from = math.inf
+                elif not is_again and self._published_from == math.inf:
+                    self._published_from = when
             case "cell ended":
                 self._has_ended_cell = True
             case "config":
                 known, values = self._config, dict(event["values"])
                 self._config = known | values if event.get("rank") == 0 else values | known
-        facts = {name: its for name, its in event.items() if name not in ("time", "kind")}
-        if text := _say(RunEvent(event["time"], event["kind"], facts)):
-            self._record.append((event["time"], text))
+        facts = {name: value for name, value in event.items() if name not in ("time", "kind")}
+        if text := _describe_event(RunEvent(event["time"], event["kind"], facts)):
+            self._event_lines.append((event["time"], text))
 
     # ---- telling
 
-    def _publish(self, points: list[AggregatedStep]) -> None:
+    def _publish(self, steps: list[AggregatedStep]) -> None:
         settings = self._settings()
         if not self.where:
-            began = float(self._record[0][0]) if self._record else time.time()
+            began = float(self._event_lines[0][0]) if self._event_lines else time.time()
             run = RunIdentity(
-                name=self._name, place=self._place, began=began, settings=dict(settings)
+                name=self._name, project=self._project, start_time=began, settings=dict(settings)
             )
-            self._settled = settings
-            self.where = self._ask("begin", partial(self._tracker.begin, run))
-        new = {name: its for name, its in settings.items() if self._settled.get(name) != its}
+            self._published_settings = settings
+            self.where = self._call_tracker("begin", partial(self._tracker.start, run))
+        new = {
+            name: value
+            for name, value in settings.items()
+            if self._published_settings.get(name) != value
+        }
         if new:
-            self._settled = self._settled | new
-            self._ask("settings", partial(self._tracker.settle, new))
-        for at, text in self._record[self._told : MOST_TOLD]:
-            self._ask("record", partial(self._tracker.happened, at, text))
-        self._told = min(len(self._record), MOST_TOLD)
-        for first in range(0, len(points), STEPS_AT_ONCE):
-            marked = [self._marked(point) for point in points[first : first + STEPS_AT_ONCE]]
-            self._ask("steps", partial(self._tracker.log, marked))
+            self._published_settings = self._published_settings | new
+            self._call_tracker("settings", partial(self._tracker.update_config, new))
+        for when, text in self._event_lines[self._events_published : MAX_LIVE_EVENTS]:
+            self._call_tracker("record", partial(self._tracker.log_event, when, text))
+        self._events_published = min(len(self._event_lines), MAX_LIVE_EVENTS)
+        for first in range(0, len(steps), STEPS_PER_CALL):
+            marked = [self._with_attempt(step) for step in steps[first : first + STEPS_PER_CALL]]
+            self._call_tracker("steps", partial(self._tracker.log_steps, marked))
             self.steps += len(marked)
 
-    def _marked(self, point: AggregatedStep) -> AggregatedStep:
+    def _with_attempt(self, step: AggregatedStep) -> AggregatedStep:
         """The first step of each attempt says which one it is, and how many ranks it has."""
-        if point.attempt == self._attempt:
-            return point
-        self._attempt = point.attempt
-        marks = {"nbddp/attempt": float(point.attempt)}
-        if point.attempt in self._worlds:
-            marks["nbddp/world_size"] = float(self._worlds[point.attempt])
-        return replace(point, values={**point.values, **marks})
+        if step.attempt == self._attempt:
+            return step
+        self._attempt = step.attempt
+        marks = {"nbddp/attempt": float(step.attempt)}
+        if step.attempt in self._world_sizes:
+            marks["nbddp/world_size"] = float(self._world_sizes[step.attempt])
+        return replace(step, values={**step.values, **marks})
 
     def _settings(self) -> dict[str, Any]:
         facts = read_facts(self._folder)
-        ours = {f"{PREFIX}{name}": _plain(facts[name]) for name in FACTS if name in facts}
+        ours = {
+            f"{PREFIX}{name}": _plain_value(facts[name])
+            for name in PUBLISHED_FACTS
+            if name in facts
+        }
         ours[f"{PREFIX}run"] = self._folder.name
         git = facts.get("git")
         if isinstance(git, dict):
             ours |= {f"{PREFIX}git.{key}": git[key] for key in ("commit", "dirty") if key in git}
-        return {**{name: _plain(its) for name, its in self._config.items()}, **ours}
+        return {**{name: _plain_value(value) for name, value in self._config.items()}, **ours}
 
-    def _ask(self, what: str, act: Callable[[], Any]) -> Any:
-        with self._limit(what):
+    def _call_tracker(self, what: str, call: Callable[[], Any]) -> Any:
+        with self._time_limit(what):
             try:
-                return act()
+                return call()
             except PublishError:
                 raise
             except Exception as error:
@@ -213,7 +226,7 @@ def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
         return []
 
 
-def _say(event: RunEvent) -> str:
+def _describe_event(event: RunEvent) -> str:
     """Return an event as a sentence; empty for settings, for which trackers have a place."""
     match event.kind:
         case "config":
@@ -228,7 +241,7 @@ def _say(event: RunEvent) -> str:
     return describe_event(event)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A number, a text, a truth; of what has parts, its JSON."""
     if value is None or isinstance(value, str | int | float):
         return value
@@ -238,26 +251,26 @@ def _plain(value: Any) -> Any:
 # ---- that a run was published, noted in its folder: it is not published there twice unasked
 
 
-def note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any) -> None:
+def write_note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any) -> None:
     """Write down where it is; whole or not at all.
 
     Raises:
         OSError: it cannot be written.
     """
-    said = {"name": name, "is_whole": is_whole, **facts}
-    write_whole(folder / f"published-{kind}.json", json.dumps(said) + "\n")
+    facts = {"name": name, "is_whole": is_whole, **facts}
+    write_whole(folder / f"published-{kind}.json", json.dumps(facts) + "\n")
 
 
 def read_note(folder: Path, kind: str) -> dict[str, Any]:
     """What was noted; empty if nothing was published there."""
     try:
-        said = json.loads((folder / f"published-{kind}.json").read_text())
+        facts = json.loads((folder / f"published-{kind}.json").read_text())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
-def name_there(folder: Path, kind: str, *, is_again: bool) -> str:
+def name_in_tracker(folder: Path, kind: str, *, is_again: bool) -> str:
     """What a run is called in a tracker: like its folder; once more, with a number behind it.
 
     Raises:

@@ -19,12 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbddp.publish.publisher import Publisher, note
-from nbddp.publish.tracker import KINDS, PublishError, Tracker, target
+from nbddp.publish.publisher import Publisher, write_note
+from nbddp.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
 
-PERIOD = 0.5  # seconds between two looks at what is new
-PATIENCE = 300.0  # seconds that a tracker may take for an answer; the last one may be an upload
-NICER = 10  # ranks go first
+POLL_INTERVAL = 0.5  # seconds between two looks at what is new
+ANSWER_TIMEOUT = (
+    300.0  # seconds that a tracker may take for an answer; the last one may be an upload
+)
+NICENESS = 10  # ranks go first
 
 
 class ProcessStatus:
@@ -35,7 +37,7 @@ class ProcessStatus:
         os.dup2(2, 1)
         self._lock = threading.Lock()
 
-    def say(self, **facts: Any) -> None:
+    def send(self, **facts: Any) -> None:
         """A line; nobody may be there any more to read it."""
         with self._lock, suppress(OSError):
             os.write(self._fd, f"{json.dumps(facts)}\n".encode())
@@ -45,11 +47,11 @@ class ProcessStatus:
 def time_limit(what: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
     """End this process if the tracker does not answer: nothing in it can be trusted then."""
 
-    def give_up() -> None:
-        reports.say(failed=f"{kind} did not answer for {seconds:g} s ({what})")
+    def exit_process() -> None:
+        reports.send(failed=f"{kind} did not answer for {seconds:g} s ({what})")
         os._exit(1)
 
-    timer = threading.Timer(seconds, give_up)
+    timer = threading.Timer(seconds, exit_process)
     timer.daemon = True
     timer.start()
     try:
@@ -58,25 +60,25 @@ def time_limit(what: str, kind: str, seconds: float, reports: ProcessStatus) -> 
         timer.cancel()
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Publish a run; what comes of it is said in lines of JSON.
 
     ``where`` is the tracker's run, ``failed`` why it ended, ``steps`` how many were published.
     """
     parser = argparse.ArgumentParser(prog="nbddp.publish")
-    parser.add_argument("target", type=target)
+    parser.add_argument("target", type=parse_target)
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
     parser.add_argument("--live", type=int, default=0, metavar="PID", help="of the notebook")
-    parser.add_argument("--patience", type=float, default=PATIENCE)
-    args = parser.parse_args(words)
+    parser.add_argument("--patience", type=float, default=ANSWER_TIMEOUT)
+    args = parser.parse_args(argv)
     reports = ProcessStatus()
     try:
         _publish(args, reports)
     except Exception as error:  # noqa: BLE001 - all of it is the notebook's to tell
-        is_said = isinstance(error, PublishError)
-        reports.say(failed=str(error) if is_said else f"{type(error).__name__}: {error}")
-        if error.__cause__ is not None or not is_said:
+        is_reported = isinstance(error, PublishError)
+        reports.send(failed=str(error) if is_reported else f"{type(error).__name__}: {error}")
+        if error.__cause__ is not None or not is_reported:
             sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
@@ -84,20 +86,20 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
     if args.live:
-        os.nice(NICER)
+        os.nice(NICENESS)
     kind = args.target.kind
     limit = partial(time_limit, kind=kind, seconds=args.patience, reports=reports)
     with limit("load"):
         try:
             module = importlib.import_module(f"nbddp.publish.to_{kind}")
-            tracker: Tracker = getattr(module, KINDS[kind])()
+            tracker: Tracker = getattr(module, TRACKER_CLASSES[kind])()
         except Exception as error:
             raise PublishError(f"the package {kind} cannot be loaded: {error}") from error
     publisher = Publisher(
         args.folder,
         tracker,
         name=args.name,
-        place=args.target.place,
+        project=args.target.project,
         limit=limit,
         is_live=bool(args.live),
     )
@@ -106,32 +108,32 @@ def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
         _follow(publisher, args, reports)
         outcome = publisher.finish()
     what = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
-    note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **what)
-    reports.say(**what, is_over=True)
+    write_note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **what)
+    reports.send(**what, is_over=True)
 
 
 def _warn(
-    kind: str, reports: ProcessStatus, before: list[str], message: object, *_more: object
+    kind: str, reports: ProcessStatus, seen: list[str], message: object, *_more: object
 ) -> None:
     """Log a warning, and report the first one of trackio: it raises nothing if a step is lost."""
     text = " ".join(str(message).split())
     sys.stderr.write(f"{text}\n")
-    if kind == "trackio" and not before:
-        reports.say(warned=text)
-    before.append(text)
+    if kind == "trackio" and not seen:
+        reports.send(warned=text)
+    seen.append(text)
 
 
 def _follow(publisher: Publisher, args: argparse.Namespace, reports: ProcessStatus) -> None:
     """While the run goes on: until the notebook closes our standard input, or is gone."""
-    is_said = False
-    while args.live and not _is_over(args.live):
-        publisher.turn()
-        if publisher.where and not is_said:
-            is_said = True
-            note(args.folder, args.target.kind, name=args.name, where=publisher.where)
-            reports.say(where=publisher.where)
+    is_reported = False
+    while args.live and not _has_ended(args.live):
+        publisher.publish_new()
+        if publisher.where and not is_reported:
+            is_reported = True
+            write_note(args.folder, args.target.kind, name=args.name, where=publisher.where)
+            reports.send(where=publisher.where)
 
 
-def _is_over(notebook: int) -> bool:
-    readable, _, _ = select.select([0], [], [], PERIOD)
+def _has_ended(notebook: int) -> bool:
+    readable, _, _ = select.select([0], [], [], POLL_INTERVAL)
     return os.getppid() != notebook or (bool(readable) and not os.read(0, 1))

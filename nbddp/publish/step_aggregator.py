@@ -16,10 +16,10 @@ from typing import Any
 
 from nbddp.archive.stored_run import NOT_NUMBERS
 
-PATIENCE = 5.0  # seconds that a step waits for ranks that have not reported a later one
+STEP_TIMEOUT = 5.0  # seconds that a step waits for ranks that have not reported a later one
 
 Key = tuple[int, int, int]  # cell, repetition of its steps, step
-NOWHERE: Key = (-2, 0, 0)
+BEFORE_ALL: Key = (-2, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class AggregatedStep:
     """
 
     step: int
-    at: float
+    time: float
     attempt: int
     cell: int
     is_again: bool
@@ -45,9 +45,9 @@ class AggregatedStep:
 
 @dataclass(slots=True)
 class _Step:
-    at: float
+    time: float
     attempt: int
-    seen: float
+    arrived_at: float
     values: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
@@ -64,40 +64,40 @@ class StepAggregator:
 
     def __init__(self) -> None:
         self.late = 0
-        self.world: frozenset[int] = frozenset()
-        self._begins: list[float] = []
-        self._again: list[bool] = []
+        self.ranks: frozenset[int] = frozenset()
+        self._cell_starts: list[float] = []
+        self._is_again: list[bool] = []
         self._cell = -1
         self._open: dict[Key, _Step] = {}
         self._newest: dict[tuple[str, int], Key] = {}  # of each metric and rank
-        self._taken: dict[str, Key] = {}  # the highest step of each metric that was taken
+        self._last_popped: dict[str, Key] = {}  # the highest step of each metric that was taken
         self._counts: dict[str, int] = {}  # the next count of each metric without steps
         self._first_counts: dict[str, int] = {}  # what these were when the cell began
 
     def begin_cell(self, at: float, *, is_again: bool) -> None:
         """Note that a cell began at a ``time.time()``."""
-        self._begins.append(at)
-        self._again.append(is_again)
+        self._cell_starts.append(at)
+        self._is_again.append(is_again)
 
     def add(self, row: Mapping[str, Any], now: float) -> None:
         """Add what a rank reported; ``now`` is in ``time.monotonic()``."""
-        cell = bisect_right(self._begins, row["time"]) - 1
+        cell = bisect_right(self._cell_starts, row["time"]) - 1
         if cell > self._cell:
             self._cell, self._first_counts = cell, dict(self._counts)
         for name, value in row.items():
             if name in NOT_NUMBERS or not isinstance(value, int | float):
                 continue
             rank = int(row["rank"])
-            key = self._newest[name, rank] = self._place(name, rank, row.get("step"))
-            if key <= self._taken.get(name, NOWHERE):
+            key = self._newest[name, rank] = self._key_of(name, rank, row.get("step"))
+            if key <= self._last_popped.get(name, BEFORE_ALL):
                 self.late += 1
                 continue
             if key not in self._open:
                 self._open[key] = _Step(row["time"], int(row["attempt"]), now)
             self._open[key].values.setdefault(name, {})[rank] = float(value)
 
-    def _place(self, name: str, rank: int, step: Any) -> Key:
-        last = self._newest.get((name, rank), NOWHERE)
+    def _key_of(self, name: str, rank: int, step: Any) -> Key:
+        last = self._newest.get((name, rank), BEFORE_ALL)
         is_first = last[0] != self._cell
         if isinstance(step, int | float) and math.isfinite(step):
             again = 0 if is_first else last[1] + (step <= last[2])
@@ -106,40 +106,44 @@ class StepAggregator:
         self._counts[name] = max(self._counts.get(name, 0), count + 1)
         return self._cell, 0 if is_first else last[1], count
 
-    def take(self, now: float) -> list[AggregatedStep]:
+    def pop_complete(self, now: float) -> list[AggregatedStep]:
         """Take the steps that are complete, in the order of their first reports.
 
         A step is complete if all ranks have reported a later one of the same metrics, after
-        :data:`PATIENCE`, or if another cell runs; at an infinite time, all are.
+        :data:`STEP_TIMEOUT`, or if another cell runs; at an infinite time, all are.
         """
         taken = []
         for key, step in list(self._open.items()):
-            newest = [self._newest.get((name, rank)) for name in step.values for rank in self.world]
+            newest = [self._newest.get((name, rank)) for name in step.values for rank in self.ranks]
             is_passed = all(each is not None and each > key for each in newest)
-            if not (now - step.seen > PATIENCE or key[0] < self._cell or is_passed):
+            if not (now - step.arrived_at > STEP_TIMEOUT or key[0] < self._cell or is_passed):
                 break
             del self._open[key]
             for name in step.values:
-                self._taken[name] = max(self._taken.get(name, NOWHERE), key)
-            taken.append(self._point(key, step))
+                self._last_popped[name] = max(self._last_popped.get(name, BEFORE_ALL), key)
+            taken.append(self._aggregate(key, step))
         return taken
 
-    def _point(self, key: Key, step: _Step) -> AggregatedStep:
+    def _aggregate(self, key: Key, step: _Step) -> AggregatedStep:
         cell, _, number = key
         found: dict[str, float] = {}
         for name, values in step.values.items():
             if len(values) > 1:  # how ranks differ
-                known = [its for its in values.values() if not math.isnan(its)] or [math.nan]
+                known = [numbers for numbers in values.values() if not math.isnan(numbers)] or [
+                    math.nan
+                ]
                 found |= {f"{name}/rank0": values[0]} if 0 in values else {}
                 found |= {f"{name}/min": min(known), f"{name}/max": max(known)}
         for name, values in step.values.items():
-            its = [*values.values()]  # the mean is NaN where one of the ranks has it
-            found[name] = fmean(its) if all(map(math.isfinite, its)) else sum(its) / len(its)
+            numbers = [*values.values()]  # the mean is NaN where one of the ranks has it
+            found[name] = (
+                fmean(numbers) if all(map(math.isfinite, numbers)) else sum(numbers) / len(numbers)
+            )
         return AggregatedStep(
             step=number,
-            at=step.at,
+            time=step.time,
             attempt=step.attempt,
             cell=cell,
-            is_again=cell >= 0 and self._again[cell],
+            is_again=cell >= 0 and self._is_again[cell],
             values=found,
         )

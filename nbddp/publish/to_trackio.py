@@ -9,11 +9,11 @@ import trackio
 
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import (
-    PLACE,
+    DEFAULT_PROJECT,
     PublishError,
     RunIdentity,
     RunOutcome,
-    record_text,
+    events_text,
     settings_text,
 )
 
@@ -26,17 +26,17 @@ class ToTrackio:
 
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}
-        self._highest = 0
+        self._highest_step = 0
 
-    def begin(self, run: RunIdentity) -> str:
+    def start(self, run: RunIdentity) -> str:
         """A run of this very name."""
         self._settings = dict(run.settings)
-        project = run.place or PLACE
+        project = run.project or DEFAULT_PROJECT
         self._run = trackio.init(
             project=project,
             name=run.name,
             # names that begin with _ are trackio's own
-            config={name.lstrip("_") or "setting": its for name, its in run.settings.items()},
+            config={name.lstrip("_") or "setting": value for name, value in run.settings.items()},
             embed=False,
             auto_log_gpu=False,  # of another machine, or of another time
             auto_log_cpu=False,
@@ -45,24 +45,24 @@ class ToTrackio:
             raise PublishError(f"project {project} has a run {run.name} already")
         return f"project {project}, run {run.name}"
 
-    def settle(self, settings: Mapping[str, Any]) -> None:
+    def update_config(self, settings: Mapping[str, Any]) -> None:
         """Kept for the report."""
         self._settings |= settings
 
-    def log(self, points: Sequence[AggregatedStep]) -> None:
+    def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
         """Each step as a row."""
-        for point in points:
-            self._highest = max(self._highest, point.step)
-            self._run.log(dict(point.values), step=point.step)
+        for step in steps:
+            self._highest_step = max(self._highest_step, step.step)
+            self._run.log(dict(step.values), step=step.step)
 
-    def happened(self, at: float, text: str) -> None:
+    def log_event(self, at: float, text: str) -> None:
         """Told in the report."""
 
     def finish(self, outcome: RunOutcome) -> None:
         """The sums as numbers; the outcome, the settings and the record as a report."""
         report = "\n\n".join(
-            (f"**{outcome.text}**", settings_text(self._settings), record_text(outcome.record))
+            (f"**{outcome.text}**", settings_text(self._settings), events_text(outcome.events))
         )
-        sums = {f"nbddp/{name}": float(its) for name, its in outcome.sums.items()}
-        self._run.log({**sums, "nbddp/record": trackio.Markdown(report)}, step=self._highest)
+        sums = {f"nbddp/{name}": float(value) for name, value in outcome.totals.items()}
+        self._run.log({**sums, "nbddp/record": trackio.Markdown(report)}, step=self._highest_step)
         self._run.finish()

@@ -9,7 +9,7 @@ from typing import Any
 import wandb
 
 from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import PLACE, RunIdentity, RunOutcome
+from nbddp.publish.tracker import DEFAULT_PROJECT, RunIdentity, RunOutcome
 
 STEP = "step"
 
@@ -17,9 +17,9 @@ STEP = "step"
 class ToWandb:
     """W&B's own steps only count up, whatever falls back; charts are drawn over ``step``."""
 
-    def begin(self, run: RunIdentity) -> str:
+    def start(self, run: RunIdentity) -> str:
         """A run with the name of the folder as its id: nowhere can it be there twice."""
-        project = run.place or os.environ.get("WANDB_PROJECT") or PLACE
+        project = run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
         self._run = wandb.init(
             project=project,
             id=run.name,
@@ -40,23 +40,23 @@ class ToWandb:
             return str(self._run.url)
         return f"project {project}, run {run.name}, in {self._run.settings.sync_dir}"
 
-    def settle(self, settings: Mapping[str, Any]) -> None:
+    def update_config(self, settings: Mapping[str, Any]) -> None:
         """More of the run's config, or other values."""
         self._run.config.update(dict(settings), allow_val_change=True)
 
-    def log(self, points: Sequence[AggregatedStep]) -> None:
+    def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
         """Each step as a row of the history, with the time when it was reported."""
-        for point in points:
-            self._run.log({**point.values, STEP: point.step, "_timestamp": point.at})
+        for step in steps:
+            self._run.log({**step.values, STEP: step.step, "_timestamp": step.time})
 
-    def happened(self, at: float, text: str) -> None:
+    def log_event(self, at: float, text: str) -> None:
         """Told in a table at the end: W&B has no place for lines that come one by one."""
 
     def finish(self, outcome: RunOutcome) -> None:
         """The outcome and the sums in the summary, the record as a table."""
-        summary: dict[str, Any] = {f"nbddp/{name}": its for name, its in outcome.sums.items()}
+        summary: dict[str, Any] = {f"nbddp/{name}": value for name, value in outcome.totals.items()}
         self._run.summary.update({**summary, "nbddp/outcome": outcome.text})
-        rows = [[at, text] for at, text in outcome.record]
+        rows = [[at, text] for at, text in outcome.events]
         self._run.log({"nbddp/record": wandb.Table(columns=["time", "what"], data=rows)})
         # a run that goes on has not failed
         self._run.finish(exit_code=0 if outcome.outcome in ("ok", "running", "empty") else 1)

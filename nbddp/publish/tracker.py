@@ -14,15 +14,15 @@ from nbddp.errors import ArgumentError, RequestError
 from nbddp.publish.step_aggregator import AggregatedStep
 
 # by the name of the package, which is an extra's too: the class in nbddp.publish.to_KIND
-KINDS = {
+TRACKER_CLASSES = {
     "trackio": "ToTrackio",
     "wandb": "ToWandb",
     "tensorboard": "ToTensorBoard",
     "mlflow": "ToMlflow",
 }
-PLACE = "nbddp"  # the project, or experiment, unless another is named
-LONGEST_NAME = 250
-_ODD = re.compile(r"[^\w\-. :/]")
+DEFAULT_PROJECT = "nbddp"  # the project, or experiment, unless another is named
+MAX_NAME_LENGTH = 250
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +30,32 @@ class Target:
     """A tracker, and the project, experiment or folder there; empty for the usual one."""
 
     kind: str
-    place: str = ""
+    project: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.place}" if self.place else self.kind
+        return f"{self.kind}:{self.project}" if self.project else self.kind
 
 
-def target(text: str) -> Target:
+def parse_target(text: str) -> Target:
     """Where to publish, as it is written.
 
     Raises:
         ArgumentError: there is no such tracker.
 
-    >>> str(target("wandb:digits")), target("trackio")
-    ('wandb:digits', Target(kind='trackio', place=''))
+    >>> str(parse_target("wandb:digits")), parse_target("trackio")
+    ('wandb:digits', Target(kind='trackio', project=''))
     """
-    kind, colon, place = text.partition(":")
-    if kind not in KINDS or bool(colon) != bool(place.strip()):
-        allowed = ", ".join(KINDS)
+    kind, colon, project = text.partition(":")
+    if kind not in TRACKER_CLASSES or bool(colon) != bool(project.strip()):
+        allowed = ", ".join(TRACKER_CLASSES)
         raise ArgumentError(
             f"expected one of {allowed}, or with a project or folder as in wandb:digits, "
             f"got {text!r}"
         )
-    return Target(kind, place.strip())
+    return Target(kind, project.strip())
 
 
-def require(kind: str) -> None:
+def require_package(kind: str) -> None:
     """See to it that the tracker's package is there, without importing it.
 
     Raises:
@@ -88,8 +88,8 @@ class RunIdentity:
     """
 
     name: str
-    place: str
-    began: float
+    project: str
+    start_time: float
     settings: Mapping[str, Any]
 
 
@@ -109,9 +109,9 @@ class RunOutcome:
     outcome: str
     why: str
     is_live: bool
-    ended: float
-    sums: Mapping[str, float]
-    record: Sequence[tuple[float, str]]
+    end_time: float
+    totals: Mapping[str, float]
+    events: Sequence[tuple[float, str]]
 
     @property
     def text(self) -> str:
@@ -122,19 +122,19 @@ class RunOutcome:
 class Tracker(Protocol):
     """Where a run is published: ``begin`` first and ``finish`` last, each once."""
 
-    def begin(self, run: RunIdentity) -> str:
+    def start(self, run: RunIdentity) -> str:
         """Make a run there; returns where it is, for the user."""
         ...
 
-    def settle(self, settings: Mapping[str, Any]) -> None:
+    def update_config(self, settings: Mapping[str, Any]) -> None:
         """Some settings are new, or others than before."""
         ...
 
-    def log(self, points: Sequence[AggregatedStep]) -> None:
+    def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
         """The next steps, in the order in which they began; steps may fall back."""
         ...
 
-    def happened(self, at: float, text: str) -> None:
+    def log_event(self, when: float, text: str) -> None:
         """A restart, a heal, a failure, in words, while the run goes on."""
         ...
 
@@ -158,15 +158,15 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return "\n".join(["| setting | value |", "|---|---|", *rows])
 
 
-def record_text(record: Sequence[tuple[float, str]]) -> str:
+def events_text(record: Sequence[tuple[float, str]]) -> str:
     """What happened, line by line, with the time of this machine.
 
-    >>> record_text([]), record_text([(0.0, "stopped")])[:4]
+    >>> events_text([]), events_text([(0.0, "stopped")])[:4]
     ('', '- 19')
     """
-    times = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at, _ in record]
+    times = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) for when, _ in record]
     lines = zip(times, record, strict=True)
-    return "\n".join(f"- {at} {' '.join(text.split())}" for at, (_, text) in lines)
+    return "\n".join(f"- {when} {' '.join(text.split())}" for when, (_, text) in lines)
 
 
 def plain_name(name: str) -> str:
@@ -175,11 +175,12 @@ def plain_name(name: str) -> str:
     >>> plain_name("val/acc@5 (%)"), plain_name("/train//loss"), plain_name("../loss")
     ('val/acc_5 ___', 'train/loss', 'loss')
     """
-    parts = [part for part in _ODD.sub("_", name).split("/") if part.strip(".")]
+    parts = [part for part in _NOT_ALLOWED.sub("_", name).split("/") if part.strip(".")]
     plain = "/".join(parts).lstrip(".") or "_"
-    if len(plain) <= LONGEST_NAME:
+    if len(plain) <= MAX_NAME_LENGTH:
         return plain
-    return f"{plain[: LONGEST_NAME // 2]}_{plain[-(LONGEST_NAME // 2 - 1) :]}"  # /min is at the end
+    half = MAX_NAME_LENGTH // 2
+    return f"{plain[:half]}_{plain[-(half - 1) :]}"  # /min is at the end
 
 
 def _cell(value: object) -> str:

@@ -10,8 +10,8 @@ from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import name_there
-from nbddp.publish.tracker import Target, require, target
+from nbddp.publish.publisher import name_in_tracker
+from nbddp.publish.tracker import Target, parse_target, require_package
 
 if TYPE_CHECKING:
     from nbddp.magics.notebook_state import NotebookState
@@ -22,8 +22,8 @@ METAVAR = "TRACKER"
 def installed_target(text: str) -> Target:
     """Where to publish; refused at once where the tracker's package is missing."""
     try:
-        found = target(text)
-        require(found.kind)
+        found = parse_target(text)
+        require_package(found.kind)
     except RequestError as error:
         raise ArgumentTypeError(str(error)) from None
     return found
@@ -46,7 +46,7 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
         raise RequestError(
             f"run {path.name} goes on in another kernel: publish it from there, or when it is over"
         )
-    name = name_there(path, args.tracker.kind, is_again=args.again)
+    name = name_in_tracker(path, args.tracker.kind, is_again=args.again)
     done = Publication(args.tracker, path, name, is_live=False).wait()
     notebook.presenter.print_line(
         f"nbddp: {done['steps']} steps published to {args.tracker.kind}: {done['where']}"

@@ -25,9 +25,9 @@ from runs_on_disk import BEGAN, make_run, rows_of
 
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import read_note
-from nbddp.publish.tracker import KINDS, Target, plain_name
+from nbddp.publish.tracker import TRACKER_CLASSES, Target, plain_name
 
-for package in KINDS:
+for package in TRACKER_CLASSES:
     pytest.importorskip(package)
 pytestmark = [
     *(pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(240)),
@@ -88,7 +88,7 @@ def await_whole(folder: Path, kind: str, seconds: float = 120.0) -> dict[str, An
     return read_note(folder, kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACKER_CLASSES)
 def test_a_run_that_goes_on_is_one_run_there_for_1_2_and_4_ranks_with_restarts_between(
     offline: Path, kind: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_is_one_run_there_for_1_2_and_4_ranks_with_restarts_b
     check_equal(kind, offline, folder)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACKER_CLASSES)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_run_that_is_over_has_the_values_of_its_file(
     offline: Path, kind: str, ranks: int
@@ -133,7 +133,7 @@ ODD_NAMES = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACKER_CLASSES)
 def test_odd_names_and_values_are_taken(offline: Path, kind: str) -> None:
     odd = {name: [1.5, math.nan, math.inf, -math.inf] for name in ODD_NAMES}
     rows = [
@@ -189,7 +189,7 @@ def failed_run(base: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACKER_CLASSES)
 def test_steps_that_fall_back_after_a_restart_are_there_and_so_is_what_happened(
     offline: Path, kind: str
 ) -> None:

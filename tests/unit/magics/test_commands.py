@@ -219,7 +219,7 @@ def test_what_follows_a_failure_is_what_the_options_say(
 def test_the_run_of_a_cell_or_a_script_is_published_where_the_option_says(
     typed: Typed, run: Callable[[Typed, str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "require", lambda _kind: None)
+    monkeypatch.setattr(publish, "require_package", lambda _kind: None)
     follow = Mock()
     monkeypatch.setattr(typed.notebook.publishing, "follow", follow)
     run(typed, "--publish wandb:digits")

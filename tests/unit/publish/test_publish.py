@@ -33,24 +33,38 @@ from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher, name_there, note, read_note
+from nbddp.publish.publisher import (
+    STEPS_PER_CALL,
+    Publisher,
+    name_in_tracker,
+    read_note,
+    write_note,
+)
 from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import KINDS, PublishError, Target, Tracker, plain_name, require, target
+from nbddp.publish.tracker import (
+    TRACKER_CLASSES,
+    PublishError,
+    Target,
+    Tracker,
+    parse_target,
+    plain_name,
+    require_package,
+)
 
 # ---- a whole run, to a tracker that notes what it is told
 
 
 def noting() -> Mock:
     """A tracker that notes what it is told."""
-    return Mock(spec=Tracker, **{"begin.return_value": "here"})
+    return Mock(spec=Tracker, **{"start.return_value": "here"})
 
 
 def points_of(tracker: Mock) -> list[AggregatedStep]:
-    return [point for call in tracker.log.call_args_list for point in call.args[0]]
+    return [point for call in tracker.log_steps.call_args_list for point in call.args[0]]
 
 
 def publisher_of(path: Path, tracker: Mock, *, is_live: bool = False) -> Publisher:
-    return Publisher(path, tracker, name=path.name, place="", limit=nullcontext, is_live=is_live)
+    return Publisher(path, tracker, name=path.name, project="", limit=nullcontext, is_live=is_live)
 
 
 def published(path: Path) -> Mock:
@@ -73,26 +87,26 @@ def test_a_run_is_one_run_there_with_its_config_its_outcome_and_its_record(tmp_p
         failures=1,
     )
     tracker = published(path)
-    [run], [outcome] = tracker.begin.call_args.args, tracker.finish.call_args.args
+    [run], [outcome] = tracker.start.call_args.args, tracker.finish.call_args.args
     assert run.name == path.name
     settings = {"lr": 0.1, "sizes": "[1, 2]", "nbddp.world_size": 2, "nbddp.git.commit": "abc"}
     assert run.settings.items() >= settings.items()
     assert (outcome.outcome, outcome.why) == ("failed", "rank 1: ValueError: odd")
-    assert outcome.sums["failures"] == 1
-    said = [text for _, text in outcome.record]
+    assert outcome.totals["failures"] == 1
+    said = [text for _, text in outcome.events]
     assert said == [
         *("start: attempt 1", "cell 1 begins", "rank 1: ValueError: odd"),
         *("cell 1: rank 1: ValueError: odd", "stopped"),
     ]
-    assert [call.args[1] for call in tracker.happened.call_args_list] == said
+    assert [call.args[1] for call in tracker.log_event.call_args_list] == said
 
 
 def test_a_tracker_is_given_only_so_much_at_once(tmp_path: Path) -> None:
-    tracker = published(make_run(tmp_path, rows=rows_of(2 * STEPS_AT_ONCE + 1, ranks=1)))
-    given = [call.args[0] for call in tracker.log.call_args_list]
-    assert [len(points) for points in given] == [STEPS_AT_ONCE, STEPS_AT_ONCE, 1]
-    steps = range(2 * STEPS_AT_ONCE + 1)
-    found = [(point.step, point.at) for point in points_of(tracker)]
+    tracker = published(make_run(tmp_path, rows=rows_of(2 * STEPS_PER_CALL + 1, ranks=1)))
+    given = [call.args[0] for call in tracker.log_steps.call_args_list]
+    assert [len(points) for points in given] == [STEPS_PER_CALL, STEPS_PER_CALL, 1]
+    steps = range(2 * STEPS_PER_CALL + 1)
+    found = [(point.step, point.time) for point in points_of(tracker)]
     assert found == [(step, BEGAN + 1 + step / 10) for step in steps]
 
 
@@ -139,34 +153,34 @@ def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
             file.write(json.dumps(found) + "\n")
             if number % 7 == 0:
                 file.flush()
-                publisher.turn()
-    publisher.turn()
+                publisher.publish_new()
+    publisher.publish_new()
     assert 50 < len(points_of(tracker)) <= 60
     tracker.finish.assert_not_called()
     with (path / "events.jsonl").open("a") as file:
         file.write(lines(events_of(("train()", "ok"))[-2:-1]))
-    publisher.turn()
-    publisher.turn()
+    publisher.publish_new()
+    publisher.publish_new()
     assert len(points_of(tracker)) == 60  # the last step waits for nobody once the cell is over
     publisher.finish()
     assert points_of(tracker) == points_of(published(path))
-    assert tracker.begin.call_count == tracker.finish.call_count == 1
+    assert tracker.start.call_count == tracker.finish.call_count == 1
 
 
 def test_settings_that_come_later_are_told_once(tmp_path: Path) -> None:
     path, tracker = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), noting()
     publisher = publisher_of(path, tracker, is_live=True)
-    publisher.turn()
+    publisher.publish_new()
     with (path / "events.jsonl").open("a") as file:
         config = {"kind": "config", "time": BEGAN + 9, "rank": 1, "values": {"lr": 0.5}}
         file.write(lines([config, config | {"rank": 0, "values": {"lr": 0.7}}]))
-    publisher.turn()
+    publisher.publish_new()
     publisher.finish()
-    tracker.settle.assert_called_once_with({"lr": 0.7})
+    tracker.update_config.assert_called_once_with({"lr": 0.7})
 
 
 def test_what_a_tracker_raises_is_said_in_a_line(tmp_path: Path) -> None:
-    tracker = Mock(**{"begin.side_effect": OSError(28, "No space left on device\nand more")})
+    tracker = Mock(**{"start.side_effect": OSError(28, "No space left on device\nand more")})
     said = refusal(PublishError, publisher_of(make_run(tmp_path), tracker).finish)
     assert said == "OSError: [Errno 28] No space left on device"
 
@@ -183,15 +197,15 @@ def test_another_target_and_a_missing_package_are_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     for text in ("", "comet", "wandb:", "wandb: ", ":x", "Wandb"):
-        said = refusal(ArgumentError, target, text)
+        said = refusal(ArgumentError, parse_target, text)
         assert repr(text) in said
-        assert all(kind in said for kind in KINDS)
+        assert all(kind in said for kind in TRACKER_CLASSES)
     assert said == snapshot
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for kind in KINDS:
+    for kind in TRACKER_CLASSES:
         (tmp_path / kind).mkdir()  # W&B makes a folder of that name: it is no package
         monkeypatch.delitem(sys.modules, kind, raising=False)
-        said = refusal(RequestError, require, kind)
+        said = refusal(RequestError, require_package, kind)
         assert f"`pip install 'nbddp[{kind}]'`" in said
     assert said == snapshot
 
@@ -199,15 +213,15 @@ def test_another_target_and_a_missing_package_are_refused_with_the_way_out(
 def test_a_run_is_published_once_unless_asked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     folder = tmp_path / "20270115-080000-a-again7"
     folder.mkdir()
-    assert name_there(folder, "wandb", is_again=False) == folder.name
-    note(folder, "wandb", name=folder.name, where="there", is_whole=True)
-    assert name_there(folder, "trackio", is_again=False) == folder.name
-    whole = refusal(RequestError, name_there, folder, "wandb", is_again=False)
+    assert name_in_tracker(folder, "wandb", is_again=False) == folder.name
+    write_note(folder, "wandb", name=folder.name, where="there", is_whole=True)
+    assert name_in_tracker(folder, "trackio", is_again=False) == folder.name
+    whole = refusal(RequestError, name_in_tracker, folder, "wandb", is_again=False)
     for number in (2, 3):
-        name = name_there(folder, "wandb", is_again=True)
+        name = name_in_tracker(folder, "wandb", is_again=True)
         assert name == f"{folder.name}-again{number}"
-        note(folder, "wandb", name=name, where="there")
-    begun = refusal(RequestError, name_there, folder, "wandb", is_again=False)
+        write_note(folder, "wandb", name=name, where="there")
+    begun = refusal(RequestError, name_in_tracker, folder, "wandb", is_again=False)
     assert [whole, begun] == snapshot
 
 
@@ -255,11 +269,11 @@ def test_a_tracker_that_does_not_take_it_is_said_in_a_line(
     for how in FAILS:
         fake(how)
         path = make_run(tmp_path, how)
-        publications[how] = Publication(Target("wandb"), path, path.name, is_live=False, patience=1)
+        publications[how] = Publication(Target("wandb"), path, path.name, is_live=False, timeout=1)
     for how, publication in publications.items():
         said[how] = refusal(RequestError, publication.wait).replace(str(tmp_path), "BASE")
         assert FAILS[how] in said[how]
-        assert publication.is_over
+        assert publication.has_ended
         assert not read_note(publication.folder, "wandb")
     assert said == snapshot
 
@@ -279,7 +293,7 @@ def test_while_a_run_goes_on_what_goes_wrong_is_said_once(
     goes_on.clear()
     assert publication.follower is not None
     publication.follower.join(30)
-    assert publication.is_over
+    assert publication.has_ended
     assert len(said) <= told
     assert f"`%ddp publish wandb {path.name} --again`" in said[-1]
     assert said[-1].replace(str(tmp_path), "BASE") == snapshot
@@ -316,7 +330,7 @@ def test_it_ends_by_itself_when_its_notebook_is_killed(
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tracker's package is there."""
-    monkeypatch.setattr(publish_module, "require", lambda _kind: None)
+    monkeypatch.setattr(publish_module, "require_package", lambda _kind: None)
 
 
 def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
@@ -392,7 +406,7 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     assert publication.follower is not None
     publication.follower.join(30)
     assert [under_way, *said] == snapshot
-    assert publication.is_over
+    assert publication.has_ended
     assert "finished" in (path / "publish-wandb.log").read_text()
     line.folder = Mock(path=path)
     publishing.follow(session, [Target("wandb")])

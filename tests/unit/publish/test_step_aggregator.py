@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.publish.step_aggregator import PATIENCE, AggregatedStep, StepAggregator
+from nbddp.publish.step_aggregator import STEP_TIMEOUT, AggregatedStep, StepAggregator
 
 Row = dict[str, Any]
 
@@ -25,7 +25,7 @@ def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Aggrega
         steps.begin_cell(at, is_again=False)
     for each in rows:
         steps.add(each, 0.0)
-    return steps.take(math.inf)
+    return steps.pop_complete(math.inf)
 
 
 # ---- steps of all ranks
@@ -79,7 +79,7 @@ def test_what_ranks_report_is_put_together_step_by_step(case: str) -> None:
     rows, expected = REPORTED[case]
     found = points_of(rows, 0.5, 10.0)
     assert [(each.step, dict(each.values)) for each in found] == expected
-    assert [each.cell for each in found] == sorted(int(each.at > 10) for each in found)
+    assert [each.cell for each in found] == sorted(int(each.time > 10) for each in found)
 
 
 def test_values_that_are_not_finite_stay_so() -> None:
@@ -98,7 +98,7 @@ def test_values_that_are_not_finite_stay_so() -> None:
 
 def two_ranks() -> StepAggregator:
     steps = StepAggregator()
-    steps.world = frozenset({0, 1})
+    steps.ranks = frozenset({0, 1})
     return steps
 
 
@@ -110,10 +110,10 @@ def test_a_step_waits_until_all_ranks_have_reported_a_later_one() -> None:
     steps = two_ranks()
     for step, rank, loss in ((0, 0, 1.0), (1, 0, 1.0), (0, 1, 3.0)):
         steps.add(row(step, rank, loss=loss), 0.0)
-    assert steps.take(0.0) == []
+    assert steps.pop_complete(0.0) == []
     steps.add(row(1, 1, loss=5.0), 0.0)
-    assert losses(steps.take(0.0)) == [2.0]
-    assert losses(steps.take(math.inf)) == [3.0]
+    assert losses(steps.pop_complete(0.0)) == [2.0]
+    assert losses(steps.pop_complete(math.inf)) == [3.0]
 
 
 def test_a_step_waits_for_its_own_metrics_only() -> None:
@@ -121,11 +121,11 @@ def test_a_step_waits_for_its_own_metrics_only() -> None:
     for rank in (0, 1):
         for step in (0, 1, 2):
             steps.add(row(step, rank, loss=1.0), 0.0)
-    assert len(steps.take(0.0)) == 2
+    assert len(steps.pop_complete(0.0)) == 2
     steps.add(row(0, 0, accuracy=0.0), 0.0)
-    assert len(steps.take(0.0)) == 0
+    assert len(steps.pop_complete(0.0)) == 0
     steps.add(row(0, 1, accuracy=1.0), 1.0)
-    found = steps.take(PATIENCE + 0.1)
+    found = steps.pop_complete(STEP_TIMEOUT + 0.1)
     assert [(each.step, each.values.get("accuracy")) for each in found] == [(2, None), (0, 0.5)]
 
 
@@ -133,12 +133,12 @@ def test_a_step_waits_no_longer_than_five_seconds_and_later_values_are_counted()
     steps = two_ranks()
     steps.add(row(0, 0, loss=1.0), 0.0)
     steps.add(row(1, 0, loss=1.0), 1.0)
-    assert steps.take(PATIENCE) == []
-    assert [each.step for each in steps.take(PATIENCE + 0.5)] == [0]
-    steps.add(row(0, 1, loss=9.0), PATIENCE + 0.6)
-    steps.add(row(1, 1, loss=3.0), PATIENCE + 0.7)
+    assert steps.pop_complete(STEP_TIMEOUT) == []
+    assert [each.step for each in steps.pop_complete(STEP_TIMEOUT + 0.5)] == [0]
+    steps.add(row(0, 1, loss=9.0), STEP_TIMEOUT + 0.6)
+    steps.add(row(1, 1, loss=3.0), STEP_TIMEOUT + 0.7)
     assert steps.late == 1
-    assert losses(steps.take(math.inf)) == [2.0]
+    assert losses(steps.pop_complete(math.inf)) == [2.0]
 
 
 def test_another_cell_completes_the_steps_of_the_one_before() -> None:
@@ -146,10 +146,10 @@ def test_another_cell_completes_the_steps_of_the_one_before() -> None:
     steps.begin_cell(0.0, is_again=False)
     steps.add(row(0, 0, loss=1.0), 0.0)
     steps.begin_cell(10.0, is_again=True)
-    assert steps.take(0.0) == []
+    assert steps.pop_complete(0.0) == []
     steps.add(row(0, 0, at=11.0, loss=2.0), 0.0)
-    assert losses(steps.take(0.0)) == [1.0]
-    [again] = steps.take(math.inf)
+    assert losses(steps.pop_complete(0.0)) == [1.0]
+    [again] = steps.pop_complete(math.inf)
     assert (again.cell, again.is_again) == (1, True)
     assert steps.late == 0
 
@@ -167,20 +167,20 @@ def test_live_or_later_the_points_are_the_same(seed: int) -> None:
             rows.append(row(at[rank] % 25, rank, loss=chance.random()))
         at[rank] += 1
     steps, live = StepAggregator(), []
-    steps.world = frozenset(range(3))
+    steps.ranks = frozenset(range(3))
     for number, each in enumerate(rows):
         steps.add(each, number / 5)
         if chance.random() < 0.3:
-            live += steps.take(number / 5)
+            live += steps.pop_complete(number / 5)
     assert live
     assert steps.late == 0
-    assert live + steps.take(math.inf) == points_of(rows)
+    assert live + steps.pop_complete(math.inf) == points_of(rows)
 
 
 def test_what_is_remembered_of_a_long_run_is_bounded() -> None:
     steps = StepAggregator()
-    steps.world = frozenset({0})
+    steps.ranks = frozenset({0})
     for step in range(1000):
         steps.add(row(step, loss=1.0), 0.0)
-        steps.take(0.0)
+        steps.pop_complete(0.0)
         assert len(steps._open) == 1
