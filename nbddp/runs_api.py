@@ -16,7 +16,7 @@ from typing import Any
 from nbddp.archive.comparison import compare as compare_folders
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.stored_run import StoredCell, StoredRun
-from nbddp.archive.summary import DAMAGE, describe_run_end
+from nbddp.archive.summary import UNREADABLE, describe_run_end
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.ui.report.comparison import comparison_report
@@ -91,7 +91,7 @@ class Run:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        return list(self._recorded.numbers())
+        return list(self._recorded.metric_rows())
 
     def metrics(self) -> Any:
         """All numbers that its ranks reported, a row for each report, in the order of the file.
@@ -181,7 +181,7 @@ def _read_run(path: Path) -> StoredRun:
     try:
         run = StoredRun(path)
         _ = run.cells, run.ranks
-    except DAMAGE as error:
+    except UNREADABLE as error:
         what = f"{type(error).__name__}: {error}"
         raise RequestError(f"{path.name} is damaged, or no run of nbddp's ({what})") from None
     return run

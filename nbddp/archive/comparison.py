@@ -13,16 +13,16 @@ from pathlib import Path
 
 from nbddp.archive.find import short_names
 from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import DAMAGE, summarize
+from nbddp.archive.summary import UNREADABLE, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
 
 MAX_RUNS = 8  # as many colours can be told apart
-CHARTS = 6  # unless metrics are chosen
+DEFAULT_CHARTS = 6  # unless metrics are chosen
 MAX_CHARTS = 64  # of chosen metrics
-MAX_NAMED = 40  # metrics in a message
-FACTS = ("backend_used", "devices", "device_names", "hosts", "cores", "threads")
-LISTS = frozenset({"devices", "device_names", "hosts"})  # by rank; each entry is shown once
+MAX_NAMED_METRICS = 40  # metrics in a message
+COMPARED_FACTS = ("backend_used", "devices", "device_names", "hosts", "cores", "threads")
+FACTS_BY_RANK = frozenset({"devices", "device_names", "hosts"})  # by rank; each entry is shown once
 
 
 class XAxis(Enum):
@@ -57,7 +57,7 @@ class ComparedRun:
             self.run = StoredRun(path, wanted)
             self.cells = self.run.cells
             self.summary = summarize(path, current=current)
-        except (*DAMAGE, RequestError) as error:
+        except (*UNREADABLE, RequestError) as error:
             raise RequestError(f"{self.name} is damaged, or no run of nbddp's ({error})") from None
         self._curves: dict[str, dict[int, Curve]] = {}
 
@@ -158,7 +158,7 @@ class Comparison:
 
     def differences(self) -> list[tuple[str, list[str]]]:
         """Return the names and the values, by run, of what differs except for the code."""
-        columns = [dict(_facts(run)) for run in self.runs]
+        columns = [dict(_comparable_facts(run)) for run in self.runs]
         names = dict.fromkeys(name for column in columns for name in column)
         rows = [(name, [column.get(name, "") for column in columns]) for name in names]
         return [(name, values) for name, values in rows if len(set(values)) > 1]
@@ -204,7 +204,7 @@ def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = 
         names = (name for path in paths for name in StoredRun(path).metrics().names())
         raise no_such_metric(metrics, [*dict.fromkeys(names)], of="runs")
     known = [name for name, _ in counts.most_common()]
-    shown = tuple(known[: MAX_CHARTS if metrics else CHARTS])
+    shown = tuple(known[: MAX_CHARTS if metrics else DEFAULT_CHARTS])
     dropped = max(run.metrics.dropped_names for run in runs)
     return Comparison(runs, shown, len(known) - len(shown) + dropped)
 
@@ -228,21 +228,21 @@ def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 
         of: what has these metrics, as ``"run"``.
         more: number of other metrics.
     """
-    others = max(0, len(known) - MAX_NAMED) + more
-    there = [*known[:MAX_NAMED], *([f"{others:,} more"] if others else [])]
+    others = max(0, len(known) - MAX_NAMED_METRICS) + more
+    there = [*known[:MAX_NAMED_METRICS], *([f"{others:,} more"] if others else [])]
     names = ", ".join(there) or "none"
     return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
 
 
-def _facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
+def _comparable_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact that may differ, settings first."""
     facts = run.run.facts
     for name, value in run.summary.config.items():
         yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
     yield "world size", str(run.summary.ranks or "")
-    for name in FACTS:
+    for name in COMPARED_FACTS:
         value = facts.get(name)
-        if isinstance(value, list) and name in LISTS:
+        if isinstance(value, list) and name in FACTS_BY_RANK:
             value = ", ".join(dict.fromkeys(map(str, value)))
         yield name.replace("_", " "), "" if value is None else str(value)
     yield "python", str(facts.get("python", ""))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nbddp.errors import RequestError
 
-SHOWN = 8  # names in a message
-LONGEST = 80  # characters of the name that was asked for, in a message
+MAX_SHOWN_NAMES = 8  # names in a message
+MAX_SHOWN_CHARS = 80  # characters of the name that was asked for, in a message
 _NUMBER = re.compile(r"-\d{1,3}$")
 _STAMP = re.compile(r"\d{8}-\d{6}-")
 
@@ -53,12 +53,12 @@ def find_run(
         raise RequestError(f"there is no run below {base}: a `%%ddp` cell makes one")
     if asked is None:
         return runs[0]
-    fitting = _called(asked, runs) or [each for each in runs if asked in each.name]
+    fitting = _named(asked, runs) or [each for each in runs if asked in each.name]
     if not fitting:
-        short = asked if len(asked) <= LONGEST else f"{asked[:LONGEST]}..."
-        raise RequestError(f"there is no run {short!r}; the newest are: {_names(runs)}")
+        short = asked if len(asked) <= MAX_SHOWN_CHARS else f"{asked[:MAX_SHOWN_CHARS]}..."
+        raise RequestError(f"there is no run {short!r}; the newest are: {_join_names(runs)}")
     if is_unique and len(fitting) > 1:
-        raise RequestError(f"{asked!r} fits {len(fitting)} runs: {_names(fitting)}")
+        raise RequestError(f"{asked!r} fits {len(fitting)} runs: {_join_names(fitting)}")
     return fitting[0]
 
 
@@ -75,12 +75,12 @@ def short_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def apart(paths: Iterable[Path]) -> list[Path]:
+def unique_folders(paths: Iterable[Path]) -> list[Path]:
     """Return each folder once, even if it was named in several ways."""
     return list({path.resolve(): path for path in paths}.values())
 
 
-def _called(asked: str, runs: list[Path]) -> list[Path]:
+def _named(asked: str, runs: list[Path]) -> list[Path]:
     """Return the runs of exactly this name, with its time or without."""
     names = {each.name for each in runs if asked in (each.name, _without_stamp(each.name))}
     if asked not in names:  # of several that began in one second, all but the first have a number
@@ -92,5 +92,7 @@ def _without_stamp(name: str) -> str:
     return name[found.end() :] if (found := _STAMP.match(name)) else name
 
 
-def _names(runs: list[Path]) -> str:
-    return ", ".join(each.name for each in runs[:SHOWN]) + (", ..." if len(runs) > SHOWN else "")
+def _join_names(runs: list[Path]) -> str:
+    return ", ".join(each.name for each in runs[:MAX_SHOWN_NAMES]) + (
+        ", ..." if len(runs) > MAX_SHOWN_NAMES else ""
+    )

@@ -15,21 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.find import SHOWN
+from nbddp.archive.find import MAX_SHOWN_NAMES
 from nbddp.archive.summary import (
     COLUMNS,
-    MARKS,
+    NOTE_FILE,
     SHORT_COLUMNS,
     Summary,
     is_number,
-    number_of,
     summarize,
+    value_of,
 )
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.metrics import Pairs
-from nbddp.record.run_folder import write_whole
+from nbddp.record.run_folder import write_atomic
 
-SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "==": operator.eq,
     "!=": operator.ne,
@@ -39,8 +39,8 @@ SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _CONDITION = re.compile(r"([^=<>!]+)(<=|>=|!=|==?|<|>)(\s*[^\s=<>!].*)", re.DOTALL)
-MAX_SETTINGS = 6  # columns of settings
-MAX_METRICS = 3  # columns of metrics
+MAX_SETTING_COLUMNS = 6  # columns of settings
+MAX_METRIC_COLUMNS = 3  # columns of metrics
 MAX_NAMED = 12  # settings and metrics in a message
 
 
@@ -64,13 +64,13 @@ class Listing:
         """The settings of ``nbddp.config`` in which the listed runs differ; the first few."""
         names = dict.fromkeys(name for run in self.runs for name in run.config)
         differing = [name for name in names if _differ(run.config.get(name) for run in self.runs)]
-        return differing[:MAX_SETTINGS]
+        return differing[:MAX_SETTING_COLUMNS]
 
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics that most of the listed runs have; the first few."""
         counts = Counter(name for run in self.runs for name in run.last)
-        return [name for name, _ in counts.most_common(MAX_METRICS)]
+        return [name for name, _ in counts.most_common(MAX_METRIC_COLUMNS)]
 
     @cached_property
     def titles(self) -> list[str]:
@@ -127,7 +127,7 @@ class Condition:
             return cls(word)
         found = _CONDITION.fullmatch(word)
         if found is None:
-            allowed = ", ".join(SIGNS)
+            allowed = ", ".join(COMPARISONS)
             raise ArgumentError(
                 f"expected a condition in one word, like loss<5 (with {allowed}), got {word!r}"
             )
@@ -137,7 +137,7 @@ class Condition:
         """Whether a run meets the condition."""
         if not self.sign:
             return self.name in run.name or self.name in run.note
-        there, sign, number = number_of(run, self.name), SIGNS[self.sign], None
+        there, sign, number = value_of(run, self.name), COMPARISONS[self.sign], None
         with suppress(ValueError):
             number = float(self.value)
         if is_number(there) and number is not None and not isinstance(there, bool):
@@ -171,7 +171,7 @@ def list_runs(
         ArgumentError: no run has a setting or metric of that name, or a word is no condition.
     """
     conditions = [*map(Condition.parse, asked)]
-    known, left_out = _all(base, current)
+    known, left_out = _read_all(base, current)
     names = dict.fromkeys(name for run in known for name in (*run.config, *run.last))
     for name in filter(None, [*(each.name for each in conditions if each.sign), sort]):
         if known and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
@@ -191,9 +191,9 @@ def write_note(path: Path, note: str) -> None:
         RequestError: it cannot be written.
     """
     try:
-        write_whole(path / MARKS, json.dumps({"note": note}) + "\n")
+        write_atomic(path / NOTE_FILE, json.dumps({"note": note}) + "\n")
     except OSError as error:
-        raise RequestError(f"{path / MARKS} cannot be written: {error.strerror}") from None
+        raise RequestError(f"{path / NOTE_FILE} cannot be written: {error.strerror}") from None
 
 
 def remove(path: Path, *, current: Path | None) -> None:
@@ -215,7 +215,7 @@ def remove(path: Path, *, current: Path | None) -> None:
         raise RequestError(f"run {path.name} cannot be deleted: {error.strerror}") from None
 
 
-def _all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str, str]]:
+def _read_all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str, str]]:
     folder, runs, left_out = base / ".nbddp" / "runs", list[Summary](), dict[str, str]()
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = [each for each in inside if each.is_dir() and not each.name.startswith(".")]
@@ -237,7 +237,7 @@ def _differ(values: Iterable[Any]) -> bool:
 
 def _sorted(runs: Sequence[Summary], name: str, *, is_down: bool) -> list[Summary]:
     """Sort numbers before text; runs with neither come last in both directions."""
-    values = [(number_of(run, name), run) for run in runs]
+    values = [(value_of(run, name), run) for run in runs]
     known = [(isinstance(value, str), value, run) for value, run in values if _has_order(value)]
     known.sort(key=lambda each: each[:2], reverse=is_down)
     return [*(run for *_, run in known), *(run for value, run in values if not _has_order(value))]
@@ -253,6 +253,6 @@ def describe_left_out(left_out: Mapping[str, str]) -> str:
     >>> describe_left_out({"x": "it has no events.jsonl"})
     'left out: x (it has no events.jsonl)'
     """
-    shown = [f"{name} ({why})" for name, why in [*left_out.items()][:SHOWN]]
-    more = [f"{len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
+    shown = [f"{name} ({why})" for name, why in [*left_out.items()][:MAX_SHOWN_NAMES]]
+    more = [f"{len(left_out) - MAX_SHOWN_NAMES} more"] if len(left_out) > MAX_SHOWN_NAMES else []
     return f"left out: {', '.join([*shown, *more])}" if left_out else ""

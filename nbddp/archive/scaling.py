@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from nbddp.archive.stored_run import NOT_NUMBERS
+from nbddp.archive.stored_run import NOT_METRICS
 from nbddp.formatting import plural
 from nbddp.record.waiting.collective_timeline import Timeline
 
 SCALE = "scale"  # in ``run.json``
-WARM_UP = 5  # one step in so many, the first ones, is no measure of those that follow
-LEAST = 3  # rounds: a median needs as many
-NOISY = 0.1  # rounds that lie further apart are no measure of a machine
+WARM_UP_DIVISOR = 5  # one step in so many, the first ones, is no measure of those that follow
+MIN_ROUNDS = 3  # rounds: a median needs as many
+MAX_SPREAD = 0.1  # rounds that lie further apart are no measure of a machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Scaling:
     @property
     def noisy(self) -> list[WorldSizeResult]:
         """Those whose rounds lie further apart than a tenth."""
-        return [size for size in self.sizes if size.spread > NOISY]
+        return [size for size in self.sizes if size.spread > MAX_SPREAD]
 
     @property
     def crowded(self) -> str:
@@ -153,25 +153,25 @@ def facts_of(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, An
     return {SCALE: {"ranks": ranks, "round": number, "of": of, "is_weak": is_weak}}
 
 
-def steady_pace(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float, int] | None:
+def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float, int] | None:
     """Steps a second once a loop is warm, and how many of them; None if too few were reported.
 
     Args:
         rows: what the ranks reported, as in ``metrics.jsonl``.
         began: of the cell, in ``time.time()``.
 
-    >>> steady_pace([{"time": t / 10, "rank": 0, "step": t, "loss": 1.0} for t in range(11)], 0.0)
+    >>> steady_rate([{"time": t / 10, "rank": 0, "step": t, "loss": 1.0} for t in range(11)], 0.0)
     (10.0, 8)
     """
     loops: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        name = next((each for each in row if each not in NOT_NUMBERS), "")
+        name = next((each for each in row if each not in NOT_METRICS), "")
         if name and row["time"] >= began:
             loops.setdefault(row["rank"], {}).setdefault(name, []).append(row)
     paces, counts = [], []
     for by_name in loops.values():
         loop = max(by_name.values(), key=len)
-        warm = loop[max(1, len(loop) // WARM_UP) :]
+        warm = loop[max(1, len(loop) // WARM_UP_DIVISOR) :]
         if len(warm) > 1 and (seconds := warm[-1]["time"] - warm[0]["time"]) > 0:
             numbers = [row.get("step", math.nan) for row in warm]
             ascends = all(one < other for one, other in itertools.pairwise(numbers))
@@ -180,7 +180,7 @@ def steady_pace(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
     return (fmean(paces), min(counts)) if paces else None
 
 
-def shares(line: Timeline, pace: float) -> dict[str, float | None]:
+def time_shares(line: Timeline, pace: float) -> dict[str, float | None]:
     """Where the time of the steps went, by the name that a round has for it."""
     if not line.meetings:
         return {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.event_log import RunEvent, with_news_once
+from nbddp.record.event_log import RunEvent, merge_equal_failures
 from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, tail
 from nbddp.record.metrics import MetricStore
@@ -20,11 +20,11 @@ from nbddp.record.run_folder import read_facts
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.step_rate import StepRate
 
-NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
+NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-SHOWN_NUMBERS = 20  # of cells, in a message
-ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
+MAX_SHOWN_CELLS = 20  # of cells, in a message
+EVENT_TIME_ERROR = 0.001  # seconds: the times of events are, those of numbers are not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +111,11 @@ class StoredRun:
     @cached_property
     def cells(self) -> tuple[StoredCell, ...]:
         """Its cells, in the order in which they ran."""
-        ended = {_id(each): each for each in self.events if each.kind == "cell ended"}
+        ended = {_cell_id(each): each for each in self.events if each.kind == "cell ended"}
         begun = (each for each in self.events if each.kind == "cell")
-        return tuple(_cell(each, ended.get(_id(each))) for each in begun)
+        return tuple(_cell(each, ended.get(_cell_id(each))) for each in begun)
 
-    def log(self, rank: int) -> Path:
+    def log_path(self, rank: int) -> Path:
         """The file of a rank's output, which may not exist."""
         return self.path / log_name(rank)
 
@@ -126,11 +126,11 @@ class StoredRun:
         """
         begin, end = cell.logs.get(rank, (0, None)) if cell else (0, None)
         try:
-            return tail(self.log(rank), lines, begin=begin, end=end)
+            return tail(self.log_path(rank), lines, begin=begin, end=end)
         except FileNotFoundError:  # it has written nothing
             return ""
         except OSError as error:
-            return f"{self.log(rank)} cannot be read: {error.strerror or error}"
+            return f"{self.log_path(rank)} cannot be read: {error.strerror or error}"
 
     def cell(self, number: int) -> StoredCell:
         """Return the newest cell of this number: a replay runs a cell again.
@@ -141,7 +141,7 @@ class StoredRun:
         for each in reversed(self.cells):
             if each.number == number:
                 return each
-        numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
+        numbers = ", ".join(str(each.number) for each in self.cells[-MAX_SHOWN_CELLS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
     def metrics(self, cell: StoredCell | None = None) -> MetricStore:
@@ -154,7 +154,7 @@ class StoredRun:
         recoveries = [each for each in self.events if each.kind == "recovery"]
         taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
         heals = [each.at for each in recoveries if "healed" in each.facts]
-        for row in self.numbers(cell):
+        for row in self.metric_rows(cell):
             is_healed = bool(heals) and row["time"] > heals[0]
             if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
                 heals = [at for at in heals if row["time"] <= at]
@@ -167,13 +167,13 @@ class StoredRun:
         self._metrics[began] = metrics
         return metrics
 
-    def numbers(self, cell: StoredCell | None = None) -> Iterator[dict[str, Any]]:
+    def metric_rows(self, cell: StoredCell | None = None) -> Iterator[dict[str, Any]]:
         """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
 
         What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
         cell: what earlier cells reported when they were done again before it is left out.
         """
-        rows = self._all_numbers()
+        rows = self._all_metric_rows()
         if cell is not None:
             return (row for row in rows if _is_in(cell, row["time"]))
         if not {"sweep", "scale"} & self.facts.keys():
@@ -181,7 +181,7 @@ class StoredRun:
         began = next((each.began_at for each in self.cells if not each.is_again), math.inf)
         return (row for row in rows if row["time"] >= began)
 
-    def _all_numbers(self) -> Iterator[dict[str, Any]]:
+    def _all_metric_rows(self) -> Iterator[dict[str, Any]]:
         path = self.path / METRICS
         if not path.exists():
             return
@@ -203,7 +203,7 @@ class StoredRun:
             metrics.began = min(metrics.began, rows[0]["time"])
             metrics.ended = max(metrics.ended, rows[-1]["time"])
             for name in dict.fromkeys(chain.from_iterable(rows)):
-                if name not in NOT_NUMBERS and (self._wanted is None or self._wanted(name)):
+                if name not in NOT_METRICS and (self._wanted is None or self._wanted(name)):
                     own = [row for row in rows if name in row]
                     times = [row["time"] for row in own]
                     steps = [row.get("step") for row in own]
@@ -228,11 +228,11 @@ class StoredRun:
                 _rank(rank, events, metrics.step_rate(rank))
                 for rank in (cell.ranks if cell else self.ranks)
             ),
-            events=with_news_once(events),
+            events=merge_equal_failures(events),
         )
 
 
-def _id(event: RunEvent) -> int:
+def _cell_id(event: RunEvent) -> int:
     """Return which cell an event is of; older records have one number for this and the prompt."""
     return int(event.facts.get("id", event.facts["number"]))
 
@@ -255,7 +255,7 @@ def _cell(begun: RunEvent, ended: RunEvent | None) -> StoredCell:
 
 
 def _is_in(cell: StoredCell, at: float) -> bool:
-    return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + ROUNDED)
+    return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + EVENT_TIME_ERROR)
 
 
 def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> RankSnapshot:

@@ -23,8 +23,14 @@ STOPPED = "stopped"
 RUNNING = "still running"
 KILLED = "its kernel ended before it could record the end"
 UNKNOWN = "its end is not recorded: its kernel was killed, or still runs"
-MARKS = "marks.json"  # the user's note
-DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours
+NOTE_FILE = "marks.json"  # the user's note
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+)  # of files that are not as ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,7 @@ def summarize(path: Path, *, current: Path | None = None) -> Summary:
     except FileNotFoundError as error:
         missing = Path(error.filename or "").name
         raise RequestError(f"it has no {missing}") from None
-    except DAMAGE as error:
+    except UNREADABLE as error:
         raise RequestError(f"{type(error).__name__}: {error}") from None
 
 
@@ -109,7 +115,7 @@ def _summarize(path: Path, current: Path | None) -> Summary:
         samples_per_second=float(pace * batch) if pace and batch else None,
         seconds_lost=float(facts.get("seconds_lost", 0.0)),
         note=read_note(path),
-        size=size_of(path),
+        size=folder_size(path),
     )
 
 
@@ -152,12 +158,12 @@ def _began(facts: Mapping[str, Any]) -> float:
 def read_note(path: Path) -> str:
     """Return the user's note of a run; empty if there is none."""
     try:
-        return str(json.loads((path / MARKS).read_text())["note"])
-    except DAMAGE:
+        return str(json.loads((path / NOTE_FILE).read_text())["note"])
+    except UNREADABLE:
         return ""
 
 
-def size_of(path: Path) -> int:
+def folder_size(path: Path) -> int:
     """Of a run's folder, in bytes, as far as it can be read."""
     total = 0
     for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
@@ -167,11 +173,11 @@ def size_of(path: Path) -> int:
     return total
 
 
-def number_of(summary: Summary, name: str) -> Any:
+def value_of(summary: Summary, name: str) -> Any:
     """What a run has under a name: a column, a setting, or a metric; None if it has none.
 
     >>> run = Summary(path=Path("x"), config={"lr": 0.1}, last={"loss": 2.0}, ranks=4)
-    >>> [number_of(run, name) for name in ("lr", "loss", "ranks", "size", "odd")]
+    >>> [value_of(run, name) for name in ("lr", "loss", "ranks", "size", "odd")]
     [0.1, 2.0, 4, 0, None]
     """
     if name in summary.config:

@@ -95,12 +95,12 @@ class SweepEntry:
     seconds: float = 0.0
 
 
-def count_of(rows: Iterable[SweepEntry], *states: State) -> int:
+def count_in(rows: Iterable[SweepEntry], *states: State) -> int:
     """Count the entries in these states."""
     return sum(row.state in states for row in rows)
 
 
-def grid(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -> list[SweepPoint]:
+def sweep_points(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -> list[SweepPoint]:
     """Return all combinations; the last name changes fastest.
 
     Args:
@@ -110,14 +110,14 @@ def grid(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -> list[S
     Raises:
         ArgumentError: a name is not allowed or is there twice, or there are too many combinations.
 
-    >>> [str(each) for each in grid([("lr", (0.1, 0.01))], repeat=2)]
+    >>> [str(each) for each in sweep_points([("lr", (0.1, 0.01))], repeat=2)]
     ['lr=0.1, seed=0', 'lr=0.1, seed=1', 'lr=0.01, seed=0', 'lr=0.01, seed=1']
     """
     tried = [*sweeps, *([(SEED, range(repeat))] if repeat else [])]
     swept = [(name, _values(name, each)) for name, each in tried]
     names = [name for name, _ in swept]
     for name, values in swept:
-        _check(name, values)
+        _check_swept_name(name, values)
         if names.count(name) > 1:
             twice = "its values are those of repeat" if repeat else "give all its values at once"
             raise ArgumentError(f"{name} is swept twice: {twice}")
@@ -137,7 +137,7 @@ def _values(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _check(name: str, values: Sequence[Any]) -> None:
+def _check_swept_name(name: str, values: Sequence[Any]) -> None:
     if not name.isidentifier() or keyword.iskeyword(name) or not values:
         raise ArgumentError(f"expected a Python name and its values, got {name}={values!r}")
     if name in SET_IN_EACH_RANK:
@@ -159,7 +159,7 @@ def sweep_key(source: str, entries: Sequence[ReplayEntry], *options: object) -> 
         options: what else changes results, such as the number of ranks.
     """
     parts = (repr(options), source, *map(_entry_key, entries))
-    return _digest("".join(f"{len(part)}:{part}" for part in parts).encode())
+    return _hash("".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
 def _entry_key(entry: ReplayEntry) -> str:
@@ -188,7 +188,7 @@ def value_key(data: bytes, *, if_plain: str | None = None) -> str:
     try:
         text = repr(_PlainUnpickler(io.BytesIO(data)).load())
     except (pickle.UnpicklingError, ValueError):  # the latter of whole numbers that are too long
-        return f"{_PROCESS} {_digest(data)}"
+        return f"{_PROCESS} {_hash(data)}"
     return text if if_plain is None else if_plain
 
 
@@ -203,7 +203,7 @@ class _PlainUnpickler(pickle.Unpickler):
 _PROCESS = uuid.uuid4().hex
 
 
-def _digest(data: bytes) -> str:
+def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
@@ -215,17 +215,17 @@ def facts_of(key: str, trial: SweepPoint, of: int, *, is_done: bool) -> dict[str
 
 def completed_runs(base: Path, key: str, trials: Sequence[SweepPoint]) -> dict[int, Path]:
     """Return the newest finished run of each combination, by number."""
-    by_settings = {_json(trial.config): trial.number for trial in trials}
+    by_settings = {_as_json(trial.config): trial.number for trial in trials}
     found: dict[int, Path] = {}
     for path in runs_below(base):
         sweep = read_facts(path).get(SWEEP)
         if not isinstance(sweep, dict) or sweep.get("key") != key or not sweep.get("is_done"):
             continue
-        number = by_settings.get(_json(sweep.get("settings")))
+        number = by_settings.get(_as_json(sweep.get("settings")))
         if number is not None:
             found.setdefault(number, path)
     return found
 
 
-def _json(settings: object) -> str:
+def _as_json(settings: object) -> str:
     return json.dumps(settings, sort_keys=True)

@@ -286,7 +286,7 @@ class Executor:
         self._start_error = None
         self.deeds.set_pending((), clears_entries=True)
         self.runtime_now.link.take_secret(returned.secret)
-        folder = self.event_log.go_on(returned.folder, self._open_folder)
+        folder = self.event_log.resume(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
         self.event_log.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
         self.ranks = RankProcesses(returned.attempt, self.runtime_now, self.launcher, self.messages)
@@ -321,7 +321,7 @@ class Executor:
     def note_push(self, pushed: PushRecord) -> None:
         """Values were sent to ranks."""
         self.deeds.add(pushed)
-        self.router.notify(pushed.remark)
+        self.router.notify(pushed.notice)
 
     # ---- telling those who wait
 

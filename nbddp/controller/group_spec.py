@@ -170,7 +170,7 @@ class GroupSpec:
                 store_prefix=link.prefix,
                 attempt=attempt,
                 secret=link.secret,
-                log_path=str(folder.log(place.rank)),
+                log_path=str(folder.log_path(place.rank)),
                 kernel_pid=os.getpid(),
                 env=self.environment(place.rank, base) | known,
                 sys_path=list(sys.path),

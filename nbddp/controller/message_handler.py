@@ -102,7 +102,7 @@ class MessageHandler:
                 self._do.rank_monitor.note(rank, sighting, time.monotonic())
                 self._note_comeback()
             case msg.EventReported(kind=kind, facts=facts):
-                self._do.event_log.note(rank, kind, facts)
+                self._do.event_log.record_reported(rank, kind, facts)
                 if kind == "fault":
                     self.struck.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):

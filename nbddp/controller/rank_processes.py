@@ -100,7 +100,7 @@ class RankProcesses:
         self._runtime.link.open_attempt(self.attempt, returned.world_size)
         returned.serve(self._runtime.link.port)
         for rank in range(returned.world_size):
-            self._logs[rank] = LogReader(folder.log(rank), rank)
+            self._logs[rank] = LogReader(folder.log_path(rank), rank)
         for rank, each in returned.ranks.items():
             if each.incarnation:
                 self._incarnations[rank] = each.incarnation
@@ -169,7 +169,7 @@ class RankProcesses:
                 return self._send(ranks, Regroup(generation=generation, form=form))
             case ev.SendCell(ranks=ranks) if cell is not None:
                 for rank in ranks:
-                    self._logs[rank].begin_cell()
+                    self._logs[rank].mark_cell_start()
                 return self._send(ranks, cell.run_message())
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
                 self.working(ranks)  # measure their CPU time from here on
@@ -250,7 +250,7 @@ class RankProcesses:
 
     def accept(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """What of a mailed piece of output was not shown yet."""
-        log = self._logs[rank].accept(output)
+        log = self._logs[rank].unseen_part(output)
         if log is None or output.is_left:
             return log
         return OutputText(rank, output.text, log) if output.text else None
@@ -265,7 +265,7 @@ class RankProcesses:
 
     def last_output(self, rank: int) -> LogSpan | None:
         """What a rank that is gone wrote and could not mail any more."""
-        return self._logs[rank].rest()
+        return self._logs[rank].remaining()
 
 
 def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:

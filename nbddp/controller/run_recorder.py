@@ -37,10 +37,10 @@ def describe(
 
     ``pause``: seconds since the last time that must have passed.
     """
-    if event_log.folder is None or event_log.folder.seconds_since_described() < pause:
+    if event_log.folder is None or event_log.folder.seconds_since_written() < pause:
         return
     try:
-        event_log.describe(known_facts(ready, rank_monitor, cell))
+        event_log.add_facts(known_facts(ready, rank_monitor, cell))
     except Exception:
         logger.exception("nbddp could not write down what it knows of the run")
 

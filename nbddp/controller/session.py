@@ -256,7 +256,7 @@ class Session:
             self._do.spec = before
             raise
         if is_new:
-            tell, describe = self._do.runtime_now.actor.tell, self.event_log.describe
+            tell, describe = self._do.runtime_now.actor.tell, self.event_log.add_facts
             begin_to_ask(spec.cwd(), lambda origin: tell(describe, {"git": origin}))
         self._do.promises.reject(StartError("restarted before it was ready"), "start")
         return self._do.promises.new("start")

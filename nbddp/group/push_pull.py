@@ -8,7 +8,7 @@ from typing import Any
 
 from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
-from nbddp.record.push_store import PushRecord, pickled
+from nbddp.record.push_store import PushRecord, pickle_values
 from nbddp.ui.frontend import StreamTarget
 from nbddp.wire.request_messages import Pull, Push
 
@@ -23,7 +23,7 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     asking = RankRequests(session)
     asking.check_idle()
     chosen = asking.chosen(ranks)  # before pickling: a rank that dies from now on is missed
-    data = pickled(values, prompt_numbers())
+    data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.scaling import (
-    LEAST,
+    MIN_ROUNDS,
     Repetition,
     Scaling,
     WorldSizeResult,
     facts_of,
-    shares,
-    steady_pace,
+    steady_rate,
+    time_shares,
 )
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.sweep_grid import SweepEntry, SweepPoint
@@ -53,8 +53,8 @@ class ScalingStudy:
         is_list = isinstance(given, Collection) and all(isinstance(each, int) for each in given)
         if not is_list or len(set(sizes)) < 2:
             raise ArgumentError(f"expected two or more numbers of ranks, got {given!r}")
-        if rounds < LEAST:
-            raise ArgumentError(f"expected {LEAST} rounds or more, got {rounds}")
+        if rounds < MIN_ROUNDS:
+            raise ArgumentError(f"expected {MIN_ROUNDS} rounds or more, got {rounds}")
         self._runner = runner
         self._display = runner.display
         self._specs = {each: replace(runner.spec, nproc=each) for each in sorted(set(sizes))}
@@ -138,7 +138,7 @@ class ScalingStudy:
 
 def _time_shares(session: Session, pace: float, steps: int) -> dict[str, float | None]:
     try:
-        return shares(timeline_of(session, steps), pace)
+        return time_shares(timeline_of(session, steps), pace)
     except RequestError as error:  # a rank died after the cell
         logger.info("no time line: %s", error)
         return {}
@@ -149,7 +149,7 @@ def _steady_pace(path: Path) -> tuple[float, int] | None:
     try:
         recorded = StoredRun(path)
         if recorded.cells:  # a full disk recorded none
-            return steady_pace([*recorded.numbers()], recorded.cells[-1].began_at)
+            return steady_rate([*recorded.metric_rows()], recorded.cells[-1].began_at)
     except (RequestError, OSError) as error:  # it was deleted
         logger.info("no pace: %s", error)
     return None

@@ -24,7 +24,7 @@ from nbddp.errors import RequestError
 from nbddp.group.push_pull import prompt_numbers
 from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
-from nbddp.record.push_store import pickled
+from nbddp.record.push_store import pickle_values
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.sweep import describe_done, describe_row, sweep_report
@@ -60,8 +60,8 @@ class Sweep:
         self._key = sweep_key(
             *(request.source, runner.replay_entries, spec.nproc, spec.backend, request.ranks),
             sorted(spec.env.items()),
-            value_key(pickled(runner.values, prompt_numbers())),
-            value_key(pickled(swept, prompt_numbers()), if_plain=""),
+            value_key(pickle_values(runner.values, prompt_numbers())),
+            value_key(pickle_values(swept, prompt_numbers()), if_plain=""),
         )
 
     def run(self) -> None:
@@ -93,7 +93,7 @@ class Sweep:
 
         def note_done(session: Session, _result: CellResult) -> None:
             done = facts_of(self._key, trial, count, is_done=True)
-            session.call(session.event_log.describe, done)
+            session.call(session.event_log.add_facts, done)
 
         self._runner.run(
             row,

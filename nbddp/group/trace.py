@@ -14,7 +14,7 @@ from nbddp.controller.rank_requests import RankRequests
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellResult
-from nbddp.record.trace import MOST_EVENTS, Trace, write
+from nbddp.record.trace import MAX_EVENTS, Trace, write_merged
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 
@@ -69,7 +69,7 @@ def _collect(
             rank=rank,
             folder="" if rank in nodes else str(place.resolve()),
             zero=zero + int(ahead * 1e9),
-            most=MOST_EVENTS // len(result.ranks),
+            most=MAX_EVENTS // len(result.ranks),
             node=nodes.get(rank, ""),
         )
 
@@ -95,7 +95,7 @@ def _collect(
     error = max(session.launcher.clock(rank)[1] for rank in traced)
     parts = {rank: place / f"rank{rank}.part" for rank in traced}
     facts = {"baseTimeNanoseconds": zero, "clockErrorMilliseconds": 1000 * error}
-    path = write(parts, place.parent, place.name, facts)
+    path = write_merged(parts, place.parent, place.name, facts)
     size = path.stat().st_size
     return replace(nothing, ranks=traced, path=path, folder=place, size=size, error=error)
 

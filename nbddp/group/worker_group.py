@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.sweep_grid import grid
+from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_requests import RankRequests
 from nbddp.errors import ArgumentError
@@ -268,7 +268,7 @@ class WorkerGroup:
             CellFailedError: no run succeeded.
             CellInterruptedError: it was interrupted.
         """
-        trials = grid((settings or {}).items(), repeat)
+        trials = sweep_points((settings or {}).items(), repeat)
         retries = Retries(heals=heal, restarts=max_restarts)
         runner = self._trial_runner(source, retries, fresh=fresh, quiet=quiet)
         sweep = Sweep(runner, trials, start_over=start_over)

@@ -12,8 +12,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from nbddp.archive.scaling import LEAST
-from nbddp.archive.sweep_grid import grid
+from nbddp.archive.scaling import MIN_ROUNDS
+from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export.script import Omitted
@@ -120,10 +120,10 @@ class CellMagics(Magics):
         )
         study: Sweep | ScalingStudy
         if args.scale:
-            rounds = args.rounds or LEAST
+            rounds = args.rounds or MIN_ROUNDS
             study = ScalingStudy(runner, args.scale, rounds=rounds, is_weak=args.weak)
         else:
-            trials = grid(args.sweep or (), args.repeat or 0)
+            trials = sweep_points(args.sweep or (), args.repeat or 0)
             study = Sweep(runner, trials, start_over=args.start_over)
         if not group.is_live:
             group.spec = spec

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from nbddp.archive.comparison import XAxis
-from nbddp.archive.scaling import LEAST
+from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.group_spec import BACKENDS
 from nbddp.magics.commands.publish import METAVAR, installed_target
@@ -180,8 +180,8 @@ add(
 add("--weak", "with --scale: every rank has the same work")
 add(
     "--rounds N",
-    f"with --scale: runs for each number of ranks, at least {LEAST} (default: {LEAST})",
-    whole_number(LEAST),
+    f"with --scale: runs for each number of ranks, at least {MIN_ROUNDS} (default: {MIN_ROUNDS})",
+    whole_number(MIN_ROUNDS),
 )
 add("--start-over", "repeat runs that an earlier sweep has finished")
 add("--auto", SUPPRESS)  # `%ddp auto on` writes it

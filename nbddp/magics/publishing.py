@@ -62,7 +62,7 @@ class LivePublishing:
     def _notify(self, session: Session, text: str) -> None:
         """In the cell that runs, or the next one; without ranks, here and now."""
         with suppress(RequestError):
-            session.call(session.event_log.say, text)
+            session.call(session.event_log.notify, text)
             return
         self._print_line(f"nbddp: {text}")
 

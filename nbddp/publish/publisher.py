@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.summary import DAMAGE, summarize
+from nbddp.archive.summary import UNREADABLE, summarize
 from nbddp.errors import RequestError
 from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
 from nbddp.publish.tracker import PublishError, RunIdentity, RunOutcome, Tracker
 from nbddp.record.event_log import RunEvent
 from nbddp.record.json_lines import JsonLinesReader, Row
-from nbddp.record.run_folder import read_facts, write_whole
+from nbddp.record.run_folder import read_facts, write_atomic
 from nbddp.ui.wording import describe_event
 
 STEPS_PER_CALL = 500  # that a tracker is given: it has to answer now and then
@@ -90,7 +90,7 @@ class Publisher:
         rows = _new_rows(self._rows, is_over=is_over)
         events = _new_rows(self._events, is_over=is_over)  # after the rows, whose cells are in it
         for event in events:
-            with suppress(*DAMAGE):  # a line of somebody else's
+            with suppress(*UNREADABLE):  # a line of somebody else's
                 self._read_event(event)
         now = time.monotonic()
         for row in rows:
@@ -258,7 +258,7 @@ def write_note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **
         OSError: it cannot be written.
     """
     facts = {"name": name, "is_whole": is_whole, **facts}
-    write_whole(folder / f"published-{kind}.json", json.dumps(facts) + "\n")
+    write_atomic(folder / f"published-{kind}.json", json.dumps(facts) + "\n")
 
 
 def read_note(folder: Path, kind: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from nbddp.archive.stored_run import NOT_NUMBERS
+from nbddp.archive.stored_run import NOT_METRICS
 
 STEP_TIMEOUT = 5.0  # seconds that a step waits for ranks that have not reported a later one
 
@@ -85,7 +85,7 @@ class StepAggregator:
         if cell > self._cell:
             self._cell, self._first_counts = cell, dict(self._counts)
         for name, value in row.items():
-            if name in NOT_NUMBERS or not isinstance(value, int | float):
+            if name in NOT_METRICS or not isinstance(value, int | float):
                 continue
             rank = int(row["rank"])
             key = self._newest[name, rank] = self._key_of(name, rank, row.get("step"))

@@ -18,7 +18,7 @@ from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCe
 from nbddp.wire.rank_start import Script
 from nbddp.wire.trace_messages import TraceSteps
 
-MAX_KEPT = 64 << 10  # characters of output kept from between two cells
+MAX_PENDING_TEXT = 64 << 10  # characters of output kept from between two cells
 
 
 class Purpose(Enum):
@@ -266,7 +266,7 @@ class CellHandle:
                 self._exits,
                 ended_by=self.ended_by,
                 ended_at=self._ended_at,
-                is_of_script=self.request.has_own_ranks,
+                is_script=self.request.has_own_ranks,
                 has_other_ranks=self.has_other_ranks,
             ),
             fetch=self._fetch,
@@ -307,8 +307,8 @@ class CellHandle:
 
     def was_ended_by_user(self, rank: int) -> bool:
         """Whether its process ended because the user had asked for it."""
-        ending = self._exits.get(rank)
-        return bool(self.ended_by) and (ending is None or ending.at >= self._ended_at)
+        process_exit = self._exits.get(rank)
+        return bool(self.ended_by) and (process_exit is None or process_exit.at >= self._ended_at)
 
     def failure(self, rank: int) -> RankFailure | None:
         """How it ended badly on this rank; None if it did not.
@@ -316,7 +316,7 @@ class CellHandle:
         When all have ended that is known best: some trouble is then seen to come from another rank.
         """
         if self.verdict is not None:
-            return self.verdict.of(rank)
+            return self.verdict.for_rank(rank)
         return failure_of(rank, self._reports.get(rank), self._exits.get(rank))
 
     @property
@@ -351,7 +351,7 @@ class NoticeRouter:
 
     def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
         self._last_cell = last_cell
-        self._pending = NoticeQueue(max_text=MAX_KEPT)
+        self._pending = NoticeQueue(max_text=MAX_PENDING_TEXT)
 
     def _running(self) -> CellHandle | None:
         cell = self._last_cell()

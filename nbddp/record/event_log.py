@@ -22,9 +22,9 @@ OWN_KINDS = frozenset(
     }
 )
 CONFIG = "config"
-MAX_OWN = 1000  # own events in memory; the file has all
-MAX_TOLD = 500  # events in memory that ranks reported; they do not displace own ones
-MAX_FACT = 4000  # characters of a fact that are kept here
+MAX_OWN_EVENTS = 1000  # own events in memory; the file has all
+MAX_REPORTED_EVENTS = 500  # events in memory that ranks reported; they do not displace own ones
+MAX_FACT_CHARS = 4000  # characters of a fact that are kept here
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunEvent:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def with_news_once(
+def merge_equal_failures(
     events: Iterable[RunEvent], *, cause: str = "", alarm: str = ""
 ) -> tuple[RunEvent, ...]:
     """Return the events, with one event for equal failures that follow each other.
@@ -55,11 +55,11 @@ def with_news_once(
         by_news: dict[str, list[RunEvent]] = {}
         for event in run:
             by_news.setdefault(str(event.facts.get("what", "")), []).append(event)
-        shown += (_joined(what, of_ranks, cause) for what, of_ranks in by_news.items())
+        shown += (_merged(what, of_ranks, cause) for what, of_ranks in by_news.items())
     return tuple(shown)
 
 
-def _joined(what: str, events: list[RunEvent], cause: str) -> RunEvent:
+def _merged(what: str, events: list[RunEvent], cause: str) -> RunEvent:
     if what == cause:
         what = "failed"
     elif len(events) == 1:
@@ -69,15 +69,15 @@ def _joined(what: str, events: list[RunEvent], cause: str) -> RunEvent:
 
 
 class EventLog:
-    """The record of one worker group's runs; ``say`` tells the user what cannot be written."""
+    """The record of one worker group's runs; ``notify`` tells the user what cannot be written."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, notify: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
         self.path: Path | None = None  # of the run, or of the one that ended last
-        self.say = say
-        self._own: deque[RunEvent] = deque(maxlen=MAX_OWN)
-        self._told: deque[RunEvent] = deque(maxlen=MAX_TOLD)
-        self._started: dict[int, float] = {}  # when, by attempt
+        self.notify = notify
+        self._own_events: deque[RunEvent] = deque(maxlen=MAX_OWN_EVENTS)
+        self._reported: deque[RunEvent] = deque(maxlen=MAX_REPORTED_EVENTS)
+        self._attempt_starts: dict[int, float] = {}  # when, by attempt
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
         """The folder of the run below ``base``, made when there is none or somebody deleted it.
@@ -87,16 +87,16 @@ class EventLog:
         if self.folder is not None and not self.folder.path.exists():
             self.close()
         if self.folder is None:
-            self.folder = RunFolder(base, name, say=self.say)
+            self.folder = RunFolder(base, name, notify=self.notify)
             self.path = self.folder.path
-            self.folder.describe(**facts)
+            self.folder.add_facts(**facts)
         return self.folder
 
-    def go_on(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
+    def resume(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
         """Go on in the folder of another notebook's run; if it is gone, in a new one."""
         if path.is_dir():
             self.close()
-            self.folder, self.path = RunFolder(path, say=self.say, is_there=True), path
+            self.folder, self.path = RunFolder(path, notify=self.notify, is_existing=True), path
         return self.folder or begin()
 
     def close(self) -> None:
@@ -108,35 +108,35 @@ class EventLog:
     def record(self, kind: str, /, **facts: Any) -> None:
         """Record an own event."""
         if kind == "start":
-            self._started[facts["attempt"]] = time.time()
-        self._record(self._own, kind, facts)
+            self._attempt_starts[facts["attempt"]] = time.time()
+        self._record(self._own_events, kind, facts)
 
     def _record(self, kept: deque[RunEvent], kind: str, facts: dict[str, Any]) -> None:
-        short = {name: _short(fact) for name, fact in facts.items()}
+        short = {name: _shorten_fact(fact) for name, fact in facts.items()}
         kept.append(RunEvent(time.time(), kind, short))
         if self.folder is not None:
-            self.folder.event(kind, **facts)
+            self.folder.append_event(kind, **facts)
 
     def log_sizes(self, ranks: Iterable[int]) -> dict[str, int]:
         """How many bytes each rank has written; a cell's part of its log begins or ends there."""
         sizes = {str(rank): 0 for rank in ranks} if self.folder else {}
         for rank in sizes:
             with suppress(OSError):  # it has written nothing, or the user deleted the file
-                sizes[rank] = self.folder.log(int(rank)).stat().st_size if self.folder else 0
+                sizes[rank] = self.folder.log_path(int(rank)).stat().st_size if self.folder else 0
         return sizes
 
-    def describe(self, facts: Mapping[str, Any]) -> None:
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
         """More is known of what is run, or what comes of it: write it down."""
         if self.folder is not None:
-            self.folder.describe(**facts)
+            self.folder.add_facts(**facts)
 
-    def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
+    def record_reported(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Record an event that a rank reports; it cannot pass for an own one."""
         known = self.folder.run_json.facts["config"].items() if self.folder else ()
         if kind == CONFIG and all(each in known for each in facts["values"].items()):
             return  # another rank has said it
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
-        self._record(self._told, kind, facts | {"rank": rank})
+        self._record(self._reported, kind, facts | {"rank": rank})
 
     def final_output(self, ranks: Iterable[int]) -> str:
         """The ends of some ranks' logs."""
@@ -145,18 +145,18 @@ class EventLog:
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events from a time on that are in memory."""
-        kept = sorted([*self._own, *self._told], key=lambda event: event.at)
+        kept = sorted([*self._own_events, *self._reported], key=lambda event: event.at)
         return tuple(event for event in kept if event.at >= at)
 
     def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:
         """Return the events since the start of an attempt that are in memory."""
-        began = self._started.get(attempt)
+        began = self._attempt_starts.get(attempt)
         return () if began is None else self.since(began)
 
 
-def _short(fact: Any) -> Any:
+def _shorten_fact(fact: Any) -> Any:
     """A fact in the length that it may have in memory."""
     if fact is None or isinstance(fact, int | float):
         return fact
     text = fact if isinstance(fact, str) else json.dumps(fact, default=str)
-    return fact if len(text) <= MAX_FACT else f"{text[:MAX_FACT]} …"
+    return fact if len(text) <= MAX_FACT_CHARS else f"{text[:MAX_FACT_CHARS]} …"

@@ -18,16 +18,16 @@ from nbddp.formatting import format_bytes
 from nbddp.wire.messages import Output
 
 MAX_LINE = 100_000  # characters that are shown of a line
-MAX_KEPT_LINE = 4096  # of a line in a panel, which draws hundreds of them again and again
-MAX_HELD = 16  # rows that the cursor can go up, one for each of the nested progress bars
+MAX_PANEL_LINE = 4096  # of a line in a panel, which draws hundreds of them again and again
+MAX_CURSOR_ROWS = 16  # rows that the cursor can go up, one for each of the nested progress bars
 
 CHUNK_BYTES = 1 << 20
 MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end is shown
 SHOWN_END = 256 << 10  # bytes
-LAST_BYTES = 64 << 10  # the stacks of a dozen threads take 8 kB
-LAST_LINES = 10
+FINAL_OUTPUT_BYTES = 64 << 10  # the stacks of a dozen threads take 8 kB
+FINAL_OUTPUT_LINES = 10
 BYTES_PER_LINE = 4096  # of a tail, about
-MAX_BYTES = 64 << 20  # of it
+MAX_TAIL_BYTES = 64 << 20  # of it
 FATAL = "Fatal Python error: "  # what faulthandler begins with; stacks follow, innermost first
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _SHELL = "IPython/core/interactiveshell.py"
@@ -124,15 +124,15 @@ class LineAssembler:
     def _write(self, text: str) -> None:
         """Write text that has no newline."""
         before, *moves = _UP.split(text)
-        self._row = self._joined(self._row, before)
+        self._row = self._overwrite(self._row, before)
         for count, after in zip(moves[::2], moves[1::2], strict=True):
-            for _ in range(min(int(count or "1"), MAX_HELD - len(self._below))):
+            for _ in range(min(int(count or "1"), MAX_CURSOR_ROWS - len(self._below))):
                 self._below.append(self._row)
                 # a finished row cannot be rewritten: an empty row takes its place
                 self._row = self._above.pop() if self._above else ""
-            self._row = self._joined(f"{self._row}\r", after)
+            self._row = self._overwrite(f"{self._row}\r", after)
 
-    def _joined(self, row: str, text: str) -> str:
+    def _overwrite(self, row: str, text: str) -> str:
         """Add text to a row; the part after the last carriage return replaces what is there."""
         row += text
         new = row.rstrip("\r")
@@ -209,27 +209,27 @@ class LogReader:
         self._rank = rank
         path.touch(0o600)
         self._shown = path.stat().st_size  # an earlier attempt's output
-        self._cell_began = self._shown
+        self._cell_start = self._shown
 
-    def begin_cell(self) -> None:
+    def mark_cell_start(self) -> None:
         """What comes from here on belongs to a new cell."""
         with suppress(OSError):
-            self._cell_began = self._path.stat().st_size
+            self._cell_start = self._path.stat().st_size
 
     def final_output(self) -> str:
         """The last lines of the cell; from a fatal error on, if Python told of one."""
         with suppress(OSError):
-            text, _ = end_of(self._path, LAST_BYTES, begin=self._cell_began)
+            text, _ = read_end(self._path, FINAL_OUTPUT_BYTES, begin=self._cell_start)
             assembler = LineAssembler()
             lines = [*assembler.add(text.rstrip("\n")), *assembler.flush()]
             fatal = next((at for at, line in enumerate(lines) if line.startswith(FATAL)), None)
             if fatal is None:
-                return "\n".join(lines[-LAST_LINES:])
-            before = lines[max(0, fatal - LAST_LINES) : fatal + 1]
+                return "\n".join(lines[-FINAL_OUTPUT_LINES:])
+            before = lines[max(0, fatal - FINAL_OUTPUT_LINES) : fatal + 1]
             return "\n".join([*filter(None, before), *_stack(lines[fatal + 1 :])])
         return ""
 
-    def accept(self, output: Output) -> LogSpan | None:
+    def unseen_part(self, output: Output) -> LogSpan | None:
         """Where a mailed piece stands, or what of it was not read from the file already, if any."""
         start, end = max(output.start, self._shown), output.end
         if end <= start:
@@ -237,7 +237,7 @@ class LogReader:
         self._shown = end
         return LogSpan(self._rank, self._path, start, end)
 
-    def rest(self) -> LogSpan | None:
+    def remaining(self) -> LogSpan | None:
         """Return the output that a dead rank wrote to its log but did not send.
 
         The stacks of threads that did not crash are omitted; the log file has them.
@@ -245,13 +245,13 @@ class LogReader:
         start = end = self._shown
         with suppress(OSError):
             self._shown = end = max(start, self._path.stat().st_size)
-            text, _ = end_of(self._path, LAST_BYTES, begin=start, end=end)
+            text, _ = read_end(self._path, FINAL_OUTPUT_BYTES, begin=start, end=end)
             if (others := text.find("\nThread 0x")) > text.find(FATAL) >= 0:
                 end -= len(text[others:].encode())
         return LogSpan(self._rank, self._path, start, end) if end > start else None
 
 
-def end_of(path: Path, size: int, *, begin: int = 0, end: int | None = None) -> tuple[str, int]:
+def read_end(path: Path, size: int, *, begin: int = 0, end: int | None = None) -> tuple[str, int]:
     """The last ``size`` bytes of a log as text, and where they stand; none before ``begin``.
 
     Args:
@@ -275,7 +275,7 @@ def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> s
 
     ``begin`` and ``end`` say which part of the log is meant, in bytes.
     """
-    text, start = end_of(path, min(lines * BYTES_PER_LINE, MAX_BYTES), begin=begin, end=end)
+    text, start = read_end(path, min(lines * BYTES_PER_LINE, MAX_TAIL_BYTES), begin=begin, end=end)
     assembler = LineAssembler(path.name)
     found = [*assembler.add(text), *assembler.flush()]
     if start == begin and len(found) <= lines:

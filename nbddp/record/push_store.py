@@ -49,7 +49,7 @@ class StoredPickle:
     """A part of a file."""
 
     _file: _PickleFile
-    _begin: int
+    _start: int
     _size: int
 
     def read(self) -> bytes:
@@ -60,7 +60,7 @@ class StoredPickle:
         """
         data = bytearray()
         while len(data) < self._size:  # one call reads 2 GiB at most
-            part = os.pread(self._file.fd, self._size - len(data), self._begin + len(data))
+            part = os.pread(self._file.fd, self._size - len(data), self._start + len(data))
             if not part:
                 raise OSError(errno.EIO, "the file is too short")
             data += part
@@ -83,7 +83,7 @@ class PushRecord:
     reason: str = ""
 
     @property
-    def remark(self) -> str:
+    def notice(self) -> str:
         """What to tell the user at once; empty if the values are stored."""
         if self.stored is not None:
             return ""
@@ -118,17 +118,17 @@ class PushStore:
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes, folder: Path | None
     ) -> PushRecord:
         """Store what is sent now; a new file is made in ``folder``."""
-        whom = None if ranks is None else tuple(ranks)
+        targets = None if ranks is None else tuple(ranks)
         try:
             with self._lock:
                 file = next(iter(self._files), None) or _PickleFile(folder)
                 self._files.add(file)
-                return PushRecord(tuple(names), whom, file.append(data))
+                return PushRecord(tuple(names), targets, file.append(data))
         except OSError as error:
-            return PushRecord(tuple(names), whom, None, str(error.strerror))
+            return PushRecord(tuple(names), targets, None, str(error.strerror))
 
 
-def pickled(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
+def pickle_values(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
     """Pickle values to be sent; ``numbers`` are the prompt numbers of cells, by file name.
 
     Raises:
@@ -139,10 +139,10 @@ def pickled(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
     try:
         return dumps_with_sources(dict(values), numbers)
     except Exception as error:  # whatever a value's own pickling raises
-        raise RequestError(f"cannot push {_unpicklable(values)}: {error}") from error
+        raise RequestError(f"cannot push {_unpicklable_names(values)}: {error}") from error
 
 
-def _unpicklable(values: Mapping[str, Any]) -> str:
+def _unpicklable_names(values: Mapping[str, Any]) -> str:
     """Return the first name that cannot be pickled alone; all names if each can."""
     import cloudpickle
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbddp.errors import StartError
-from nbddp.record.log_reader import end_of, log_name
+from nbddp.record.log_reader import log_name, read_end
 
 FORMAT = 2  # of ``run.json``
-LAST_WORDS = 2000  # characters
+FINAL_OUTPUT_CHARS = 2000  # characters
 MAX_NAME = 60  # characters of a name
 
 
@@ -34,59 +34,64 @@ class RunFolder:
     Args:
         base: where to make the folder.
         name: a part of the folder's name.
-        say: tells the user where the folder is, if not where it belongs, and once that the record
-            is not complete: a record that cannot be written must not end a training.
-        is_there: ``base`` is the folder of a run that goes on.
+        notify: tells the user where the folder is, if not where it belongs, and once that the
+            record is not complete: a record that cannot be written must not end a training.
+        is_existing: ``base`` is the folder of a run that goes on.
 
     Raises:
         StartError: no folder can be made.
     """
 
     def __init__(
-        self, base: Path, name: str = "", *, say: Callable[[str], None], is_there: bool = False
+        self,
+        base: Path,
+        name: str = "",
+        *,
+        notify: Callable[[str], None],
+        is_existing: bool = False,
     ) -> None:
-        self._say = say
-        self._has_complained = self._is_torn = False
-        self._described_at = 0.0  # in ``time.monotonic()``
-        if is_there:
+        self._notify = notify
+        self._has_reported = self._line_is_torn = False
+        self._written_at = 0.0  # in ``time.monotonic()``
+        if is_existing:
             self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
         else:
-            self.path, self._events = self._make(base, folder_name(name))
-        self.run_json = RunJson(read_facts(self.path) if is_there else _facts_of_start())
+            self.path, self._events = self._create(base, folder_name(name))
+        self.run_json = RunJson(read_facts(self.path) if is_existing else _facts_of_start())
 
-    def log(self, rank: int) -> Path:
+    def log_path(self, rank: int) -> Path:
         """Return the file of a rank's output, with the output of all attempts."""
         return self.path / log_name(rank)
 
-    def describe(self, **facts: Any) -> None:
+    def add_facts(self, **facts: Any) -> None:
         """Add facts and write ``run.json``."""
         self.run_json.facts |= facts
-        self._described_at = time.monotonic()
+        self._written_at = time.monotonic()
         try:
-            write_whole(self.path / "run.json", self.run_json.text())
+            write_atomic(self.path / "run.json", self.run_json.text())
         except OSError as error:
-            self._complain(error)
+            self._report_error(error)
 
-    def seconds_since_described(self) -> float:
+    def seconds_since_written(self) -> float:
         """Return how long ago ``run.json`` was written."""
-        return time.monotonic() - self._described_at
+        return time.monotonic() - self._written_at
 
-    def event(self, kind: str, /, **facts: Any) -> None:
+    def append_event(self, kind: str, /, **facts: Any) -> None:
         """Append a line to ``events.jsonl``."""
         self.run_json.update(kind, facts)
         line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
-        data = ("\n" * self._is_torn + f"{line}\n").encode()
+        data = ("\n" * self._line_is_torn + f"{line}\n").encode()
         try:
-            self._is_torn = os.write(self._events, data) < len(data)
-            if self._is_torn:  # a full disk took a part of it
+            self._line_is_torn = os.write(self._events, data) < len(data)
+            if self._line_is_torn:  # a full disk took a part of it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._complain(error)
+            self._report_error(error)
 
-    def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            self._say(f"the record in {self.path} is not complete: {error.strerror}")
+    def _report_error(self, error: OSError) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            self._notify(f"the record in {self.path} is not complete: {error.strerror}")
 
     def close(self) -> None:
         """Close the file of events."""
@@ -96,24 +101,24 @@ class RunFolder:
     def final_output(self, rank: int) -> str:
         """Return the end of a rank's log; empty if it cannot be read."""
         with suppress(OSError):
-            return end_of(self.log(rank), 4 * LAST_WORDS)[0][-LAST_WORDS:]
+            return read_end(self.log_path(rank), 4 * FINAL_OUTPUT_CHARS)[0][-FINAL_OUTPUT_CHARS:]
         return ""
 
-    def _make(self, base: Path, name: str) -> tuple[Path, int]:
+    def _create(self, base: Path, name: str) -> tuple[Path, int]:
         """Make the folder of the run below ``base``, or else in a temporary folder."""
         try:
-            return _begin(base / ".nbddp" / "runs", name)
+            return _create_folder(base / ".nbddp" / "runs", name)
         except OSError as error:
             refused = error.strerror
         try:
             elsewhere = Path(tempfile.gettempdir()) / f"nbddp-runs-{secrets.token_hex(8)}"
-            path, events = _begin(elsewhere, name)
+            path, events = _create_folder(elsewhere, name)
         except OSError as error:
             raise StartError(
                 f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
                 f"folder ({error.strerror}); make room, or start in another folder"
             ) from None
-        self._say(f"{base} cannot be written ({refused}); the logs are in {path}")
+        self._notify(f"{base} cannot be written ({refused}); the logs are in {path}")
         return path, events
 
 
@@ -179,7 +184,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 def _facts_of_start() -> dict[str, Any]:
     return {
         "started": _now(),
-        "started_by": _program(),
+        "started_by": _program_name(),
         "host": platform.node(),
         "pid": os.getpid(),
         "python": platform.python_version(),
@@ -191,7 +196,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _program() -> str:
+def _program_name() -> str:
     """Return the file name of this process's notebook or script; empty if it is not known."""
     main = sys.modules.get("__main__")
     found = (  # a script may have inherited the environment of a notebook
@@ -212,7 +217,7 @@ def _version(package: str) -> str:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def replace_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that only its owner can read, and put it in the place of the old one.
 
     Readers see the old file or the new one; where writing fails, the old one stays.
@@ -231,13 +236,13 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text by :func:`new_file`.
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text by :func:`replace_file`.
 
     Raises:
         OSError: it cannot be written.
     """
-    with new_file(path) as file:
+    with replace_file(path) as file:
         file.write(text.encode())
 
 
@@ -245,7 +250,7 @@ def _open_private(path: Path, flag: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
 
 
-def _begin(runs: Path, name: str) -> tuple[Path, int]:
+def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
     """Make a new folder; return it with the descriptor of its ``events.jsonl``."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     if runs.parent.name == ".nbddp":

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.event_log import EventLog, RunEvent, with_news_once
+from nbddp.record.event_log import EventLog, RunEvent, merge_equal_failures
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.stragglers import StragglerLag
@@ -194,7 +194,7 @@ def build_snapshot(
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
         ranks=_with_gpus(ranks, rank_monitor, look),
-        events=with_news_once(events, cause=cause, alarm=alarm),
+        events=merge_equal_failures(events, cause=cause, alarm=alarm),
         alarm=alarm,
         awaited=rank_monitor.collectives.straggler() if lags else None,
         missed=rank_monitor.missed if cell else 0,

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.record.run_folder import new_file
+from nbddp.record.run_folder import replace_file
 from nbddp.wire.trace_messages import TraceSent, TraceSteps
 
-MOST_EVENTS = 400_000  # of all ranks, in the merged file: a page takes some 100 bytes for each
-BIG = 4 * 2**20  # bytes of JSON from which on it is compressed
-DIFFERENT = 0.2  # of the most that a rank spends there,
-LEAST = 1.0  # milliseconds, and
-LEAST_SHARE = 0.01  # of the time that was traced: from there on ranks differ
-REST = "in no operator: Python, or asleep"
+MAX_EVENTS = 400_000  # of all ranks, in the merged file: a page takes some 100 bytes for each
+COMPRESS_ABOVE = 4 * 2**20  # bytes of JSON from which on it is compressed
+MIN_RELATIVE_SPREAD = 0.2  # of the most that a rank spends there,
+MIN_SPREAD_MS = 1.0  # milliseconds, and
+MIN_SPREAD_SHARE = 0.01  # of the time that was traced: from there on ranks differ
+OUTSIDE_OPERATORS = "in no operator: Python, or asleep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,47 +65,49 @@ class TraceRow:
     """An operator: milliseconds that each rank spent in it itself, and how many calls."""
 
     name: str
-    spent: Mapping[int, float]
+    self_ms: Mapping[int, float]
     calls: Mapping[int, int]
 
     @property
     def spread(self) -> float:
         """By how many milliseconds ranks differ."""
-        return max(self.spent.values()) - min(self.spent.values())
+        return max(self.self_ms.values()) - min(self.self_ms.values())
 
 
-def rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
+def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
     """What each operator cost each rank, those first in which ranks differ most.
 
     >>> slow, quick = TraceSent(rest=90.0), TraceSent(rest=10.0, spent={"gloo:barrier": [80.0, 2]})
-    >>> [(row.name, row.spread) for row in rows({0: slow, 1: quick})]
+    >>> [(row.name, row.spread) for row in trace_rows({0: slow, 1: quick})]
     [('in no operator: Python, or asleep', 80.0), ('gloo:barrier', 80.0)]
     """
     names = dict.fromkeys(name for each in ranks.values() for name in each.spent)
-    found = [TraceRow(REST, {rank: each.rest for rank, each in ranks.items()}, {})]
+    rows = [TraceRow(OUTSIDE_OPERATORS, {rank: each.rest for rank, each in ranks.items()}, {})]
     for name in names:
-        told = {rank: each.spent.get(name, (0.0, 0)) for rank, each in ranks.items()}
-        found.append(
+        by_rank = {rank: each.spent.get(name, (0.0, 0)) for rank, each in ranks.items()}
+        rows.append(
             TraceRow(
                 name,
-                {rank: float(each[0]) for rank, each in told.items()},
-                {rank: int(each[1]) for rank, each in told.items()},
+                {rank: float(each[0]) for rank, each in by_rank.items()},
+                {rank: int(each[1]) for rank, each in by_rank.items()},
             )
         )
-    return sorted(found, key=lambda row: -row.spread)
+    return sorted(rows, key=lambda row: -row.spread)
 
 
 def is_different(row: TraceRow, ranks: Mapping[int, TraceSent]) -> bool:
     """Whether ranks differ in it by more than they do by chance."""
-    most = max(row.spent.values())
+    most = max(row.self_ms.values())
     whole = 1000 * max(each.seconds for each in ranks.values())
-    return row.spread >= max(LEAST, DIFFERENT * most, LEAST_SHARE * whole)
+    return row.spread >= max(MIN_SPREAD_MS, MIN_RELATIVE_SPREAD * most, MIN_SPREAD_SHARE * whole)
 
 
 # ---- one file
 
 
-def write(parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str, Any]) -> Path:
+def write_merged(
+    parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str, Any]
+) -> Path:
     """Put the ranks' parts into one file; it is there in whole or not.
 
     Args:
@@ -117,11 +119,11 @@ def write(parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str
     Raises:
         OSError: it cannot be written; then nothing of it is left.
     """
-    is_big = sum(part.stat().st_size for part in parts.values()) > BIG
+    is_big = sum(part.stat().st_size for part in parts.values()) > COMPRESS_ABOVE
     path = folder / (f"{name}.json.gz" if is_big else f"{name}.json")
     head = json.dumps({"displayTimeUnit": "ms", **facts})[:-1]
     pieces = [part.read_bytes() for part in parts.values()]
-    with new_file(path) as whole, ExitStack() as stack:
+    with replace_file(path) as whole, ExitStack() as stack:
         file: Any = whole
         if is_big:
             packed = gzip.GzipFile(filename="", fileobj=whole, mode="wb", compresslevel=5)
@@ -132,9 +134,9 @@ def write(parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str
     return path
 
 
-def why_nothing(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:
+def ranks_by_reason(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:
     """The ranks that have nothing, by the reason."""
-    found: dict[str, list[int]] = defaultdict(list)
+    by_reason: dict[str, list[int]] = defaultdict(list)
     for rank, why in sorted(missing.items()):
-        found[why].append(rank)
-    return dict(found)
+        by_reason[why].append(rank)
+    return dict(by_reason)

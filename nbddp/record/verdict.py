@@ -18,7 +18,7 @@ from nbddp.errors import (
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; its traceback has all of it
-_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # where in torch's C++ it was raised
+_CPP_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # where in torch's C++ it was raised
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
@@ -33,13 +33,19 @@ _TIMED_OUT = re.compile(
 _GROUP = re.compile(r" of group (\[[\d, ]+\])$")
 _PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
 # what the kit raises on the ranks that were told of another's failure
-_TOLD = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
-_TELLERS = ("RuntimeError", "CheckpointError")
-_TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+_RELAYED = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
+_RELAYING_ERRORS = ("RuntimeError", "CheckpointError")
+_TORCH_ERRORS = (
+    "RuntimeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+)
 
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+) in (.+)$', re.MULTILINE)  # of faulthandler
-_MISFIT = "Received data size doesn't match expected size"
-MISFIT = (
+_GLOO_SIZE_ERROR = "Received data size doesn't match expected size"
+SIZE_MISMATCH = (
     "the ranks passed tensors of different sizes or dtypes to one collective, and Gloo aborts "
     "the process in that case: pass tensors of the same size and dtype on all ranks"
 )
@@ -57,7 +63,7 @@ class ProcessExit(NamedTuple):
     hint: str = ""
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """Call and line from faulthandler's stack: " in all_gather, line 3"; empty without one."""
         stack = _FRAME.findall(self.final_output)  # innermost first, up to the cell
         in_cell = [line for file, line, _ in stack if file == stack[-1][0]]
@@ -71,32 +77,33 @@ class RankFailure:
     """How a cell ended on one rank, when it did not end well.
 
     Attributes:
-        missed: the collective in which other ranks waited for this rank until their timeout.
+        missed_collective: the collective in which other ranks waited for this rank until their
+            timeout.
         has_waited: whether this rank is one of those that waited.
         is_quit: whether the user left this rank's debugger.
-        begun: number of started collectives by group; a key is the list of the group's ranks, or
-            "" for the default group.
+        started_collectives: number of started collectives by group; a key is the list of the
+            group's ranks, or "" for the default group.
         in_group: whether the rank is in the default group.
     """
 
     rank: int
     at: float
     failure: Failure | None = None
-    ending: ProcessExit | None = None
+    process_exit: ProcessExit | None = None
     is_interrupted: bool = False
     is_quit: bool = False
     in_group: bool = False
-    begun: Mapping[str, int] = field(default_factory=dict)
-    missed: str = ""
+    started_collectives: Mapping[str, int] = field(default_factory=dict)
+    missed_collective: str = ""
     has_waited: bool = False
 
     @property
     def is_consequence(self) -> bool:
         """Whether it can only have come from somewhere else."""
-        if self.failure is None or self.missed:
+        if self.failure is None or self.missed_collective:
             return False
         is_freed = self.is_interrupted or self.has_waited
-        return is_freed or self._is_torchs(_PEER_LOST) or self._was_told(self.failure)
+        return is_freed or self._matches_torch_error(_PEER_LOST) or self._is_relayed(self.failure)
 
     @property
     def has_timed_out(self) -> bool:
@@ -104,62 +111,68 @@ class RankFailure:
         failure = self.failure
         if failure is not None and failure.name == "DistStoreError" and not failure.collective:
             return False  # a key that the user's code waits for: unknown which rank must set it
-        return self._is_torchs(_TIMED_OUT)
+        return self._matches_torch_error(_TIMED_OUT)
 
     @property
-    def was_elsewhere(self) -> bool:
+    def did_not_wait(self) -> bool:
         """Whether it ended the cell, or was interrupted where it waited for nobody."""
         if self.failure is None:
-            return self.ending is None
+            return self.process_exit is None
         return self.is_interrupted and not self.failure.collective
 
-    def is_awaited_in(self, call: str, begun: Mapping[str, int]) -> bool:
+    def is_missing_in(self, call: str, started: Mapping[str, int]) -> bool:
         """Return whether another rank waited in ``call`` for this rank.
 
-        ``begun``: the other rank's number of started collectives, by group.
+        ``started``: the other rank's number of started collectives, by group.
         """
         if peer := _PEER.search(call):
             return self.rank == int(peer[1])
         if call == "init_process_group":
             return not self.in_group
         group = _GROUP.search(call)
-        key = call if call in begun else group[1] if group else ""
+        key = call if call in started else group[1] if group else ""
         is_member = not key.startswith("[") or self.rank in json.loads(key)
-        return is_member and self.begun.get(key, 0) < begun.get(key, 0)
+        return is_member and self.started_collectives.get(key, 0) < started.get(key, 0)
 
-    def _is_torchs(self, words: re.Pattern[str]) -> bool:
+    def _matches_torch_error(self, words: re.Pattern[str]) -> bool:
         failure = self.failure
-        return failure is not None and failure.name in _TORCHS and bool(words.search(failure.text))
+        return (
+            failure is not None
+            and failure.name in _TORCH_ERRORS
+            and bool(words.search(failure.text))
+        )
 
-    def _was_told(self, failure: Failure) -> bool:
-        told = _TOLD.match(failure.text) if failure.name in _TELLERS else None
+    def _is_relayed(self, failure: Failure) -> bool:
+        found = _RELAYED.match(failure.text) if failure.name in _RELAYING_ERRORS else None
         own = f"rank {self.rank} ", f"rank {self.rank}:"
-        return told is not None and not told.group().startswith(own)
+        return found is not None and not found.group().startswith(own)
 
     @property
     def exitcode(self) -> int | None:
         """The process's exit code, if it ended."""
-        return self.ending.exitcode if self.ending else None
+        return self.process_exit.exitcode if self.process_exit else None
 
     def headline(self) -> str:
         """What happened, in one line without a rank."""
-        if self.missed and self.failure is None:
-            return f"did not come to {self.missed}: it had already finished the cell"
+        if self.missed_collective and self.failure is None:
+            return f"did not come to {self.missed_collective}: it had already finished the cell"
         if self.failure is None:
-            return describe_exit(self.exitcode) + (self.ending.place if self.ending else "")
+            return describe_exit(self.exitcode) + (
+                self.process_exit.position if self.process_exit else ""
+            )
         place = format_place(self.failure.line, self.failure.file)
         where = f", {place}" if self.failure.line else ""
-        if self.missed:
-            return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
+        if self.missed_collective:
+            return f"did not come to {self.missed_collective}{where.replace(',', ': it was in', 1)}"
         if self.is_quit:
             return f"left the debugger{where}"
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self.is_interrupted:
             return f"interrupted{inside}{where}"
-        if self._is_torchs(_PEER_LOST):
+        if self._matches_torch_error(_PEER_LOST):
             return f"connection to a peer lost{inside}{where}"
-        text = _shortened(_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
-        because = f" ({_shortened(self.failure.because)})" if self.failure.because else ""
+        text = _shorten(_CPP_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
+        because = f" ({_shorten(self.failure.because)})" if self.failure.because else ""
         return f"{self.failure.name}{': ' if text else ''}{text}{because}{inside}{where}"
 
 
@@ -170,13 +183,13 @@ class Verdict:
     first: RankFailure
     causes: tuple[int, ...]
     others: tuple[tuple[tuple[int, ...], RankFailure], ...]
-    lost: tuple[int, ...]
+    exited_ranks: tuple[int, ...]
     is_interrupt: bool
     has_survivors: bool = True
     ended_by: str = ""
-    is_of_script: bool = False
+    is_script: bool = False
 
-    def of(self, rank: int) -> RankFailure | None:
+    def for_rank(self, rank: int) -> RankFailure | None:
         """What a rank's trouble was, or that of others with the same news; None if it was well."""
         if rank in self.causes:
             return self.first
@@ -195,8 +208,10 @@ class Verdict:
         """The first cause in one line."""
         if self.ended_by:
             return f"the cell was ended by a {self.ended_by}"
-        is_deed = self.first.failure is None or self.is_interrupt or bool(self.first.missed)
-        joint = " " if is_deed else ": "
+        is_verb_phrase = (
+            self.first.failure is None or self.is_interrupt or bool(self.first.missed_collective)
+        )
+        joint = " " if is_verb_phrase else ": "
         what = self.first.headline()
         if len(self.causes) > 1 and what.startswith("was "):
             what = "were " + what.removeprefix("was ")
@@ -209,8 +224,8 @@ class Verdict:
         if self.first.failure is not None and not self.is_interrupt:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
             lines += self.first.failure.memory.splitlines()
-        if self.first.ending is not None and not self.ended_by:
-            lines += _of_ending(self.first.ending, format_ranks([self.first.rank]))
+        if self.first.process_exit is not None and not self.ended_by:
+            lines += _exit_details(self.first.process_exit, format_ranks([self.first.rank]))
         for ranks, other in () if self.ended_by else self.others:
             is_obvious = other.is_interrupted or not other.is_consequence
             also = "" if is_obvious else " (a consequence)"
@@ -218,13 +233,13 @@ class Verdict:
         return "\n".join([*lines, self._way_out()] if advises else lines)
 
     def _way_out(self) -> str:
-        if self.is_of_script:
+        if self.is_script:
             return self._way_out_of_script()
         if self.ended_by:
             return "All names are gone with the ranks; the next cell finds, or starts, new ones."
-        if not self.lost:
+        if not self.exited_ranks:
             return "Every rank keeps its names; the next cell works."
-        who = format_ranks(self.lost)
+        who = format_ranks(self.exited_ranks)
         if not self.has_survivors:
             return f"{who.capitalize()} lost all names. `%ddp restart` restarts all ranks."
         return (
@@ -236,7 +251,7 @@ class Verdict:
         """What to do after a script, whose ranks hold no names of cells."""
         if self.ended_by or not self.has_survivors:
             return "The ranks of the script are gone. Cells keep their names."
-        if self.lost:
+        if self.exited_ranks:
             return "Cells keep their names: no `%ddp heal` is needed, `%ddp run` starts new ranks."
         return "Cells keep their names. `%ddp debug` works until the next cell or script."
 
@@ -248,90 +263,94 @@ def find_first_cause(
     *,
     ended_by: str = "",
     ended_at: float = 0.0,
-    is_of_script: bool = False,
+    is_script: bool = False,
     has_other_ranks: bool = False,
 ) -> Verdict | None:
     """Find the first cause among what the ranks said; None when all went well.
 
     ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop", at ``ended_at``:
-    then that is the cause, unless a rank had failed or died before. ``is_of_script`` says that the
+    then that is the cause, unless a rank had failed or died before. ``is_script`` says that the
     ranks ran a script alone, ``has_other_ranks`` that ranks live on which did not run the cell.
 
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
     """
     found = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
-    troubles = [*filter(None, found)]
-    if not troubles:
+    failures = [*filter(None, found)]
+    if not failures:
         return None
-    well = [_of_report(rank, each) for rank, each in reports.items() if each.is_ok]
-    troubles = _with_absent(troubles, [each for each in well if each.rank not in exits])
-    troubles.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
-    first = troubles[0]
-    groups = _grouped(troubles)
+    succeeded = [_failure_from_report(rank, each) for rank, each in reports.items() if each.is_ok]
+    failures = _mark_missing_ranks(failures, [each for each in succeeded if each.rank not in exits])
+    failures.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
+    first = failures[0]
+    groups = _group_equal(failures)
     was_well = first.is_consequence or (first.failure is None and first.at >= ended_at)
     is_asked = bool(ended_by) and was_well
     return Verdict(
         first=first,
         causes=groups[0][0],
         others=tuple(groups[1:]),
-        lost=tuple(sorted(exits)),
+        exited_ranks=tuple(sorted(exits)),
         is_interrupt=first.is_interrupted or is_asked,
         has_survivors=has_other_ranks or set(exits) < set(ranks),
         ended_by=ended_by if is_asked else "",
-        is_of_script=is_of_script,
+        is_script=is_script,
     )
 
 
-def _with_absent(troubles: list[RankFailure], well: list[RankFailure]) -> list[RankFailure]:
+def _mark_missing_ranks(
+    failures: list[RankFailure], succeeded: list[RankFailure]
+) -> list[RankFailure]:
     """Where some waited until their timeout, those who were elsewhere meanwhile are the cause.
 
     ``well``: the ranks that ended the cell without an error.
     """
-    waited = [each for each in troubles if each.has_timed_out and not each.is_interrupted]
-    calls = {each.failure.collective: each.begun for each in waited if each.failure}
+    waited = [each for each in failures if each.has_timed_out and not each.is_interrupted]
+    calls = {each.failure.collective: each.started_collectives for each in waited if each.failure}
     absent = [
         each
-        for each in (*troubles, *well)
-        if each.was_elsewhere and any(each.is_awaited_in(*call) for call in calls.items())
+        for each in (*failures, *succeeded)
+        if each.did_not_wait and any(each.is_missing_in(*call) for call in calls.items())
     ]
-    if not absent or any(each.ending for each in troubles):
-        return troubles
+    if not absent or any(each.process_exit for each in failures):
+        return failures
     missed = next(iter(calls)) or "the collective in which the other ranks waited"
     return [
-        replace(each, missed=missed, is_interrupted=False)
+        replace(each, missed_collective=missed, is_interrupted=False)
         if each in absent
         else replace(each, has_waited=each in waited)
-        for each in (*troubles, *(each for each in well if each in absent))
+        for each in (*failures, *(each for each in succeeded if each in absent))
     ]
 
 
-def _of_ending(ending: ProcessExit, who: str) -> list[str]:
+def _exit_details(process_exit: ProcessExit, who: str) -> list[str]:
     """Why a process may have ended, and what it wrote last."""
-    hint = ending.hint or (MISFIT if _MISFIT in ending.final_output else "")
+    hint = process_exit.hint or (
+        SIZE_MISMATCH if _GLOO_SIZE_ERROR in process_exit.final_output else ""
+    )
     lines = [f"  {hint}"] if hint else []
-    if ending.final_output:
+    if process_exit.final_output:
         lines += [f"  last output of {who}:"]
-        lines += [f"  | {line}" for line in ending.final_output.splitlines()]
+        lines += [f"  | {line}" for line in process_exit.final_output.splitlines()]
     return lines
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= MAX_HEADLINE else text[: MAX_HEADLINE - 4] + " ..."
 
 
 def failure_of(
-    rank: int, report: CellEnded | None, ending: ProcessExit | None
+    rank: int, report: CellEnded | None, process_exit: ProcessExit | None
 ) -> RankFailure | None:
     """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
     if report is not None and not report.is_ok:
-        return _of_report(rank, report)
-    if ending is not None:
-        return RankFailure(rank=rank, at=ending.at, ending=ending)
+        return _failure_from_report(rank, report)
+    if process_exit is not None:
+        return RankFailure(rank=rank, at=process_exit.at, process_exit=process_exit)
     return None
 
 
-def _of_report(rank: int, report: CellEnded) -> RankFailure:
+def _failure_from_report(rank: int, report: CellEnded) -> RankFailure:
     failure = None if report.is_ok else Failure(**report.failure)
     return RankFailure(
         rank=rank,
@@ -340,13 +359,13 @@ def _of_report(rank: int, report: CellEnded) -> RankFailure:
         is_interrupted=report.is_interrupted,
         is_quit=report.is_quit,
         in_group=report.in_group,
-        begun={"": report.sequence, **report.groups},
+        started_collectives={"": report.sequence, **report.groups},
     )
 
 
-def _grouped(troubles: Sequence[RankFailure]) -> list[tuple[tuple[int, ...], RankFailure]]:
+def _group_equal(failures: Sequence[RankFailure]) -> list[tuple[tuple[int, ...], RankFailure]]:
     """Put together the ranks that have the same piece of news, in the order of their first."""
     groups: dict[tuple[str, int | None], list[RankFailure]] = {}
-    for each in troubles:
+    for each in failures:
         groups.setdefault((each.headline(), each.exitcode), []).append(each)
     return [(tuple(sorted(each.rank for each in group)), group[0]) for group in groups.values()]

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice
 
 from nbddp.charts.palette import rank_class, rank_color
-from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
+from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import JsonDict
@@ -69,7 +69,7 @@ class LogBuffer:
         """Take a piece of a rank's output, cut anywhere."""
         if text:
             if rank not in self._assemblers:
-                self._assemblers[rank] = LineAssembler(log_name(rank), max_line=MAX_KEPT_LINE)
+                self._assemblers[rank] = LineAssembler(log_name(rank), max_line=MAX_PANEL_LINE)
             self._append((rank,), self._assemblers[rank].add(text))
 
     def write_notice(self, text: str) -> None:

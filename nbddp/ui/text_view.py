@@ -13,7 +13,7 @@ from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
 from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
+from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.record.notices import (
     ControllerMessage,
     InputClosed,
@@ -404,7 +404,7 @@ class UnfinishedLines:
             self.discard(rank)
         if "\r" in last:
             self._bars.add(rank)
-        if not partial or rank in self._bars or len(partial) > MAX_KEPT_LINE or "\n" in partial:
+        if not partial or rank in self._bars or len(partial) > MAX_PANEL_LINE or "\n" in partial:
             self._due.pop(rank, None)
             return ""
         if rank == self.open_rank and partial.startswith(self._shown):

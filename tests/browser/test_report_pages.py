@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
-from nbddp.record.trace import REST
+from nbddp.record.trace import OUTSIDE_OPERATORS
 from nbddp.worker.watch.profiler import PID_RANGE
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
@@ -78,7 +78,7 @@ def test_the_link_downloads_the_file_and_the_table_says_what_differs(
         notebook.run(1)
         cell = notebook.code_cell(1)
         table = cell.locator("table[aria-label='milliseconds in operators, by rank']")
-        expect(table).to_contain_text(REST, timeout=30_000)
+        expect(table).to_contain_text(OUTSIDE_OPERATORS, timeout=30_000)
         expect(table).to_contain_text("gloo:all_reduce, with the waiting")
         picture(notebook, "trace")
         with notebook.page.expect_download() as downloaded:

@@ -17,7 +17,7 @@ from processes import wait_until
 from screens import KeptScreen
 
 from nbddp.record.notices import ControllerMessage, Notice, OutputText
-from nbddp.record.verdict import MISFIT
+from nbddp.record.verdict import SIZE_MISMATCH
 from nbddp.ui.log_lines import LogBuffer, log_text
 from nbddp.ui.report.finished_cell import CellReport, record_text
 from nbddp.ui.text_view import TextView
@@ -105,7 +105,7 @@ def test_sizes_that_gloo_aborts_for_are_said_with_the_call_and_the_line(
     error = group.failure_of(f"{MISFITS[call]}\ndist.barrier()")
     line = MISFITS[call].count("\n") + 1
     assert re.fullmatch(rf"rank \d .*SIGABRT in {call}, line {line}", str(error))
-    assert error.report.splitlines()[1] == f"  {MISFIT}"
+    assert error.report.splitlines()[1] == f"  {SIZE_MISMATCH}"
 
 
 def test_a_death_is_said_while_the_others_still_work(group: Ranks, folder: Path) -> None:

@@ -16,7 +16,7 @@ from processes import wait_until
 
 from nbddp.group import trace as tracing
 from nbddp.record.cell import CellResult
-from nbddp.record.trace import REST, Trace, rows
+from nbddp.record.trace import OUTSIDE_OPERATORS, Trace, trace_rows
 from nbddp.ui.report.render import render_text
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -96,8 +96,8 @@ def test_one_file_has_all_ranks_on_one_clock_and_the_late_one_is_in_the_table(
     assert max(least) - min(least) < SKEW
     steps = {each["name"] for each in events if each["name"].startswith("ProfilerStep#")}
     assert steps == {f"ProfilerStep#{step}" for step in range(5, 9)}
-    first, second = rows(trace.ranks)[:2]
-    assert {first.name, second.name} == {REST, "gloo:all_reduce"}
+    first, second = trace_rows(trace.ranks)[:2]
+    assert {first.name, second.name} == {OUTSIDE_OPERATORS, "gloo:all_reduce"}
     assert trace.folder is not None
     assert sorted(each.name for each in trace.folder.iterdir()) == [
         f"rank{rank}.json.gz" for rank in range(3)
@@ -258,7 +258,7 @@ def test_the_magic_traces_the_next_cell_only(notebook: Notebook) -> None:
     assert re.match("nbddp: .*5 to 8.*memory", said)
     reply = notebook.run(f"%%ddp --nproc 2 --quiet\n{TRAIN.format(slow=0.03)}")
     assert " · steps 5 to 8 · 2 ranks · " in reply.text
-    assert REST in reply.text
+    assert OUTSIDE_OPERATORS in reply.text
     assert "USDT" not in reply.text, "the profiler's own log is not the user's"
     assert notebook.run("%%ddp --quiet\nnbddp.log(step=5, a=1)").text == ""
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metric
-from nbddp.archive.find import apart, find_run
+from nbddp.archive.find import find_run, unique_folders
 from nbddp.archive.run_list import list_runs, remove, write_note
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import describe_run_end, read_note
@@ -29,7 +29,7 @@ def manage_runs(notebook: NotebookState, args: Namespace) -> None:
     word, *rest = args.run or [""]
     current, base = notebook.current_run, Path.cwd()
     if word == "rm":
-        paths = apart(_find_runs("rm", rest, current))
+        paths = unique_folders(_find_runs("rm", rest, current))
         for path in paths:
             remove(path, current=current)
         names = ", ".join(path.name for path in paths)
@@ -101,7 +101,7 @@ def compare_runs(notebook: NotebookState, args: Namespace) -> None:
         RequestError: there is no such run or metric, or the file cannot be written.
     """
     current, base = notebook.current_run, Path.cwd()
-    paths = apart(find_run(name, base, current=current) for name in args.run)
+    paths = unique_folders(find_run(name, base, current=current) for name in args.run)
     if len(paths) < 2 <= len(args.run):
         raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
     comparison = compare(paths, args.metrics, current=current)

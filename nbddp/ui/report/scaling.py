@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.archive.scaling import NOISY, Scaling, WorldSizeResult
+from nbddp.archive.scaling import MAX_SPREAD, Scaling, WorldSizeResult
 from nbddp.formatting import format_bytes, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
 from nbddp.ui.wording import align_columns, format_rate, format_seconds
@@ -100,8 +100,8 @@ def _notes(scaling: Scaling) -> Iterator[str]:
     ]
     if noisy:
         yield (
-            f"noisy: the rounds differ by {', '.join(noisy)}, more than {format_share(NOISY)}; "
-            "smaller differences mean nothing"
+            f"noisy: the rounds differ by {', '.join(noisy)}, more than {format_share(MAX_SPREAD)}"
+            "; smaller differences mean nothing"
         )
     yield (
         "medians of the rounds without the first fifth of the steps; waiting for the last rank of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.archive.sweep_grid import State, SweepEntry, count_of
+from nbddp.archive.sweep_grid import State, SweepEntry, count_in
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import html_of
@@ -47,7 +47,7 @@ def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str =
     >>> describe_current(rows, rows[0])
     'sweep, 1 of 2: lr=0.1; 1 more to run'
     """
-    left = count_of(rows, State.WAITING) - (row.state is State.WAITING)
+    left = count_in(rows, State.WAITING) - (row.state is State.WAITING)
     after = f"{left} more to run" if left else "the last one"
     return f"{what}, {row.trial.number} of {len(rows)}: {row.trial}; {after}"
 
@@ -59,7 +59,7 @@ def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     >>> describe_outcome([SweepEntry(trial, State.OK) for trial in grid([("lr", (0.1, 0.01))])])
     'sweep of 2: 2 ok'
     """
-    counts = [(count_of(rows, state), text) for state, text in _COUNT_TEXTS.items()]
+    counts = [(count_in(rows, state), text) for state, text in _COUNT_TEXTS.items()]
     said = [f"{count} {text}" for count, text in counts if count]
     seconds = sum(row.seconds for row in rows)
     took = f", {format_seconds(seconds)}" if seconds else ""

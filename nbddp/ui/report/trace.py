@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes, plural
-from nbddp.record.trace import REST, Trace, TraceRow, is_different, rows, why_nothing
+from nbddp.record.trace import (
+    OUTSIDE_OPERATORS,
+    Trace,
+    TraceRow,
+    is_different,
+    ranks_by_reason,
+    trace_rows,
+)
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
 from nbddp.wire.trace_messages import format_steps
@@ -21,7 +28,7 @@ def trace_report(trace: Trace) -> Report:
     """Report the trace of a cell."""
     missing = [
         f"nothing of {format_ranks(ranks)}: {why}"
-        for why, ranks in why_nothing(trace.missing).items()
+        for why, ranks in ranks_by_reason(trace.missing).items()
     ]
     if trace.path is None:
         return Report(f"no trace of cell {trace.cell}", [*map(Text, missing)])
@@ -74,9 +81,9 @@ def _link(trace: Trace) -> str:
 
 def _operators(trace: Trace) -> list[Block]:
     """Show the operators in which ranks differ, else the costliest."""
-    found = rows(trace.ranks)
+    found = trace_rows(trace.ranks)
     different = [row for row in found if is_different(row, trace.ranks)]
-    costly = sorted(found, key=lambda row: -max(row.spent.values()))
+    costly = sorted(found, key=lambda row: -max(row.self_ms.values()))
     title = "operators that cost some ranks more than others, in ms of their own:"
     if not different:
         title = "the costliest operators, in ms of their own:"
@@ -93,7 +100,7 @@ def _table(trace: Trace, shown: Sequence[TraceRow]) -> Table:
 
 
 def _name(row: TraceRow) -> str:
-    is_collective = ":" in row.name and "::" not in row.name and row.name != REST
+    is_collective = ":" in row.name and "::" not in row.name and row.name != OUTSIDE_OPERATORS
     return f"{row.name}, with the waiting" if is_collective else row.name
 
 
@@ -101,10 +108,10 @@ def _each(row: TraceRow) -> list[str]:
     differ = len(set(row.calls.values())) > 1
     return [
         f"{spent:.1f}" + (f" ({row.calls[rank]:,} calls)" if differ else "")
-        for rank, spent in row.spent.items()
+        for rank, spent in row.self_ms.items()
     ]
 
 
 def _extremes(row: TraceRow) -> list[str]:
-    ordered = sorted(row.spent, key=lambda rank: row.spent[rank])
-    return [f"{row.spent[rank]:.1f} (rank {rank})" for rank in (ordered[0], ordered[-1])]
+    ordered = sorted(row.self_ms, key=lambda rank: row.self_ms[rank])
+    return [f"{row.self_ms[rank]:.1f} (rank {rank})" for rank in (ordered[0], ordered[-1])]

@@ -20,8 +20,8 @@ from nbddp.archive.scaling import (
     Scaling,
     WorldSizeResult,
     facts_of,
-    shares,
-    steady_pace,
+    steady_rate,
+    time_shares,
 )
 from nbddp.charts.figure import draw_scaling, png_of
 from nbddp.magics.parser import CELL, parse_line
@@ -89,16 +89,16 @@ def test_a_pace_is_that_of_the_steps_after_the_first_ones() -> None:
         ("two steps", rows([(2, 10.0)]), None),
         ("one step, often", rows([(1, 1.0)]) * 9, None),
     ):
-        known = steady_pace(found, 0.0)
+        known = steady_rate(found, 0.0)
         assert (known and known[0]) == (pace and pytest.approx(pace)), name
-    assert steady_pace(rows([(10, 1.0), (90, 20.0)]), 0.0) == (pytest.approx(20.0), 79)
+    assert steady_rate(rows([(10, 1.0), (90, 20.0)]), 0.0) == (pytest.approx(20.0), 79)
 
 
 def test_only_the_cells_own_rows_of_its_longest_loop_count_and_ranks_are_averaged() -> None:
     own = [*rows([(50, 10.0)]), *rows([(50, 20.0)], rank=1)]
     epochs = [{"time": 100.0 + each, "rank": 0, "accuracy": 0.5} for each in range(5)]
     before = [{"time": each / 1000, "rank": 0, "loss": 1.0} for each in range(500)]
-    found = steady_pace([*before, *own, *epochs], 100.0)
+    found = steady_rate([*before, *own, *epochs], 100.0)
     assert found is not None
     assert found[0] == pytest.approx(15.0)
 
@@ -121,12 +121,12 @@ def met(at: float, waited: float) -> MatchedCollective:
 
 
 def test_shares_are_of_all_ranks_time_since_the_first_meeting_that_is_kept() -> None:
-    found = shares(
+    found = time_shares(
         line(met(15.0, 1.0), met(16.0, 2.0), loads={0: [(10.0, 12.0), (17.0, 18.0)]}), 10.0
     )
     # from 14, when rank 0 came to the first one that is kept, to 20: six seconds of two ranks
     assert found == {"waiting": pytest.approx(3 / 12), "loading": pytest.approx(1 / 12)}
-    assert shares(line(), 10.0) == {}
+    assert time_shares(line(), 10.0) == {}
 
 
 def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
@@ -136,10 +136,10 @@ def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
         for rank in (0, 1)
         for name in ("one", "other")
     )
-    found = shares(line(met(15.0, 1.0), overlaps=overlaps), 10.0)
+    found = time_shares(line(met(15.0, 1.0), overlaps=overlaps), 10.0)
     assert found["communication"] == pytest.approx(0.4)
     assert found["exposed"] == pytest.approx(0.3)
-    slower = shares(line(met(15.0, 1.0), overlaps=overlaps), 40.0)
+    slower = time_shares(line(met(15.0, 1.0), overlaps=overlaps), 40.0)
     assert (slower["communication"], slower["exposed"]) == (1.0, 1.0), "no more than the whole step"
 
 

@@ -139,7 +139,7 @@ def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Sta
     folder = run_folder(stage)
 
     def write(_attempt: int, rank: int, _command: MessageToRank) -> None:
-        with folder.log(rank).open("a") as log:
+        with folder.log_path(rank).open("a") as log:
             log.write(f"hello from {rank}\n")
 
     stage.link.on_send = write
@@ -155,7 +155,7 @@ def test_what_a_rank_wrote_before_it_died_between_cells_is_not_heard_in_a_later_
 ) -> None:
     stage.works()
     folder = run_folder(stage)
-    folder.log(1).write_text("Fatal Python error: Segmentation fault\n")
+    folder.log_path(1).write_text("Fatal Python error: Segmentation fault\n")
     stage.launcher.handles[1, 1].end(-11)
     stage.turn()
     handle = stage.run(CellRequest(source="1", ranks=(0,)))

@@ -383,7 +383,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def the_disk_is_full(self) -> None:
-        self.patch.setattr(run_folder, "_begin", self.refuse)
+        self.patch.setattr(run_folder, "_create_folder", self.refuse)
 
     @rule()
     def what_ranks_leave_behind_cannot_be_ended(self) -> None:
@@ -403,7 +403,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.launcher.faults.clear()
         self.launcher.sweep_fails = None
         self.cannot_connect = False
-        self.patch.setattr(run_folder, "_begin", BEGIN)
+        self.patch.setattr(run_folder, "_create_folder", BEGIN)
         if self.is_open():
             self.watcher.faults.clear()
             self.link.faults.clear()
@@ -482,7 +482,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.session.close()
 
 
-BEGIN = run_folder._begin
+BEGIN = run_folder._create_folder
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(stateful_step_count=40)

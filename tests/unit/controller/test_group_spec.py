@@ -135,7 +135,7 @@ def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any)
 
 def starts(folder: Path, **spec: Any) -> list[RankStart]:
     """What the ranks of the second attempt are told whose run is in this folder."""
-    run: Any = SimpleNamespace(path=folder, log=lambda rank: folder / f"rank{rank}.log")
+    run: Any = SimpleNamespace(path=folder, log_path=lambda rank: folder / f"rank{rank}.log")
     launcher = Launcher()
     group = GroupSpec(**spec)
     return group.starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)

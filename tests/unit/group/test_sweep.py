@@ -26,10 +26,10 @@ from nbddp.archive.sweep_grid import (
     State,
     SweepEntry,
     completed_runs,
-    count_of,
+    count_in,
     facts_of,
-    grid,
     sweep_key,
+    sweep_points,
 )
 from nbddp.errors import ArgumentError
 from nbddp.group.sweep import assigned_before_use
@@ -55,7 +55,7 @@ def cell(line: str) -> Namespace:
 
 
 def rows_of(*states: State) -> list[SweepEntry]:
-    trials = grid([("lr", tuple(range(len(states))))])
+    trials = sweep_points([("lr", tuple(range(len(states))))])
     return [SweepEntry(trial, state) for trial, state in zip(trials, states, strict=True)]
 
 
@@ -119,7 +119,7 @@ def test_what_makes_no_sweep_is_refused_before_anything_runs(snapshot: SnapshotA
         said[line] = refusal(UsageError, cell, line)
     for line in NO_GRID:
         args = cell(line)
-        said[line] = refusal(ArgumentError, grid, args.sweep or (), args.repeat or 0)
+        said[line] = refusal(ArgumentError, sweep_points, args.sweep or (), args.repeat or 0)
     assert said == snapshot
 
 
@@ -147,7 +147,7 @@ def test_a_line_that_sets_a_name_before_it_can_be_read_is_found(source: str, lin
 
 
 def test_every_combination_is_there_once_the_last_name_the_fastest() -> None:
-    trials = grid([("lr", (0.1, 0.01)), ("model", ("cnn", "mlp"))], repeat=2)
+    trials = sweep_points([("lr", (0.1, 0.01)), ("model", ("cnn", "mlp"))], repeat=2)
     assert [each.name for each in trials] == [
         f"lr{lr}-model-{model}-seed{seed}"
         for lr in (0.1, 0.01)
@@ -155,11 +155,11 @@ def test_every_combination_is_there_once_the_last_name_the_fastest() -> None:
         for seed in (0, 1)
     ]
     assert [each.number for each in trials] == [*range(1, 9)]
-    assert len(grid([], repeat=3)) == 3
+    assert len(sweep_points([], repeat=3)) == 3
 
 
 def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None:
-    [trial] = grid([("size", ((1, 2),)), ("lr", (0.1,)), ("mode", (None,))])
+    [trial] = sweep_points([("size", ((1, 2),)), ("lr", (0.1,)), ("mode", (None,))])
     assert trial.config == {"size": "(1, 2)", "lr": 0.1, "mode": None}
 
 
@@ -211,7 +211,7 @@ def test_what_python_does_not_write_exactly_is_the_same_in_one_kernel_only(
 
 
 def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Path) -> None:
-    trials = grid([("lr", (0.1, 0.2, 0.3, 0.4))])
+    trials = sweep_points([("lr", (0.1, 0.2, 0.3, 0.4))])
     for number, (trial, key, is_done) in enumerate(
         [(trials[0], "k", True), (trials[1], "k", False), (trials[2], "other", True)]
     ):
@@ -248,7 +248,7 @@ def test_how_far_a_sweep_is_is_said(snapshot: SnapshotAssertion) -> None:
     assert [*said, *describe_failures(rows), *map(describe_row, rows)] == snapshot
     assert describe_done(rows[2:]) == ""
     assert describe_done(rows_of(*[State.ALREADY_DONE] * 9)).count("lr=") == 6
-    assert count_of(rows, State.OK, State.WAITING) == 2
+    assert count_in(rows, State.OK, State.WAITING) == 2
 
 
 def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
@@ -269,7 +269,7 @@ def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> Non
 
 @given(name=TEXT, why=TEXT)
 def test_whatever_values_and_failures_say_stays_text(name: str, why: str) -> None:
-    [trial] = grid([("lr", (name,))])
+    [trial] = sweep_points([("lr", (name,))])
     row = SweepEntry(trial, State.FAILED, why=why, path=Path("/x/run"))
     Page(render_html(sweep_report([row], row)))
 
@@ -277,4 +277,4 @@ def test_whatever_values_and_failures_say_stays_text(name: str, why: str) -> Non
 @given(st.text())
 def test_any_text_is_swept_or_refused_in_one_line(text: str) -> None:
     with suppress(ArgumentTypeError, ArgumentError):
-        assert grid([swept(text)])[0].name
+        assert sweep_points([swept(text)])[0].name

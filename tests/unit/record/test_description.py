@@ -83,16 +83,16 @@ def test_the_end_is_known_once_it_is_there() -> None:
 def test_what_happens_is_in_the_file_when_it_is_written_next_also_of_a_run_that_goes_on(
     tmp_path: Path,
 ) -> None:
-    with closing(RunFolder(tmp_path, say=pytest.fail)) as folder:
-        folder.describe(nproc=2, pid=1)
-        folder.event("cell ended", number=1, outcome="ok")
-        folder.describe(devices=["cpu", "cpu"])
+    with closing(RunFolder(tmp_path, notify=pytest.fail)) as folder:
+        folder.add_facts(nproc=2, pid=1)
+        folder.append_event("cell ended", number=1, outcome="ok")
+        folder.add_facts(devices=["cpu", "cpu"])
         facts = read_facts(folder.path)
     assert (facts["format"], facts["nproc"], facts["outcome"]) == (FORMAT, 2, "ok")
     assert facts["devices"] == ["cpu", "cpu"]
-    with closing(RunFolder(folder.path, say=pytest.fail, is_there=True)) as again:
-        again.event("cell ended", number=2, outcome="rank 0: no")
-        again.describe()
+    with closing(RunFolder(folder.path, notify=pytest.fail, is_existing=True)) as again:
+        again.append_event("cell ended", number=2, outcome="rank 0: no")
+        again.add_facts()
     facts = read_facts(folder.path)
     assert (facts["nproc"], facts["pid"]) == (2, 1)
     assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
@@ -102,14 +102,14 @@ def test_where_it_cannot_be_written_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    with closing(RunFolder(tmp_path, say=said.append)) as folder:
-        folder.describe(nproc=2)
+    with closing(RunFolder(tmp_path, notify=said.append)) as folder:
+        folder.add_facts(nproc=2)
 
         def fail(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "replace", fail)
-        folder.describe(nproc=3)
+        folder.add_facts(nproc=3)
         assert said[0].endswith("No space left on device")
         assert read_facts(folder.path)["nproc"] == 2
         assert not (folder.path / "run.json.tmp").exists()
@@ -125,6 +125,6 @@ def test_what_all_ranks_say_is_recorded_once(tmp_path: Path) -> None:
     line = EventLog(pytest.fail)
     line.open(tmp_path, "", {})
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
-        line.note(rank, "config", {"values": {"lr": rate}})
+        line.record_reported(rank, "config", {"values": {"lr": rate}})
     assert [each.facts["rank"] for each in line.since(0.0)] == [0, 2]
     line.close()

@@ -29,7 +29,7 @@ def read(part: LogSpan | None) -> str:
 
 
 def rest(reader: LogReader) -> str:
-    return read(reader.rest())
+    return read(reader.remaining())
 
 
 def test_mailed_pieces_are_shown_in_their_order_and_the_rest_is_read_from_the_file_once(
@@ -38,11 +38,11 @@ def test_mailed_pieces_are_shown_in_their_order_and_the_rest_is_read_from_the_fi
     reader = LogReader(log, rank=3)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     log.write_text("one two not mailed")
-    assert reader.accept(mail("one ")) == LogSpan(3, log, 0, 4)
-    assert reader.accept(mail("two ", 4)) == LogSpan(3, log, 4, 8)
+    assert reader.unseen_part(mail("one ")) == LogSpan(3, log, 0, 4)
+    assert reader.unseen_part(mail("two ", 4)) == LogSpan(3, log, 4, 8)
     assert rest(reader) == "not mailed"
     assert rest(reader) == ""
-    assert reader.accept(mail("not mailed", 8)) is None, "it comes late"
+    assert reader.unseen_part(mail("not mailed", 8)) is None, "it comes late"
 
 
 FATAL = "Fatal Python error: Aborted\n"
@@ -69,8 +69,8 @@ def test_what_an_earlier_attempt_wrote_or_mailed_is_not_shown(log: Path) -> None
     reader = LogReader(log)
     with log.open("a") as file:
         file.write("now")
-    assert reader.accept(mail("earlier ")) is None
-    assert read(reader.accept(mail("no", 8))) == "no"
+    assert reader.unseen_part(mail("earlier ")) is None
+    assert read(reader.unseen_part(mail("no", 8))) == "no"
     assert rest(reader) == "w"
 
 
@@ -109,11 +109,11 @@ def test_wherever_the_rank_died_every_character_is_shown_once_and_in_order(
     letters: list[Output] = []
     for piece in pieces:
         letters.append(mail(piece, letters[-1].end if letters else 0))
-    shown = [read(reader.accept(letter)) for letter in letters[:seen]]
+    shown = [read(reader.unseen_part(letter)) for letter in letters[:seen]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "CHUNK_BYTES", chunk)
         shown.append(rest(reader))
-    shown += [read(reader.accept(letter)) for letter in letters[seen:]]
+    shown += [read(reader.unseen_part(letter)) for letter in letters[seen:]]
     assert "".join(shown) == "".join(pieces)
 
 

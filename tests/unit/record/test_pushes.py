@@ -30,7 +30,7 @@ def test_stored_values_are_read_as_they_were_sent(store: PushStore, tmp_path: Pa
     assert [each.data() for each in stored] == [bytes([n]) * n for n in range(1, 100)]
     assert stored[0] == PushRecord(("x",), None, stored[0].stored)
     assert store.add("ab", [1, 0], b"data", tmp_path).ranks == (1, 0)
-    assert {each.remark for each in stored} == {""}
+    assert {each.notice for each in stored} == {""}
 
 
 def test_the_folder_shows_no_file_and_may_be_removed(store: PushStore, tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_full_disk_stores_nothing_of_a_push_and_loses_none_before(
     assert [before.data(), after.data()] == [b"a" * 10, b"d" * 10]
     with pytest.raises(RequestError) as caught:
         lost.data()
-    assert {"remark": lost.remark, "replay": str(caught.value)} == snapshot
+    assert {"remark": lost.notice, "replay": str(caught.value)} == snapshot
 
 
 def test_a_missing_folder_is_reported(store: PushStore, tmp_path: Path) -> None:
     lost = store.add(["x"], None, b"data", tmp_path / "none")
-    assert lost.remark.endswith("No such file or directory")
+    assert lost.notice.endswith("No such file or directory")

@@ -56,7 +56,7 @@ def said() -> list[str]:
 def begin(said: list[str]) -> Iterator[Begin]:
     """Begins runs, and closes their records."""
     with ExitStack() as records:
-        yield lambda *where: records.enter_context(closing(RunFolder(*where, say=said.append)))
+        yield lambda *where: records.enter_context(closing(RunFolder(*where, notify=said.append)))
 
 
 def mode(path: Path) -> int:
@@ -78,7 +78,7 @@ def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
     assert [each.path for each in folders] == [base / ".nbddp" / "runs" / name for name in names]
     assert all(each.path.is_dir() for each in folders)
     assert said == []
-    assert folders[0].log(3) == folders[0].path / "rank3.log"
+    assert folders[0].log_path(3) == folders[0].path / "rank3.log"
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_folder_and_files_are_for_their_owner_only_whatever_the_umask(
 ) -> None:
     del umask
     folder = begin(base, "x")
-    folder.describe(nproc=2)
-    folder.event("start")
+    folder.add_facts(nproc=2)
+    folder.append_event("start")
     assert mode(folder.path) == 0o700
     found = {path.name: oct(mode(path)) for path in folder.path.iterdir()}
     assert found == {"run.json": "0o600", "events.jsonl": "0o600"}
@@ -153,7 +153,7 @@ def test_git_is_told_to_look_away_unless_the_user_said_otherwise(base: Path, beg
 
 def test_the_facts_of_the_start_are_written_with_the_versions(base: Path, begin: Begin) -> None:
     folder = begin(base)
-    folder.describe(nproc=2, backend="gloo", odd=Path("x"), name='a "b"\n')
+    folder.add_facts(nproc=2, backend="gloo", odd=Path("x"), name='a "b"\n')
     text = (folder.path / "run.json").read_text()
     facts = json.loads(text)
     assert (facts["nproc"], facts["backend"]) == (2, "gloo")
@@ -191,11 +191,11 @@ def test_a_run_knows_which_notebook_or_script_started_it(
 def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:
     folder = begin(base)
     assert folder.final_output(0) == ""
-    folder.log(0).write_bytes(b"x" * 5000 + b"\xff the end")
+    folder.log_path(0).write_bytes(b"x" * 5000 + b"\xff the end")
     words = folder.final_output(0)
     assert words.endswith("\ufffd the end")
     assert len(words) == 2000
-    with folder.log(1).open("wb") as file:
+    with folder.log_path(1).open("wb") as file:
         file.truncate(50 << 30)  # takes no space, and no memory holds it
         file.seek(0, os.SEEK_END)
         file.write("grüße\n".encode() * 1000)
@@ -208,14 +208,14 @@ def test_an_event_that_a_full_disk_took_in_part_is_told_and_spoils_no_other(
     base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(base), os.write
-    folder.event("one")
+    folder.append_event("one")
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
-        folder.event("two")
+        folder.append_event("two")
     [remark] = said
     assert str(folder.path) in remark
     assert remark.endswith("No space left on device")
-    folder.event("three")
+    folder.append_event("three")
     first, torn, last = (folder.path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in (first, last)] == ["one", "three"]
     assert len(torn) == 5
@@ -238,7 +238,7 @@ def fill_disk(path: Path) -> None:
 def test_a_deleted_folder_does_not_stop_the_run(base: Path, begin: Begin) -> None:
     folder = begin(base)
     shutil.rmtree(folder.path)
-    folder.event("exit", rank=1)
+    folder.append_event("exit", rank=1)
     assert folder.final_output(0) == ""
 
 
@@ -247,11 +247,11 @@ def test_a_full_disk_does_not_stop_the_run_and_is_told_once(
     base: Path, begin: Begin, said: list[str]
 ) -> None:
     folder = begin(base)
-    folder.event("start")
+    folder.append_event("start")
     fill_disk(folder.path / "events.jsonl")
     assert said == []
-    folder.event("exit", rank=1)
-    folder.event("stopped")
+    folder.append_event("exit", rank=1)
+    folder.append_event("stopped")
     [remark] = said
     assert remark.endswith("No space left on device")
 
@@ -264,5 +264,5 @@ def test_of_a_run_that_can_be_recorded_nowhere_nothing_stays(
 
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     with pytest.raises(StartError, match=rf"{base} .*No space left on device"):
-        RunFolder(base, say=pytest.fail)
+        RunFolder(base, notify=pytest.fail)
     assert not list(temporary.iterdir())

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from nbddp.record.event_log import (
-    MAX_FACT,
-    MAX_OWN,
-    MAX_TOLD,
+    MAX_FACT_CHARS,
+    MAX_OWN_EVENTS,
+    MAX_REPORTED_EVENTS,
     EventLog,
     RunEvent,
-    with_news_once,
+    merge_equal_failures,
 )
 from nbddp.record.run_folder import RunFolder
 
@@ -88,21 +88,21 @@ def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
     folder = opened(event_log, tmp_path)
     event_log.record("start", attempt=1)
     event_log.record("cell", number=1)
-    for number in range(MAX_TOLD + 50):
-        event_log.note(0, "checkpoint", {"step": number})
+    for number in range(MAX_REPORTED_EVENTS + 50):
+        event_log.record_reported(0, "checkpoint", {"step": number})
     event_log.record("cell ended", number=1)
     kept = event_log.of_attempt(1)
-    assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_TOLD, "cell ended"]
-    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_TOLD + 50))
-    assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_TOLD + 50))
+    assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_REPORTED_EVENTS, "cell ended"]
+    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_REPORTED_EVENTS + 50))
+    assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_REPORTED_EVENTS + 50))
 
 
 def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(event_log: EventLog) -> None:
     for number in range(5000):
-        event_log.note(0, f"kind {number}", {})
+        event_log.record_reported(0, f"kind {number}", {})
     event_log.record("start", attempt=1)
     kept = event_log.since(0.0)
-    assert len(kept) == MAX_TOLD + 1
+    assert len(kept) == MAX_REPORTED_EVENTS + 1
     assert kinds(kept)[-2:] == ["kind 4999", "start"]
 
 
@@ -110,19 +110,21 @@ def test_the_newest_events_of_an_attempt_are_known_when_its_start_is_not_any_mor
     event_log: EventLog,
 ) -> None:
     event_log.record("start", attempt=1)
-    for number in range(MAX_OWN):
+    for number in range(MAX_OWN_EVENTS):
         event_log.record("cell", number=number)
-    assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN
+    assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN_EVENTS
 
 
 def test_a_huge_fact_is_whole_in_the_file_and_short_here(
     event_log: EventLog, tmp_path: Path
 ) -> None:
     folder = opened(event_log, tmp_path)
-    event_log.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
+    event_log.record_reported(
+        0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
+    )
     [event] = event_log.since(0.0)
-    assert event.facts["text"] == "x" * MAX_FACT + " …"
-    assert len(event.facts["list"]) == MAX_FACT + 2
+    assert event.facts["text"] == "x" * MAX_FACT_CHARS + " …"
+    assert len(event.facts["list"]) == MAX_FACT_CHARS + 2
     assert event.facts["fine"] == [1, 2]
     assert len(on_disk(folder)[0]["text"]) == 100_000
 
@@ -180,7 +182,7 @@ def test_last_words_are_those_of_the_ranks_that_are_asked_for(
     assert event_log.final_output([0]) == ""
     folder = opened(event_log, tmp_path)
     for rank in range(3):
-        folder.log(rank).write_text(f"words of {rank}")
+        folder.log_path(rank).write_text(f"words of {rank}")
     assert event_log.final_output([2, 0]) == "words of 2\nwords of 0"
 
 
@@ -195,16 +197,16 @@ def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_
     other = failure(3, "KeyError: 'x'", at=1.5)
     events = [failure(2), other, failure(0, at=2.0), RunEvent(3.0, "cell ended"), failure(1)]
     joined = RunEvent(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
-    assert with_news_once(events) == (joined, other, *events[3:])
-    [told] = with_news_once([failure(0), failure(1)], cause="ValueError: no")
+    assert merge_equal_failures(events) == (joined, other, *events[3:])
+    [told] = merge_equal_failures([failure(0), failure(1)], cause="ValueError: no")
     assert told.facts == {"ranks": [0, 1], "what": "failed"}
-    [alone] = with_news_once([failure(0)], cause="ValueError: no")
+    [alone] = merge_equal_failures([failure(0)], cause="ValueError: no")
     assert alone.facts == {"ranks": [0], "what": "failed"}
 
 
 def test_an_alarm_that_a_view_shows_in_full_is_an_event_of_a_few_words() -> None:
     alarm = "no progress for 10 s: rank 1 never came\n  rank 0 waits"
     event = RunEvent(1.0, "no progress", {"text": alarm})
-    assert with_news_once([event], alarm="another") == (event,)
-    [cut] = with_news_once([event], alarm=alarm)
+    assert merge_equal_failures([event], alarm="another") == (event,)
+    [cut] = merge_equal_failures([event], alarm=alarm)
     assert cut == replace(event, facts={"text": "no progress for 10 s"})

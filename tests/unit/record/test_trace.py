@@ -12,7 +12,7 @@ import pytest
 from pages import readable
 
 from nbddp.record import trace as record
-from nbddp.record.trace import REST, Trace, is_different, rows, write
+from nbddp.record.trace import OUTSIDE_OPERATORS, Trace, is_different, trace_rows, write_merged
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSent, TraceSteps
@@ -51,11 +51,11 @@ def trace(tmp_path: Path, ranks: dict[int, TraceSent] | None = None, **more: Any
 def test_the_file_is_one_document_of_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: int
 ) -> None:
-    monkeypatch.setattr(record, "BIG", big)
+    monkeypatch.setattr(record, "COMPRESS_ABOVE", big)
     parts = {rank: tmp_path / f"rank{rank}.part" for rank in (0, 1, 2)}
     for rank, part in parts.items():
         part.write_text(f'{{"ph":"X","pid":{rank}}}' if rank else "")
-    path = write(parts, tmp_path, "cell3", {"baseTimeNanoseconds": 7})
+    path = write_merged(parts, tmp_path, "cell3", {"baseTimeNanoseconds": 7})
     data = path.read_bytes()
     document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     assert path.name == ("cell3.json" if big > 1 else "cell3.json.gz")
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write({}, tmp_path, "cell3", {})
+        write_merged({}, tmp_path, "cell3", {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,8 +81,8 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 
 def test_what_differs_comes_first_and_what_does_not_is_not_said_to() -> None:
     ranks = {0: SLOW, 1: QUICK}
-    found = rows(ranks)
-    assert [row.name for row in found] == [REST, "gloo:all_reduce", "aten::mm"]
+    found = trace_rows(ranks)
+    assert [row.name for row in found] == [OUTSIDE_OPERATORS, "gloo:all_reduce", "aten::mm"]
     assert [is_different(row, ranks) for row in found] == [True, True, False]
 
 

@@ -162,7 +162,9 @@ def test_the_first_cause_is(case: str) -> None:
     verdict = verdict_on(ranks)
     assert [verdict.causes, *(others for others, _ in verdict.others)] == groups
     assert verdict.first.rank == groups[0][0]
-    assert verdict.lost == tuple(rank for rank in ranks if isinstance(ranks[rank], ProcessExit))
+    assert verdict.exited_ranks == tuple(
+        rank for rank in ranks if isinstance(ranks[rank], ProcessExit)
+    )
     assert type(verdict.error()) is CellFailedError
 
 
@@ -286,7 +288,7 @@ def test_the_trouble_of_a_rank_is_what_it_reported_or_how_its_process_ended() ->
     killed, gone = ProcessExit(-9, 4.0), ProcessExit(None, 4.0)
     assert failure_of(1, ended(), None) is None
     assert failure_of(1, None, None) is None
-    assert failure_of(1, None, killed) == RankFailure(rank=1, at=4.0, ending=killed)
+    assert failure_of(1, None, killed) == RankFailure(rank=1, at=4.0, process_exit=killed)
     for trouble, at, code in (
         (failure_of(1, failed, None), 3.0, None),
         (failure_of(1, failed, killed), 3.0, None),
@@ -308,7 +310,7 @@ def test_the_trouble_of_a_rank_may_be_a_consequence(report: CellEnded) -> None:
 
 def test_each_rank_of_a_verdict_has_its_trouble() -> None:
     verdict = verdict_on({0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)})
-    causes = {rank: verdict.of(rank) for rank in (0, 1, 2, 3)}
+    causes = {rank: verdict.for_rank(rank) for rank in (0, 1, 2, 3)}
     found = {rank: each and not each.is_consequence for rank, each in causes.items()}
     assert found == {0: False, 1: True, 2: False, 3: None}
 

@@ -12,7 +12,7 @@ from pages import Page
 
 from nbddp.charts.palette import rank_color
 from nbddp.errors import format_ranks
-from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler
+from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler
 from nbddp.ui.ansi import strip
 from nbddp.ui.log_lines import LogBuffer, LogLine, group_ranks_by_value, log_html, log_text
 
@@ -146,8 +146,8 @@ def test_a_line_without_an_end_is_not_kept_whole() -> None:
     log = LogBuffer(max_lines=10)
     for _ in range(10):
         log.write(0, "x" * 1_000_000)
-    assert sum(map(len, texts(log.lines(0)))) <= 11 * (MAX_KEPT_LINE + 50)
-    assert sum(map(len, texts(log.lines()))) <= 11 * (MAX_KEPT_LINE + 50)
+    assert sum(map(len, texts(log.lines(0)))) <= 11 * (MAX_PANEL_LINE + 50)
+    assert sum(map(len, texts(log.lines()))) <= 11 * (MAX_PANEL_LINE + 50)
 
 
 def test_a_flood_costs_little() -> None:
