@@ -30,17 +30,17 @@ def ask(kernel: Kernel, ranks: int) -> tuple[float, float]:
     """Seconds until the prompt came, and until the rank had an answer."""
     request = kernel.send(BREAK.format(ranks=ranks), asks=True)
     prompted = kernel.question()
-    reached = told(kernel, "at ")
+    reached = number_after(kernel, "at ")
     sent = time.time()
     kernel.answer("p ('had', time.time())")
-    had = told(kernel, "('had', ")
+    had = number_after(kernel, "('had', ")
     kernel.question()
     kernel.answer("c")
     kernel.reply(request)
     return prompted - reached, had - sent
 
 
-def told(kernel: Kernel, words: str) -> float:
+def number_after(kernel: Kernel, words: str) -> float:
     """The number that a rank prints behind these words."""
     text = ""
     while not (found := re.search(rf"{re.escape(words)}{NUMBER}\D", text)):
@@ -53,14 +53,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with Kernel() as kernel:
         kernel.run("%load_ext nbddp")
-        ask(kernel, asked.ranks)
-        found = [ask(kernel, asked.ranks) for _ in range(asked.repeats)]
+        ask(kernel, args.ranks)
+        found = [ask(kernel, args.ranks) for _ in range(args.repeats)]
     print(
         f"{os.cpu_count()} cores, python {platform.python_version()}, torch {version('torch')}; "
-        f"{asked.ranks} ranks, {asked.repeats} times\n"
+        f"{args.ranks} ranks, {args.repeats} times\n"
     )
     print(f"{'':<24}{'median':>10}{'95 %':>10}")
     names = ("breakpoint to prompt", "answer to rank")

@@ -43,21 +43,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write samples and table to this file")
     parser.add_argument("--markdown", action="store_true", help="print a table in Markdown")
     parser.add_argument("--quick", action="store_true", help="2 ranks, once, a short burst")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.ranks, asked.repeats = [2], 1
-    os.environ["BENCHMARK_DEVICE"] = asked.device  # for the kernels, and what they start
-    asked.lines = QUICK_LINES if asked.quick else LINES
-    return asked
+    args = parser.parse_args()
+    if args.quick:
+        args.ranks, args.repeats = [2], 1
+    os.environ["BENCHMARK_DEVICE"] = args.device  # for the kernels, and what they start
+    args.lines = QUICK_LINES if args.quick else LINES
+    return args
 
 
-def measure(asked: argparse.Namespace) -> Samples:
+def measure(args: argparse.Namespace) -> Samples:
     """All samples; says on stderr how far it is."""
     samples: Samples = defaultdict(list)
     began = time.monotonic()
-    for turn in range(asked.repeats):
-        for ranks in asked.ranks:
-            run_round(Trial(ranks=ranks, lines=asked.lines, samples=samples), turn)
+    for turn in range(args.repeats):
+        for ranks in args.ranks:
+            run_round(Trial(ranks=ranks, lines=args.lines, samples=samples), turn)
             seconds = time.monotonic() - began
             print(f"{seconds:4.0f} s: round {turn + 1}, {ranks} ranks", file=sys.stderr)
     return samples
@@ -92,14 +92,14 @@ def as_json(facts: dict[str, Any], found: list[dict[str, Any]], samples: Samples
 
 def main() -> None:
     """Measure, print, write."""
-    asked = parse()
+    args = parse()
     facts = machine()
-    samples = measure(asked)
-    found = report.records(samples, asked.ranks, asked.lines)
-    show = report.as_markdown if asked.markdown else report.as_text
-    print(f"{caption(facts, asked.repeats)}\n\n{show(report.rows(found))}\n\n{NOTES}")
-    if asked.json:
-        asked.json.write_text(as_json(facts, found, samples))
+    samples = measure(args)
+    found = report.records(samples, args.ranks, args.lines)
+    show = report.as_markdown if args.markdown else report.as_text
+    print(f"{caption(facts, args.repeats)}\n\n{show(report.rows(found))}\n\n{NOTES}")
+    if args.json:
+        args.json.write_text(as_json(facts, found, samples))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ SAME = """
 import hashlib
 hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
 """
-PATIENCE = 90.0  # seconds for torchrun to come back
+TIMEOUT = 90.0  # seconds for torchrun to come back
 SCRIPT = """
 import datetime, json, os, signal, sys, time
 import torch, torch.distributed as dist
@@ -85,7 +85,7 @@ dist.destroy_process_group()
 """
 
 
-def lose_one(group: WorkerGroup) -> float:
+def kill_random_rank(group: WorkerGroup) -> float:
     """Kill a random rank in the middle of training; when."""
     victim = random.choice(group.alive)
     pid = group._group.session.process_ids()[victim]
@@ -105,31 +105,31 @@ def lose_one(group: WorkerGroup) -> float:
     raise RuntimeError("the training has ended")
 
 
-def is_equal(group: WorkerGroup) -> bool:
+def ranks_are_equal(group: WorkerGroup) -> bool:
     """Whether every rank has the same parameters, bit for bit."""
     return len(set(group.run(SAME, quiet=True, wants_value=True).values())) == 1
 
 
-def healed(group: WorkerGroup) -> tuple[float, float]:
+def time_heal(group: WorkerGroup) -> tuple[float, float]:
     """Seconds from the kill until the cell is over, and until all are ready with all names."""
-    killed = lose_one(group)
+    killed = kill_random_rank(group)
     noticed = time.monotonic() - killed
     group.heal()
     seconds = time.monotonic() - killed
-    if not is_equal(group):
+    if not ranks_are_equal(group):
         raise RuntimeError("the ranks differ")
     return noticed, seconds
 
 
-def restarted(group: WorkerGroup, width: int) -> float:
+def time_restart(group: WorkerGroup, width: int) -> float:
     """Seconds from the kill until all are new and the cells have run again."""
-    killed = lose_one(group)
+    killed = kill_random_rank(group)
     group.restart()
     group.run(SETUP.format(width=width), quiet=True)
     return time.monotonic() - killed
 
 
-def under_torchrun(folder: Path, ranks: int, width: int, *, shares: bool) -> float | None:
+def time_torchrun(folder: Path, ranks: int, width: int, *, shares: bool) -> float | None:
     """Seconds from the kill to the first step from the checkpoint; None if it did not come back.
 
     With ``shares`` all attempts meet at one store, which is torchrun's default.
@@ -148,17 +148,17 @@ def under_torchrun(folder: Path, ranks: int, width: int, *, shares: bool) -> flo
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shares else "1"
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(out)]
-    if not ends_well([*command, str(width)], env):
+    if not succeeds([*command, str(width)], env):
         return None
     killed, resumed = map(json.loads, out.read_text().split())
     return float(resumed - killed)
 
 
-def ends_well(command: list[str], env: dict[str, str]) -> bool:
+def succeeds(command: list[str], env: dict[str, str]) -> bool:
     """Whether it comes to its end in time; else it is ended as a user would, and its workers."""
     agent = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        return agent.wait(PATIENCE) == 0
+        return agent.wait(TIMEOUT) == 0
     except subprocess.TimeoutExpired:
         agent.terminate()  # upon which it ends its workers
         agent.wait()
@@ -178,30 +178,32 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--megabytes", type=float, default=1.0, help="of parameters")
     parser.add_argument("--alone", action="store_true", help="only heal")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     random.seed(0)
-    width = max(1, int(asked.megabytes * 2**20 / 4 / 66))
-    mine, anew = [], []
-    theirs: dict[bool, list[float | None]] = {True: [], False: []}
-    with WorkerGroup(nproc=asked.ranks) as group, tempfile.TemporaryDirectory() as folder:
+    width = max(1, int(args.megabytes * 2**20 / 4 / 66))
+    heal_times, restart_times = [], []
+    torchrun_times: dict[bool, list[float | None]] = {True: [], False: []}
+    with WorkerGroup(nproc=args.ranks) as group, tempfile.TemporaryDirectory() as folder:
         group.run(SETUP.format(width=width), quiet=True)
         group._group.session.launcher.warm_up_more()  # else the first new rank imports all
-        for _ in range(asked.repeats):
-            mine.append(healed(group))
-            if not asked.alone:
-                anew.append(restarted(group, width))
-                for shares, times in theirs.items():
-                    times.append(under_torchrun(Path(folder), asked.ranks, width, shares=shares))
+        for _ in range(args.repeats):
+            heal_times.append(time_heal(group))
+            if not args.alone:
+                restart_times.append(time_restart(group, width))
+                for shares, times in torchrun_times.items():
+                    times.append(time_torchrun(Path(folder), args.ranks, width, shares=shares))
     print(
         f"{os.cpu_count()} cores, python {platform.python_version()}, torch {version('torch')}; "
-        f"{asked.ranks} ranks, {asked.megabytes:g} MB of parameters, {asked.repeats} kills\n"
+        f"{args.ranks} ranks, {args.megabytes:g} MB of parameters, {args.repeats} kills\n"
     )
     print(f"{'from the kill to ready':<28}{'median':>10}{'95 %':>10}")
-    for name, seconds in zip(("the cell is over", "healed"), zip(*mine, strict=True), strict=True):
+    for name, seconds in zip(
+        ("the cell is over", "healed"), zip(*heal_times, strict=True), strict=True
+    ):
         print(spread(name, seconds))
-    if not asked.alone:
-        print(spread("restarted and replayed", anew))
-        for shares, times in theirs.items():
+    if not args.alone:
+        print(spread("restarted and replayed", restart_times))
+        for shares, times in torchrun_times.items():
             came = [each for each in times if each is not None]
             name = "torchrun" if shares else "torchrun, a store each"
             print(f"{name} came back in {len(came)} of {len(times)} runs")

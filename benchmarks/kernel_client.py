@@ -16,7 +16,7 @@ import psutil
 from jupyter_client.manager import KernelManager
 
 HERE = Path(__file__).resolve().parent
-PATIENCE = 120.0  # seconds: a contender that needs longer than this is broken
+TIMEOUT = 120.0  # seconds: a contender that needs longer than this is broken
 ARGV = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 Chunk = tuple[float, str]  # when the client had it, and the text
@@ -58,7 +58,7 @@ class Kernel:
             )
         self._client = self._manager.client()
         self._client.start_channels(hb=False)
-        self._client.wait_for_ready(timeout=PATIENCE)
+        self._client.wait_for_ready(timeout=TIMEOUT)
 
     def _end(self) -> None:
         started = self.children() if self._manager.has_kernel else []
@@ -77,7 +77,7 @@ class Kernel:
 
     def question(self) -> float:
         """Wait until the kernel asks: when it did."""
-        self._receive(self._client.get_stdin_msg, time.time() + PATIENCE)
+        self._receive(self._client.get_stdin_msg, time.time() + TIMEOUT)
         return time.time()
 
     def answer(self, text: str) -> None:
@@ -86,7 +86,7 @@ class Kernel:
 
     def reply(self, request: str) -> float:
         """Wait for a cell's reply: when it came."""
-        deadline = time.time() + PATIENCE
+        deadline = time.time() + TIMEOUT
         while True:
             message = self._receive(self._client.get_shell_msg, deadline)
             at = time.time()
@@ -104,7 +104,7 @@ class Kernel:
     def collect(self, marker: str, count: int = 1) -> list[Chunk]:
         """All that is printed, and when, until ``marker`` has come ``count`` times."""
         chunks: list[Chunk] = []
-        deadline, tail = time.time() + PATIENCE, ""
+        deadline, tail = time.time() + TIMEOUT, ""
         while count > 0:
             text = self._next_text(deadline)
             chunks.append((time.time(), text))
@@ -128,7 +128,7 @@ class Kernel:
         try:
             message: dict[str, Any] = get(timeout=max(0.0, deadline - time.time()))
         except Empty:
-            raise KernelError(f"nothing for {PATIENCE:.0f} s; stderr: {self._errors}") from None
+            raise KernelError(f"nothing for {TIMEOUT:.0f} s; stderr: {self._errors}") from None
         return message
 
     # ---- processes

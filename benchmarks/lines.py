@@ -53,34 +53,34 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     found: Found = defaultdict(list)
-    for _ in range(asked.rounds):
+    for _ in range(args.rounds):
         with Kernel() as kernel:
             kernel.run("%load_ext nbddp")
             time.sleep(5.0)
-            measure(kernel, asked, found)
+            measure(kernel, args, found)
     for name, values in found.items():
         high = quantiles(values, n=20)[-1] if len(values) > 1 else values[0]
         print(f"{name:40} {median(values):8.2f}   (95 %: {high:.2f}, n {len(values)})")
 
 
-def measure(kernel: Kernel, asked: argparse.Namespace, found: Found) -> None:
+def measure(kernel: Kernel, args: argparse.Namespace, found: Found) -> None:
     """The samples of one kernel."""
-    kernel.run(DEFINE.format(ranks=asked.ranks))
-    ranks = processes(kernel, asked.ranks)
+    kernel.run(DEFINE.format(ranks=args.ranks))
+    ranks = processes(kernel, args.ranks)
     for case, (period, shift) in CASES.items():
         with cpu_noted(case, kernel.process(), ranks, found):
-            request = kernel.send(f"%%ddp\nsay({period}, {shift}, {asked.seconds})\nworkload.end()")
-            lines = Transcript(kernel.collect(END, asked.ranks)).lines
+            request = kernel.send(f"%%ddp\nsay({period}, {shift}, {args.seconds})\nworkload.end()")
+            lines = Transcript(kernel.collect(END, args.ranks)).lines
             kernel.reply(request)
         said = ((at, SAID.search(line)) for at, line in lines)
         found[f"{case}: ms to the client"] += [1000 * (at - float(it[2])) for at, it in said if it]
-    request = kernel.send(f"%%ddp\nworkload.work(['burst={asked.lines}', 'end'])")
-    flood = Transcript(kernel.collect(END, asked.ranks))
+    request = kernel.send(f"%%ddp\nworkload.work(['burst={args.lines}', 'end'])")
+    flood = Transcript(kernel.collect(END, args.ranks))
     kernel.reply(request)
     found["flood: s"].append(flood.burst_seconds())
-    intact = flood.lines_in_order(ranks=asked.ranks, lines=asked.lines)
+    intact = flood.lines_in_order(ranks=args.ranks, lines=args.lines)
     found["flood: share of the lines"].append(intact)
     time.sleep(2.0)
     with cpu_noted("idle", kernel.process(), ranks, found):

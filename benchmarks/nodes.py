@@ -38,32 +38,34 @@ while True:
     nbddp.log(step=step, value=step)
     time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
 """
-COMING = 300.0  # seconds for all nodes to come in
+JOIN_TIMEOUT = 300.0  # seconds for all nodes to come in
 
 
-def bring(
-    group: WorkerGroup, nodes: int, ranks: int, *, most: int = 0
+def start_nodes(
+    group: WorkerGroup, node_count: int, ranks: int, *, most: int = 0
 ) -> list[subprocess.Popen[bytes]]:
     """Open a door and start so many keepers, which torchrun would start on a node.
 
     ``most``: how many nodes there may be in the end.
     """
-    door = group._group.open_nodes(NodesSpec(least=nodes, most=most or nodes, nproc_per_node=ranks))
-    command = [sys.executable, "-m", "nbddp.nodes", "--join", str(door.join_file)]
+    nodes = group._group.open_nodes(
+        NodesSpec(least=node_count, most=most or node_count, nproc_per_node=ranks)
+    )
+    command = [sys.executable, "-m", "nbddp.nodes", "--join", str(nodes.join_file)]
     command += ["--ranks", str(ranks)]
-    keepers = []
-    for number in range(nodes):
+    agents = []
+    for number in range(node_count):
         scratch = tempfile.mkdtemp(prefix=f"node{number}-")
-        keepers.append(
+        agents.append(
             subprocess.Popen(
                 [*command, "--folder", scratch],
                 start_new_session=True,
                 stderr=subprocess.DEVNULL,
             )
         )
-    door.wait(COMING)
-    group._group.spec = door.fit(group._group.spec)
-    return keepers
+    nodes.wait(JOIN_TIMEOUT)
+    group._group.spec = nodes.fit(group._group.spec)
+    return agents
 
 
 def cpu_share(process: psutil.Process, seconds: float) -> float:
@@ -81,21 +83,23 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOME"] = home
         os.chdir(home)
-        measure(asked.nodes, asked.ranks, asked.seconds)
+        measure(args.nodes, args.ranks, args.seconds)
 
 
-def measure(nodes: int, ranks: int, seconds: float) -> None:
+def measure(node_count: int, ranks: int, seconds: float) -> None:
     """Print what so many cost."""
     group = WorkerGroup(nproc=1, threads=1)
     me = psutil.Process()
     try:
         began = time.monotonic()
-        keepers = bring(group, nodes, ranks)
-        print(f"{nodes} nodes of {ranks} ranks are here after {time.monotonic() - began:.0f} s")
+        agents = start_nodes(group, node_count, ranks)
+        print(
+            f"{node_count} nodes of {ranks} ranks are here after {time.monotonic() - began:.0f} s"
+        )
         began = time.monotonic()
         group.start()
         print(f"all ranks are ready after {time.monotonic() - began:.1f} s more")
@@ -116,8 +120,8 @@ def measure(nodes: int, ranks: int, seconds: float) -> None:
         print(f"empty cell:   {median(trips):.3f} s (95 %: {quantiles(trips, n=20)[-1]:.3f})")
     finally:
         group.close()
-    for keeper in keepers:
-        keeper.wait(30)
+    for agent in agents:
+        agent.wait(30)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from nodes import bring
-from training import INIT, LEAVE, SETUP, SPEED, _meeting, filled
+from nodes import start_nodes
+from training import INIT, LEAVE, SETUP, SPEED, _rendezvous_options, fill_in
 
 from nbddp import WorkerGroup
 
@@ -39,8 +39,8 @@ def steps_under_torchrun(folder: Path, source: str, out: Path) -> float:
     meet = INIT.replace("BACKEND", "gloo")
     script.write_text(meet + SETUP + source.replace("LOG", "no_log") + LEAVE)
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    meeting = [each if each != "1" else "2" for each in _meeting()]
-    command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node", "1"]
+    rendezvous = [each if each != "1" else "2" for each in _rendezvous_options()]
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", "1"]
     agents = [
         subprocess.Popen([*command, "--node-rank", node, str(script)], env=env, cwd=folder)
         for node in ("0", "1")
@@ -55,7 +55,7 @@ def report_steps(group: WorkerGroup, rounds: int, steps: int) -> None:
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "speed.json"
-        source = filled(SPEED, out, WARM=WARM, STEPS=steps)
+        source = fill_in(SPEED, out, WARM=WARM, STEPS=steps)
         group.run(SETUP, quiet=True)
         for _ in range(rounds):
             ours.append(steps_on_nodes(group, source, out))
@@ -94,7 +94,7 @@ def report_joins(group: WorkerGroup, joins: int) -> None:
         scratch = tempfile.mkdtemp(prefix="joining-")
         began = time.monotonic()
         command = [sys.executable, "-m", "nbddp.nodes", "--join", str(nodes.join_file)]
-        keeper = subprocess.Popen(
+        agent = subprocess.Popen(
             [*command, "--folder", scratch],
             start_new_session=True,
             stderr=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ def report_joins(group: WorkerGroup, joins: int) -> None:
         group.run("assert dist.get_world_size() == 3", quiet=True)
         seconds.append(time.monotonic() - began)
         nodes.release(nodes.listener.nodes[-1].name)
-        keeper.wait(30)
+        agent.wait(30)
         group._group.spec = nodes.fit(group._group.spec)
         group.restart()
         print(f"join {number + 1:2}:      {seconds[-1]:.2f} s", flush=True)
@@ -119,21 +119,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--joins", type=int, default=20)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["BENCHMARK_DEVICE"] = "cpu"
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOME"] = home
         os.chdir(home)
         group = WorkerGroup(nproc=1, threads=1)
         try:
-            bring(group, 2, 1, most=3)
+            start_nodes(group, 2, 1, most=3)
             began = time.monotonic()
             group.start()
             group.run("pass", quiet=True)
             print(f"first cell:   {time.monotonic() - began:.2f} s after the last node is here")
-            report_trips(group, asked.rounds)
-            report_steps(group, asked.rounds, asked.steps)
-            report_joins(group, asked.joins)
+            report_trips(group, args.rounds)
+            report_steps(group, args.rounds, args.steps)
+            report_joins(group, args.joins)
         finally:
             group.close()
 

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import panel_table
 import panel_trials as trials
 from browser.lab import CHROMIUM, Lab
-from panel_page import BenchError, BenchPage, end_the_rest, opened
+from panel_page import BenchError, BenchPage, kill_leftovers, opened
 from panel_trials import Samples
 
 CASES = ("print", "buttons", "cpu", "crowd", "flood")
@@ -38,11 +38,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--quick", action="store_true", help="once, and less of everything")
     parser.add_argument("--json", type=Path, help="write samples and table to this file")
-    asked = parser.parse_args()
-    asked.sizes = trials.QUICK if asked.quick else trials.FULL
-    if asked.quick:
-        asked.rounds = 1
-    return asked
+    args = parser.parse_args()
+    args.sizes = trials.QUICK if args.quick else trials.FULL
+    if args.quick:
+        args.rounds = 1
+    return args
 
 
 @contextmanager
@@ -54,35 +54,35 @@ def started_lab() -> Iterator[Lab]:
             with Lab(Path(folder) / "root") as lab:
                 yield lab
         finally:
-            left = end_the_rest()
+            left = kill_leftovers()
         if left:
             raise BenchError(f"these outlived JupyterLab: {left}")
 
 
-def run_round(lab: Lab, asked: argparse.Namespace, turn: int, samples: Samples) -> None:
+def run_round(lab: Lab, args: argparse.Namespace, turn: int, samples: Samples) -> None:
     """Every case once; all but crowd and flood share a kernel."""
-    if set(asked.cases) - {"crowd", "flood"}:
+    if set(args.cases) - {"crowd", "flood"}:
         with opened(lab, f"shared-{turn}") as page:
-            run_shared(page, asked, turn, samples)
-    if "crowd" in asked.cases:
-        trials.meter_crowd(lab, f"crowd-{turn}", asked.sizes, samples)
-    if "flood" in asked.cases:
+            run_shared(page, args, turn, samples)
+    if "crowd" in args.cases:
+        trials.meter_crowd(lab, f"crowd-{turn}", args.sizes, samples)
+    if "flood" in args.cases:
         for number, contender in enumerate(turned((trials.PANEL, trials.TEXT), turn)):
-            trials.flood(lab, f"flood-{turn}-{number}", contender, asked.sizes, samples)
+            trials.flood(lab, f"flood-{turn}-{number}", contender, args.sizes, samples)
 
 
-def run_shared(page: BenchPage, asked: argparse.Namespace, turn: int, samples: Samples) -> None:
+def run_shared(page: BenchPage, args: argparse.Namespace, turn: int, samples: Samples) -> None:
     """Print, buttons and CPU."""
-    if "print" in asked.cases:
+    if "print" in args.cases:
         for contender in turned((trials.PANEL, trials.TEXT, trials.PLAIN), turn):
-            trials.time_prints(page, contender, asked.sizes, samples)
-    for number in range(asked.sizes.presses if "buttons" in asked.cases else 0):
+            trials.time_prints(page, contender, args.sizes, samples)
+    for number in range(args.sizes.presses if "buttons" in args.cases else 0):
         trials.time_buttons(page, f"{turn}-{number}", samples)
-    if "cpu" in asked.cases:
+    if "cpu" in args.cases:
         trials.warm_up(page)
         others = turned((trials.PANEL, trials.QUIET, trials.SILENT, trials.PLAIN), turn)
         for contender in (*others, trials.TEXT):  # which may leave the page busy for minutes
-            trials.meter_cpu(page, contender, asked.sizes, samples)
+            trials.meter_cpu(page, contender, args.sizes, samples)
 
 
 def turned(contenders: tuple[str, ...], turn: int) -> tuple[str, ...]:
@@ -91,35 +91,35 @@ def turned(contenders: tuple[str, ...], turn: int) -> tuple[str, ...]:
     return contenders[first:] + contenders[:first]
 
 
-def measure(asked: argparse.Namespace) -> Samples:
+def measure(args: argparse.Namespace) -> Samples:
     """All samples; says on stderr how far it is."""
     samples: Samples = defaultdict(list)
     began = time.monotonic()
     with started_lab() as lab:
-        for turn in range(asked.rounds):
-            run_round(lab, asked, turn, samples)
+        for turn in range(args.rounds):
+            run_round(lab, args, turn, samples)
             print(f"{time.monotonic() - began:4.0f} s: round {turn + 1}", file=sys.stderr)
     return samples
 
 
 def main() -> None:
     """Measure, print, write."""
-    asked = parse()
+    args = parse()
     if CHROMIUM is None:
         sys.exit("there is no Chromium: install it, or set CHROMIUM")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is ended
     facts = panel_table.machine()
-    samples = measure(asked)
-    found = panel_table.records(samples, asked.sizes)
+    samples = measure(args)
+    found = panel_table.records(samples, args.sizes)
     table = panel_table.as_text(found)
-    print(f"{panel_table.caption(facts, asked.rounds)}\n\n{table}\n\n{panel_table.NOTES}")
-    if asked.json:
+    print(f"{panel_table.caption(facts, args.rounds)}\n\n{table}\n\n{panel_table.NOTES}")
+    if args.json:
         raw = [
             {"measure": name, "how": how, "values": values}
             for (name, how), values in samples.items()
         ]
         text = json.dumps({"machine": facts, "table": found, "samples": raw}, indent=1)
-        asked.json.write_text(f"{text}\n")
+        args.json.write_text(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ from processes import marked
 HERE = Path(__file__).resolve().parent
 SCRIPT = (HERE / "panel_page.js").read_text()
 RANKS = panel_work.RANKS
-PATIENCE = 20.0  # seconds: what has not come by then does not come
+TIMEOUT = 20.0  # seconds: what has not come by then does not come
 CELL_LIMIT = 180.0  # seconds
 MAX_SKEW = 0.002  # seconds between the page's clock and ours
 SETUP = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
 import panel_work
-panel_work.introduce()
+panel_work.install_hooks()
 %load_ext nbddp
 """
 
@@ -117,22 +117,22 @@ class BenchPage:
         lag = (found["ended"] or time.time()) - ended
         return Cost(seconds=ended - began, cpu=cpu_at_end - cpu, lag=lag)
 
-    def await_text(self, text: str, *, count: int) -> None:
+    def wait_for_text(self, text: str, *, count: int) -> None:
         """Wait until this is so many times in the output."""
-        self.await_that(lambda: self.ask("text()").count(text) >= count, f"{text!r} x {count}")
+        self.wait_until(lambda: self.ask("text()").count(text) >= count, f"{text!r} x {count}")
 
-    def await_file(self, name: str) -> Path:
+    def wait_for_file(self, name: str) -> Path:
         """Wait until somebody has made this file."""
         path = self.folder / name
-        self.await_that(path.exists, f"the file {name}")
+        self.wait_until(path.exists, f"the file {name}")
         return path
 
-    def await_that(self, find: Callable[[], T | None], what: str) -> T:
+    def wait_until(self, find: Callable[[], T | None], what: str) -> T:
         """Wait until there is something to find."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not (found := find()):
             if time.monotonic() > deadline:
-                raise BenchError(f"{what}: not within {PATIENCE:g} s; {self.ask('text()')}")
+                raise BenchError(f"{what}: not within {TIMEOUT:g} s; {self.ask('text()')}")
             time.sleep(0.02)
         return found
 
@@ -156,13 +156,13 @@ class BenchPage:
 
     def handled(self, what: str, pressed: float) -> float:
         """When the kernel's handler ran for the first time after a press."""
-        path = self.folder / panel_work.MOVES
+        path = self.folder / panel_work.EVENTS
 
         def find() -> float | None:
             moves = [json.loads(line) for line in path.read_text().splitlines()]
             return next((at for at, said in moves if said == what and at >= pressed), None)
 
-        return self.await_that(find, f"the handler of {what!r}")
+        return self.wait_until(find, f"the handler of {what!r}")
 
     def exited(self, rank: int, pressed: float) -> float:
         """When the kernel noted the exit of a rank."""
@@ -172,7 +172,7 @@ class BenchPage:
             ends = (each["time"] for each in exits if each["rank"] == rank)
             return next((at for at in ends if at >= pressed), None)
 
-        return self.await_that(find, f"the exit of rank {rank}")
+        return self.wait_until(find, f"the exit of rank {rank}")
 
     def metrics(self, name: str) -> list[tuple[int, int]]:
         """Rank and step of every line of ``metrics.jsonl`` that has this metric."""
@@ -238,7 +238,7 @@ def opened(lab: Lab, name: str, ranks: int = RANKS) -> Iterator[BenchPage]:
             print(f"the page of {name} says: {problem}")
 
 
-def end_the_rest() -> list[str]:
+def kill_leftovers() -> list[str]:
     """Kill what should have ended with the server: what that was."""
     deadline = time.monotonic() + 5
     while (left := marked()) and time.monotonic() < deadline:

@@ -38,7 +38,7 @@ FULL = Sizes(ticks=25, presses=2, busy_seconds=10.0, flood_lines=20_000, patienc
 QUICK = Sizes(ticks=6, presses=1, busy_seconds=1.5, flood_lines=1_000, patience=5.0)
 
 
-def show_as(page: BenchPage, view: str) -> None:
+def select_view(page: BenchPage, view: str) -> None:
     """Have later cells shown so."""
     page.run(f"%ddp view {view}")
 
@@ -58,7 +58,7 @@ def time_prints(page: BenchPage, contender: str, sizes: Sizes, samples: Samples)
     if contender == PLAIN:
         source = f"panel_work.ticks({sizes.ticks}, flush=True)"
     else:
-        show_as(page, contender)
+        select_view(page, contender)
     page.ask("lookFor(it)", r"(tick|first) \d+\.\d+ \.")
     page.run(source)
     page.ask("lookAway()")
@@ -80,16 +80,16 @@ def pause() -> None:
     time.sleep(0.3 + random.uniform(0, BUSY_FRACTION))
 
 
-def begin_caught(page: BenchPage, work: str, label: str) -> list[str]:
+def start_interruptible(page: BenchPage, work: str, label: str) -> list[str]:
     """Begin a cell that writes down when it was interrupted: the files of its ranks."""
-    page.begin(cell(f"caught(f'{label}-{{rank}}', panel_work.{work})"))
+    page.begin(cell(f"wait_for_interrupt(f'{label}-{{rank}}', panel_work.{work})"))
     names = [f"{label}-{rank}" for rank in range(RANKS)]
     for name in names:
-        page.await_file(f"{name}.up")
+        page.wait_for_file(f"{name}.up")
     return names
 
 
-def note_catches(
+def record_interrupts(
     page: BenchPage, contender: str, names: list[str], pressed: float, samples: Samples
 ) -> None:
     """Keep how long the last of them was in coming."""
@@ -98,15 +98,15 @@ def note_catches(
     samples["interrupt", contender].append(max(at) - pressed)
 
 
-def time_looks(page: BenchPage, samples: Samples) -> None:
+def time_log_selector(page: BenchPage, samples: Samples) -> None:
     """Log selector and Hold, in a panel that runs."""
-    page.await_text("up", count=RANKS)
+    page.wait_for_text("up", count=RANKS)
     page.ask("noteChanges(it)", ".nbddp-scroll")
     for label, said in (("rank 1", "1"), ("all", "-1")):
         pause()
         pressed = page.press(page.notebook.button(label))
         samples["choose", PANEL].append(page.handled(said, pressed) - pressed)
-        changes = page.await_that(
+        changes = page.wait_until(
             lambda since=pressed: [at for at in page.ask("changes") if at > since], "another log"
         )
         samples["chosen", PANEL].append(changes[0] - pressed)
@@ -119,15 +119,15 @@ def time_looks(page: BenchPage, samples: Samples) -> None:
 
 def time_buttons(page: BenchPage, turn: str, samples: Samples) -> None:
     """Every button once, JupyterLab's own too."""
-    show_as(page, "panel")
-    names = begin_caught(page, "idle", f"panel-{turn}")
-    time_looks(page, samples)
+    select_view(page, "panel")
+    names = start_interruptible(page, "idle", f"panel-{turn}")
+    time_log_selector(page, samples)
     time_interrupt(page, PANEL, names, samples)
-    time_interrupt(page, CHATTY, begin_caught(page, "chatter", f"chatty-{turn}"), samples)
-    time_interrupt(page, FLOODING, begin_caught(page, "flood", f"flood-{turn}"), samples)
-    time_stop(page, LAB, begin_caught(page, "idle", f"lab-{turn}"), samples)
-    page.begin(f"panel_work.caught('plain-{turn}', panel_work.idle)")
-    page.await_file(f"plain-{turn}.up")
+    time_interrupt(page, CHATTY, start_interruptible(page, "chatter", f"chatty-{turn}"), samples)
+    time_interrupt(page, FLOODING, start_interruptible(page, "flood", f"flood-{turn}"), samples)
+    time_stop(page, LAB, start_interruptible(page, "idle", f"lab-{turn}"), samples)
+    page.begin(f"panel_work.wait_for_interrupt('plain-{turn}', panel_work.idle)")
+    page.wait_for_file(f"plain-{turn}.up")
     time_stop(page, LAB_PLAIN, [f"plain-{turn}"], samples)
     time_kill(page, turn, samples)
 
@@ -137,18 +137,18 @@ def time_interrupt(page: BenchPage, contender: str, names: list[str], samples: S
     pause()
     pressed = page.press(page.notebook.button("Interrupt"))
     samples["handler", contender].append(page.handled("Interrupt", pressed) - pressed)
-    note_catches(page, contender, names, pressed, samples)
+    record_interrupts(page, contender, names, pressed, samples)
 
 
 def time_stop(page: BenchPage, contender: str, names: list[str], samples: Samples) -> None:
     """Press JupyterLab's button."""
     pause()
-    note_catches(page, contender, names, page.press(page.stop_button()), samples)
+    record_interrupts(page, contender, names, page.press(page.stop_button()), samples)
 
 
 def time_kill(page: BenchPage, turn: str, samples: Samples) -> None:
     """Kill a rank, and start the group anew."""
-    begin_caught(page, "idle", f"kill-{turn}")
+    start_interruptible(page, "idle", f"kill-{turn}")
     victim = random.randrange(RANKS)
     page.page.locator(".nbddp-buttons select").select_option(str(victim))
     pause()
@@ -168,7 +168,7 @@ def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -
     source = cell(f"{work}({sizes.busy_seconds})", "--quiet" if contender == QUIET else "")
     if contender == PLAIN:
         source = f"panel_work.chatter({sizes.busy_seconds}, times={RANKS})"
-    show_as(page, TEXT if contender in (TEXT, QUIET) else PANEL)
+    select_view(page, TEXT if contender in (TEXT, QUIET) else PANEL)
     before = page.browser_seconds()
     cost = page.run_metered(source, limit=sizes.patience)
     browser = page.browser_seconds() - before
@@ -182,7 +182,7 @@ def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -
 def meter_crowd(lab: Lab, name: str, sizes: Sizes, samples: Samples) -> None:
     """The same for many ranks, which all together say as much as four chatty ones."""
     with opened(lab, name, CROWD) as page:
-        show_as(page, PANEL)
+        select_view(page, PANEL)
         page.run(cell(f"murmur({WARM_UP})"))
         cost = page.run_metered(cell(f"murmur({sizes.busy_seconds})"), limit=sizes.patience)
         samples["crowd", CROWDED].append(cost.cpu / cost.seconds)
@@ -199,7 +199,7 @@ def warm_up(page: BenchPage) -> None:
 def flood(lab: Lab, name: str, contender: str, sizes: Sizes, samples: Samples) -> None:
     """All ranks print as fast as they can, in a kernel of its own: memory is not given back."""
     with opened(lab, name) as page:
-        show_as(page, contender)
+        select_view(page, contender)
         warm_up(page)
         page.ask("watchFrames()")
         with page.watching_memory() as rss:
@@ -209,11 +209,11 @@ def flood(lab: Lab, name: str, contender: str, sizes: Sizes, samples: Samples) -
         samples["flood lag", contender].append(cost.lag)
         samples["rss", contender].append((max(rss) - rss[0]) / 2**20)
         samples["shown", contender].append(page.ask("text()").count("xxxx\n"))
-        samples["logs", contender].append(logged(page, sizes))
-        samples["metrics", contender].append(reported(page, sizes))
+        samples["logs", contender].append(share_in_logs(page, sizes))
+        samples["metrics", contender].append(share_in_metrics(page, sizes))
 
 
-def logged(page: BenchPage, sizes: Sizes) -> float:
+def share_in_logs(page: BenchPage, sizes: Sizes) -> float:
     """The share of lines that the ranks' logs have, whole and in order."""
     good = 0
     for rank in range(RANKS):
@@ -224,7 +224,7 @@ def logged(page: BenchPage, sizes: Sizes) -> float:
     return good / (RANKS * sizes.flood_lines)
 
 
-def reported(page: BenchPage, sizes: Sizes) -> float:
+def share_in_metrics(page: BenchPage, sizes: Sizes) -> float:
     """The share of rows that ``metrics.jsonl`` has, once and in order for each rank."""
     rows = page.metrics("flood")
     good = 0

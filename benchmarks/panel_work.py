@@ -17,20 +17,20 @@ LINES_PER_SECOND = 200
 METRICS_PER_SECOND = 50
 LINES_PER_METRIC = LINES_PER_SECOND // METRICS_PER_SECOND
 LINE_LENGTH = 100
-SETTLE = 1.2  # seconds that a cell's view gets to appear, before what it shows is timed
+VIEW_DELAY = 1.2  # seconds that a cell's view gets to appear, before what it shows is timed
 FOREVER = 600.0
-MOVES = Path("moves.jsonl")
+EVENTS = Path("moves.jsonl")
 CELLS = Path("cells.jsonl")
 PID = Path("kernel.pid")
 
 
-def introduce() -> None:
+def install_hooks() -> None:
     """In the kernel: write down its process id, its cells, and when its widgets' handlers run."""
     import ipywidgets  # only the kernel needs them
     from IPython import get_ipython
 
     PID.write_text(str(os.getpid()))
-    MOVES.touch()
+    EVENTS.touch()
     begun: list[float] = []
     get_ipython().events.register("pre_run_cell", lambda _: begun.extend(_clocks()))
     get_ipython().events.register("post_run_cell", lambda _: _note_cell(begun))
@@ -63,7 +63,7 @@ def _after_init(kind: Any, act: Callable[[Any], None]) -> None:
 
 def _note(what: Any) -> None:
     at = time.time()
-    with MOVES.open("a") as file:
+    with EVENTS.open("a") as file:
         file.write(json.dumps([at, str(what)]) + "\n")
 
 
@@ -74,7 +74,7 @@ def ticks(count: int, *, flush: bool = False) -> None:
     """
     for number in range(count + 1):
         print(f"{'tick' if number else 'first'} {time.time():.6f} .", flush=flush)
-        time.sleep(random.uniform(0.2, 0.45) if number else SETTLE)
+        time.sleep(random.uniform(0.2, 0.45) if number else VIEW_DELAY)
 
 
 def idle() -> None:
@@ -127,7 +127,7 @@ def line(number: int) -> str:
     return f"line {number:06d} ".ljust(LINE_LENGTH, "x")
 
 
-def caught(path: str, work: Callable[[], None]) -> None:
+def wait_for_interrupt(path: str, work: Callable[[], None]) -> None:
     """Work until interrupted, and write down that it began and when it ended."""
     Path(f"{path}.up").touch()
     try:

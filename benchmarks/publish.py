@@ -63,11 +63,12 @@ def measure(group: WorkerGroup, published: Publication, rounds: int, seconds: fl
         speeds.append(speed[True] / speed[False])
         logs.append(log[True] / log[False])
     os.kill(published._process.pid, signal.SIGCONT)
-    print(f"steps a second with it / without: {said(speeds)}")
-    print(f"seconds of an nbddp.log with it / without: {said(logs)}; {1e6 * log[False]:.0f} µs")
+    print(f"steps a second with it / without: {format_ratios(speeds)}")
+    ratios = format_ratios(logs)
+    print(f"seconds of an nbddp.log with it / without: {ratios}; {1e6 * log[False]:.0f} µs")
 
 
-def said(ratios: Sequence[float]) -> str:
+def format_ratios(ratios: Sequence[float]) -> str:
     """The median, and the middle half."""
     low, _, high = quantiles(ratios, n=4)
     return f"{median(ratios):.3f} ({low:.3f} to {high:.3f})"

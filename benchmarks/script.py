@@ -48,22 +48,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     contenders = {
-        "%ddp run": f"%ddp run --nproc {asked.ranks} script.py",
-        "!torchrun": f"!torchrun --standalone --nproc-per-node={asked.ranks} script.py",
+        "%ddp run": f"%ddp run --nproc {args.ranks} script.py",
+        "!torchrun": f"!torchrun --standalone --nproc-per-node={args.ranks} script.py",
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     with Kernel() as kernel:
         (kernel.home / "script.py").write_text(SCRIPT)
         kernel.run("%load_ext nbddp")
-        measure(kernel, contenders["%ddp run"], asked.ranks)
-        for _ in range(asked.repeats):
+        measure(kernel, contenders["%ddp run"], args.ranks)
+        for _ in range(args.repeats):
             for name, code in contenders.items():
-                found[name].append(measure(kernel, code, asked.ranks))
+                found[name].append(measure(kernel, code, args.ranks))
     print(
         f"{os.cpu_count()} cores, python {platform.python_version()}, torch {version('torch')}; "
-        f"{asked.ranks} ranks, medians of {asked.repeats}\n"
+        f"{args.ranks} ranks, medians of {args.repeats}\n"
     )
     print(f"{'':<12}{'first line':>12}{'end':>12}")
     middles = {

@@ -71,20 +71,20 @@ layers = [nn.Linear(1800, 1800) for _ in range(4)]  # 52 MB with its gradients l
 big = nbddp.prepare(nn.Sequential(*layers))
 stalls = {}
 for name, saved in (("ConvNet", model), ("52 MB", big)):
-    keeper = nbddp.Checkpoint(f"{OUT}-{name}", keep=2)
+    checkpoint = nbddp.Checkpoint(f"{OUT}-{name}", keep=2)
     for kind in (False, True):
         found = []
         for number in range(SAVES):
-            keeper.save(number, model=saved, asynchronous=kind)
-            found.append(keeper.stall)
-            keeper.wait()
+            checkpoint.save(number, model=saved, asynchronous=kind)
+            found.append(checkpoint.stall)
+            checkpoint.wait()
         stalls[f"{name}, {'asynchronous' if kind else 'synchronous'}"] = sorted(found)[SAVES // 2]
 if torch.distributed.get_rank() == 0:
     Path(OUT).write_text(json.dumps(stalls))
 """
 LOSE = """
-keeper = nbddp.Checkpoint(OUT + "-checkpoints")
-resumed = keeper.resume(model=model, optimizer=optimizer)
+checkpoint = nbddp.Checkpoint(OUT + "-checkpoints")
+resumed = checkpoint.resume(model=model, optimizer=optimizer)
 first = resumed.step + 1 if resumed else 0
 for step in range(first, 60):
     train_step(step, LOG)
@@ -92,7 +92,7 @@ for step in range(first, 60):
         with open(OUT, "a") as file:
             file.write(json.dumps([first, step, time.time()]) + "\\n")
     if step % 10 == 9:
-        keeper.save(step, model=model, optimizer=optimizer)
+        checkpoint.save(step, model=model, optimizer=optimizer)
     torch.distributed.barrier()
     if first == 0 and step == 34 and torch.distributed.get_rank() == 1:
         os.kill(os.getpid(), 9)
@@ -117,7 +117,7 @@ def run_under_torchrun(folder: Path, source: str, *, max_restarts: int = 0) -> N
     script = folder / "script.py"
     meet = INIT.replace("BACKEND", backend())
     script.write_text(meet + SETUP + source.replace("LOG", "(lambda **values: None)") + LEAVE)
-    launcher = [sys.executable, "-m", "torch.distributed.run", *_meeting()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *_rendezvous_options()]
     options = ["--nproc-per-node", "2", f"--max-restarts={max_restarts}", str(script)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with (folder / "torchrun.log").open("w+") as log:
@@ -127,7 +127,7 @@ def run_under_torchrun(folder: Path, source: str, *, max_restarts: int = 0) -> N
             raise RuntimeError(f"torchrun failed:\n{log.read()[-4000:]}")
 
 
-def _meeting() -> list[str]:
+def _rendezvous_options() -> list[str]:
     """A fixed address: under --standalone the second attempt often dials ports of the first."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -135,7 +135,7 @@ def _meeting() -> list[str]:
     return ["--nnodes", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
 
 
-def filled(source: str, out: Path, **numbers: int) -> str:
+def fill_in(source: str, out: Path, **numbers: int) -> str:
     """The source with its places filled in."""
     for name, value in numbers.items():
         source = source.replace(name, str(value))
@@ -146,7 +146,7 @@ def steps_per_second(group: WorkerGroup, folder: Path, rounds: int, steps: int) 
     """Interleaved, so that both meet the same machine."""
     ours, theirs = [], []
     out = folder / "speed.json"
-    source = filled(SPEED, out, WARM=20, STEPS=steps)
+    source = fill_in(SPEED, out, WARM=20, STEPS=steps)
     for turn in range(rounds):
         runs: list[tuple[list[float], Callable[[], None]]] = [
             (ours, lambda: run_in_group(group, source)),
@@ -166,7 +166,7 @@ def steps_per_second(group: WorkerGroup, folder: Path, rounds: int, steps: int) 
 def stalls(group: WorkerGroup, folder: Path, saves: int) -> list[str]:
     """How long a save holds the loop."""
     out = folder / "stalls.json"
-    run_in_group(group, filled(STALL, out, SAVES=saves))
+    run_in_group(group, fill_in(STALL, out, SAVES=saves))
     found = json.loads(out.read_text())
     return [f"checkpoint stall, {name}: {seconds * 1000:.1f} ms" for name, seconds in found.items()]
 
@@ -187,13 +187,13 @@ def recoveries(group: WorkerGroup, folder: Path, rounds: int) -> list[str]:
         tries += 1
         mine, its = folder / f"ours{tries}.jsonl", folder / f"theirs{tries}.jsonl"
         try:  # gloo of the second attempt may dial ports of the first, and torchrun give up
-            run_under_torchrun(folder, filled(LOSE, its), max_restarts=1)
+            run_under_torchrun(folder, fill_in(LOSE, its), max_restarts=1)
         except RuntimeError:
             if tries > 5 * rounds:
                 raise
             continue
         theirs.append(from_kill_to_step(its))
-        run_in_group(group, filled(LOSE, mine), max_restarts=1)
+        run_in_group(group, fill_in(LOSE, mine), max_restarts=1)
         ours.append(from_kill_to_step(mine))
     ratios = [other / one for one, other in zip(ours, theirs, strict=True)]
     return [
@@ -224,14 +224,14 @@ def main() -> None:
         with WorkerGroup(nproc=2, threads=1, backend=backend()) as group:
             group._group.session.launcher.warm_up_more()  # as %load_ext does
             group.run(SETUP, quiet=True)
-            tell(steps_per_second(group, folder, rounds, steps))
-            tell(stalls(group, folder, 5 if args.quick else 15))
+            print_lines(steps_per_second(group, folder, rounds, steps))
+            print_lines(stalls(group, folder, 5 if args.quick else 15))
             group.restart()  # else all that would be replayed below
             group.run(SETUP, quiet=True)
-            tell(recoveries(group, folder, rounds))
+            print_lines(recoveries(group, folder, rounds))
 
 
-def tell(lines: Sequence[str]) -> None:
+def print_lines(lines: Sequence[str]) -> None:
     """As soon as it is known."""
     print("\n".join(lines), flush=True)
 

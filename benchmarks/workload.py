@@ -19,17 +19,17 @@ LINE_LENGTH = 100
 ON_GPU = os.environ.get("BENCHMARK_DEVICE") == "cuda"
 
 
-def place(rank: int) -> torch.device:
+def device(rank: int) -> torch.device:
     """What a rank computes on: with fewer GPUs than ranks they share them."""
     if not ON_GPU:
         return torch.device("cpu")
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
-def meet(rank: int, ranks: int, **how: str) -> None:
+def init_group(rank: int, ranks: int, **how: str) -> None:
     """Form the process group; NCCL wants a GPU for every rank."""
     has_own_gpu = ON_GPU and torch.cuda.device_count() >= ranks
-    options = {"device_id": place(rank)} if has_own_gpu else {}
+    options = {"device_id": device(rank)} if has_own_gpu else {}
     backend = "nccl" if has_own_gpu else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=ranks, **how, **options)
 
@@ -42,7 +42,7 @@ def up() -> None:
 
 def reduce() -> None:
     """Use the process group once, so that it holds what it needs in use."""
-    dist.all_reduce(torch.ones(1, device=place(dist.get_rank())))
+    dist.all_reduce(torch.ones(1, device=device(dist.get_rank())))
 
 
 def ticks(count: int = 60, period: float = 0.05) -> None:
@@ -93,10 +93,10 @@ def work(phases: list[str]) -> None:
 
 def spawned(rank: int, ranks: int, meeting_file: str, phases: list[str]) -> None:
     """A child of ``torch.multiprocessing.spawn``."""
-    meet(rank, ranks, init_method=f"file://{meeting_file}")
+    init_group(rank, ranks, init_method=f"file://{meeting_file}")
     work(phases)
 
 
 if __name__ == "__main__":  # a rank of torchrun
-    meet(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    init_group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     work(sys.argv[1:])

@@ -25,22 +25,22 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="COPIES",
         help="a folder with executed copies of all notebooks; without it they are executed now",
     )
-    asked = parser.parse_args(words)
-    if asked.executed:
-        missing = [each.name for each in lessons() if not (asked.executed / each.name).is_file()]
+    args = parser.parse_args(words)
+    if args.executed:
+        missing = [each.name for each in lessons() if not (args.executed / each.name).is_file()]
         if missing:
-            parser.error(f"{asked.executed} has no copy of {', '.join(missing)}")
-    if why := _not_writable(asked.folder):  # to execute the notebooks takes minutes
-        parser.error(f"{asked.folder} cannot be written: {why}")
+            parser.error(f"{args.executed} has no copy of {', '.join(missing)}")
+    if why := _not_writable(args.folder):  # to execute the notebooks takes minutes
+        parser.error(f"{args.folder} cannot be written: {why}")
     with tempfile.TemporaryDirectory() as scratch:
-        executed = asked.executed or Path(scratch)
-        if asked.executed is None:
+        executed = args.executed or Path(scratch)
+        if args.executed is None:
             execute_all(lessons(), executed)
-        write_site(asked.folder, executed)
-    dead = dead_links(asked.folder)
+        write_site(args.folder, executed)
+    dead = dead_links(args.folder)
     for each in dead:
         print(f"leads nowhere: {each}", file=sys.stderr)
-    print(f"{asked.folder}/index.html: {len(list(asked.folder.glob('*.html')))} pages")
+    print(f"{args.folder}/index.html: {len(list(args.folder.glob('*.html')))} pages")
     return 1 if dead else 0
 
 
