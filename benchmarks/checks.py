@@ -23,18 +23,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import time
-import nbddp.worker.main as entry_
+import nbddp.worker.main as main_
 from nbddp.checks.facts import RankFacts
 
-took_, survey_ = [], entry_.survey
-def looks_(*given, **options):
+seconds_, collect_facts_ = [], main_.collect_facts
+def timed_facts_(*args, **options):
     began = time.thread_time()
-    said = survey_(*given, **options)
-    said.json()
-    took_.append(time.thread_time() - began)
-    return said
+    facts = collect_facts_(*args, **options)
+    facts.json()
+    seconds_.append(time.thread_time() - began)
+    return facts
 
-def looks_not_(names, source=None, *, is_ok=True):
+def no_facts_(*args, **options):
     return RankFacts()
 
 torch.manual_seed(0)
@@ -85,12 +85,12 @@ def pair(group: WorkerGroup, source: str, *, checks_first: bool) -> tuple[float,
     """Seconds of a cell with checks and without; and of a processor in the notebook."""
     taken, looking = {}, 0.0
     for is_on in (checks_first, not checks_first):
-        run(group, f"entry_.survey = {'looks_' if is_on else 'looks_not_'}")
+        run(group, f"main_.collect_facts = {'timed_facts_' if is_on else 'no_facts_'}")
         began = time.perf_counter()
         handle = run(group, source)
         if is_on:
-            checks, busy = QuietChecks(lambda: group._group.spec.nproc), time.thread_time()
-            checks(handle)
+            checks, busy = QuietChecks(), time.thread_time()
+            checks.check(group._group.session, handle)
             looking = time.thread_time() - busy
         taken[is_on] = time.perf_counter() - began
     return taken[True], taken[False], looking
@@ -100,9 +100,9 @@ def measure(group: WorkerGroup, title: str, source: str, pairs: int) -> None:
     """A row of the table."""
     found, in_ranks = [], []
     for number in range(pairs):
-        run(group, "took_.clear()")
+        run(group, "seconds_.clear()")
         found.append(pair(group, source, checks_first=bool(number % 2)))
-        in_ranks += group.pull("took_[-1]")
+        in_ranks += group.pull("seconds_[-1]")
     rank, here = (1000 * median(each) for each in (in_ranks, [each for _, _, each in found]))
     without = 1000 * median(off for _, off, _ in found)
     low, middle, high = quantiles([on / off for on, off, _ in found], n=4)
