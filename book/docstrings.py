@@ -16,7 +16,7 @@ ROLE = re.compile(r":\w+:`~?(nbddp\.)?([\w.]+)`")
 FENCE = "```"
 
 
-class _Bare:
+class _UnquotedAnnotation:
     """An annotation that is written as it stands in the source, without quotes."""
 
     def __init__(self, text: str) -> None:
@@ -29,8 +29,8 @@ class _Bare:
 def reference() -> str:
     """All public names in their order, each with its signature and what is said of it."""
     names = [name for name in nbddp.__all__ if not name.endswith("_ipython_extension")]
-    told = "\n\n".join(part for name in names for part in _entry(name, getattr(nbddp, name)))
-    return f"# The names of nbddp\n\n{as_markdown(inspect.getdoc(nbddp) or '')}\n\n{told}\n"
+    sections = "\n\n".join(part for name in names for part in _entry(name, getattr(nbddp, name)))
+    return f"# The names of nbddp\n\n{as_markdown(inspect.getdoc(nbddp) or '')}\n\n{sections}\n"
 
 
 def as_markdown(docstring: str) -> str:
@@ -38,45 +38,45 @@ def as_markdown(docstring: str) -> str:
     return "\n\n".join(_block(each) for each in _blocks(docstring.splitlines()))
 
 
-def _entry(name: str, thing: Any) -> Iterator[str]:
-    yield _told(2, f"nbddp.{name}", thing)
-    if inspect.ismodule(thing):
-        members = {each: getattr(thing, each) for each in dir(thing)}
-    elif inspect.isclass(thing) and not issubclass(thing, Exception):
-        members = dict(vars(thing))
+def _entry(name: str, value: Any) -> Iterator[str]:
+    yield _section(2, f"nbddp.{name}", value)
+    if inspect.ismodule(value):
+        members = {each: getattr(value, each) for each in dir(value)}
+    elif inspect.isclass(value) and not issubclass(value, Exception):
+        members = dict(vars(value))
     else:
         return
-    for member, value in sorted(members.items()):
-        found = getattr(value, "__func__", value)  # of a class method
-        if member[0] != "_" and inspect.getdoc(found) and _is_told(found):
-            yield _told(3, f"{name}.{member}", found)
+    for member, attribute in sorted(members.items()):
+        found = getattr(attribute, "__func__", attribute)  # of a class method
+        if member[0] != "_" and inspect.getdoc(found) and _has_section(found):
+            yield _section(3, f"{name}.{member}", found)
 
 
-def _is_told(thing: Any) -> bool:
-    return isinstance(thing, property) or inspect.isroutine(thing) or inspect.isclass(thing)
+def _has_section(value: Any) -> bool:
+    return isinstance(value, property) or inspect.isroutine(value) or inspect.isclass(value)
 
 
-def _told(level: int, title: str, thing: Any) -> str:
+def _section(level: int, title: str, value: Any) -> str:
     parts = [f"{'#' * level} {title}"]
-    if callable(thing) and not (inspect.isclass(thing) and issubclass(thing, Exception)):
-        parts.append(f"{FENCE}python\n{title}{_signature(thing)}\n{FENCE}")
-    return "\n\n".join([*parts, as_markdown(inspect.getdoc(thing) or "")])
+    if callable(value) and not (inspect.isclass(value) and issubclass(value, Exception)):
+        parts.append(f"{FENCE}python\n{title}{_signature(value)}\n{FENCE}")
+    return "\n\n".join([*parts, as_markdown(inspect.getdoc(value) or "")])
 
 
-def _signature(thing: Any) -> str:
-    signature = inspect.signature(thing)
+def _signature(value: Any) -> str:
+    signature = inspect.signature(value)
     given = [
-        each.replace(annotation=_bare(each.annotation))
+        each.replace(annotation=_unquote(each.annotation))
         for each in signature.parameters.values()
         if each.name not in ("self", "cls") and not each.name.startswith("_")
     ]
-    returned = _bare(signature.return_annotation)
+    returned = _unquote(signature.return_annotation)
     lines = str(signature.replace(parameters=given, return_annotation=returned))
     return lines if len(lines) < 90 else re.sub(r", (?=\*|/|\w+[:=,)])", ",\n    ", lines)
 
 
-def _bare(annotation: Any) -> Any:
-    return _Bare(annotation) if isinstance(annotation, str) else annotation
+def _unquote(annotation: Any) -> Any:
+    return _UnquotedAnnotation(annotation) if isinstance(annotation, str) else annotation
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
@@ -103,16 +103,16 @@ def _block(lines: list[str]) -> str:
         return f"{FENCE}pycon\n" + "\n".join(lines).rstrip() + f"\n{FENCE}"
     if any(line.endswith("::") for line in lines):
         return _literal(lines)
-    return _words("\n".join(lines).strip())
+    return _inline_markdown("\n".join(lines).strip())
 
 
 def _literal(lines: list[str]) -> str:
     """A paragraph that ends in two colons, and the code that is indented under it."""
     at = next(number for number, line in enumerate(lines) if line.endswith("::"))
-    said = "\n".join([*lines[:at], lines[at][:-1]])
+    before = "\n".join([*lines[:at], lines[at][:-1]])
     code = dedent("\n".join(lines[at + 1 :])).strip("\n")
     shown = f"{FENCE}python\n{code}\n{FENCE}"
-    return shown if said == ":" else f"{_words(said)}\n\n{shown}"
+    return shown if before == ":" else f"{_inline_markdown(before)}\n\n{shown}"
 
 
 def _entries(body: str) -> str:
@@ -120,15 +120,15 @@ def _entries(body: str) -> str:
     entries = re.split(r"\n(?=\S)", body)
     found = [ENTRY.fullmatch(each) for each in entries]
     if not all(found):
-        return _words(body)
-    told = [(each[1], " ".join(each[2].split())) for each in found if each]
-    return "\n".join(f"* `{name}`: {_words(text)}" for name, text in told)
+        return _inline_markdown(body)
+    sections = [(each[1], " ".join(each[2].split())) for each in found if each]
+    return "\n".join(f"* `{name}`: {_inline_markdown(text)}" for name, text in sections)
 
 
-def _words(text: str) -> str:
-    return ROLE.sub(_reference, text).replace("``", "`")
+def _inline_markdown(text: str) -> str:
+    return ROLE.sub(_link_to_name, text).replace("``", "`")
 
 
-def _reference(found: re.Match[str]) -> str:
+def _link_to_name(found: re.Match[str]) -> str:
     name = found[2]
     return f"[`nbddp.{name}`](#nbddp.{name})" if name in nbddp.__all__ else f"`{name}`"

@@ -37,11 +37,11 @@ def dead_links(folder: Path) -> list[str]:
         f"{name}: {target}"
         for name, page in pages.items()
         for target in dict.fromkeys(page.targets)
-        if not _leads_somewhere(folder, name, target, pages)
+        if not _target_exists(folder, name, target, pages)
     ]
 
 
-def _leads_somewhere(folder: Path, name: str, target: str, pages: dict[str, _Page]) -> bool:
+def _target_exists(folder: Path, name: str, target: str, pages: dict[str, _Page]) -> bool:
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return True

@@ -67,16 +67,20 @@ def write_site(folder: Path, executed: Path) -> None:
         exclude_output_prompt=True,
         config=Config(HighlightMagicsPreprocessor={"languages": {"%%ddp": "python"}}),
     )
-    exporter.register_filter("clean_html", _as_it_is)  # our own HTML: it takes half the time
+    exporter.register_filter(
+        "clean_html", lambda text: text
+    )  # our own HTML: it takes half the time
     pages = list(_pages(executed))
     frame = Template((HERE / "page.html").read_text("utf-8"))
     for number, page in enumerate(pages):
         body = _body(exporter, page)
         whole = frame.substitute(
             title=html.escape(page.title),
-            pages=_listed(pages, page),
+            pages=_navigation(pages, page),
             body=body,
-            steps=_steps(pages[max(0, number - 1)], pages[min(number + 1, len(pages) - 1)], page),
+            steps=_previous_and_next(
+                pages[max(0, number - 1)], pages[min(number + 1, len(pages) - 1)], page
+            ),
         )
         (folder / page.file).write_text(whole, "utf-8")
     (folder / "style.css").write_text(_style(), "utf-8")
@@ -85,29 +89,29 @@ def write_site(folder: Path, executed: Path) -> None:
 
 
 def _pages(executed: Path) -> Iterator[Page]:
-    yield Page("index", "The course", _of_markdown(_course()))
+    yield Page("index", "The course", _markdown_notebook(_index_source()))
     for path in lessons():
         notebook = nbformat.read(executed / path.name, as_version=4)
         title = re.match(r"# (.+)", notebook.cells[0].source)
         said = title[1] if title else path.stem
         yield Page(path.stem, f"{path.stem[:2]} {said}", notebook)
     topics = (NOTEBOOKS / "README.md").read_text("utf-8")
-    yield Page("topics", "Where each topic is", _of_markdown(topics), is_readme=True)
-    yield Page("api", "The names of nbddp", _of_markdown(reference()))
+    yield Page("topics", "Where each topic is", _markdown_notebook(topics), is_readme=True)
+    yield Page("api", "The names of nbddp", _markdown_notebook(reference()))
     for path in sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")]):
         title = re.match(r"# (.+)", path.read_text("utf-8"))
         said = "README" if path.stem == "README" else title[1] if title else path.stem
         source = path.read_text("utf-8")
-        yield Page(path.stem.lower(), said, _of_markdown(source), is_readme=True)
+        yield Page(path.stem.lower(), said, _markdown_notebook(source), is_readme=True)
 
 
-def _of_markdown(source: str) -> NotebookNode:
+def _markdown_notebook(source: str) -> NotebookNode:
     notebook: NotebookNode = nbformat.v4.new_notebook()
     notebook.cells.append(nbformat.v4.new_markdown_cell(source))
     return notebook
 
 
-def _course() -> str:
+def _index_source() -> str:
     """Return the first page: what nbddp is, and the table of the notebooks."""
     readme = (ROOT / "README.md").read_text("utf-8")
     about = re.search(
@@ -126,10 +130,10 @@ def _body(exporter: HTMLExporter, page: Page) -> str:
         cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "folded"]  # a class on its page
     body, _ = exporter.from_notebook_node(page.notebook)
     titles = iter([cell.source.partition("\n")[0].removeprefix("# ") for cell in folded])
-    body = FOLDED.sub(lambda found: _unfoldable(found, next(titles)), body)
+    body = FOLDED.sub(lambda found: _with_details(found, next(titles)), body)
     if page.is_readme:
-        body = HEADING.sub(_as_on_github, body)
-    return TARGET.sub(_moved, body)
+        body = HEADING.sub(_github_anchor, body)
+    return TARGET.sub(_site_link, body)
 
 
 def _is_folded(cell: NotebookNode) -> bool:
@@ -137,23 +141,19 @@ def _is_folded(cell: NotebookNode) -> bool:
     return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
 
 
-def _unfoldable(found: re.Match[str], title: str) -> str:
+def _with_details(found: re.Match[str], title: str) -> str:
     summary = f"<summary>{html.escape(title)}</summary>"
     return found[0].replace(found[1], f"<details>{summary}{found[1]}</details>")
 
 
-def _as_it_is(text: str) -> str:
-    return text
-
-
-def _as_on_github(found: re.Match[str]) -> str:
+def _github_anchor(found: re.Match[str]) -> str:
     level, _, inner = found.groups()
     text = html.unescape(re.sub(r"<[^>]+>", "", inner)).strip().lower()
     anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
     return f'<h{level} id="{anchor}">{inner}<a class="anchor-link" href="#{anchor}"'
 
 
-def _moved(found: re.Match[str]) -> str:
+def _site_link(found: re.Match[str]) -> str:
     """Where on the site a file of the project is."""
     name, path, anchor = found.groups()
     path = path.replace("notebooks/README.md", "topics.md")
@@ -164,7 +164,7 @@ def _moved(found: re.Match[str]) -> str:
     return f'{name}="{path}{anchor or ""}"'
 
 
-def _listed(pages: Sequence[Page], current: Page) -> str:
+def _navigation(pages: Sequence[Page], current: Page) -> str:
     def line(page: Page) -> str:
         here = ' aria-current="page"' if page is current else ""
         return f'<li><a href="{page.file}"{here}>{html.escape(page.title)}</a></li>'
@@ -172,7 +172,7 @@ def _listed(pages: Sequence[Page], current: Page) -> str:
     return "\n".join(map(line, pages))
 
 
-def _steps(before: Page, after: Page, page: Page) -> str:
+def _previous_and_next(before: Page, after: Page, page: Page) -> str:
     links = [("←", before), ("→", after)]
     return " ".join(
         f'<a href="{each.file}">{arrow} {html.escape(each.title)}</a>'
@@ -187,11 +187,11 @@ def _style() -> str:
         HtmlFormatter(style=style).get_style_defs(".highlight") for style in STYLES.values()
     )
     own = (HERE / "style.css").read_text("utf-8")
-    light, dark = f"{light}\n{_ranks(LIGHT)}", f"{dark}\n{_ranks(DARK)}"
+    light, dark = f"{light}\n{_rank_styles(LIGHT)}", f"{dark}\n{_rank_styles(DARK)}"
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{own}"
 
 
-def _ranks(colors: Sequence[str]) -> str:
+def _rank_styles(colors: Sequence[str]) -> str:
     """Text in a rank's colour of the terminal, in the one that is read on this page."""
     seen = [tuple(bytes.fromhex(rank_color(rank)[1:])) for rank in range(len(colors))]
     return "\n".join(

@@ -36,21 +36,21 @@ def execute_all(paths: Sequence[Path], folder: Path) -> None:
 
 def _execute(path: Path, folder: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    asked = nbformat.v4.new_code_cell(AS_PANEL)
+    view_cell = nbformat.v4.new_code_cell(AS_PANEL)
     first = next(at for at, cell in enumerate(notebook.cells) if cell.cell_type == "code")
-    notebook.cells.insert(first + 1, asked)  # after %load_ext
-    with tempfile.TemporaryDirectory() as place:
-        shutil.copytree(path.parent / "pictures", Path(place, "pictures"))
-        where = {"metadata": {"path": place}}
+    notebook.cells.insert(first + 1, view_cell)  # after %load_ext
+    with tempfile.TemporaryDirectory() as folder_name:
+        shutil.copytree(path.parent / "pictures", Path(folder_name, "pictures"))
+        resources = {"metadata": {"path": folder_name}}
         client = NotebookClient(
             notebook,
             timeout=TIMEOUT,
             kernel_name="python3",
-            resources=where,
+            resources=resources,
             store_widget_state=False,
         )
         client.execute()
-    notebook.cells.remove(asked)
+    notebook.cells.remove(view_cell)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [each for each in cell.outputs if WIDGET not in each.get("data", {})]

@@ -248,5 +248,5 @@ def test_what_does_not_end_is_ended_and_the_day_is_never_longer_than_it_may() ->
     several = dataclasses.replace(slow, gpus=2)
     assert run(several, 1, time.monotonic() + 100).verdict == "needs 2 GPUs, here is 1"
     ended = run(slow, 1, time.monotonic() + 100)
-    assert (ended.verdict, ended.said) == ("FAILED: not over after 11 s", "began\n")
+    assert (ended.verdict, ended.output) == ("FAILED: not over after 11 s", "began\n")
     assert ended.has_failed

@@ -21,8 +21,8 @@ from tempfile import TemporaryFile
 import torch
 
 ROOT = Path(__file__).parents[1]
-WHOLE_DAY = 590.0  # seconds
-MUCH = 60  # lines of a part's end that the report shows
+TOTAL_SECONDS = 590.0  # seconds
+SHOWN_LINES = 60  # lines of a part's end that the report shows
 PACKAGES = ("nbddp", "ipykernel", "nvidia-ml-py")
 ON_GPU = "tests/multiproc/test_gpu.py"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
@@ -38,16 +38,16 @@ class Part:
     gpus: int = 1
 
 
-def of_tests(title: str, *arguments: str, limit: float, gpus: int = 1) -> Part:
+def pytest_part(title: str, *arguments: str, limit: float, gpus: int = 1) -> Part:
     return Part(title, (*PYTEST, *arguments), limit, gpus)
 
 
 PARTS = (
-    of_tests("Two Gloo ranks on one GPU", ON_GPU, "-k", "over_gloo", limit=60),
-    of_tests("NCCL with one rank", ON_GPU, "-k", "over_nccl", limit=60),
-    of_tests("NCCL with several ranks", ON_GPU, "-k", "with_nccl", limit=60, gpus=2),
-    of_tests("pytest -m gpu", "-m", "gpu", "tests", limit=150),
-    of_tests(
+    pytest_part("Two Gloo ranks on one GPU", ON_GPU, "-k", "over_gloo", limit=60),
+    pytest_part("NCCL with one rank", ON_GPU, "-k", "over_nccl", limit=60),
+    pytest_part("NCCL with several ranks", ON_GPU, "-k", "with_nccl", limit=60, gpus=2),
+    pytest_part("pytest -m gpu", "-m", "gpu", "tests", limit=150),
+    pytest_part(
         "All notebooks on the GPU",
         "tests/notebooks/test_notebooks.py",
         *("-m", "notebook", "-k", "runs_from_start"),
@@ -65,7 +65,7 @@ class Outcome:
     part: Part
     verdict: str
     seconds: float = 0.0
-    said: str = ""
+    output: str = ""
 
     @property
     def has_failed(self) -> bool:
@@ -74,7 +74,7 @@ class Outcome:
 
 def main() -> None:
     """Print the report as it grows, so that one that is cut off has what was found."""
-    deadline = time.monotonic() + WHOLE_DAY
+    deadline = time.monotonic() + TOTAL_SECONDS
     gpus = torch.cuda.device_count()
     print(f"# GPU day\n\n{machine(gpus)}\n", flush=True)
     outcomes = []
@@ -94,18 +94,18 @@ def run(part: Part, gpus: int, deadline: float) -> Outcome:
     began = time.monotonic()
     command = [sys.executable, *part.arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with TemporaryFile("w+") as output:  # not a pipe, which what is left of a part would hold open
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
-        has_ended = ends_within(process, left)
-        output.seek(0)
-        said = output.read()
+    with TemporaryFile("w+") as log:  # not a pipe, which what is left of a part would hold open
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
+        has_ended = ended_in_time(process, left)
+        log.seek(0)
+        output = log.read()
     verdict = f"FAILED: not over after {left:.0f} s"
     if has_ended:
-        verdict = verdict_of(process.returncode, said)
-    return Outcome(part, verdict, time.monotonic() - began, said)
+        verdict = verdict_of(process.returncode, output)
+    return Outcome(part, verdict, time.monotonic() - began, output)
 
 
-def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def ended_in_time(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """If it does not it is ended; its kernels and ranks end with it."""
     try:
         process.wait(seconds)
@@ -120,9 +120,9 @@ def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def verdict_of(status: int, said: str) -> str:
+def verdict_of(status: int, output: str) -> str:
     """In words; pytest's own where it counts its tests."""
-    counted = re.findall(r"^=* ?((?:\d+ \w+,? ?)+)in [\d.]+s", said, re.MULTILINE)
+    counted = re.findall(r"^=* ?((?:\d+ \w+,? ?)+)in [\d.]+s", output, re.MULTILINE)
     words = counted[-1].strip().rstrip(",") if counted else ""
     if status:
         return f"FAILED: {words or f'exit status {status}'}"
@@ -150,10 +150,10 @@ def name_of(index: int) -> str:
 def driver() -> str:
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return (said.stdout.splitlines() or ["unknown"])[0]
+    return (output.stdout.splitlines() or ["unknown"])[0]
 
 
 def version_of(package: str) -> str:
@@ -166,10 +166,10 @@ def version_of(package: str) -> str:
 def section(outcome: Outcome) -> str:
     """A part of the report: what it said is cut at the front, the end has the outcome."""
     head = f"## {outcome.part.title}\n\n{outcome.verdict}\n"
-    if not outcome.said:
+    if not outcome.output:
         return head
     command = " ".join(["python", *outcome.part.arguments])
-    end = "\n".join(outcome.said.rstrip().splitlines()[-MUCH:])
+    end = "\n".join(outcome.output.rstrip().splitlines()[-SHOWN_LINES:])
     return f"{head}\n`{command}`\n\n```\n{end}\n```\n"
 
 

@@ -26,8 +26,8 @@ def kept_files() -> set[str]:
         names = {each.relative_to(ROOT).as_posix() for each in files}
         return {name for name in names if "__pycache__" not in name} - {"PKG-INFO"}
     listed = ["git", "-C", str(ROOT), "ls-files", "-z"]
-    said = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
-    return {name for name in said.split("\0") if name and (ROOT / name).exists()}
+    output = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+    return {name for name in output.split("\0") if name and (ROOT / name).exists()}
 
 
 def check_files(archive: str, found: Iterable[str], expected: Iterable[str]) -> None:
@@ -47,9 +47,9 @@ def check_wheel(path: Path) -> None:
         check_metadata(Metadata.from_email(wheel.read(about), validate=True))
     assert path.name.endswith("-py3-none-any.whl"), path.name
     run = [sys.executable, "-I", "-c", PROBE, str(path)]
-    told = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
-    assert told[0].startswith(str(path)), told
-    assert f"nbddp-{told[1]}-" in path.name, told
+    output = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    assert output[0].startswith(str(path)), output
+    assert f"nbddp-{output[1]}-" in path.name, output
 
 
 def check_sdist(path: Path) -> None:
@@ -63,16 +63,18 @@ def check_sdist(path: Path) -> None:
     check_files(path.name, names, kept_files() | {"PKG-INFO"})
 
 
-def check_metadata(said: Metadata) -> None:
+def check_metadata(metadata: Metadata) -> None:
     """What an index shows, and what pip brings along."""
-    assert said.description_content_type == "text/markdown"
+    assert metadata.description_content_type == "text/markdown"
     readme = (ROOT / "README.md").read_text()
-    assert (said.description or "").strip() == readme.strip(), "the long description is README.md"
-    assert said.license_expression == "BSD-3-Clause"
-    assert said.license_files == ["LICENSE"]
-    assert str(said.requires_python) == ">=3.10"
-    assert len(said.summary or "") <= 100
-    needs = said.requires_dist or []
+    assert (metadata.description or "").strip() == readme.strip(), (
+        "the long description is README.md"
+    )
+    assert metadata.license_expression == "BSD-3-Clause"
+    assert metadata.license_files == ["LICENSE"]
+    assert str(metadata.requires_python) == ">=3.10"
+    assert len(metadata.summary or "") <= 100
+    needs = metadata.requires_dist or []
     always = {each.name for each in needs if each.marker is None}
     expected = {
         "cloudpickle",

@@ -66,10 +66,10 @@ while step < 700:
         nbddp.log(step=step, loss=loss.item())
         step += 1
 """
-ROOM = {"width": 900, "height": 1300}  # of the page, so that nothing has to be scrolled
+VIEWPORT = {"width": 900, "height": 1300}  # of the page, so that nothing has to be scrolled
 HEIGHT = 700  # of what is shown, from the top of the cell on
 PAUSE = 0.2  # seconds between two pictures
-LAST = 3000  # milliseconds that the last one stays
+LAST_FRAME = 3000  # milliseconds that the last one stays
 POINTER = """([x, y]) => {
     const dot = document.querySelector("#pointer") ?? document.createElement("div");
     dot.id = "pointer";
@@ -89,23 +89,23 @@ class Film:
         self._notebook = notebook
         self._cell = cell
         box = notebook.code_cell(cell).bounding_box()
-        self._sight = {**box, "height": HEIGHT}
+        self._clip = {**box, "height": HEIGHT}
         self._shots: list[tuple[float, Image.Image]] = []
 
-    def until(self, pattern: str, *, timeout: float = 60) -> None:
+    def record_until(self, pattern: str, *, timeout: float = 60) -> None:
         """Take pictures until this is shown under the cell."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self._notebook.text(self._cell)):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{pattern!r} is not in:\n{self._notebook.text(self._cell)}")
-            self.go_on(PAUSE)
+            self.record(PAUSE)
 
-    def go_on(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Take pictures for so long; one at least."""
         deadline = time.monotonic() + seconds
         while True:
             began = time.monotonic()
-            picture = Image.open(io.BytesIO(self._notebook.page.screenshot(clip=self._sight)))
+            picture = Image.open(io.BytesIO(self._notebook.page.screenshot(clip=self._clip)))
             self._shots.append((began, picture.convert("RGB")))
             if time.monotonic() > deadline:
                 return
@@ -116,9 +116,9 @@ class Film:
         box = self._notebook.button(label).bounding_box()
         place = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
         self._notebook.page.evaluate(POINTER, place)
-        self.go_on(3 * PAUSE)
+        self.record(3 * PAUSE)
         self._notebook.page.mouse.click(*place)
-        self.go_on(3 * PAUSE)
+        self.record(3 * PAUSE)
         self._notebook.page.evaluate(NO_POINTER)
 
     def save(self, path: Path) -> None:
@@ -134,7 +134,7 @@ class Film:
             path,
             save_all=True,
             append_images=others,
-            duration=[*lasting, LAST],
+            duration=[*lasting, LAST_FRAME],
             loop=0,
             quality=QUALITY,
             method=6,
@@ -147,22 +147,22 @@ def take_moving(theme: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
         write_notebook(lab.notebooks / "heal.ipynb", START, PREPARE, HEAL)
         with lab.open("heal.ipynb") as notebook:
-            notebook.page.set_viewport_size(ROOM)
+            notebook.page.set_viewport_size(VIEWPORT)
             notebook.js(f"await window.jupyterapp.commands.execute('{TOGGLE}')")
             notebook.run(0)
             notebook.run(1)
             notebook.code_cell(2).locator(".cm-content").click()
             film = Film(notebook, 2)
-            film.go_on(1.0)
+            film.record(1.0)
             notebook.page.keyboard.press("Control+Enter")
-            film.until("Kill")
+            film.record_until("Kill")
             notebook.page.locator(".nbddp-buttons select").select_option("2")
-            film.go_on(3.0)
+            film.record(3.0)
             film.press("Kill")
             film.press(r"Kill\?")
-            film.until("heal")
-            film.until("done on ranks")
-            film.go_on(PAUSE)
+            film.record_until("heal")
+            film.record_until("done on ranks")
+            film.record(PAUSE)
             film.save(folder / f"heal-{theme}.webp")
 
 
