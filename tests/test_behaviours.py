@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbddp
 from nbddp.checks import registry
-from nbddp.checks.checker import BOOK
+from nbddp.checks.checker import ALL_RULES
 from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.train.faults.arming import KINDS
 
@@ -72,7 +72,10 @@ def behaviours() -> dict[str, dict[str, list[str]]]:
         word = magic.rpartition(" ")[2]  # an argument without dashes has no name in a line
         rows = {name: names or [word] for name, names in options(parser).items()}
         found[magic] = rows | {"runs": [word]}
-    found |= {"rules": {each: [each] for each in BOOK}, "faults": {each: [each] for each in KINDS}}
+    found |= {
+        "rules": {each: [each] for each in ALL_RULES},
+        "faults": {each: [each] for each in KINDS},
+    }
     return found | {"names": public_names()}
 
 

@@ -10,27 +10,27 @@ from collections.abc import Iterator
 
 from nbddp.checks.conditions import (
     RankCondition,
-    early_leavers,
+    early_exits,
+    exit_target,
     has_rank_condition,
-    left_after,
     may_exclude,
     picks_one_of_all,
     rank_conditions,
     tests_at,
 )
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, once
+from nbddp.checks.source import CellSource, cached_per_source
 from nbddp.checks.syntax import (
     argument,
+    has_star_arguments,
     is_false,
     is_true,
     may_be_true,
     names_in,
-    passes_on_more,
     plain_names,
 )
 
-_GROUP_PLACES = {  # position of the ``group`` argument; None if there is no such argument
+_GROUP_POSITIONS = {  # position of the ``group`` argument; None if there is no such argument
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"), 2),
     **dict.fromkeys(("all_to_all", "broadcast", "broadcast_object_list"), 2),
     **dict.fromkeys(("gather", "gather_object", "reduce", "reduce_scatter"), 3),
@@ -40,62 +40,63 @@ _GROUP_PLACES = {  # position of the ``group`` argument; None if there is no suc
     "new_subgroups": 1,
     **dict.fromkeys(("new_group", "new_subgroups_by_enumeration"), None),
 }
-COLLECTIVES = frozenset(f"torch.distributed.{name}" for name in _GROUP_PLACES)
-OURS = frozenset({"nbddp.all_reduce", "nbddp.all_gather"})
+COLLECTIVES = frozenset(f"torch.distributed.{name}" for name in _GROUP_POSITIONS)
+NBDDP_COLLECTIVES = frozenset({"nbddp.all_reduce", "nbddp.all_gather"})
 # calls that form groups of all ranks, and calls that write or read a distributed checkpoint
-_OF_ALL_RANKS = re.compile(
+_WORLD_CALLS = re.compile(
     r"torch\.distributed\.(?:(?:\w+\.)*init_device_mesh"
     r"|checkpoint\.(?:\w+\.)*(?:save|load|async_save|save_state_dict|load_state_dict))"
 )
 # calls that all ranks with a shard of a tensor or a model must make together
-_OF_SHARDS = re.compile(
+_SHARD_CALLS = re.compile(
     r"torch\.distributed\.(?:(?:\w+\.)*tensor\.(?:\w+\.)*distribute_(?:tensor|module)"
     r"|fsdp\.(?:\w+\.)*FullyShardedDataParallel\.(?:summon_full_params|full_optim_state_dict"
     r"|optim_state_dict|optim_state_dict_to_load|scatter_full_optim_state_dict))"
 )
-_OF_SHARDED_MODELS = re.compile(
+_SHARDED_MODEL_CALLS = re.compile(
     r"torch\.distributed\.checkpoint\.state_dict\.[gs]et_(?:model_|optimizer_)?state_dict"
 )
-_METHODS_OF_SHARDS = frozenset({"full_tensor", "consolidate_state_dict"})
+_SHARD_METHODS = frozenset({"full_tensor", "consolidate_state_dict"})
 _SHARDING = re.compile(r"fully_shard|FSDP|FullySharded|parallelize_module|distribute_module")
 _NO_SHARDING = re.compile(r"\bDDP\b|DistributedDataParallel")
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return the name of a call as users type it.
 
-    >>> short("torch.distributed.barrier"), short("nbddp.all_reduce")
+    >>> short_name("torch.distributed.barrier"), short_name("nbddp.all_reduce")
     ('dist.barrier', 'nbddp.all_reduce')
-    >>> short("torch.distributed.checkpoint.state_dict_saver.save")
+    >>> short_name("torch.distributed.checkpoint.state_dict_saver.save")
     'dcp.save'
     """
-    *room, last = name.split(".")
-    if room[:1] != ["torch"]:
+    *modules, last = name.split(".")
+    if modules[:1] != ["torch"]:
         return name
-    if "checkpoint" in room and last in ("save", "load", "async_save"):
+    if "checkpoint" in modules and last in ("save", "load", "async_save"):
         return f"dcp.{last}"
-    return f"dist.{last}" if room == ["torch", "distributed"] else last
+    return f"dist.{last}" if modules == ["torch", "distributed"] else last
 
 
-def collective(source: CellSource, call: ast.Call) -> str:
+def collective_name(source: CellSource, call: ast.Call) -> str:
     """Return the name of a collective of all ranks; empty for other calls.
 
     A collective in a group of some ranks does not count.
     """
-    name = source.called(call)
-    is_one = name in COLLECTIVES or name in OURS or _OF_ALL_RANKS.fullmatch(name)
-    return name if is_one and _is_of_all(call, _GROUP_PLACES.get(name.rpartition(".")[2])) else ""
+    name = source.called_name(call)
+    is_one = name in COLLECTIVES or name in NBDDP_COLLECTIVES or _WORLD_CALLS.fullmatch(name)
+    position = _GROUP_POSITIONS.get(name.rpartition(".")[2])
+    return name if is_one and _is_for_all_ranks(call, position) else ""
 
 
-def _of_shards(source: CellSource, call: ast.Call) -> str:
+def _shard_call_name(source: CellSource, call: ast.Call) -> str:
     """Return the name of a call that all ranks with a shard must make; empty for other calls."""
-    name, method = source.called(call), source.method(call)
-    if _OF_SHARDS.fullmatch(name):
+    name, method = source.called_name(call), source.method(call)
+    if _SHARD_CALLS.fullmatch(name):
         return name
-    if _OF_SHARDED_MODELS.fullmatch(name) or name.endswith("nn.utils.clip_grad_norm_"):
+    if _SHARDED_MODEL_CALLS.fullmatch(name) or name.endswith("nn.utils.clip_grad_norm_"):
         is_clip = method == "clip_grad_norm_"
         return name if _takes_shards(source, call, may_guess=not is_clip) else ""
-    is_method = method in _METHODS_OF_SHARDS and isinstance(call.func, ast.Attribute)
+    is_method = method in _SHARD_METHODS and isinstance(call.func, ast.Attribute)
     is_clip = method == "clip_grad_norm_" and source.is_fsdp(source.owner(call))
     is_whole = method == "state_dict" and _gathers_state(source, source.owner(call))
     return f"{ast.unparse(call.func)}()" if is_method or is_clip or is_whole else ""
@@ -104,7 +105,7 @@ def _of_shards(source: CellSource, call: ast.Call) -> str:
 def _gathers_state(source: CellSource, name: str) -> bool:
     """Return whether ``state_dict()`` of a model gathers its shards, as in FSDP version 1."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
-    is_first = any(source.called(each).endswith(".FullyShardedDataParallel") for each in made)
+    is_first = any(source.called_name(each).endswith(".FullyShardedDataParallel") for each in made)
     return is_first and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
 
 
@@ -121,27 +122,27 @@ def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> boo
     return may_guess and not known and bool(is_likely)
 
 
-def _is_of_all(call: ast.Call, place: int | None) -> bool:
+def _is_for_all_ranks(call: ast.Call, position: int | None) -> bool:
     """Return whether all ranks must make this call, as far as its arguments tell."""
-    alone = ("use_local_synchronization", "no_dist")
-    if passes_on_more(call) or any(may_be_true(argument(call, each)) for each in alone):
+    exceptions = ("use_local_synchronization", "no_dist")
+    if has_star_arguments(call) or any(may_be_true(argument(call, each)) for each in exceptions):
         return False
-    group = argument(call, "process_group") or argument(call, "group", place)
+    group = argument(call, "process_group") or argument(call, "group", position)
     is_default = isinstance(group, ast.Constant) and group.value is None
     return group is None or is_default or ast.unparse(group).endswith("group.WORLD")
 
 
-@once
-def meetings_of_shards(source: CellSource) -> dict[ast.Call, str]:
+@cached_per_source
+def shard_calls(source: CellSource) -> dict[ast.Call, str]:
     """Return every call that all ranks with a shard of a tensor or a model must make together."""
-    return {each: name for each in source.calls if (name := _of_shards(source, each))}
+    return {each: name for each in source.calls if (name := _shard_call_name(source, each))}
 
 
-@once
-def all_meetings(source: CellSource) -> list[tuple[ast.Call, str]]:
+@cached_per_source
+def collective_calls(source: CellSource) -> list[tuple[ast.Call, str]]:
     """Return every call that all ranks must make, and every call of a function that makes one."""
-    direct = [(each, name) for each in source.calls if (name := collective(source, each))]
-    functions = [source.function(each) for each, _ in direct if not _is_apart(source, each)]
+    direct = [(each, name) for each in source.calls if (name := collective_name(source, each))]
+    functions = [source.function(each) for each, _ in direct if not _may_skip_ranks(source, each)]
     meets = {
         each.name
         for each in functions
@@ -155,7 +156,7 @@ def all_meetings(source: CellSource) -> list[tuple[ast.Call, str]]:
     return direct + indirect
 
 
-def _is_apart(source: CellSource, call: ast.Call) -> bool:
+def _may_skip_ranks(source: CellSource, call: ast.Call) -> bool:
     """Return whether only some ranks may make a call.
 
     It is under a condition on the rank, or the caller of its function decides which ranks make it.
@@ -170,53 +171,53 @@ def _is_apart(source: CellSource, call: ast.Call) -> bool:
 
 
 @rule("ND101")
-def _of_some_ranks(source: CellSource) -> Iterator[Hit]:
-    of_shards = meetings_of_shards(source)
-    meetings = all_meetings(source) + list(of_shards.items())
+def _on_some_ranks(source: CellSource) -> Iterator[Hit]:
+    sharded_calls = shard_calls(source)
+    calls = collective_calls(source) + list(sharded_calls.items())
     conditions = [
         [
             each
             for each in rank_conditions(source, call)
-            if call not in of_shards or all(map(picks_one_of_all, each.tests))
+            if call not in sharded_calls or all(map(picks_one_of_all, each.tests))
         ]
-        for call, _ in meetings
+        for call, _ in calls
     ]
-    partners = _Partners(source, [each for of_call in conditions for each in of_call])
-    for (call, name), of_call in zip(meetings, conditions, strict=True):
+    partners = _MatchingConditions(source, [each for of_call in conditions for each in of_call])
+    for (call, name), of_call in zip(calls, conditions, strict=True):
         for each in of_call:
-            if not partners.has(each) and not _others_meet_below(source, call, each.node):
+            if not partners.has(each) and not _other_ranks_match_below(source, call, each.node):
                 yield (
                     call,
-                    f"{short(name)} is under {each} (line {source.line(each.node)}): the other "
-                    "ranks do not come to it.",
+                    f"{short_name(name)} is under {each} (line {source.line(each.node)}): the "
+                    "other ranks do not come to it.",
                 )
                 break
 
 
-def _others_meet_below(source: CellSource, call: ast.Call, outer: ast.AST) -> bool:
+def _other_ranks_match_below(source: CellSource, call: ast.Call, outer: ast.AST) -> bool:
     """Return whether the other ranks make a collective after ``outer``.
 
     The ranks that make ``call`` leave before it, by ``return``, ``raise``, ``break`` or
     ``continue``.
     """
-    left = left_after(source, call, outer)
+    left = exit_target(source, call, outer)
     if left is None:
         return False
     first, last = source.last_line(outer), source.last_line(left)
-    here = _lines_of_meetings(source).get(source.function(call), [])
-    place = bisect_right(here, first)
-    return place < len(here) and here[place] <= last
+    here = _collective_lines(source).get(source.function(call), [])
+    position = bisect_right(here, first)
+    return position < len(here) and here[position] <= last
 
 
-@once
-def _lines_of_meetings(source: CellSource) -> dict[ast.AST, list[int]]:
+@cached_per_source
+def _collective_lines(source: CellSource) -> dict[ast.AST, list[int]]:
     found: dict[ast.AST, list[int]] = {}
-    for call, _ in all_meetings(source):
+    for call, _ in collective_calls(source):
         found.setdefault(source.function(call), []).append(source.line(call))
     return {function: sorted(lines) for function, lines in found.items()}
 
 
-class _Partners:
+class _MatchingConditions:
     """Under which conditions ranks meet, and whether the others then meet under another one."""
 
     def __init__(self, source: CellSource, conditions: list[RankCondition]) -> None:
@@ -229,7 +230,7 @@ class _Partners:
         self._alike = Counter(self._keys.values())
         self._related: Counter[ast.AST] = Counter()  # around it or in it, and asking another thing
         for inner, key in self._keys.items():
-            for outer in source.above(inner):
+            for outer in source.ancestors(inner):
                 if self._keys.get(outer, key) != key:
                     self._related.update((inner, outer))
 
@@ -241,46 +242,46 @@ class _Partners:
 
 
 @rule("ND103")
-def _behind_a_leaver(source: CellSource) -> Iterator[Hit]:
-    of_shards = meetings_of_shards(source)
-    meetings = all_meetings(source) + list(of_shards.items())
-    around = _around(source, meetings)
+def _after_early_exit(source: CellSource) -> Iterator[Hit]:
+    sharded_calls = shard_calls(source)
+    calls = collective_calls(source) + list(sharded_calls.items())
+    around = _all_ancestors(source, calls)
     of_all: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
-    for call, name in meetings:
+    for call, name in calls:
         if not has_rank_condition(source, call):
             of_all.setdefault(source.function(call), []).append((source.line(call), name, call))
     for each in of_all.values():
-        each.sort(key=lambda place: place[:2])
-    for condition, left in early_leavers(source):
+        each.sort(key=lambda entry: entry[:2])
+    for condition, left in early_exits(source):
         last = max(source.line(each) for each in condition.body)
         here = of_all.get(source.function(condition), [])
-        behind = here[bisect_right(here, last, key=lambda place: place[0]) :]
+        behind = here[bisect_right(here, last, key=lambda entry: entry[0]) :]
         for line, name, call in () if condition in around else behind:
             if (
                 line <= source.last_line(left)
-                and (call not in of_shards or picks_one_of_all(condition.test))
+                and (call not in sharded_calls or picks_one_of_all(condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ):
                 word = type(condition.body[-1]).__name__.lower()
                 yield (
                     line,
-                    f"{short(name)} comes after `if {ast.unparse(condition.test)}: {word}` (line "
-                    f"{source.line(condition)}): the ranks that have left do not come to it.",
+                    f"{short_name(name)} comes after `if {ast.unparse(condition.test)}: {word}` "
+                    f"(line {source.line(condition)}): the ranks that have left do not come to it.",
                 )
                 break
 
 
-def _around(source: CellSource, meetings: list[tuple[ast.Call, str]]) -> set[ast.AST]:
+def _all_ancestors(source: CellSource, calls: list[tuple[ast.Call, str]]) -> set[ast.AST]:
     """All that any of them stands in."""
-    return {outer for call, _ in meetings for outer in source.above(call)}
+    return {outer for call, _ in calls for outer in source.ancestors(call)}
 
 
 @rule("ND104")
 def _in_except(source: CellSource) -> Iterator[Hit]:
-    meetings = all_meetings(source)
-    around = _around(source, meetings)
-    for call, name in meetings:
-        for outer in source.above(call):
+    calls = collective_calls(source)
+    around = _all_ancestors(source, calls)
+    for call, name in calls:
+        for outer in source.ancestors(call):
             if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 break
             if isinstance(outer, ast.ExceptHandler):
@@ -288,13 +289,13 @@ def _in_except(source: CellSource) -> Iterator[Hit]:
                 is_tried = isinstance(attempt, ast.Try) and any(
                     each in around for each in (*attempt.body, *attempt.orelse)
                 )
-                is_met = is_tried or _others_meet_below(source, call, attempt)
+                is_met = is_tried or _other_ranks_match_below(source, call, attempt)
                 catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
                 if not is_met and not catches_import:
                     yield (
                         call,
-                        f"{short(name)} is in an `except`: only the ranks that had the error come "
-                        "to it.",
+                        f"{short_name(name)} is in an `except`: only the ranks that had the error "
+                        "come to it.",
                     )
                 break
 
@@ -302,31 +303,31 @@ def _in_except(source: CellSource) -> Iterator[Hit]:
 @rule("ND105")
 def _not_waited_for(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
-        name = source.called(call)
+        name = source.called_name(call)
         is_alone = isinstance(source.parents.get(call), ast.Expr)
         starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
         if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
             yield (
                 call,
-                f"the handle of this {short(name)} is dropped, so no code can wait for it.",
+                f"the handle of this {short_name(name)} is dropped, so no code can wait for it.",
             )
 
 
 @rule("ND107")
 def _summed_gradients(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
-        if source.called(call) != "torch.distributed.all_reduce" or not call.args:
+        if source.called_name(call) != "torch.distributed.all_reduce" or not call.args:
             continue
         text = ast.unparse(call.args[0])
         operation = argument(call, "op", 1)
         is_sum = operation is None or ast.unparse(operation).endswith("SUM")
         is_of_gradients = text.endswith((".grad", ".grad.data"))
-        if is_of_gradients and is_sum and not _makes_mean(source, source.function(call)):
+        if is_of_gradients and is_sum and not _divides(source, source.function(call)):
             yield call, f"the ranks' gradients in {text} are added up, and divided by nothing."
 
 
-@once
-def _makes_mean(_source: CellSource, function: ast.AST) -> bool:
+@cached_per_source
+def _divides(_source: CellSource, function: ast.AST) -> bool:
     """Return whether anything in a function divides."""
     return any(
         isinstance(each, ast.Div)
@@ -336,7 +337,7 @@ def _makes_mean(_source: CellSource, function: ast.AST) -> bool:
 
 
 @rule("ND102")
-def _ddp_of_some_ranks(source: CellSource) -> Iterator[Hit]:
+def _model_on_some_ranks(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         is_fsdp = source.is_fsdp(name)
@@ -348,7 +349,9 @@ def _ddp_of_some_ranks(source: CellSource) -> Iterator[Hit]:
         for condition in rank_conditions(source, call):
             if is_fsdp and not all(map(picks_one_of_all, condition.tests)):
                 continue
-            if _may_join(source, condition.node) or _all_branches_call(source, condition, name):
+            if _may_be_in_join(source, condition.node) or _all_branches_call(
+                source, condition, name
+            ):
                 continue
             kind = "an FSDP model" if is_fsdp else "a DDP model"
             line = source.line(condition.node)
@@ -365,13 +368,13 @@ def _has_buffers(source: CellSource, name: str) -> bool:
     It does so in each forward with gradients, and in the first one without (torch 2.13.0,
     ``DistributedDataParallel._post_forward``).
     """
-    if "buffers" in source.given.get(name, ""):
+    if "buffers" in source.given_kinds.get(name, ""):
         return True
     return any(
-        not passes_on_more(each)
+        not has_star_arguments(each)
         and argument(each, "broadcast_buffers") is None
         and _has_norm(source, each)
-        for each in _wraps(source, name)
+        for each in _wrapping_calls(source, name)
     )
 
 
@@ -381,7 +384,7 @@ def _has_norm(source: CellSource, value: ast.AST, depth: int = 3) -> bool:
         return True
     names = plain_names(value)
     made: list[ast.AST] = [each for name in names for each in source.values(name)]
-    made += [each for each in source.every(ast.ClassDef) if each.name in names]
+    made += [each for each in source.nodes_of(ast.ClassDef) if each.name in names]
     return depth > 0 and any(
         _has_norm(source, each, depth - 1) for each in made if each is not value
     )
@@ -389,7 +392,7 @@ def _has_norm(source: CellSource, value: ast.AST, depth: int = 3) -> bool:
 
 def _is_wrapped_later(source: CellSource, name: str, call: ast.Call) -> bool:
     """Return whether the code wraps the model in DDP only after this call of the model."""
-    wraps = _wraps(source, name)
+    wraps = _wrapping_calls(source, name)
     return bool(wraps) and all(
         each.lineno > call.lineno
         and source.function(each) is source.function(call)
@@ -398,37 +401,39 @@ def _is_wrapped_later(source: CellSource, name: str, call: ast.Call) -> bool:
     )
 
 
-@once
-def _wraps(source: CellSource, name: str) -> list[ast.Call]:
+@cached_per_source
+def _wrapping_calls(source: CellSource, name: str) -> list[ast.Call]:
     """Return the calls that wrap what has this name in DDP."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
     return [each for each in made if source.kind_of_call(each) == "ddp"]
 
 
-@once
-def _may_join(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
+@cached_per_source
+def _may_be_in_join(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
     """Return whether a ``Join`` may cover a node, so that finished ranks still take part.
 
     A ``Join`` around the node or around a call of its function counts. So does one that is
     created outside of a ``with`` statement, because it may be entered anywhere.
     """
-    joins = _joins(source)
+    joins = _join_statements(source)
     if not joins or None in joins:
         return bool(joins)
-    if any(outer in joins for outer in source.above(node)):
+    if any(outer in joins for outer in source.ancestors(node)):
         return True
     function = source.function(node)
     if isinstance(function, ast.Module) or not depth:
         return False
-    return any(_may_join(source, each, depth - 1) for each in source.calls_of(function.name))
+    return any(_may_be_in_join(source, each, depth - 1) for each in source.calls_of(function.name))
 
 
-@once
-def _joins(source: CellSource) -> set[ast.AST | None]:
+@cached_per_source
+def _join_statements(source: CellSource) -> set[ast.AST | None]:
     """Return the ``with`` statements of each ``Join``, and None for a ``Join`` without one."""
     found: set[ast.AST | None] = set()
     for call in source.calls_of("Join") + source.calls_of("join"):
-        item = next((each for each in source.above(call) if isinstance(each, ast.withitem)), None)
+        item = next(
+            (each for each in source.ancestors(call) if isinstance(each, ast.withitem)), None
+        )
         is_of_model = source.is_ddp(source.owner(call)) or (item is not None and not call.args)
         if is_false(argument(call, "enable")):
             continue
@@ -443,7 +448,7 @@ def _all_branches_call(source: CellSource, condition: RankCondition, name: str) 
         any(
             isinstance(call.func, ast.Name) and call.func.id == name
             for each in branch
-            for call in source.within(each)
+            for call in source.calls_inside(each)
         )
         for branch in (node.body, node.orelse)
     )
@@ -451,7 +456,7 @@ def _all_branches_call(source: CellSource, condition: RankCondition, name: str) 
 
 def is_without_gradients(source: CellSource, call: ast.Call) -> bool:
     """Return whether a call is under ``no_grad`` or the like: DDP averages no gradients there."""
-    for outer in source.above(call):
+    for outer in source.ancestors(call):
         if isinstance(outer, ast.With | ast.AsyncWith):
             entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)
             if "no_grad" in entered or "inference_mode" in entered:

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from nbddp.checks.source import CellSource, once
+from nbddp.checks.source import CellSource, cached_per_source
 from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
 # names that hold no rank of a process: counts, words for all ranks, ranks of matrices
-_NO_RANK = re.compile(
+_NOT_A_RANK = re.compile(
     r"(?i)(?:^|_)(?:all|any|each|every|per|n|nb|num|max|min|total|low|full|lora|matrix|svd)_rank$"
 )
 _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
-_OF_ALL = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
-_ALONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
-_LEAVING = (ast.Return, ast.Break, ast.Continue)
+_RANKS_OF_WORLD = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
+_WORLD_SIZE_IS_ONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
+_EXITS = (ast.Return, ast.Break, ast.Continue)
 
 
 def depends_on_rank(test: ast.expr) -> bool:
@@ -36,7 +36,10 @@ def depends_on_rank(test: ast.expr) -> bool:
     >>> depends_on_rank(ast.parse("rank == 0 and world_size == 1", mode="eval").body)
     False
     """
-    if any(is_so and _ALONE.fullmatch(text) for text, is_so, _test in _parts(test, is_so=True)):
+    if any(
+        is_true and _WORLD_SIZE_IS_ONE.fullmatch(text)
+        for text, is_true, _test in _split_condition(test, is_true=True)
+    ):
         return False
     ignored: set[int] = set()
     for each in ast.walk(test):
@@ -67,10 +70,10 @@ def picks_one_of_all(test: ast.AST) -> bool:
     }
     words = [each for each in ast.walk(test) if _is_rank(each) and id(each) not in of_groups]
     names = {getattr(each, "id", getattr(each, "attr", "RANK")).lstrip("_") for each in words}
-    return names <= _OF_ALL and (bool(words) or any(map(_is_main, ast.walk(test))))
+    return names <= _RANKS_OF_WORLD and (bool(words) or any(map(_is_main, ast.walk(test))))
 
 
-def guards(test: ast.AST) -> bool:
+def may_mean_one_rank(test: ast.AST) -> bool:
     """Whether a condition may be meant for one rank, by any word of it."""
     words = names_in(test) | {
         each.value
@@ -83,7 +86,7 @@ def guards(test: ast.AST) -> bool:
 def _is_rank(node: ast.AST) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         name = node.id if isinstance(node, ast.Name) else node.attr
-        return bool(_RANK.search(name)) and not _NO_RANK.search(name)
+        return bool(_RANK.search(name)) and not _NOT_A_RANK.search(name)
     return isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK")
 
 
@@ -118,18 +121,20 @@ def _number(node: ast.AST) -> object:
 def is_guarded(source: CellSource, node: ast.AST) -> bool:
     """Whether it stands under a condition that may mean one rank, or behind one that leaves."""
     inner = node
-    for outer in source.above(node):
-        if any(map(guards, _asked(outer))):
+    for outer in source.ancestors(node):
+        if any(map(may_mean_one_rank, _deciding_tests(outer))):
             return True
-        if any(inner in _behind_leavers(source, outer, field) for field in ("body", "orelse")):
+        if any(inner in _after_early_exits(source, outer, field) for field in ("body", "orelse")):
             return True
-        if isinstance(outer, ast.FunctionDef) and any(guards(e) for e in outer.decorator_list):
+        if isinstance(outer, ast.FunctionDef) and any(
+            may_mean_one_rank(e) for e in outer.decorator_list
+        ):
             return True
         inner = outer
     return False
 
 
-def _asked(outer: ast.AST) -> list[ast.expr]:
+def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
     """What decides whether what is in it comes about."""
     match outer:
         case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
@@ -143,13 +148,13 @@ def _asked(outer: ast.AST) -> list[ast.expr]:
     return []
 
 
-@once
-def _behind_leavers(_source: CellSource, outer: ast.AST, field: str) -> set[ast.AST]:
+@cached_per_source
+def _after_early_exits(_source: CellSource, outer: ast.AST, field: str) -> set[ast.AST]:
     """Return the statements of a block behind a condition under which some ranks may leave it."""
     block = getattr(outer, field, None)
     rest: Iterator[ast.AST] = iter(block if isinstance(block, list) else ())
     for each in rest:
-        if isinstance(each, ast.If) and _leaves(each, guards):
+        if isinstance(each, ast.If) and _exits_early(each, may_mean_one_rank):
             break
     return {*rest}
 
@@ -164,19 +169,19 @@ def is_called_guarded(source: CellSource, node: ast.AST, depth: int = 3) -> bool
     return _is_always_guarded(source, function.name, depth)
 
 
-@once
+@cached_per_source
 def _is_always_guarded(source: CellSource, name: str, depth: int) -> bool:
     """Whether a function of this name is called by one rank only, by its name or each call."""
-    if guards(ast.Name(name)):
+    if may_mean_one_rank(ast.Name(name)):
         return True
     calls = [each for each in source.calls_of(name) if source.owner(each) not in source.aliases]
     return bool(calls) and all(is_called_guarded(source, each, depth - 1) for each in calls)
 
 
-def early_leavers(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
+def early_exits(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
     """Conditions on the rank under which a function, or a loop, is left; and what is left."""
-    for node in source.every(ast.If):
-        if not node.orelse and _leaves(node, depends_on_rank):
+    for node in source.nodes_of(ast.If):
+        if not node.orelse and _exits_early(node, depends_on_rank):
             last = node.body[-1]
             loops = source.loops(node)
             if isinstance(last, ast.Return):
@@ -187,17 +192,17 @@ def early_leavers(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
                 yield node, loops[0]
 
 
-def _leaves(node: ast.If, test: Callable[[ast.expr], bool]) -> bool:
-    return isinstance(node.body[-1], _LEAVING) and test(node.test)
+def _exits_early(node: ast.If, test: Callable[[ast.expr], bool]) -> bool:
+    return isinstance(node.body[-1], _EXITS) and test(node.test)
 
 
-def left_after(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | None:
+def exit_target(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | None:
     """Return the loop or function that the code leaves at the end of a node's block.
 
     Blocks outside of ``outer`` do not count. Return None if the code leaves nothing.
     """
     inner = node
-    for each in source.above(node):
+    for each in source.ancestors(node):
         match _block(each, inner)[-1:]:
             case [ast.Break() | ast.Continue() as last]:
                 return next(iter(source.loops(last)), None)
@@ -215,10 +220,10 @@ def _block(outer: ast.AST, inner: ast.AST) -> list[Any]:
     return next((each for each in blocks if isinstance(each, list) and inner in each), [])
 
 
-def are_apart(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
+def are_exclusive(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
     """Whether they stand in branches that exclude each other: who comes to one misses the other."""
-    others = {(text, is_so) for text, is_so, _ in tests_at(source, other)}
-    return any((text, not is_so) in others for text, is_so, _ in tests_at(source, one))
+    others = {(text, is_true) for text, is_true, _ in tests_at(source, other)}
+    return any((text, not is_true) in others for text, is_true, _ in tests_at(source, one))
 
 
 def tests_at(source: CellSource, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
@@ -227,39 +232,39 @@ def tests_at(source: CellSource, node: ast.AST) -> Iterator[tuple[str, bool, ast
     They are the conditions around the node, and those before it under which the code leaves.
     """
     inner = node
-    for outer in source.above(node):
-        yield from _left_before(outer, inner)
+    for outer in source.ancestors(node):
+        yield from _exit_conditions_before(outer, inner)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             break
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test:
             body = outer.body if isinstance(outer.body, list) else [outer.body]
-            yield from _parts(outer.test, is_so=inner in body)
+            yield from _split_condition(outer.test, is_true=inner in body)
         elif isinstance(outer, ast.Match) and isinstance(inner, ast.match_case):
             yield f"{ast.unparse(outer.subject)}: {ast.unparse(inner.pattern)}", True, outer.subject
         inner = outer
 
 
-def _left_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
+def _exit_conditions_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
     """What does not hold behind conditions that leave, in the block of ``outer``."""
     for each in takewhile(lambda each: each is not inner, _block(outer, inner)):
-        if isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVING):
-            yield from _parts(each.test, is_so=False)
+        if isinstance(each, ast.If) and isinstance(each.body[-1], _EXITS):
+            yield from _split_condition(each.test, is_true=False)
 
 
-def _parts(test: ast.expr, *, is_so: bool) -> Iterator[tuple[str, bool, ast.expr]]:
+def _split_condition(test: ast.expr, *, is_true: bool) -> Iterator[tuple[str, bool, ast.expr]]:
     """Split a condition: the parts of a true ``and`` are true, those of a false ``or`` are false.
 
     >>> test = ast.parse("not a and b is None", mode="eval").body
-    >>> [(text, is_so) for text, is_so, _ in _parts(test, is_so=True)]
+    >>> [(text, is_true) for text, is_true, _ in _split_condition(test, is_true=True)]
     [('a', False), ('b', False)]
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _parts(test.operand, is_so=not is_so)
-    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is is_so:
+        yield from _split_condition(test.operand, is_true=not is_true)
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is is_true:
         for each in test.values:
-            yield from _parts(each, is_so=is_so)
+            yield from _split_condition(each, is_true=is_true)
     else:
-        yield *_said(test, is_so=is_so), test
+        yield *_normalize(test, is_true=is_true), test
 
 
 def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
@@ -270,26 +275,30 @@ def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
     has a condition that the other lacks.
     """
     mine, others = (
-        {(text, is_so) for text, is_so, test in tests_at(source, each) if not depends_on_rank(test)}
+        {
+            (text, is_true)
+            for text, is_true, test in tests_at(source, each)
+            if not depends_on_rank(test)
+        }
         for each in (one, other)
     )
     return bool(mine - others and others - mine)
 
 
-def _said(test: ast.expr, *, is_so: bool) -> tuple[str, bool]:
+def _normalize(test: ast.expr, *, is_true: bool) -> tuple[str, bool]:
     """A condition without its ``not`` and ``is None``, and whether it holds.
 
-    >>> _said(ast.parse("scaler is None", mode="eval").body, is_so=True)
+    >>> _normalize(ast.parse("scaler is None", mode="eval").body, is_true=True)
     ('scaler', False)
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _said(test.operand, is_so=not is_so)
+        return _normalize(test.operand, is_true=not is_true)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         right, operator = test.comparators[0], test.ops[0]
         is_none = isinstance(right, ast.Constant) and right.value is None
         if is_none and isinstance(operator, ast.Is | ast.IsNot):
-            return _said(test.left, is_so=is_so == isinstance(operator, ast.IsNot))
-    return ast.unparse(test), is_so
+            return _normalize(test.left, is_true=is_true == isinstance(operator, ast.IsNot))
+    return ast.unparse(test), is_true
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +340,7 @@ class RankCondition:
 def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:
     """Those that it stands under in its function, from the inside out."""
     inner = node
-    for outer in source.above(node):
+    for outer in source.ancestors(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             return
         found = _condition(outer, inner)

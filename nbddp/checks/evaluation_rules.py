@@ -34,31 +34,31 @@ def _in_training_mode(source: CellSource) -> Iterator[Hit]:
             return
 
 
-def _counts(source: CellSource) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
+def _evaluation_sums(source: CellSource) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
     """What is added up in a loop over a loader that is divided, while nothing is trained."""
     training = training_loops(source)
-    for node in source.every(ast.AugAssign):
+    for node in source.nodes_of(ast.AugAssign):
         if not isinstance(node.target, ast.Name):
             continue
         loops = source.loops(node)
         if not loops or not isinstance(loops[0], ast.For):
             continue
         names = plain_names(loops[0].iter)
-        if loops[0] not in training and any(_is_divided(source, each) for each in names):
+        if loops[0] not in training and any(_is_divided_loader(source, each) for each in names):
             yield node.target.id, loops[0], node
 
 
-def _is_divided(source: CellSource, name: str) -> bool:
+def _is_divided_loader(source: CellSource, name: str) -> bool:
     """Whether this is a loader whose sampler divides the data among the ranks."""
     known = source.kinds.get(name, "")
     if known.startswith("loader "):
         return known == "loader divided"
-    made = source.maker(name)
+    made = source.creating_call(name)
     if made is None or source.kind_of_call(made) != "loader":
         return False
     sampler = argument(made, "sampler", 3)
     if isinstance(sampler, ast.Name):
-        if (maker := source.maker(sampler.id)) is None:
+        if (maker := source.creating_call(sampler.id)) is None:
             return source.kinds.get(sampler.id, "").startswith("sampler")
         sampler = maker
     return isinstance(sampler, ast.Call) and source.kind_of_call(sampler) == "sampler"
@@ -66,9 +66,9 @@ def _is_divided(source: CellSource, name: str) -> bool:
 
 @rule("ND133")
 def _of_one_rank(source: CellSource) -> Iterator[Hit]:
-    if _puts_together(source):
+    if _may_combine_ranks(source):
         return
-    for name, loop, added in _counts(source):
+    for name, loop, added in _evaluation_sums(source):
         if not re.search(r"(?i)right|correct|total|acc|hits|loss|seen", name):
             continue
         function = source.function(loop)
@@ -81,28 +81,28 @@ def _of_one_rank(source: CellSource) -> Iterator[Hit]:
 
 
 def _reports(source: CellSource, call: ast.Call) -> bool:
-    return source.called(call) in ("print", "nbddp.log") or (
+    return source.called_name(call) in ("print", "nbddp.log") or (
         source.method(call) in ("add_scalar", "log")
     )
 
 
-def _puts_together(source: CellSource) -> bool:
+def _may_combine_ranks(source: CellSource) -> bool:
     """Whether anything here may add up the ranks' numbers, also by a function from elsewhere."""
     return any(
-        source.called(each) in COLLECTIVES or _GATHERS.search(source.called(each) or "")
+        source.called_name(each) in COLLECTIVES or _GATHERS.search(source.called_name(each) or "")
         for each in source.calls
     ) or any(_GATHERS.search(each.name) for each in source.functions)
 
 
 @rule("ND134")
 def _mean_of_means(source: CellSource) -> Iterator[Hit]:
-    added = {name: node for name, _loop, node in _counts(source) if _is_of_batch(node)}
-    for node in source.every(ast.BinOp) if added else ():
+    added = {name: node for name, _loop, node in _evaluation_sums(source) if _is_of_batch(node)}
+    for node in source.nodes_of(ast.BinOp) if added else ():
         if not isinstance(node.op, ast.Div):
             continue
         name = node.left.id if isinstance(node.left, ast.Name) else ""
         loops = source.loops(added[name]) if name in added else []
-        if loops and _is_its_length(node.right, loops[0]) and _is_reduced(source, node):
+        if loops and _is_length_of_loop(node.right, loops[0]) and _is_reduced(source, node):
             yield (
                 node,
                 f"{name} adds up means of batches; `/ {ast.unparse(node.right)}` gives the last, "
@@ -110,7 +110,7 @@ def _mean_of_means(source: CellSource) -> Iterator[Hit]:
             )
 
 
-def _is_its_length(divisor: ast.expr, loop: Loop) -> bool:
+def _is_length_of_loop(divisor: ast.expr, loop: Loop) -> bool:
     """Whether it is ``len()`` of what the loop goes through."""
     if not isinstance(divisor, ast.Call) or ast.unparse(divisor.func) != "len" or not divisor.args:
         return False
@@ -128,11 +128,13 @@ def _is_reduced(source: CellSource, node: ast.AST) -> bool:
     """Whether the mean goes straight to the other ranks."""
     outer = source.parents.get(node)
     if isinstance(outer, ast.Call):
-        return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called(outer)))
+        return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called_name(outer)))
     if not isinstance(outer, ast.Assign) or not isinstance(outer.targets[0], ast.Name):
         return False
     name = outer.targets[0].id
     return any(
-        "reduce" in source.called(each) and name in names_in(each) and each.lineno >= outer.lineno
+        "reduce" in source.called_name(each)
+        and name in names_in(each)
+        and each.lineno >= outer.lineno
         for each in source.calls
     )

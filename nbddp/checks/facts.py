@@ -18,7 +18,7 @@ class LoaderFacts:
     Attributes:
         sampler: ``dealt`` (a DistributedSampler), ``random``, ``in order``, ``stream`` (an
             IterableDataset), or ``other``.
-        seed, replicas, place: of a DistributedSampler; -1 of others.
+        seed, num_replicas, sampler_rank: of a DistributedSampler; -1 of others.
         shuffles: whether it has another order in another epoch.
         epochs: those that the cell went through to the end, of a sampler that shuffles.
         samples: in its dataset, on this rank.
@@ -29,8 +29,8 @@ class LoaderFacts:
 
     sampler: str = "other"
     seed: int = -1
-    replicas: int = -1
-    place: int = -1
+    num_replicas: int = -1
+    sampler_rank: int = -1
     shuffles: bool = False
     epochs: list[int] = field(default_factory=list)
     samples: int = -1
@@ -50,8 +50,8 @@ class ModelFacts:
         sample: a few numbers of its parameters; empty where they cannot be had for nothing.
         shapes: how many parameters there are, and of how many numbers.
         device: the GPU's own name, empty on a CPU.
-        minds_mode: whether training and evaluation differ.
-        with_gradient: parameters that have one; ``without`` have none, and should.
+        differs_in_training: whether training and evaluation differ.
+        with_gradient: parameters that have one; ``without_gradient`` have none, and should.
         unused: the names of some parameters without a gradient.
         is_refused: whether DDP has raised an error because ``unused`` had no gradient.
         is_nested: whether DDP wraps a DDP model.
@@ -65,9 +65,9 @@ class ModelFacts:
     shapes: str = ""
     device: str = ""
     is_training: bool = True
-    minds_mode: bool = False
+    differs_in_training: bool = False
     with_gradient: int = 0
-    without: int = 0
+    without_gradient: int = 0
     unused: list[str] = field(default_factory=list)
     is_refused: bool = False
     is_nested: bool = False
@@ -83,12 +83,12 @@ class OptimizerFacts:
     Attributes:
         rates: the learning rate of each group of parameters.
         shapes: how many parameters it has, and of how many numbers.
-        was_of: the name of a module whose parameters look like its own, and are others.
+        replaced_model: the name of a module whose parameters look like its own, and are others.
     """
 
     rates: list[float] = field(default_factory=list)
     shapes: str = ""
-    was_of: str = ""
+    replaced_model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ class ScalerFacts:
     """A GradScaler."""
 
 
-Thing = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts
+NamedObject = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts
 T = TypeVar("T", LoaderFacts, ModelFacts, OptimizerFacts, ScalerFacts)
-_KINDS: dict[str, type[Thing]] = {each.__name__: each for each in get_args(Thing)}
+_KINDS: dict[str, type[NamedObject]] = {each.__name__: each for each in get_args(NamedObject)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,36 +106,38 @@ class RankFacts:
     """One rank.
 
     Attributes:
-        things: that are known, by name.
-        ddp: among how many ranks the DDP models share gradients that are among all of its names.
+        objects: that are known, by name.
+        ddp_ranks: among how many ranks the DDP models share gradients, of all of its names.
         aliases: what names of torch's and nbddp's modules, classes and functions stand for.
         batches: of the training kit's loaders that shuffle how large a batch of theirs is, by name.
         host, cores, threads: its machine, what of it it may use, what torch does use.
     """
 
-    things: Mapping[str, Thing] = field(default_factory=dict)
-    ddp: list[int] = field(default_factory=list)
+    objects: Mapping[str, NamedObject] = field(default_factory=dict)
+    ddp_ranks: list[int] = field(default_factory=list)
     aliases: Mapping[str, str] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     cores: int = 0
     threads: int = 1
 
-    def json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As it travels.
 
-        >>> rank = RankFacts(things={"adam": OptimizerFacts(rates=[0.1])}, cores=2)
-        >>> RankFacts.read(rank.json()) == rank
+        >>> rank = RankFacts(objects={"adam": OptimizerFacts(rates=[0.1])}, cores=2)
+        >>> RankFacts.from_json(rank.to_json()) == rank
         True
         """
-        things = {name: [type(each).__name__, asdict(each)] for name, each in self.things.items()}
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"things": things}
+        objects = {name: [type(each).__name__, asdict(each)] for name, each in self.objects.items()}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"objects": objects}
 
     @classmethod
-    def read(cls, json: Json) -> RankFacts:
+    def from_json(cls, json: Json) -> RankFacts:
         """Back from how it travels."""
-        things = {name: _KINDS[kind](**its) for name, (kind, its) in json.get("things", {}).items()}
-        return cls(**{**json, "things": things})
+        objects = {
+            name: _KINDS[kind](**values) for name, (kind, values) in json.get("objects", {}).items()
+        }
+        return cls(**{**json, "objects": objects})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,47 +149,47 @@ class GroupFacts:
         world_size: how many there are.
         source: the cell, if it is one that was looked at.
         is_ok: whether it went well on all ranks, so that their state is no half of a step.
-        is_asked: whether somebody asked: then names that the cell does not have count, too.
+        is_requested: whether somebody asked: then names that the cell does not have count, too.
     """
 
     ranks: Mapping[int, RankFacts]
     world_size: int
     source: CellSource
     is_ok: bool = True
-    is_asked: bool = False
+    is_requested: bool = False
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether there is something to compare, and nobody is missing."""
         return len(self.ranks) == self.world_size > 1
 
     @property
     def has_ddp(self) -> bool:
         """Whether all ranks have a DDP model."""
-        return self.is_whole and all(each.ddp for each in self.ranks.values())
+        return self.is_complete and all(each.ddp_ranks for each in self.ranks.values())
 
     def all_have(self, kind: type[T]) -> Iterator[tuple[str, dict[int, T]]]:
         """The names that are one such thing on every rank, and what it is there."""
-        if not self.is_whole:
+        if not self.is_complete:
             return
         first = min(self.ranks)
-        for name in self.ranks[first].things:
-            found = {rank: each.things.get(name) for rank, each in sorted(self.ranks.items())}
-            its = {rank: each for rank, each in found.items() if isinstance(each, kind)}
-            if len(its) == self.world_size:
-                yield name, its
+        for name in self.ranks[first].objects:
+            found = {rank: each.objects.get(name) for rank, each in sorted(self.ranks.items())}
+            values = {rank: each for rank, each in found.items() if isinstance(each, kind)}
+            if len(values) == self.world_size:
+                yield name, values
 
     def line(self, name: str) -> int:
         """Where the cell has this name of the ranks first, 0 if it has not."""
         return self.source.shared_names.get(name, 0)
 
 
-def kinds(rank: RankFacts) -> dict[str, str]:
+def kinds_by_name(rank: RankFacts) -> dict[str, str]:
     """What rules over code are told of a rank's names."""
     found: dict[str, str] = {}
-    for name, each in rank.things.items():
+    for name, each in rank.objects.items():
         if isinstance(each, ModelFacts):
-            mode = " in training" if each.is_training and each.minds_mode else ""
+            mode = " in training" if each.is_training and each.differs_in_training else ""
             buffers = " with buffers" if each.has_buffers else ""
             kind = "ddp" if each.ranks else "fsdp" if each.is_sharded else "module"
             found[name] = f"{kind}{buffers}{mode}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.training_rules import backwards
+from nbddp.checks.training_rules import backward_calls
 from nbddp.errors import format_ranks
 from nbddp.formatting import format_few, plural
 
@@ -19,21 +19,23 @@ SAME = 1e-6  # of a number: more than rounding
 
 def _trains_with(facts: GroupFacts, name: str) -> bool:
     """Whether the cell has a loop over this loader in which something goes backward."""
-    loops = [each for call in backwards(facts.source) for each in facts.source.loops(call)]
+    loops = [each for call in backward_calls(facts.source) for each in facts.source.loops(call)]
     heads = [each.test if isinstance(each, ast.While) else each.iter for each in loops]
     return any(re.search(rf"\b{re.escape(name)}\b", ast.unparse(each)) for each in heads)
 
 
 def _trains(facts: GroupFacts) -> bool:
     """Whether the cell names a DDP model that is in training."""
-    models = [its for _, its in facts.all_have(ModelFacts)]
-    return any(all(each.ranks and each.is_training for each in its.values()) for its in models)
+    models = [by_rank for _, by_rank in facts.all_have(ModelFacts)]
+    return any(
+        all(each.ranks and each.is_training for each in by_rank.values()) for by_rank in models
+    )
 
 
-def _parted(values: Mapping[int, Any]) -> str:
+def _describe_by_value(by_rank: Mapping[int, Any]) -> str:
     """Who has what, of few words: ``rank 0 has 1, rank 1 has 2``."""
     by_value: dict[str, list[int]] = {}
-    for rank, value in values.items():
+    for rank, value in by_rank.items():
         by_value.setdefault(str(value), []).append(rank)
     return ", ".join(
         f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
@@ -41,46 +43,50 @@ def _parted(values: Mapping[int, Any]) -> str:
     )
 
 
-def _differ(values: Mapping[int, Any]) -> bool:
-    return len(set(map(str, values.values()))) > 1
+def _differ(by_rank: Mapping[int, Any]) -> bool:
+    return len(set(map(str, by_rank.values()))) > 1
 
 
 @rule("ND201")
 def _same_samples(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(LoaderFacts):
-        known = {each.data for each in its.values()}
-        is_stream = all(each.sampler == "stream" for each in its.values())
-        is_whole = all(each.sampler in ("random", "in order") for each in its.values()) or is_stream
+    for name, by_rank in facts.all_have(LoaderFacts):
+        known = {each.data for each in by_rank.values()}
+        is_stream = all(each.sampler == "stream" for each in by_rank.values())
+        is_whole = (
+            all(each.sampler in ("random", "in order") for each in by_rank.values()) or is_stream
+        )
         if not facts.has_ddp or not is_whole or len(known) != 1 or min(known)[:1] in ("", "?"):
             continue
         if _trains_with(facts, name) or (
-            all(each.epochs for each in its.values()) and _trains(facts)
+            all(each.epochs for each in by_rank.values()) and _trains(facts)
         ):
-            given = "the same stream of samples" if is_stream else f"all {its[0].samples} samples"
+            given = (
+                "the same stream of samples" if is_stream else f"all {by_rank[0].samples} samples"
+            )
             yield name, f"{name} gives every rank {given}, so all ranks train on the same data."
 
 
-def _dealt(facts: GroupFacts) -> Iterator[tuple[str, dict[int, LoaderFacts]]]:
-    for name, its in facts.all_have(LoaderFacts):
-        if all(each.sampler == "dealt" for each in its.values()):
-            yield name, its
+def _distributed_loaders(facts: GroupFacts) -> Iterator[tuple[str, dict[int, LoaderFacts]]]:
+    for name, by_rank in facts.all_have(LoaderFacts):
+        if all(each.sampler == "dealt" for each in by_rank.values()):
+            yield name, by_rank
 
 
 @rule("ND202")
 def _other_seeds(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in _dealt(facts):
-        seeds = {rank: each.seed for rank, each in its.items()}
-        if _differ(seeds) and any(each.shuffles for each in its.values()):
-            yield name, f"the samplers of {name} have other seeds: {_parted(seeds)}."
+    for name, by_rank in _distributed_loaders(facts):
+        seeds = {rank: each.seed for rank, each in by_rank.items()}
+        if _differ(seeds) and any(each.shuffles for each in by_rank.values()):
+            yield name, f"the samplers of {name} have other seeds: {_describe_by_value(seeds)}."
 
 
 @rule("ND203")
 def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
-    if any(each.ddp != [facts.world_size] for each in facts.ranks.values()):
+    if any(each.ddp_ranks != [facts.world_size] for each in facts.ranks.values()):
         return  # some have no such model, or share it with a part of the ranks
-    for name, its in _dealt(facts):
-        counts = {rank: each.replicas for rank, each in its.items()}
-        places = Counter(each.place for each in its.values())
+    for name, by_rank in _distributed_loaders(facts):
+        counts = {rank: each.num_replicas for rank, each in by_rank.items()}
+        places = Counter(each.sampler_rank for each in by_rank.values())
         if set(counts.values()) != {facts.world_size}:
             wrong = next(each for each in counts.values() if each != facts.world_size)
             yield (
@@ -89,16 +95,16 @@ def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
                 f"but {facts.world_size} ranks train with it.",
             )
         elif max(places.values()) > 1:
-            twice = [rank for rank, each in its.items() if places[each.place] > 1]
+            twice = [rank for rank, each in by_rank.items() if places[each.sampler_rank] > 1]
             yield name, f"{format_ranks(twice)} have the same share of {name}."
 
 
 @rule("ND210")
 def _same_epoch(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in _dealt(facts):
-        epochs = its[min(its)].epochs
+    for name, by_rank in _distributed_loaders(facts):
+        epochs = by_rank[min(by_rank)].epochs
         again = [each for each in epochs if epochs.count(each) > 1]
-        if again and all(each.shuffles for each in its.values()):
+        if again and all(each.shuffles for each in by_rank.values()):
             yield (
                 name,
                 f"{name} went through epoch {again[0]} {epochs.count(again[0])} times, in the same "
@@ -108,13 +114,14 @@ def _same_epoch(facts: GroupFacts) -> Iterator[Hit]:
 
 @rule("ND205")
 def _other_data(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in _dealt(facts):
-        samples = {rank: each.samples for rank, each in its.items()}
-        data = {rank: each.data for rank, each in its.items()}
+    for name, by_rank in _distributed_loaders(facts):
+        samples = {rank: each.samples for rank, each in by_rank.items()}
+        data = {rank: each.data for rank, each in by_rank.items()}
         if _differ(samples):
             yield (
                 name,
-                f"the dataset of {name} differs between ranks: {_parted(samples)} samples.",
+                f"the dataset of {name} differs between ranks: {_describe_by_value(samples)} "
+                "samples.",
             )
         elif "" not in data.values() and _differ(data):
             yield (
@@ -122,7 +129,7 @@ def _other_data(facts: GroupFacts) -> Iterator[Hit]:
                 f"the dataset of {name} differs between ranks, for example because of a random "
                 "split without a seed.",
             )
-        elif _is_in_other_order([each.order for each in its.values()]):
+        elif _is_in_other_order([each.order for each in by_rank.values()]):
             yield (
                 name,
                 f"the dataset of {name} has a different order on each rank, for example because of "
@@ -140,10 +147,10 @@ def _is_in_other_order(orders: list[str]) -> bool:
 def _uneven(facts: GroupFacts) -> Iterator[Hit]:
     if not facts.has_ddp or "join" in facts.source.text.lower():
         return
-    for name, its in facts.all_have(LoaderFacts):
-        batches = {rank: each.batches for rank, each in its.items()}
+    for name, by_rank in facts.all_have(LoaderFacts):
+        batches = {rank: each.batches for rank, each in by_rank.items()}
         if _differ(batches) and -1 not in batches.values() and _trains_with(facts, name):
-            yield name, f"the ranks have unequal numbers of batches: {_parted(batches)}."
+            yield name, f"the ranks have unequal numbers of batches: {_describe_by_value(batches)}."
 
 
 @rule("ND207")
@@ -151,19 +158,20 @@ def _drifted(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
         return  # they may differ on purpose
     by_hand = re.search(r"all_reduce\([\w.]*\.grad\b", facts.source.text)
-    for name, its in facts.all_have(ModelFacts):
-        is_shared = all(each.ranks == facts.world_size for each in its.values())
+    for name, by_rank in facts.all_have(ModelFacts):
+        is_shared = all(each.ranks == facts.world_size for each in by_rank.values())
         is_trained = is_shared or (by_hand and facts.line(name))
-        shapes = {each.shapes for each in its.values()}
-        others = _unlike_the_first({rank: each.sample for rank, each in its.items()})
+        shapes = {each.shapes for each in by_rank.values()}
+        others = _ranks_unlike_first({rank: each.sample for rank, each in by_rank.items()})
         if facts.is_ok and is_trained and len(shapes) == 1 and others:
             yield (
                 name,
-                f"{name} has other parameters on {format_ranks(others)} than on rank {min(its)}.",
+                f"{name} has other parameters on {format_ranks(others)} than on rank "
+                f"{min(by_rank)}.",
             )
 
 
-def _unlike_the_first(samples: Mapping[int, list[float]]) -> list[int]:
+def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
     """The ranks whose numbers are others than rounding makes them, on GPUs of two kinds."""
     first = samples[min(samples)]
     if len({len(each) for each in samples.values()}) > 1:
@@ -180,19 +188,22 @@ def _unlike_the_first(samples: Mapping[int, list[float]]) -> list[int]:
 
 @rule("ND208")
 def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(OptimizerFacts):
-        rates = {rank: each.rates for rank, each in its.items()}
-        is_one = len({(each.shapes, len(each.rates)) for each in its.values()}) == 1
+    for name, by_rank in facts.all_have(OptimizerFacts):
+        rates = {rank: each.rates for rank, each in by_rank.items()}
+        is_one = len({(each.shapes, len(each.rates)) for each in by_rank.values()}) == 1
         if facts.is_ok and facts.has_ddp and is_one and _differ(rates):
-            shown = {rank: ", ".join(f"{each:g}" for each in its) for rank, its in rates.items()}
-            yield name, f"{name} has other learning rates: {_parted(shown)}."
+            shown = {
+                rank: ", ".join(f"{each:g}" for each in rates_of_rank)
+                for rank, rates_of_rank in rates.items()
+            }
+            yield name, f"{name} has other learning rates: {_describe_by_value(shown)}."
 
 
 @rule("ND209")
 def _one_gpu(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(ModelFacts):
+    for name, by_rank in facts.all_have(ModelFacts):
         where: dict[tuple[str, str], list[int]] = {}
-        for rank, each in its.items():
+        for rank, each in by_rank.items():
             if each.device and each.ranks:
                 where.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
         for (_host, device), ranks in where.items():
@@ -219,32 +230,36 @@ def _too_many_threads(facts: GroupFacts) -> Iterator[Hit]:
 
 @rule("ND213")
 def _too_many_workers(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(LoaderFacts):
+    for name, by_rank in facts.all_have(LoaderFacts):
         for host in {each.host for each in facts.ranks.values()}:
             here = [rank for rank, each in facts.ranks.items() if each.host == host]
-            total, cores = sum(its[rank].workers for rank in here), facts.ranks[here[0]].cores
+            total, cores = sum(by_rank[rank].workers for rank in here), facts.ranks[here[0]].cores
             if 0 < cores < total and len(here) > 1:
                 yield (
                     name,
                     f"{name} has {total} processes ({len(here)} ranks with "
-                    f"{its[here[0]].workers} workers each) on {cores} cores.",
+                    f"{by_rank[here[0]].workers} workers each) on {cores} cores.",
                 )
                 break
 
 
 @rule("ND214")
 def _nested(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(ModelFacts):
-        if all(each.is_nested for each in its.values()):
+    for name, by_rank in facts.all_have(ModelFacts):
+        if all(each.is_nested for each in by_rank.values()):
             yield name, f"{name} is a DDP model inside another DDP model."
 
 
 @rule("ND215")
 def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(OptimizerFacts):
-        lost = its[min(its)].was_of
+    for name, by_rank in facts.all_have(OptimizerFacts):
+        lost = by_rank[min(by_rank)].replaced_model
         steps = re.search(rf"\b{re.escape(name)}\.step\(", facts.source.text)
-        if lost and all(each.was_of for each in its.values()) and (steps or facts.is_asked):
+        if (
+            lost
+            and all(each.replaced_model for each in by_rank.values())
+            and (steps or facts.is_requested)
+        ):
             yield (
                 name,
                 f"{name} updates a model that is gone: the parameters of {lost} are others.",
@@ -253,16 +268,16 @@ def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
 
 @rule("ND216")
 def _unused(facts: GroupFacts) -> Iterator[Hit]:
-    is_trained = facts.is_ok and bool(backwards(facts.source))
-    for name, its in facts.all_have(ModelFacts):
-        parts = [each for each in its.values() if each.ranks and not each.finds_unused]
-        is_so = len(parts) == len(its) and all(each.with_gradient for each in parts)
-        seen = [each for each in parts if each.without] if is_trained and is_so else []
-        refused = [each for each in its.values() if each.is_refused]
-        if not facts.line(name) or not (refused or len(seen) == len(its)):
+    is_trained = facts.is_ok and bool(backward_calls(facts.source))
+    for name, by_rank in facts.all_have(ModelFacts):
+        parts = [each for each in by_rank.values() if each.ranks and not each.finds_unused]
+        is_so = len(parts) == len(by_rank) and all(each.with_gradient for each in parts)
+        seen = [each for each in parts if each.without_gradient] if is_trained and is_so else []
+        refused = [each for each in by_rank.values() if each.is_refused]
+        if not facts.line(name) or not (refused or len(seen) == len(by_rank)):
             continue
         first = (refused or seen)[0]
-        count, shown = first.without, format_few(first.unused, first.without)
+        count, shown = first.without_gradient, format_few(first.unused, first.without_gradient)
         yield (
             name,
             f"{plural(count, 'parameter')} of {name} got no gradient from the loss"
@@ -272,9 +287,9 @@ def _unused(facts: GroupFacts) -> Iterator[Hit]:
 
 @rule("ND217", is_fact=True)
 def _effective_batch(facts: GroupFacts) -> Iterator[Hit]:
-    for name, its in facts.all_have(LoaderFacts):
-        sizes = {each.batch_size for each in its.values()}
-        is_dealt = all(each.sampler == "dealt" and each.shuffles for each in its.values())
+    for name, by_rank in facts.all_have(LoaderFacts):
+        sizes = {each.batch_size for each in by_rank.values()}
+        is_dealt = all(each.sampler == "dealt" and each.shuffles for each in by_rank.values())
         size = max(sizes)
         if facts.has_ddp and is_dealt and len(sizes) == 1 and size > 0 and facts.line(name):
             total = facts.world_size * size

@@ -8,18 +8,18 @@ import os
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.collective_rules import collective
+from nbddp.checks.collective_rules import collective_name
 from nbddp.checks.conditions import depends_on_rank, is_called_guarded
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, once
+from nbddp.checks.source import CellSource, cached_per_source
 from nbddp.checks.syntax import argument, names_in, plain_names
 
-_OWN = re.compile(r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio")
+_RANK_SPECIFIC = re.compile(r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio")
 
 
 def _saves(source: CellSource) -> Iterator[tuple[ast.Call, ast.expr]]:
     for call in source.calls:
-        name, path = source.called(call), None
+        name, path = source.called_name(call), None
         if name == "torch.save":
             path = argument(call, "f", 1)
         elif source.method(call) == "save_pretrained" and argument(call, "is_main_process") is None:
@@ -30,18 +30,18 @@ def _saves(source: CellSource) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 @rule("ND141")
 def _one_file(source: CellSource) -> Iterator[Hit]:
-    meets = any(collective(source, each) for each in source.calls)
+    meets = any(collective_name(source, each) for each in source.calls)
     if not (source.is_cell or source.is_distributed or meets):
         return
-    is_arranged = _has_helper(source)
+    is_arranged = _uses_training_library(source)
     for call, path in _saves(source):
         if is_arranged and not (source.is_cell and source.function(call) is source.tree):
             continue
-        if not is_called_guarded(source, call) and not _is_own(source, path):
+        if not is_called_guarded(source, call) and not _is_rank_specific(source, path):
             yield call, f"every rank writes {ast.unparse(path)}, all at the same time."
 
 
-def _has_helper(source: CellSource) -> bool:
+def _uses_training_library(source: CellSource) -> bool:
     """Whether printing or saving is arranged for elsewhere, as some scripts do."""
     return any(
         re.search(r"(?i)accelerat|lightning|deepspeed|fabric|master_only|rank_zero|fsdp", each)
@@ -49,11 +49,11 @@ def _has_helper(source: CellSource) -> bool:
     )
 
 
-def _is_own(source: CellSource, path: ast.expr, depth: int = 3) -> bool:
+def _is_rank_specific(source: CellSource, path: ast.expr, depth: int = 3) -> bool:
     """Whether the rank, or something else of its own, is in the path."""
     if isinstance(path, ast.Constant):  # all ranks write it alike
         return path.value == os.devnull
-    if depends_on_rank(path) or _OWN.search(ast.unparse(path)):
+    if depends_on_rank(path) or _RANK_SPECIFIC.search(ast.unparse(path)):
         return True
     known = {*source.aliases, *vars(builtins), *source.assigned}
     if source.is_cell and not plain_names(path) <= known:
@@ -66,10 +66,10 @@ def _is_own(source: CellSource, path: ast.expr, depth: int = 3) -> bool:
     )
     if parameters & plain_names(path):
         return True  # whoever calls it knows
-    return depth > 0 and any(_is_own_name(source, name, depth) for name in names_in(path))
+    return depth > 0 and any(_is_rank_specific_name(source, name, depth) for name in names_in(path))
 
 
-@once
-def _is_own_name(source: CellSource, name: str, depth: int) -> bool:
+@cached_per_source
+def _is_rank_specific_name(source: CellSource, name: str, depth: int) -> bool:
     """Whether anything that the name is given has something of the rank's own in it."""
-    return any(_is_own(source, each, depth - 1) for each in source.values(name))
+    return any(_is_rank_specific(source, each, depth - 1) for each in source.values(name))

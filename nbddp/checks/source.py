@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from nbddp.checks.syntax import plain_python
+from nbddp.checks.syntax import without_ipython
 
 # what is in a cell without an import
-PRESET = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
+PRESET_ALIASES = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
 _KIND_OF_CALL = {
     "DistributedDataParallel": "ddp",
     "FullyShardedDataParallel": "fsdp",
@@ -21,7 +21,7 @@ _KIND_OF_CALL = {
     "DistributedSampler": "sampler",
     "GradScaler": "scaler",
 }
-_SILENCE = re.compile(r"#\s*nbddp:\s*ok\s+(ND\d+(?:\s*,\s*ND\d+)*)")
+_SILENCING_COMMENT = re.compile(r"#\s*nbddp:\s*ok\s+(ND\d+(?:\s*,\s*ND\d+)*)")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 V = TypeVar("V")
 
 
-def once(
+def cached_per_source(
     find: Callable[Concatenate[CellSource, P], V],
 ) -> Callable[Concatenate[CellSource, P], V]:
     """Make a function keep its results with each source: rules ask the same of many places."""
@@ -38,9 +38,9 @@ def once(
     @wraps(find)
     def found(source: CellSource, /, *args: P.args, **options: P.kwargs) -> V:
         key = (find, *args)
-        if key not in source.known:
-            source.known[key] = find(source, *args, **options)
-        value: V = source.known[key]
+        if key not in source.cache:
+            source.cache[key] = find(source, *args, **options)
+        value: V = source.cache[key]
         return value
 
     return found
@@ -72,50 +72,50 @@ class CellSource:
         self.text = text
         self.is_cell = is_cell
         self.first_line = first_line
-        self._shift = first_line - 1
+        self._line_offset = first_line - 1
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.tree: ast.Module = compile(
-            plain_python(text), "cell", "exec", flags, dont_inherit=True
+            without_ipython(text), "cell", "exec", flags, dont_inherit=True
         )
         self.parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = []
-        self._of_kind: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        self._nodes_by_type: dict[type[ast.AST], list[Any]] = defaultdict(list)
         self._visit()
-        self.calls = self.every(ast.Call)
-        self._assignments = self.every(ast.Assign)
+        self.calls = self.nodes_of(ast.Call)
+        self._assignments = self.nodes_of(ast.Assign)
         self.aliases = dict(aliases or {}) | self._aliases()
         self._names = {each: self.dotted(each.func) for each in self.calls}
-        self.known: dict[Hashable, Any] = {}  # what functions under ``once`` have found
-        self.given = dict(kinds or {})
-        self.kinds = self.given | self._made_here()
+        self.cache: dict[Hashable, Any] = {}  # of functions under ``cached_per_source``
+        self.given_kinds = dict(kinds or {})
+        self.kinds = self.given_kinds | self._kinds_assigned_here()
 
     def _visit(self) -> None:
         """Note every node, in the order of the text, and its parent."""
-        left: list[ast.AST] = [self.tree]
-        while left:
-            node = left.pop()
+        pending: list[ast.AST] = [self.tree]
+        while pending:
+            node = pending.pop()
             self.nodes.append(node)
-            self._of_kind[type(node)].append(node)
+            self._nodes_by_type[type(node)].append(node)
             inner = list(ast.iter_child_nodes(node))
             self.parents.update(dict.fromkeys(inner, node))
-            left += reversed(inner)
+            pending += reversed(inner)
 
-    def every(self, kind: type[T]) -> list[T]:
+    def nodes_of(self, kind: type[T]) -> list[T]:
         """Return all nodes of a kind, in the order of the text."""
-        return self._of_kind[kind]
+        return self._nodes_by_type[kind]
 
     def line(self, node: ast.AST) -> int:
         """The editor's line that it begins on."""
-        return int(getattr(node, "lineno", 0)) + self._shift
+        return int(getattr(node, "lineno", 0)) + self._line_offset
 
     def last_line(self, node: ast.AST) -> int:
         """The editor's line that it ends on."""
-        return int(getattr(node, "end_lineno", self.text.count("\n") + 1)) + self._shift
+        return int(getattr(node, "end_lineno", self.text.count("\n") + 1)) + self._line_offset
 
     # ---- names
 
     def _aliases(self) -> dict[str, str]:
-        found = dict(PRESET) if self.is_cell else {}
+        found = dict(PRESET_ALIASES) if self.is_cell else {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for each in node.names:
@@ -143,7 +143,7 @@ class CellSource:
             return ""
         return ".".join([self.aliases.get(node.id, node.id), *reversed(parts)])
 
-    def called(self, call: ast.Call) -> str:
+    def called_name(self, call: ast.Call) -> str:
         """The whole name of what is called."""
         return self._names[call]
 
@@ -177,7 +177,7 @@ class CellSource:
 
     def kind_of_call(self, call: ast.Call) -> str:
         """What it makes, if that is known."""
-        name = self.called(call)
+        name = self.called_name(call)
         if name == "nbddp.prepare":
             return "ddp"
         if name == "nbddp.loader":
@@ -187,7 +187,7 @@ class CellSource:
             return _KIND_OF_CALL[last]
         return "optimizer" if name.startswith("torch.optim.") and last[:1].isupper() else ""
 
-    def _made_here(self) -> dict[str, str]:
+    def _kinds_assigned_here(self) -> dict[str, str]:
         """What the code's own assignments make of names, in its order."""
         found: dict[str, str] = {}
         for node in self._assignments:
@@ -201,7 +201,7 @@ class CellSource:
                 found[call.args[0].id] = self.kind_of_call(call)
         return found
 
-    def maker(self, name: str) -> ast.Call | None:
+    def creating_call(self, name: str) -> ast.Call | None:
         """The call that has made what is called so, if the code does it once."""
         found = self.values(name)
         return found[0] if len(found) == 1 and isinstance(found[0], ast.Call) else None
@@ -227,7 +227,7 @@ class CellSource:
     def assigned(self) -> frozenset[str]:
         """The names that are given a value by ``=``, or by a loop; not by ``with``."""
         targets: list[ast.AST] = [each for node in self._assignments for each in node.targets]
-        targets += [each.target for each in self.every(ast.For)]
+        targets += [each.target for each in self.nodes_of(ast.For)]
         return frozenset(
             each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
         )
@@ -252,7 +252,7 @@ class CellSource:
         for node in self.nodes:
             if isinstance(node, ast.Name) and node.id not in found:
                 around = [
-                    each for each in self.above(node) if each in own and each is not self.tree
+                    each for each in self.ancestors(node) if each in own and each is not self.tree
                 ]
                 if not any(node.id in own[each] for each in around):
                     found[node.id] = self.line(node)
@@ -260,7 +260,7 @@ class CellSource:
 
     # ---- places
 
-    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """What it stands in, from the inside out."""
         while (outer := self.parents.get(node)) is not None:
             yield outer
@@ -268,7 +268,7 @@ class CellSource:
 
     def function(self, node: ast.AST) -> Function | ast.Module:
         """The function that it stands in, or all of the code."""
-        for each in self.above(node):
+        for each in self.ancestors(node):
             if isinstance(each, Function):
                 return each
         return self.tree
@@ -277,7 +277,7 @@ class CellSource:
         """The calls in a function, or in none, in the order of the text."""
         return self._calls_by(CellSource.function).get(function, [])
 
-    @once
+    @cached_per_source
     def _calls_by(
         self, of: Callable[[CellSource, ast.Call], Hashable]
     ) -> dict[Hashable, list[ast.Call]]:
@@ -289,22 +289,22 @@ class CellSource:
     def loops(self, node: ast.AST) -> list[Loop]:
         """The loops of its function that it stands in, from the inside out."""
         found: list[Loop] = []
-        for each in self.above(node):
+        for each in self.ancestors(node):
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 break
             if isinstance(each, Loop):
                 found.append(each)
         return found
 
-    def within(self, node: ast.AST) -> Iterator[ast.Call]:
+    def calls_inside(self, node: ast.AST) -> Iterator[ast.Call]:
         """The calls inside it, those of functions that are only defined there left out."""
-        left: list[ast.AST] = [node]
-        while left:
-            each = left.pop()
+        pending: list[ast.AST] = [node]
+        while pending:
+            each = pending.pop()
             if isinstance(each, ast.Call):
                 yield each
             skipped = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-            left += [
+            pending += [
                 inner for inner in ast.iter_child_nodes(each) if not isinstance(inner, skipped)
             ]
 
@@ -319,15 +319,15 @@ class CellSource:
         """Whether a comment allows it: on its line, or for all of the code on a line of its own."""
         return any(
             rule in rules and (is_of_all or number == line)
-            for number, is_of_all, rules in self._silences
+            for number, is_of_all, rules in self._silencing_comments
         )
 
     @cached_property
-    def _silences(self) -> list[tuple[int, bool, list[str]]]:
+    def _silencing_comments(self) -> list[tuple[int, bool, list[str]]]:
         """Of each such comment its line, whether that has nothing else, and the rules."""
         found = []
-        for number, text in enumerate(self.text.split("\n"), start=1 + self._shift):
-            said = _SILENCE.search(text) if "nbddp:" in text else None
+        for number, text in enumerate(self.text.split("\n"), start=1 + self._line_offset):
+            said = _SILENCING_COMMENT.search(text) if "nbddp:" in text else None
             if said is not None:
                 is_of_all = text.lstrip().startswith("#")
                 found.append((number, is_of_all, re.findall(r"ND\d+", said[1])))

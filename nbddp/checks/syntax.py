@@ -7,16 +7,16 @@ import re
 
 _CELL_MAGIC = re.compile(r"%%(\w+)")
 _RUNS_PYTHON = ("capture", "ddp", "local", "prun", "time", "timeit")
-_NO_PYTHON = re.compile(r"^(\s*)(?:[%!]|\?|\w[\w.]*\?+\s*$)")
+_IPYTHON_LINE = re.compile(r"^(\s*)(?:[%!]|\?|\w[\w.]*\?+\s*$)")
 _ASSIGNS_MAGIC = re.compile(r"^(\s*[\w, ]+=)\s*[%!].*$")
 
 
-def plain_python(text: str) -> str:
+def without_ipython(text: str) -> str:
     r"""A cell without IPython's own lines, as many lines as before.
 
-    >>> plain_python("!ls\nx = %timeit -o f()\nfor i in x:\n    %time i")
+    >>> without_ipython("!ls\nx = %timeit -o f()\nfor i in x:\n    %time i")
     'pass\nx = None\nfor i in x:\n    pass'
-    >>> plain_python("%%bash\nls")
+    >>> without_ipython("%%bash\nls")
     '\n'
     """
     magic = _CELL_MAGIC.match(text.lstrip())
@@ -35,18 +35,18 @@ def plain_python(text: str) -> str:
 
 
 def _plain_line(line: str) -> str:
-    if found := _NO_PYTHON.match(line):
+    if found := _IPYTHON_LINE.match(line):
         return f"{found[1]}pass"
     return _ASSIGNS_MAGIC.sub(r"\1 None", line)
 
 
-def argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """An argument of a call, by its name or its place; None if it is not given."""
     for each in call.keywords:
         if each.arg == name:
             return each.value
-    if place is not None and len(call.args) > place:
-        return call.args[place]
+    if position is not None and len(call.args) > position:
+        return call.args[position]
     return None
 
 
@@ -65,7 +65,7 @@ def may_be_true(node: ast.AST | None) -> bool:
     return node is not None and not is_false(node)
 
 
-def passes_on_more(call: ast.Call) -> bool:
+def has_star_arguments(call: ast.Call) -> bool:
     """Whether it has ``*`` or ``**`` among its arguments, so that nobody knows what is given."""
     return any(isinstance(each, ast.Starred) for each in call.args) or any(
         each.arg is None for each in call.keywords

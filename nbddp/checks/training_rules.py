@@ -5,25 +5,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nbddp.checks.conditions import are_apart
+from nbddp.checks.conditions import are_exclusive
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, Loop, once
+from nbddp.checks.source import CellSource, Loop, cached_per_source
 from nbddp.checks.syntax import plain_names
 
 
-def backwards(source: CellSource) -> list[ast.Call]:
+def backward_calls(source: CellSource) -> list[ast.Call]:
     """Every ``something.backward()``."""
     return [each for each in source.calls_of("backward") if isinstance(each.func, ast.Attribute)]
 
 
-@once
+@cached_per_source
 def training_loops(source: CellSource) -> set[ast.AST]:
     """The loops that have one in their own body, and not in a loop inside."""
-    return {loop for each in backwards(source) for loop in source.loops(each)[:1]}
+    return {loop for each in backward_calls(source) for loop in source.loops(each)[:1]}
 
 
 def _steps_in(source: CellSource, loop: Loop) -> list[ast.Call]:
-    return [each for each in source.within(loop) if _updates(source, each)]
+    return [each for each in source.calls_inside(loop) if _updates(source, each)]
 
 
 def _updates(source: CellSource, call: ast.Call) -> bool:
@@ -33,9 +33,11 @@ def _updates(source: CellSource, call: ast.Call) -> bool:
     return is_optimizer and source.method(call) == "step"
 
 
-def _every(source: CellSource, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | None:
+def _micro_step_condition(
+    source: CellSource, step: ast.Call, loop: Loop
+) -> tuple[ast.If, str] | None:
     """The ``if i % K == 0`` that the step stands under within this loop, and K."""
-    for outer in source.above(step):
+    for outer in source.ancestors(step):
         if outer is loop:
             return None
         if isinstance(outer, ast.If) and not _steps_in_both(outer):
@@ -62,10 +64,10 @@ def _undivided(source: CellSource) -> Iterator[Hit]:
     imported = " ".join(source.aliases.values())
     if "accelerate" in imported or "deepspeed" in imported:
         return
-    for call in backwards(source):
+    for call in backward_calls(source):
         loop = next(iter(source.loops(call)), None)
         steps = _steps_in(source, loop) if loop else []
-        found = _every(source, steps[0], loop) if loop and steps else None
+        found = _micro_step_condition(source, steps[0], loop) if loop and steps else None
         if not loop or not found or found[1] == "1" or _contains(found[0], call):
             continue
         divides = any(
@@ -82,7 +84,7 @@ def _undivided(source: CellSource) -> Iterator[Hit]:
             )
 
 
-def _uses_scaler(source: CellSource) -> dict[str, list[ast.Call]]:
+def _scaler_calls(source: CellSource) -> dict[str, list[ast.Call]]:
     """The calls of each GradScaler that scales a loss here, by its name."""
     owners = {source.owner(each) for each in source.calls_of("scale")}
     names = [each for each in owners if source.kinds.get(each) == "scaler" or "scaler" in each]
@@ -95,7 +97,7 @@ def _uses_scaler(source: CellSource) -> dict[str, list[ast.Call]]:
 @rule("ND123")
 def _clips_scaled(source: CellSource) -> Iterator[Hit]:
     clips = source.calls_of("clip_grad_norm_") + source.calls_of("clip_grad_value_")
-    for name, calls in _uses_scaler(source).items():
+    for name, calls in _scaler_calls(source).items():
         unscaled = {source.function(each) for each in calls if source.method(each) == "unscale_"}
         for clip in clips:
             function = source.function(clip)
@@ -106,14 +108,18 @@ def _clips_scaled(source: CellSource) -> Iterator[Hit]:
 def _is_scaled(source: CellSource, clip: ast.Call, name: str) -> bool:
     """Whether one way through its function has the clipping, and the scaler's scale and step."""
     here = source.calls_in(source.function(clip))
-    beside = [each for each in here if source.owner(each) == name]
-    meets = {source.method(each) for each in beside if not are_apart(source, clip, each)}
-    return "scale" in meets and ("step" in meets or "step" not in map(source.method, beside))
+    scaler_calls = [each for each in here if source.owner(each) == name]
+    methods = {
+        source.method(each) for each in scaler_calls if not are_exclusive(source, clip, each)
+    }
+    return "scale" in methods and (
+        "step" in methods or "step" not in map(source.method, scaler_calls)
+    )
 
 
 @rule("ND124")
 def _half_a_scaler(source: CellSource) -> Iterator[Hit]:
-    for name, calls in _uses_scaler(source).items():
+    for name, calls in _scaler_calls(source).items():
         methods = {source.method(each) for each in calls}
         if not source.is_cell and any(
             isinstance(given, ast.Name) and given.id == name
@@ -133,7 +139,9 @@ def _half_a_scaler(source: CellSource) -> Iterator[Hit]:
 @rule("ND125")
 def _around_the_wrapper(source: CellSource) -> Iterator[Hit]:
     inputs = {
-        id(each.func.value) for each in backwards(source) if isinstance(each.func, ast.Attribute)
+        id(each.func.value)
+        for each in backward_calls(source)
+        if isinstance(each.func, ast.Attribute)
     }
     for call in source.calls:
         func = call.func
@@ -143,7 +151,7 @@ def _around_the_wrapper(source: CellSource) -> Iterator[Hit]:
             continue
         function = source.function(call)
         trained = _reaches_backward(source, call, function)
-        if trained or any(id(each) in inputs for each in source.above(call)):
+        if trained or any(id(each) in inputs for each in source.ancestors(call)):
             yield (
                 call,
                 f"{func.value.id}.module(...) goes around DDP, and backward() follows: these "
@@ -154,23 +162,23 @@ def _around_the_wrapper(source: CellSource) -> Iterator[Hit]:
 def _reaches_backward(source: CellSource, call: ast.Call, function: ast.AST) -> bool:
     """Whether what is made of the result, by name, has a backward() in the same function."""
     names: set[str] = set()
-    for node in source.every(ast.Assign):
+    for node in source.nodes_of(ast.Assign):
         is_of_it = _contains(node.value, call) or plain_names(node.value) & names
         if is_of_it and source.function(node) is function:
             names.update(*map(plain_names, node.targets))
     return any(
         source.function(each) is function and names & plain_names(each.func)
-        for each in backwards(source)
+        for each in backward_calls(source)
     )
 
 
 @rule("ND126")
 def _threads_in_a_rank(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
-        name = source.called(call)
+        name = source.called_name(call)
         if not (name.startswith("torch.nn.") and name.endswith(".DataParallel")):
             continue
-        is_chosen = any(isinstance(each, ast.If | ast.IfExp) for each in source.above(call))
+        is_chosen = any(isinstance(each, ast.If | ast.IfExp) for each in source.ancestors(call))
         if not is_chosen and (source.is_cell or source.is_distributed):
             yield call, "DataParallel in a rank: threads inside a process."
 
@@ -187,10 +195,10 @@ def _converts_too_late(source: CellSource) -> Iterator[Hit]:
 def _was_wrapped(source: CellSource, name: str, call: ast.Call) -> bool:
     before = [
         source.kind_of_call(node.value) if isinstance(node.value, ast.Call) else ""
-        for node in source.every(ast.Assign)
+        for node in source.nodes_of(ast.Assign)
         if node.lineno < call.lineno
         and source.function(node) is source.function(call)
         and any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
-        and not any(isinstance(each, ast.If) for each in source.above(node))
+        and not any(isinstance(each, ast.If) for each in source.ancestors(node))
     ]
     return bool(before) and before[-1] == "ddp"

@@ -97,7 +97,7 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
     """
     totals: dict[str, int] = {}
     for report in reports:
-        for name, batch in _batches(RankFacts.read(report.facts)).items():
+        for name, batch in _batches(RankFacts.from_json(report.facts)).items():
             totals[name] = totals.get(name, 0) + batch
     found = set(totals.values())
     return found.pop() if len(found) == 1 else None
@@ -105,7 +105,7 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
 
 def _batches(rank: RankFacts) -> dict[str, int]:
     """Of the loaders that shuffle, as those for training do."""
-    loaders = {name: each for name, each in rank.things.items() if isinstance(each, LoaderFacts)}
+    loaders = {name: each for name, each in rank.objects.items() if isinstance(each, LoaderFacts)}
     shuffled = {name: each.batch_size for name, each in loaders.items() if each.shuffles}
     return {name: size for name, size in shuffled.items() if size > 0} | dict(rank.batches)
 

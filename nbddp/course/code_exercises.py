@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
-from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
+from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 from nbddp.train.prepare import prepare
 
 
-@tried_on_ranks
+@needs_ranks
 def _turn_right(turn: Any) -> str:
     world_size, rank = this_rank.world_size(), this_rank.rank()
     parcels = torch.arange(world_size, device=communication_device(None)) * 10 + 1
@@ -37,7 +37,7 @@ def _turn_right(turn: Any) -> str:
     return grade_number(got.item(), left, hints, "That is not what the left one has sent.")
 
 
-@tried_on_ranks
+@needs_ranks
 def _ring_reduce_scatter(ring: Any) -> str:
     world_size, rank = this_rank.world_size(), this_rank.rank()
     mine = torch.arange(2 * world_size, device=communication_device(None)) * 10 + rank
@@ -56,7 +56,7 @@ def _ring_reduce_scatter(ring: Any) -> str:
     return "The chunk is not the sum over all ranks: each passes N - 1 times, and is added to."
 
 
-@tried_on_ranks
+@needs_ranks
 def _download_once(name_of: Any) -> str:
     downloads: list[str] = []
 
@@ -79,7 +79,7 @@ def _download_once(name_of: Any) -> str:
     return RIGHT if is_name else "The name is what `download` returns."
 
 
-@tried_on_ranks
+@needs_ranks
 def _models_differ(differs: Any) -> str:
     same, other = (prepare(torch.nn.Linear(3, 1), sync_batch_norm=False) for _ in range(2))
     last = this_rank.world_size() - 1
@@ -107,7 +107,7 @@ def _next_bf16_above_one(number: Any) -> str:
 
 def _begin_from_saved_state(begin: Any) -> str:
     if not callable(begin):
-        return FUNCTION
+        return NEEDS_FUNCTION
     dataset = TensorDataset(torch.arange(8))
     sampler: DistributedSampler[Any] = DistributedSampler(
         dataset, num_replicas=1, rank=0, shuffle=False
@@ -129,7 +129,7 @@ def _begin_from_saved_state(begin: Any) -> str:
 def _checkpoints_found(steps: Any) -> str:
     if not isinstance(steps, Collection) or isinstance(steps, str):
         return "Give all steps from which it may resume, as a set."
-    given = {str(as_plain(step)) for step in steps}
+    given = {str(as_python_value(step)) for step in steps}
     if given == {"1", "2"}:
         return RIGHT
     if given == {"1"}:
@@ -139,7 +139,7 @@ def _checkpoints_found(steps: Any) -> str:
     return "Under which names do whole checkpoints lie there?"
 
 
-@tried_on_ranks
+@needs_ranks
 def _leave_nan_out(is_left_out: Any) -> str:
     rank, last = this_rank.rank(), this_rank.world_size() - 1
     cases: dict[str, Collection[int]] = {
@@ -148,21 +148,21 @@ def _leave_nan_out(is_left_out: Any) -> str:
         "only rank 0's loss was NaN": (0,),
         "all losses were NaN": range(last + 1),
     }
-    said = {}
+    answers = {}
     for case, ranks in cases.items():  # all of them, as a collective may be in there
         loss = torch.tensor(
             float("nan") if rank in ranks else 0.5, device=communication_device(None)
         )
-        said[case] = bool(is_left_out(loss))
+        answers[case] = bool(is_left_out(loss))
     for case, ranks in cases.items():
-        if said[case] and not ranks:
+        if answers[case] and not ranks:
             return f"When {case}, it leaves the step out."
-        if not said[case] and ranks:
+        if not answers[case] and ranks:
             return f"When {case}, rank {rank} goes on into `backward()`: nobody may, or all."
     return RIGHT
 
 
-@tried_on_ranks
+@needs_ranks
 def _shorten_to_fewest(shorten: Any) -> str:
     rank, last = this_rank.rank(), this_rank.world_size() - 1
     mine = [[*range(4 if rank == longer else 3)] for longer in (last, 0)]
@@ -206,7 +206,7 @@ def _silence_one_finding(lines: Any) -> str:
     return hints[calls[0] in found, calls[1] in found]
 
 
-@tried_on_ranks
+@needs_ranks
 def _stop_together(stops: Any) -> str:
     is_last = this_rank.rank() == this_rank.world_size() - 1
     large, small, mixed = (
@@ -223,9 +223,9 @@ def _stop_together(stops: Any) -> str:
 
 def _ranks_of_a_machine(mates: Any) -> str:
     if not callable(mates):
-        return FUNCTION
+        return NEEDS_FUNCTION
     for rank in (0, 19, 63):
-        given = as_plain(mates(rank))
+        given = as_python_value(mates(rank))
         try:
             got = sorted(map(index, given))
         except TypeError:

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.course.code_exercises import CODE_EXERCISES
-from nbddp.course.grading import RIGHT, as_plain, grade
+from nbddp.course.grading import RIGHT, as_python_value, grade
 from nbddp.errors import ArgumentError
 from nbddp.formatting import plural
 from nbddp.train.collectives import all_gather
 
-VALUES: dict[str, list[dict[str, Any]]] = json.loads(
+VALUE_EXERCISES: dict[str, list[dict[str, Any]]] = json.loads(
     Path(__file__).with_name("exercises.json").read_text()
 )
-EXERCISES = sorted([*VALUES, *CODE_EXERCISES])
+EXERCISES = sorted([*VALUE_EXERCISES, *CODE_EXERCISES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
         raise ArgumentError(
             f"there is no exercise {exercise!r} to check; there are: {', '.join(EXERCISES)}"
         )
-    wanted = names_of(exercise)
+    wanted = value_names(exercise)
     if len(answer) != len(wanted):
         raise ArgumentError(
             f"exercise {exercise} asks for {plural(len(wanted), 'value')} ({', '.join(wanted)}), "
             f"got {len(answer)}"
         )
-    hints = all_gather(_hint(exercise, [*map(as_plain, answer)]))
+    hints = all_gather(_hint(exercise, [*map(as_python_value, answer)]))
     wrong = {rank: hint for rank, hint in enumerate(hints) if hint != RIGHT}
     if not wrong:
         return Judgement(is_right=True, text="Right.")
@@ -87,15 +87,17 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
     return Judgement(is_right=False, text=f"Not yet. {where}{hint}")
 
 
-def names_of(exercise: str) -> list[str]:
+def value_names(exercise: str) -> list[str]:
     """Return the names of the values that an exercise asks for."""
     if exercise in CODE_EXERCISES:
         return [*inspect.signature(CODE_EXERCISES[exercise]).parameters]
-    return [value["name"] for value in VALUES[exercise]]
+    return [value["name"] for value in VALUE_EXERCISES[exercise]]
 
 
 def _hint(exercise: str, answer: Sequence[Any]) -> str:
     if exercise in CODE_EXERCISES:
         return CODE_EXERCISES[exercise](*answer)
-    hints = (grade(value, given) for value, given in zip(VALUES[exercise], answer, strict=True))
+    hints = (
+        grade(value, given) for value, given in zip(VALUE_EXERCISES[exercise], answer, strict=True)
+    )
     return next(filter(None, hints), RIGHT)

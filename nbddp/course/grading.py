@@ -13,29 +13,29 @@ from typing import Any
 from nbddp.train.collectives import all_gather
 
 RIGHT = ""
-FUNCTION = "Give the function itself, without calling it: it is tried out here."
-ALONE = (
+NEEDS_FUNCTION = "Give the function itself, without calling it: it is tried out here."
+NEEDS_MORE_RANKS = (
     "One process alone has nobody to talk to: call this in a `%%ddp` cell, on two ranks or more."
 )
 
 
-def tried_on_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:
+def needs_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:
     """For answers whose functions talk to other ranks: there must be some, with functions too."""
 
     @wraps(grade)
     def graded(function: Any) -> str:
         are_functions = all_gather(callable(function))
         if not all(are_functions):  # whoever tried one out would wait for the others
-            return RIGHT if callable(function) else FUNCTION
-        return grade(function) if len(are_functions) > 1 else ALONE
+            return RIGHT if callable(function) else NEEDS_FUNCTION
+        return grade(function) if len(are_functions) > 1 else NEEDS_MORE_RANKS
 
     return graded
 
 
-def as_plain(given: Any) -> Any:
+def as_python_value(given: Any) -> Any:
     """What NumPy and torch give for a number or several, as Python has it.
 
-    >>> as_plain(Fraction(1, 4)), as_plain(10**400), as_plain("12")
+    >>> as_python_value(Fraction(1, 4)), as_python_value(10**400), as_python_value("12")
     (0.25, inf, '12')
     """
     if hasattr(given, "tolist") and hasattr(given, "item"):

@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 _CELL_MAGIC = re.compile(r"%%([\w!]+)([^\n]*)\n?")
 _RUN_THEIR_CELL = frozenset({"time", "timeit", "capture", "prun", "memit"})
 _SHELLS = frozenset({"bash", "sh", "!", "sx", "system"})
-_WHY = {
+_WHY_LEFT_OUT = {
     "matplotlib": "a script has no page: plt.savefig() writes a figure",
     "pip": "install it before",
     "conda": "install it before",
@@ -34,37 +34,37 @@ class PlainCell:
     is_silent: bool = False
 
 
-def to_plain(cell: str) -> PlainCell:
+def translate_cell(cell: str) -> PlainCell:
     """Translate what was typed."""
     magic = _CELL_MAGIC.match(cell.lstrip())
     if magic is None:
-        return _Lines(TransformerManager().transform_cell(cell)).translate()
+        return _SyntaxTranslator(TransformerManager().transform_cell(cell)).translate()
     head, body = magic[0].rstrip(), cell.lstrip()[magic.end() :]
     if magic[1] in _RUN_THEIR_CELL:
-        inside = to_plain(body)
+        inside = translate_cell(body)
         return replace(inside, text=f"# {head}\n{inside.text}")
     if magic[1] in _SHELLS and not magic[2].strip():
-        run = f"subprocess.run(['bash'], input={_lines(body)}, text=True, check=True)"
+        run = f"subprocess.run(['bash'], input={_text_literal(body)}, text=True, check=True)"
         return PlainCell(f"import subprocess\n{run}\n", is_silent=True)
-    if magic[1] in ("writefile", "file") and (text := _writing(magic[2].split(), body)):
+    if magic[1] in ("writefile", "file") and (text := _translate_writefile(magic[2].split(), body)):
         return PlainCell(f"import pathlib\n{text}\n", is_silent=True)
     commented = "\n".join(f"# {line}".rstrip() for line in cell.strip().split("\n"))
     return PlainCell(commented, (f"{head}: left out: it has no equivalent in a script",))
 
 
-def _writing(words: list[str], body: str) -> str:
+def _translate_writefile(words: list[str], body: str) -> str:
     """Return what stands for ``%%writefile``; empty for options that are not known."""
     appends = bool({"-a", "--append"} & {*words})
     files = [each for each in words if each not in ("-a", "--append")]
     if len(files) != 1 or files[0][0] in "-'\"":
         return ""
-    path = f"pathlib.Path({_expanded(files[0])}).expanduser()"
+    path = f"pathlib.Path({_interpolated(files[0])}).expanduser()"
     if appends:
-        return f"print({_lines(body)}, end='', file={path}.open('a', encoding='utf-8'))"
-    return f"{path}.write_text({_lines(body)}, encoding='utf-8')"
+        return f"print({_text_literal(body)}, end='', file={path}.open('a', encoding='utf-8'))"
+    return f"{path}.write_text({_text_literal(body)}, encoding='utf-8')"
 
 
-def _lines(text: str) -> str:
+def _text_literal(text: str) -> str:
     """Return the literal of a text, in a line for each of its own."""
     lines = text.splitlines(keepends=True)
     if len(lines) < 2:
@@ -72,10 +72,10 @@ def _lines(text: str) -> str:
     return "(\n" + "\n".join(f"    {each!r}" for each in lines) + "\n)"
 
 
-def _expanded(line: str) -> str:
+def _interpolated(line: str) -> str:
     r"""Return the expression for a line in which ``{names}`` stand.
 
-    >>> _expanded("ls {folder}"), _expanded("awk '{print $1}'")
+    >>> _interpolated("ls {folder}"), _interpolated("awk '{print $1}'")
     ("f'ls {folder}'", '"awk \'{print $1}\'"')
     """
     text = f"f{line!r}" if "{" in line else repr(line)
@@ -89,7 +89,7 @@ def _expanded(line: str) -> str:
 Edit = tuple[int, int, str]  # the bytes from here to there become this
 
 
-def edited(text: str, edits: list[Edit]) -> str:
+def apply_edits(text: str, edits: list[Edit]) -> str:
     """Make edits that do not overlap."""
     data = text.encode()
     for begin, end, new in sorted(edits, reverse=True):
@@ -106,7 +106,7 @@ def span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class _Lines:
+class _SyntaxTranslator:
     """The lines of a cell after IPython has made calls of magics and commands."""
 
     text: str
@@ -115,25 +115,25 @@ class _Lines:
 
     def translate(self) -> PlainCell:
         tree = ast.parse(self.text)
-        edits = [edit for node in ast.walk(tree) for edit in self._edit(node)]
+        edits = [edit for node in ast.walk(tree) for edit in self._edits_of(node)]
         imports = "".join(f"import {each}\n" for each in sorted(self.modules))
         last = tree.body[-1] if tree.body else None
-        call = _call_of_ipython(last.value) if isinstance(last, ast.Expr) else None
+        call = _ipython_call(last.value) if isinstance(last, ast.Expr) else None
         is_silent = call is not None and call[0] == "system"
-        return PlainCell(imports + edited(self.text, edits), tuple(self.remarks), is_silent)
+        return PlainCell(imports + apply_edits(self.text, edits), tuple(self.remarks), is_silent)
 
-    def _edit(self, node: ast.AST) -> Iterator[Edit]:
+    def _edits_of(self, node: ast.AST) -> Iterator[Edit]:
         """Translate the calls of IPython's in a statement, or leave the statement out."""
         if not isinstance(node, ast.stmt) or hasattr(node, "body"):
             return
         edits: list[Edit] = []
         for each in ast.walk(node):
-            call = _call_of_ipython(each)
+            call = _ipython_call(each)
             if call is None:
                 continue
-            text = self._translated(*call)
+            text = self._translate_call(*call)
             if not text:
-                shown, why = _as_typed(*call)
+                shown, why = _describe_call(*call)
                 self.remarks.append(f"{shown}: left out: {why}")
                 edits = [(*span(self.text, node), f"pass  # left out: {shown}")]
                 break
@@ -141,35 +141,35 @@ class _Lines:
             edits.append((*span(self.text, each), text))
         yield from edits
 
-    def _translated(self, method: str, words: tuple[str, ...]) -> str:
+    def _translate_call(self, method: str, words: tuple[str, ...]) -> str:
         """Return Python for a call of IPython's; empty if there is none."""
         if method in ("system", "getoutput"):
-            return self._command(method, words[0])
+            return self._translate_command(method, words[0])
         if method != "run_line_magic":
             return ""
         name, line = words[0], words[1].strip()
         if name == "time":
-            inside = to_plain(line)
+            inside = translate_cell(line)
             is_one = not inside.remarks and "\n" not in inside.text.strip()
             return inside.text.strip() if is_one else ""
         if name in ("env", "set_env") and (found := re.fullmatch(r"(\w+)\s*[= ]\s*(.+)", line)):
             self.modules.add("os")
-            return f"os.environ[{found[1]!r}] = {_expanded(found[2])}"
+            return f"os.environ[{found[1]!r}] = {_interpolated(found[2])}"
         if name == "cd" and (folder := line.removeprefix("-q ").strip()) and folder[0] != "-":
             self.modules.add("os")
-            return f"os.chdir(os.path.expanduser({_expanded(folder)}))"
+            return f"os.chdir(os.path.expanduser({_interpolated(folder)}))"
         return ""
 
-    def _command(self, method: str, line: str) -> str:
+    def _translate_command(self, method: str, line: str) -> str:
         if found := re.findall(r"\$\w+", line):
             self.remarks.append(f"!{line}: {', '.join(found)}: left to the shell")
         self.modules.add("subprocess")
         if method == "system":
-            return f"subprocess.run({_expanded(line)}, shell=True, check=False)"
-        return f"subprocess.getoutput({_expanded(line)}).splitlines()"
+            return f"subprocess.run({_interpolated(line)}, shell=True, check=False)"
+        return f"subprocess.getoutput({_interpolated(line)}).splitlines()"
 
 
-def _call_of_ipython(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
+def _ipython_call(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
     """Return the method and the texts of ``get_ipython().method(...)``, else None."""
     match node:
         case ast.Call(
@@ -183,9 +183,9 @@ def _call_of_ipython(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def _as_typed(method: str, words: tuple[str, ...]) -> tuple[str, str]:
+def _describe_call(method: str, words: tuple[str, ...]) -> tuple[str, str]:
     """Return what the user typed, and why it has no place in a script."""
     if method == "run_line_magic" and len(words) == 2:
-        why = _WHY.get(words[0], "it has no equivalent in a script")
+        why = _WHY_LEFT_OUT.get(words[0], "it has no equivalent in a script")
         return f"%{words[0]} {words[1]}".rstrip(), why
     return f"get_ipython().{method}()", "IPython is not there in a script"

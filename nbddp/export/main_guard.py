@@ -26,7 +26,9 @@ _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tuple[bool, str]]:
+def split_by_guard(
+    text: str, top: set[str], *, is_for_all: bool = True
+) -> Iterator[tuple[bool, str]]:
     """Yield the parts of a cell in their order, each with whether it must be guarded.
 
     Args:
@@ -35,7 +37,7 @@ def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tu
         is_for_all: whether all ranks run the cell; else all of it is guarded.
     """
     lines = text.split("\n")
-    groups = _by_line(ast.parse(text).body)
+    groups = _group_by_line(ast.parse(text).body)
     if not groups and text.strip():
         yield False, text.strip("\n")
     # the comments above a statement go with it
@@ -48,7 +50,7 @@ def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tu
         begin = end
 
 
-def _by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
+def _group_by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
     """Return statements, those together that share a line."""
     groups: list[list[ast.stmt]] = []
     for each in body:
@@ -61,13 +63,13 @@ def _by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
 
 def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:
     """Return whether all may; what they bind is there from then on."""
-    if not all(_is_free(each, top) for each in statements):
+    if not all(_needs_no_guard(each, top) for each in statements):
         return False
     top |= {name for each in statements for name in assigned_names(ast.unparse(each))}
     return True
 
 
-def _is_free(statement: ast.stmt, top: set[str]) -> bool:
+def _needs_no_guard(statement: ast.stmt, top: set[str]) -> bool:
     """Return whether it is an import, a constant, or a definition that needs nothing guarded."""
     match statement:
         case ast.Import() | ast.ImportFrom():
@@ -129,14 +131,14 @@ def undefined_names(program: str) -> list[str]:
 
 def _instructions(program: str) -> Iterator[Iterator[dis.Instruction]]:
     """Yield those of the module, and of each function, class and comprehension in it."""
-    left = [compile(program, "export", "exec", dont_inherit=True)]
-    while left:
-        code = left.pop()
+    pending = [compile(program, "export", "exec", dont_inherit=True)]
+    while pending:
+        code = pending.pop()
         yield dis.get_instructions(code)
-        left += [each for each in code.co_consts if isinstance(each, CodeType)]
+        pending += [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
-def indented(text: str, margin: str = "    ") -> str:
+def indent(text: str, margin: str = "    ") -> str:
     """Return the same source further in; texts of several lines keep their own lines."""
     fixed: set[int] = set()
     for node in ast.walk(ast.parse(text)):

@@ -19,13 +19,13 @@ from typing import Any
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export import template
-from nbddp.export.ipython_syntax import Edit, PlainCell, edited, span, to_plain
+from nbddp.export.ipython_syntax import Edit, PlainCell, apply_edits, span, translate_cell
 from nbddp.export.main_guard import (
     GUARD,
     OF_IPYTHON,
     Definition,
-    guarded,
-    indented,
+    indent,
+    split_by_guard,
     undefined_names,
 )
 from nbddp.record.cell import CellRequest
@@ -99,18 +99,18 @@ class ExportedScript:
     remarks: tuple[str, ...]
 
 
-def write_script(given: ExportInput, path: Path) -> ExportedScript:
+def write_script(export_input: ExportInput, path: Path) -> ExportedScript:
     """Make the script.
 
     Args:
-        given: what to make it of.
+        export_input: what to make it of.
         path: of the file that it is for.
 
     Raises:
         RequestError: nothing has been done, or it does not compile.
     """
-    writer = _Writer(given, path)
-    for item in given.items:
+    writer = _Writer(export_input, path)
+    for item in export_input.items:
         writer.add(item)
     if not writer.cells:
         raise RequestError("no cell has gone well since the ranks started: nothing to export")
@@ -118,19 +118,19 @@ def write_script(given: ExportInput, path: Path) -> ExportedScript:
 
 
 class _Writer:
-    def __init__(self, given: ExportInput, path: Path) -> None:
-        self._given = given
+    def __init__(self, export_input: ExportInput, path: Path) -> None:
+        self._input = export_input
         self._path = path
         self._parts: list[str] = []
         self._remarks: list[str] = []
-        self._future: dict[str, None] = {}
-        self._top = {*IN_EVERY_PROCESS}
-        self._bound: set[str] = {*SET_IN_EACH_RANK}
-        self._gone: dict[str, str] = {}  # names that are left out, and with what
+        self._future_imports: dict[str, None] = {}
+        self._top_level_names = {*IN_EVERY_PROCESS}
+        self._bound_names: set[str] = {*SET_IN_EACH_RANK}
+        self._omitted_names: dict[str, str] = {}  # names that are left out, and with what
         self._arguments: dict[str, Any] = {}
-        self._beside: dict[str, Any] = {}
-        self._groups = 1
-        self._may_be_apart = False
+        self._pickled_values: dict[str, Any] = {}
+        self._n_groups = 1
+        self._may_be_out_of_step = False
         self.cells = 0
 
     def add(self, item: Item) -> None:
@@ -145,27 +145,27 @@ class _Writer:
             case Omitted():
                 names: Collection[str] = ()
                 with suppress(SyntaxError):  # it failed with one
-                    names = assigned_names(to_plain(item.source).text)
-                names = {*names} - self._bound  # a cell before it may have made them
+                    names = assigned_names(translate_cell(item.source).text)
+                names = {*names} - self._bound_names  # a cell before it may have made them
                 self._omit(item.what, item.reason, names=names)
 
     def _omit(self, what: str, reason: str, *, names: Collection[str] = ()) -> None:
         self._remarks.append(f"{what}: left out: {reason}")
-        self._gone |= dict.fromkeys(names, what)
+        self._omitted_names |= dict.fromkeys(names, what)
 
-    def _missing(self, text: str) -> str:
+    def _why_it_cannot_run(self, text: str) -> str:
         """Return why a text cannot run: it reads a name of what is left out; else empty."""
-        names = [each for each in undefined_names(text) if each in self._gone]
-        return ", ".join(f"{each} comes from {self._gone[each]}" for each in names)
+        names = [each for each in undefined_names(text) if each in self._omitted_names]
+        return ", ".join(f"{each} comes from {self._omitted_names[each]}" for each in names)
 
     # ---- cells
 
     def _add_cell(self, request: CellRequest) -> None:
         number = request.execution_count
         what = f"cell [{number}]"
-        plain = to_plain(request.source)
+        plain = translate_cell(request.source)
         try:
-            reason = self._missing(plain.text)
+            reason = self._why_it_cannot_run(plain.text)
         except SyntaxError:
             self._omit(what, "it awaits at top level", names=_names_bound_by(plain.text))
             return
@@ -175,94 +175,100 @@ class _Writer:
             return
         self.cells += 1
         self._remarks += [f"{what}: {each}" for each in plain.remarks]
-        self._bound |= bound
-        self._gone = {name: why for name, why in self._gone.items() if name not in bound}
-        text = self._as_module(_shown(plain, self._given.out.get(number, "")))
+        self._bound_names |= bound
+        self._omitted_names = {
+            name: why for name, why in self._omitted_names.items() if name not in bound
+        }
+        text = self._as_module(_with_last_value_shown(plain, self._input.out.get(number, "")))
         self._parts.append(f"# %% {what}")
         if request.needs_group is False:
-            self._put("_leave_process_group()")
-        self._put_cell(text, request)
+            self._add_guarded("_leave_process_group()")
+        self._add_cell_parts(text, request)
         if request.needs_group is False or "destroy_process_group" in text:
-            self._groups += 1
+            self._n_groups += 1
             verb = "init" if request.needs_group is False else "restore"
-            self._put(f"_{verb}_process_group({self._groups})")
-        self._may_be_apart = True
+            self._add_guarded(f"_{verb}_process_group({self._n_groups})")
+        self._may_be_out_of_step = True
 
-    def _put_cell(self, text: str, request: CellRequest) -> None:
-        waits = self._may_be_apart and request.needs_group is not False
-        for must_be_guarded, part in guarded(text, self._top, is_for_all=request.ranks is None):
+    def _add_cell_parts(self, text: str, request: CellRequest) -> None:
+        waits = self._may_be_out_of_step and request.needs_group is not False
+        for must_be_guarded, part in split_by_guard(
+            text, self._top_level_names, is_for_all=request.ranks is None
+        ):
             if not must_be_guarded:
                 self._parts.append(part)
                 continue
             has_code = bool(ast.parse(part).body)
             if request.ranks is not None and has_code:
-                part = f"if _RANK in {tuple(request.ranks)!r}:\n{indented(part)}"
+                part = f"if _RANK in {tuple(request.ranks)!r}:\n{indent(part)}"
             if waits and has_code:
                 part, waits = f"_wait_for_all()\n{part}", False
-            self._put(part)
+            self._add_guarded(part)
 
-    def _put(self, text: str) -> None:
+    def _add_guarded(self, text: str) -> None:
         """Add what runs in the script's own process alone."""
         if not ast.parse(text).body:
             self._parts.append(text)
         elif self._parts and self._parts[-1].startswith(GUARD):
-            self._parts[-1] += f"\n{indented(text)}"
+            self._parts[-1] += f"\n{indent(text)}"
         else:
-            self._parts.append(f"{GUARD}\n{indented(text)}")
+            self._parts.append(f"{GUARD}\n{indent(text)}")
 
     def _as_module(self, text: str) -> str:
         """Take out ``global`` outside of functions, and imports that must stand first in a file."""
         edits: list[Edit] = []
-        left: list[ast.stmt] = [*ast.parse(text).body]
-        while left:
-            node = left.pop()
+        pending: list[ast.stmt] = [*ast.parse(text).body]
+        while pending:
+            node = pending.pop()
             if isinstance(node, ast.Global):
                 edits.append((*span(text, node), "pass"))
             elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                self._future[ast.unparse(node)] = None
+                self._future_imports[ast.unparse(node)] = None
                 edits.append((*span(text, node), ""))
             elif not isinstance(node, Definition):
-                left += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
-        return edited(text, edits)
+                pending += [
+                    each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)
+                ]
+        return apply_edits(text, edits)
 
     def _add_pulled(self, item: PulledValue) -> None:
         value = item.expression.strip()
-        names = {*undefined_names(value)} - self._bound
-        if reason := self._missing(value) or ", ".join(sorted(names & OF_IPYTHON)):
+        names = {*undefined_names(value)} - self._bound_names
+        if reason := self._why_it_cannot_run(value) or ", ".join(sorted(names & OF_IPYTHON)):
             self._omit(f"%ddp pull {value}", reason)
             return
         text = f"_show({_argument_of_show(value)}, {item.expression!r})"
         if item.rank is not None:
             text = f"if _RANK == {item.rank}:\n    {text}"
         self._parts.append("# %% pulled")
-        self._put(text)
+        self._add_guarded(text)
 
     # ---- values
 
     def _add_values(self, pushed: PushedValues) -> None:
         lines = []
         for name, value in pushed.values.items():
-            if _names_port(value, self._given.ports):
+            if _refers_to_port(value, self._input.ports):
                 self._omit(name, "the store is in the notebook's process", names=[name])
                 continue
-            is_first = name not in self._bound and pushed.ranks is None
-            self._bound.add(name)
-            self._gone.pop(name, None)
+            is_first = name not in self._bound_names and pushed.ranks is None
+            self._bound_names.add(name)
+            self._omitted_names.pop(name, None)
             if is_first and is_argument(name, value):
                 self._arguments[name] = value
                 lines.append(f"{name} = _args.{name}")
             elif text := literal(value):
                 lines.append(f"{name} = {text}")
             else:
-                key = f"{len(self._beside)} {name}"
-                self._beside[key] = value
+                key = f"{len(self._pickled_values)} {name}"
+                self._pickled_values[key] = value
                 lines.append(f"{name} = _pushed[{key!r}]")
         if lines:
             text = "\n".join(lines)
             if pushed.ranks is not None:
-                text = f"if _RANK in {pushed.ranks!r}:\n{indented(text)}"
+                text = f"if _RANK in {pushed.ranks!r}:\n{indent(text)}"
             self._parts.append("# %% pushed by the notebook")
-            self._put(text)
+            self._add_guarded(text)
 
     # ---- the whole
 
@@ -280,13 +286,13 @@ class _Writer:
             text = self._assemble()
         return ExportedScript(
             text=text,
-            pickled=dumps(self._beside) if self._beside else b"",
+            pickled=dumps(self._pickled_values) if self._pickled_values else b"",
             command=self._command(shlex.join(TORCHRUN), str(self._path)),
             remarks=tuple(self._remarks),
         )
 
     def _command(self, launcher: str, path: str) -> str:
-        nproc, file = self._given.spec.nproc, shlex.quote(path)
+        nproc, file = self._input.spec.nproc, shlex.quote(path)
         return f"{launcher} --standalone --nnodes=1 --nproc-per-node={nproc} {file}"
 
     def _assemble(self) -> str:
@@ -295,9 +301,9 @@ class _Writer:
         command = command.replace("\\", "\\\\").replace('"', '\\"')
         notes = [f"# - {each}".replace("\n", "\n#   ") for each in self._remarks]
         about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
-        wants_display = "display" in body and "display" not in self._bound
-        form = template.FORM_AGAIN if self._groups > 1 else template.FORM
-        spec, timeout = self._given.spec, ""
+        wants_display = "display" in body and "display" not in self._bound_names
+        form = template.INIT_GROUP_AGAIN if self._n_groups > 1 else template.INIT_GROUP
+        spec, timeout = self._input.spec, ""
         backend = template.BACKEND if spec.backend == "auto" else repr(spec.backend)
         if spec.timeout != GroupSpec().timeout:
             timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
@@ -305,15 +311,20 @@ class _Writer:
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
             template.DEVICE,
             form.format(backend=backend, timeout=timeout),
-            template.LEAVE if self._groups > 1 else "",
-            template.MEET if "_wait_for_all()" in body else "",
+            template.DESTROY_GROUP if self._n_groups > 1 else "",
+            template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
             template.SHOW if "_show(" in body else "",
             template.DISPLAY if wants_display else "",
-            f"{GUARD}\n{self._begin()}",
+            f"{GUARD}\n{self._setup_code()}",
         ]
         modules = ("argparse", "datetime", "os", "pathlib", "pickle")
         used = [name for name in modules if any(f"{name}." in each for each in frame)]
-        imports = [*self._future, *(f"import {name}" for name in used), "", template.IMPORTS]
+        imports = [
+            *self._future_imports,
+            *(f"import {name}" for name in used),
+            "",
+            template.IMPORTS,
+        ]
         if re.search(r"\bnbddp\b", body):
             imports += ["", "import nbddp"]
         pieces = [
@@ -321,23 +332,23 @@ class _Writer:
             about if notes else "",
             "\n".join(imports),
             *frame,
-            f"{body}\n\n# %%\n{GUARD}\n{template.END}\n",
+            f"{body}\n\n# %%\n{GUARD}\n{template.CLEANUP}\n",
         ]
         return "\n\n\n".join(filter(None, pieces))
 
-    def _begin(self) -> str:
-        lines = [template.BEGIN.format(threads=self._given.spec.threads_per_rank())]
+    def _setup_code(self) -> str:
+        lines = [template.SETUP.format(threads=self._input.spec.threads_per_rank())]
         if self._arguments:
             lines.append("    _parser = argparse.ArgumentParser()")
             lines += [f"    _parser.{argument(*each)}" for each in self._arguments.items()]
             lines.append("    _args = _parser.parse_args()")
-        if self._beside:
+        if self._pickled_values:
             file = 'pathlib.Path(__file__).with_suffix(".pushed.pkl").read_bytes()'
             lines.append(f"    _pushed = pickle.loads({file})")
         return "\n".join(lines)
 
 
-def _shown(plain: PlainCell, name: str) -> str:
+def _with_last_value_shown(plain: PlainCell, name: str) -> str:
     """Return the cell with its last value shown, as the notebook shows it."""
     body = ast.parse(plain.text).body
     last = body[-1] if body else None
@@ -351,7 +362,7 @@ def _shown(plain: PlainCell, name: str) -> str:
         return plain.text
     more = f", {name!r}" if name else ""
     shown = f"_show({_argument_of_show(value)}{more})"
-    return edited(plain.text, [(begin, end, shown)])
+    return apply_edits(plain.text, [(begin, end, shown)])
 
 
 def _argument_of_show(expression: str) -> str:
@@ -375,7 +386,7 @@ def _names_bound_by(text: str) -> set[str]:
     }
 
 
-def _names_port(value: Any, ports: Collection[int]) -> bool:
+def _refers_to_port(value: Any, ports: Collection[int]) -> bool:
     """Return whether it is the port of a store in the notebook's process, or its address."""
     if type(value) is int:
         return value in ports

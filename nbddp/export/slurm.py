@@ -6,10 +6,10 @@ import shlex
 
 from nbddp.topology import TORCHRUN
 
-PORT = 29500  # torchrun's default
+RENDEZVOUS_PORT = 29500  # torchrun's default
 
 
-def sbatch(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
+def script_job(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
     """A job of two nodes that runs the script on each; the first node is where they meet.
 
     One task for each node, the head node by ``scontrol show hostnames``: as in
@@ -33,7 +33,7 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 srun {shlex.join(TORCHRUN)} \\
     --nnodes="$SLURM_NNODES" --nproc-per-node={nproc} \\
-    --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{PORT}" \\
+    --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{RENDEZVOUS_PORT}" \\
     {command}
 """
 

@@ -17,7 +17,7 @@ DISPLAY = '''def display(*values, **_options):
     for value in values:
         print(repr(value), flush=True)'''
 
-FORM = """def _init_process_group():
+INIT_GROUP = """def _init_process_group():
     import torch.distributed as dist
 
     dist.init_process_group({backend}{timeout})
@@ -25,7 +25,7 @@ FORM = """def _init_process_group():
 
 # under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
 # fails: tried with gloo and 4 ranks
-FORM_AGAIN = '''def _init_process_group(number=1):
+INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     """Meet under keys that were not used before: the first group's addresses are gone."""
     import os
 
@@ -40,7 +40,7 @@ FORM_AGAIN = '''def _init_process_group(number=1):
     dist.init_process_group({backend}, store=fresh, **place{timeout})
     dist.barrier()  # a rank that waits for no other would be gone before that one has come'''
 
-LEAVE = '''def _leave_process_group():
+DESTROY_GROUP = '''def _leave_process_group():
     """The next cell makes a group of its own."""
     import torch.distributed as dist
 
@@ -66,14 +66,14 @@ DEVICE = """def _device():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)"""
 
-MEET = '''def _wait_for_all():
+WAIT_FOR_ALL = '''def _wait_for_all():
     """In the notebook a cell begins when all ranks have ended the one before."""
     import torch.distributed as dist
 
     if dist.is_initialized():
         dist.barrier()'''
 
-BEGIN = """    device = _device()
+SETUP = """    device = _device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _init_process_group()
@@ -81,7 +81,7 @@ BEGIN = """    device = _device()
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.set_num_threads({threads})  # as in the notebook"""
 
-END = """    import torch.distributed as _dist
+CLEANUP = """    import torch.distributed as _dist
 
     if _dist.is_initialized():
         _dist.destroy_process_group()"""

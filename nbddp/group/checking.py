@@ -7,8 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from nbddp.checks.checker import OF_ALL_RANKS, check_facts, check_source, in_order, may_find
-from nbddp.checks.facts import GroupFacts, RankFacts, kinds
+from nbddp.checks.checker import (
+    RULES_FOR_ALL_RANKS,
+    check_facts,
+    check_source,
+    may_find,
+    sort_findings,
+)
+from nbddp.checks.facts import GroupFacts, RankFacts, kinds_by_name
 from nbddp.checks.registry import Finding
 from nbddp.checks.source import CellSource
 from nbddp.controller.session import Session
@@ -58,7 +64,7 @@ def check_cell(
         RequestError: the script that ran in the cell's place is not there any more.
         SyntaxError: it is no Python.
     """
-    known = kinds(ranks[min(ranks)]) if ranks else {}
+    known = kinds_by_name(ranks[min(ranks)]) if ranks else {}
     is_script = request.script is not None
     source = CellSource(
         "" if is_script else request.source,
@@ -67,17 +73,17 @@ def check_cell(
         aliases=ranks[min(ranks)].aliases if ranks else {},
     )
     facts = GroupFacts(
-        ranks=ranks, world_size=world_size, source=source, is_ok=is_ok, is_asked=is_asked
+        ranks=ranks, world_size=world_size, source=source, is_ok=is_ok, is_requested=is_asked
     )
     is_for_all = request.ranks is None or set(request.ranks) == set(range(world_size))
     found = [
         each
         for each in [*check_source(source), *check_facts(facts)]
-        if (is_for_all and world_size != 1) or each.rule not in OF_ALL_RANKS
+        if (is_for_all and world_size != 1) or each.rule not in RULES_FOR_ALL_RANKS
     ]
     if is_asked and request.script is not None and request.script.path:
         found += check_script(request.script.path)
-    return in_order(each for each in found if is_asked or not each.is_fact)
+    return sort_findings(each for each in found if is_asked or not each.is_fact)
 
 
 class QuietChecks:
@@ -91,8 +97,8 @@ class QuietChecks:
         result = handle.result
         if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
             return []
-        ranks = {rank: RankFacts.read(each.facts) for rank, each in result.reports.items()}
-        has_things = any(each.things for each in ranks.values())
+        ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
+        has_things = any(each.objects for each in ranks.values())
         if not has_things and not may_find(handle.request.source):
             return []
         try:

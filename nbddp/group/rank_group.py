@@ -281,7 +281,7 @@ class RankGroup:
             return {}
         asking = RankRequests(self.session)
         answers = asking.ask(self.life.alive, lambda number: CollectFacts(request=number))
-        return {rank: RankFacts.read(each.content) for rank, each in answers.items()}
+        return {rank: RankFacts.from_json(each.content) for rank, each in answers.items()}
 
 
 def _default_colors() -> str:

@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 from nbddp.checks import facts
-from nbddp.checks.facts import RankFacts, Thing
+from nbddp.checks.facts import NamedObject, RankFacts
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
@@ -71,8 +71,8 @@ def collect_facts(
         failure: what ended it; then no tensors are read, which may still be computed.
     """
     begin = RankFacts(
-        things={},
-        ddp=[],
+        objects={},
+        ddp_ranks=[],
         aliases={},
         host=socket.gethostname(),
         cores=cores_here(),
@@ -90,7 +90,7 @@ def _look_at_all(
     deadline = time.thread_time() + (PATIENCE if source is not None else 1.0)
     words = names if source is None else dict.fromkeys(_NAME.findall(source))
     wanted = [each for each in words if each in names and not each.startswith("_")]
-    found: dict[str, Thing] = {}
+    found: dict[str, NamedObject] = {}
     for name in wanted:
         if time.thread_time() > deadline:
             break
@@ -100,8 +100,8 @@ def _look_at_all(
     groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
     return replace(
         begin,
-        things=found,
-        ddp=sorted({group.size() for group in groups if group is not None}),
+        objects=found,
+        ddp_ranks=sorted({group.size() for group in groups if group is not None}),
         aliases={name: whole for name in wanted if (whole := _whole_name(names[name]))},
         batches=_batches(names, wanted),
     )
@@ -130,7 +130,7 @@ def _whole_name(value: object) -> str:
     return f"{room}.{name}" if room.startswith("torch") else ""
 
 
-def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
+def _look(name: str, names: Names, failure: Failure | None) -> NamedObject | None:
     value = names[name]
     kind = type(value)
     try:
@@ -157,9 +157,9 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
         shapes=_shapes(parameters),
         device=_gpu(parameters),
         is_training=model.training,
-        minds_mode=_minds_mode(model),
+        differs_in_training=_minds_mode(model),
         with_gradient=len(trained) - without,
-        without=without,
+        without_gradient=without,
         is_sharded="FullyShardedDataParallel" in kinds or "DTensor" in kinds,
     )
     if not isinstance(model, DistributedDataParallel):
@@ -187,7 +187,7 @@ def _refused(
     unused = parameters_without_gradient(wrapper, failure.text)
     if not unused or failure.because != describe_parameters(wrapper, failure.text):
         return known
-    return replace(known, unused=unused[:NAMED], without=len(unused), is_refused=True)
+    return replace(known, unused=unused[:NAMED], without_gradient=len(unused), is_refused=True)
 
 
 def _shapes(parameters: Sequence[torch.Tensor]) -> str:
@@ -247,7 +247,7 @@ def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.OptimizerFacts:
     return facts.OptimizerFacts(
         rates=[float(each) for each in rates if isinstance(each, float | int)],
         shapes=_shapes(parameters_of(optimizer)[:MANY_PARTS]),
-        was_of=_lost_model(optimizer, names),
+        replaced_model=_lost_model(optimizer, names),
     )
 
 
@@ -292,8 +292,8 @@ def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
     return facts.LoaderFacts(
         sampler=_SAMPLERS.get(kind, "other"),
         seed=sampler.seed if is_dealt else -1,
-        replicas=sampler.num_replicas if is_dealt else -1,
-        place=sampler.rank if is_dealt else -1,
+        num_replicas=sampler.num_replicas if is_dealt else -1,
+        sampler_rank=sampler.rank if is_dealt else -1,
         shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
         epochs=epochs_of(sampler) if kind in (DistributedSampler, RandomSampler) else [],
         samples=samples,

@@ -378,7 +378,7 @@ class Rank:
                 failure=asdict(truncate_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 payload=payload,
-                facts=collect_facts(self._shell.user_ns, command.source, failure=failure).json(),
+                facts=collect_facts(self._shell.user_ns, command.source, failure=failure).to_json(),
                 values=self._shell.plain_values.changes(),
                 armed=[str(each) for each in arming.armed()],
             )

@@ -110,7 +110,7 @@ class RequestHandler:
             case Inspect():
                 content = self._inspect(command)
             case CollectFacts():
-                content = collect_facts(self._shell.user_ns).json()
+                content = collect_facts(self._shell.user_ns).to_json()
             case Pull():
                 return self._pull(command)
             case SendTrace():

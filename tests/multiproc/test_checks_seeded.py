@@ -213,7 +213,7 @@ def found_in(group: Ranks, cell: str, *, runs: bool = True) -> list[Finding]:
     reports: dict[int, CellEnded] = result.reports
     return check_cell(
         CellRequest(source=cell),
-        {rank: RankFacts.read(each.facts) for rank, each in reports.items()},
+        {rank: RankFacts.from_json(each.facts) for rank, each in reports.items()},
         world_size=2,
         is_ok=True,
         is_asked=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import replace
 
-from nbddp.checks.checker import checklist, explain, rule_of
+from nbddp.checks.checker import checklist, explain, find_rule
 from nbddp.checks.registry import Finding
 from nbddp.errors import FindingsError, RequestError
 from nbddp.group.checking import check_cell, check_script
@@ -27,7 +27,7 @@ def check(notebook: NotebookState, args: Namespace) -> None:
     """
     if args.explain is not None:
         notebook.presenter.print_line(
-            explain(rule_of(args.explain)) if args.explain else checklist()
+            explain(find_rule(args.explain)) if args.explain else checklist()
         )
         return
     findings, what = _find_mistakes(notebook, args.script)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nbddp.errors import RequestError
 from nbddp.export.script import ExportedScript, ExportInput, write_script
-from nbddp.export.slurm import sbatch
+from nbddp.export.slurm import script_job
 from nbddp.magics.notebook_state import NotebookState
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -45,7 +45,7 @@ def export(notebook: NotebookState, args: Namespace) -> str:
         has_gpus = any(
             each.device.startswith("cuda") for each in group.session.snapshot(None).ranks
         )
-        text = sbatch(path.stem, command, nproc=group.spec.nproc, has_gpus=has_gpus)
+        text = script_job(path.stem, command, nproc=group.spec.nproc, has_gpus=has_gpus)
         files[job] = text.encode()
     _write_files(files, replaces=args.force)
     return _describe_export(script, list(files))

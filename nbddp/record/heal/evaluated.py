@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbddp.checks.syntax import plain_python
+from nbddp.checks.syntax import without_ipython
 from nbddp.topology import Topology
 
 _NODES = (
@@ -77,7 +77,7 @@ def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[st
 def _body(source: str) -> list[ast.stmt]:
     """Parse a cell once for all ranks."""
     try:
-        return ast.parse(plain_python(source)).body
+        return ast.parse(without_ipython(source)).body
     except SyntaxError:
         return []
 

@@ -16,16 +16,16 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.checks import registry
 from nbddp.checks.checker import (
-    BOOK,
+    ALL_RULES,
     CHECKLIST,
-    RUN_TIME,
-    STATIC,
+    CODE_RULES,
+    FACT_RULES,
     check_facts,
     check_source,
     checklist,
     explain,
+    find_rule,
     may_find,
-    rule_of,
 )
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
 from nbddp.checks.registry import Finding, Rule
@@ -43,7 +43,9 @@ def ranks_with(
 ) -> GroupFacts:
     """Ranks that have these things, one dict for each."""
     ranks = {
-        rank: RankFacts(things=each, ddp=[len(things)], host="here", cores=cores, threads=threads)
+        rank: RankFacts(
+            objects=each, ddp_ranks=[len(things)], host="here", cores=cores, threads=threads
+        )
         for rank, each in enumerate(things)
     }
     return GroupFacts(ranks=ranks, world_size=len(things), source=CellSource(text), **options)
@@ -67,15 +69,15 @@ EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
         of_each(
             "train", LoaderFacts, [{"sampler": "random", "data": "a", "samples": 64}] * 2, TRAINS
         ),
-        of_each("train", LoaderFacts, [divided(data="a", replicas=2)] * 2, TRAINS),
+        of_each("train", LoaderFacts, [divided(data="a", num_replicas=2)] * 2, TRAINS),
     ),
     "ND202": (
         of_each("a", LoaderFacts, [divided(seed=seed, shuffles=True) for seed in (1, 2)]),
         of_each("a", LoaderFacts, [divided(seed=1, shuffles=True)] * 2),
     ),
     "ND203": (
-        of_each("a", LoaderFacts, [divided(replicas=2, place=0)] * 2),
-        of_each("a", LoaderFacts, [divided(replicas=2, place=place) for place in (0, 1)]),
+        of_each("a", LoaderFacts, [divided(num_replicas=2, sampler_rank=0)] * 2),
+        of_each("a", LoaderFacts, [divided(num_replicas=2, sampler_rank=rank) for rank in (0, 1)]),
     ),
     "ND205": (
         of_each("a", LoaderFacts, [divided(data=data, samples=9) for data in "ab"]),
@@ -111,14 +113,14 @@ EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
         of_each("model", ModelFacts, [{"ranks": 2}] * 2),
     ),
     "ND215": (
-        of_each("adam", OptimizerFacts, [{"was_of": "model"}] * 2, "adam.step()"),
+        of_each("adam", OptimizerFacts, [{"replaced_model": "model"}] * 2, "adam.step()"),
         of_each("adam", OptimizerFacts, [{}] * 2, "adam.step()"),
     ),
     "ND216": (
         of_each(
             "model",
             ModelFacts,
-            [{"ranks": 2, "with_gradient": 4, "without": 2, "unused": ["b"]}] * 2,
+            [{"ranks": 2, "with_gradient": 4, "without_gradient": 2, "unused": ["b"]}] * 2,
             STEP,
         ),
         of_each("model", ModelFacts, [{"ranks": 2, "with_gradient": 6}] * 2, STEP),
@@ -131,7 +133,7 @@ EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
 
 
 ROOT = Path(__file__).parents[3]
-RULES = list(BOOK.values())
+RULES = list(ALL_RULES.values())
 
 
 PROGRAM = re.compile(r"^```python (wrong|right)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -146,7 +148,7 @@ def programs(rule: Rule) -> Iterator[tuple[str, CellSource]]:
         yield word, CellSource(program, kinds)
 
 
-@pytest.mark.parametrize("rule", STATIC, ids=lambda each: each.id)
+@pytest.mark.parametrize("rule", CODE_RULES, ids=lambda each: each.id)
 def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
     rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
@@ -160,7 +162,7 @@ def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
     assert may_find(bad.text) or bad.kinds  # then ranks have said so
 
 
-@pytest.mark.parametrize("rule", RUN_TIME, ids=lambda each: each.id)
+@pytest.mark.parametrize("rule", FACT_RULES, ids=lambda each: each.id)
 def test_a_rule_finds_what_ranks_report_with_the_mistake_and_nothing_without_it(
     rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
@@ -179,12 +181,12 @@ def test_a_rule_says_why_and_what_to_do_and_where_it_is_taught() -> None:
         assert rule.fix.endswith("."), rule
         text = explain(rule)
         assert rule.why in text
-        assert ("wrong:" in text) is ("right:" in text) is (rule in STATIC)
+        assert ("wrong:" in text) is ("right:" in text) is (rule in CODE_RULES)
 
 
 def test_ids_tell_what_a_rule_looks_at_and_stand_in_order() -> None:
-    assert [each.id for each in RULES] == sorted(BOOK)
-    assert [each.id for each in RUN_TIME] == sorted(EXAMPLES)
+    assert [each.id for each in RULES] == sorted(ALL_RULES)
+    assert [each.id for each in FACT_RULES] == sorted(EXAMPLES)
 
 
 def test_the_checklist_names_rules_that_there_are_and_its_text_lists_them_all(
@@ -192,15 +194,15 @@ def test_the_checklist_names_rules_that_there_are_and_its_text_lists_them_all(
 ) -> None:
     named = [each for _, _, rules in CHECKLIST for each in rules]
     assert len(named) == len(set(named))
-    assert set(named) <= set(BOOK)
+    assert set(named) <= set(ALL_RULES)
     assert all(f"{each.id}  {each.title}" in checklist() for each in RULES)
     assert checklist() == snapshot
-    assert explain(BOOK["ND101"]) == snapshot
+    assert explain(ALL_RULES["ND101"]) == snapshot
 
 
 def test_a_rule_that_there_is_not_is_refused() -> None:
-    assert rule_of("nd101") is BOOK["ND101"]
-    said = refusal(RequestError, rule_of, "ND999")
+    assert find_rule("nd101") is ALL_RULES["ND101"]
+    said = refusal(RequestError, find_rule, "ND999")
     assert "ND999" in said
     assert "`%ddp check --explain`" in said
 
@@ -297,16 +299,16 @@ def test_what_is_no_script_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("text", "model", "is_found"),
     [
-        ("fit(model)", {"without": 2, "unused": ["a", "b"], "is_refused": True}, True),
-        ("fit(model)", {"without": 2, "unused": ["a", "b"]}, False),
-        ("fit(other)", {"without": 2, "unused": ["a", "b"], "is_refused": True}, False),
+        ("fit(model)", {"without_gradient": 2, "unused": ["a", "b"], "is_refused": True}, True),
+        ("fit(model)", {"without_gradient": 2, "unused": ["a", "b"]}, False),
+        ("fit(other)", {"without_gradient": 2, "unused": ["a", "b"], "is_refused": True}, False),
     ],
 )
 def test_in_the_cell_that_fails_only_ddps_own_word_counts(
     text: str, model: dict[str, Any], *, is_found: bool
 ) -> None:
     things = {"model": ModelFacts(ranks=2, with_gradient=2, **model)}
-    ranks = {rank: RankFacts(things=things, ddp=[2]) for rank in range(2)}
+    ranks = {rank: RankFacts(objects=things, ddp_ranks=[2]) for rank in range(2)}
     found = check_facts(GroupFacts(ranks=ranks, world_size=2, source=CellSource(text), is_ok=False))
     assert [each.rule for each in found] == (["ND216"] if is_found else [])
     assert all("a, b" in each.text for each in found)
@@ -327,7 +329,9 @@ def test_streams_and_orders_of_ranks_are_compared(
     loaders: list[dict[str, Any]], rule: str, snapshot: SnapshotAssertion
 ) -> None:
     ranks = {
-        rank: RankFacts(things={"train": LoaderFacts(replicas=2, place=rank, **each)}, ddp=[2])
+        rank: RankFacts(
+            objects={"train": LoaderFacts(num_replicas=2, sampler_rank=rank, **each)}, ddp_ranks=[2]
+        )
         for rank, each in enumerate(loaders)
     }
     source = CellSource("for x in train:\n    model(x).sum().backward()\n")

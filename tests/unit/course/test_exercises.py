@@ -17,7 +17,7 @@ from torch import nn
 
 import nbddp
 from nbddp.course.code_exercises import CODE_EXERCISES
-from nbddp.course.exercises import EXERCISES, VALUES, Judgement, check_answer, names_of
+from nbddp.course.exercises import EXERCISES, VALUE_EXERCISES, Judgement, check_answer, value_names
 from nbddp.errors import ArgumentError
 
 
@@ -157,7 +157,7 @@ FAR_OFF = {int: 123456, float: 123456, str: "none"}
 
 
 def right(exercise: str) -> list[Any]:
-    return [value["right"] for value in VALUES[exercise]]
+    return [value["right"] for value in VALUE_EXERCISES[exercise]]
 
 
 def with_one(exercise: str, place: int, wrong: Any) -> list[Any]:
@@ -166,7 +166,7 @@ def with_one(exercise: str, place: int, wrong: Any) -> list[Any]:
 
 
 def test_what_is_right_is_called_right() -> None:
-    answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUES}
+    answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUE_EXERCISES}
     answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
     answers["03.1"] += [[torch.float32, "torch.float32"]]
     for exercise, given in answers.items():
@@ -187,7 +187,7 @@ def hint(exercise: str, *answer: Any) -> str:
 
 
 def test_each_mistake_that_is_known_gets_its_hint_and_any_other_one_the_last() -> None:
-    for exercise, values in VALUES.items():
+    for exercise, values in VALUE_EXERCISES.items():
         for place, value in enumerate(values):
             kind = type(value["right"])
             for wrong, expected in value["wrong"].items():
@@ -209,7 +209,7 @@ def test_what_is_no_number_is_called_so(given: Any, snapshot: SnapshotAssertion)
 
 @pytest.mark.parametrize("given", [float("nan"), torch.tensor(float("nan")), 10**400, -(10**400)])
 def test_an_odd_number_is_only_wrong(given: Any) -> None:
-    assert hint("00.1", given) == f"Not yet. {VALUES['00.1'][0]['otherwise']}"
+    assert hint("00.1", given) == f"Not yet. {VALUE_EXERCISES['00.1'][0]['otherwise']}"
 
 
 @pytest.mark.parametrize("exercise", WRONG_ANSWERS)
@@ -241,7 +241,7 @@ def test_a_function_that_talks_to_other_ranks_is_not_judged_where_there_are_none
 
 
 def test_no_hint_names_the_right_number() -> None:
-    for exercise, values in VALUES.items():
+    for exercise, values in VALUE_EXERCISES.items():
         for value in values:
             hints = [*value["wrong"].values(), value["otherwise"]]
             words = " ".join(hints).replace(",", "").replace(".", " ").split()
@@ -272,5 +272,5 @@ def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> Non
                 assert {exercise for exercise, _ in calls} <= {name}
                 found |= {exercise for exercise, _ in calls}
             for _, names in CALL.findall(question):
-                assert len(names.split(", ")) == len(names_of(name))
+                assert len(names.split(", ")) == len(value_names(name))
     assert asked == answered == set(EXERCISES)

@@ -18,8 +18,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.export.ipython_syntax import to_plain
-from nbddp.export.main_guard import GUARD, guarded, indented, undefined_names
+from nbddp.export.ipython_syntax import translate_cell
+from nbddp.export.main_guard import GUARD, indent, split_by_guard, undefined_names
 from nbddp.export.script import (
     ExportedScript,
     ExportInput,
@@ -29,7 +29,7 @@ from nbddp.export.script import (
     PushedValues,
     write_script,
 )
-from nbddp.export.slurm import sbatch
+from nbddp.export.slurm import script_job
 from nbddp.record.cell import CellRequest
 from nbddp.record.replay_log import assigned_names
 
@@ -90,7 +90,7 @@ RUN = "import subprocess\nsubprocess.run({}, shell=True, check=False)\n"
     ],
 )
 def test_what_has_an_equivalent_becomes_it(source: str, text: str) -> None:
-    plain = to_plain(source)
+    plain = translate_cell(source)
     assert plain.text == text
     assert not [each for each in plain.remarks if "left out" in each]
 
@@ -103,7 +103,7 @@ def test_what_has_none_becomes_a_comment_with_the_reason(snapshot: SnapshotAsser
         "names = %who_ls\nx = 1",
         "!echo $HOME",
     ]
-    found = {source: to_plain(source) for source in sources}
+    found = {source: translate_cell(source) for source in sources}
     assert all(plain.remarks for plain in found.values())
     for plain in found.values():
         ast.parse(plain.text)
@@ -114,7 +114,7 @@ def test_what_has_none_becomes_a_comment_with_the_reason(snapshot: SnapshotAsser
 
 
 def parts(text: str) -> list[tuple[bool, str]]:
-    return list(guarded(text, {"torch", "rank_free"}))
+    return list(split_by_guard(text, {"torch", "rank_free"}))
 
 
 OUTSIDE = {
@@ -165,10 +165,10 @@ def test_parts_keep_their_order_comments_and_strings() -> None:
         (True, '# about x\nx = """a\n  b"""\ny = 1'),
         (False, "# about f\ndef f(): pass\n# end"),
     ]
-    assert indented('x = """a\n  b"""\ny') == '    x = """a\n  b"""\n    y'
+    assert indent('x = """a\n  b"""\ny') == '    x = """a\n  b"""\n    y'
     assert parts("# only words") == [(False, "# only words")]
     assert parts("") == []
-    assert list(guarded("import os", set(), is_for_all=False)) == [(True, "import os")]
+    assert list(split_by_guard("import os", set(), is_for_all=False)) == [(True, "import os")]
 
 
 def test_names_are_found_wherever_they_are_bound() -> None:
@@ -353,10 +353,10 @@ def test_nothing_done_is_nothing_to_export(snapshot: SnapshotAssertion) -> None:
 
 
 def test_the_sbatch_file_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
-    text = sbatch("train", "train.py", nproc=4, has_gpus=True)
+    text = script_job("train", "train.py", nproc=4, has_gpus=True)
     assert f"\nsrun {AGENT} \\\n" in text
     assert "#SBATCH --gpus-per-node=4" in text
-    assert "#SBATCH --cpus-per-task=4" in sbatch("train", "train.py", nproc=4, has_gpus=False)
+    assert "#SBATCH --cpus-per-task=4" in script_job("train", "train.py", nproc=4, has_gpus=False)
     path = tmp_path / "job"
     path.write_text(text)
     subprocess.run(["bash", "-n", path], check=True)

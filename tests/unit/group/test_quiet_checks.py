@@ -28,7 +28,7 @@ def ended(
     handle = CellHandle(1, request, range(len(seeds)), lambda _parcel: None, attempt=attempt)
     for rank, seed in enumerate(seeds):
         loader = LoaderFacts(sampler="dealt", seed=seed, shuffles=True)
-        facts: Any = RankFacts(things={"train": loader}).json()
+        facts: Any = RankFacts(objects={"train": loader}).to_json()
         handle.add_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True, facts=facts))
     handle.finish()
     return handle

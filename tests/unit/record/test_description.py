@@ -60,7 +60,7 @@ def test_the_batch_is_known_where_one_size_of_those_that_shuffle_is() -> None:
         (("one", 32), ("other", 32)): 64,
         (): None,
     }.items():
-        facts = RankFacts(batches=dict(batches)).json()
+        facts = RankFacts(batches=dict(batches)).to_json()
         ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)
         assert samples_per_step([ended, ended]) == batch, batches
 

@@ -37,13 +37,13 @@ FAILED = Failure(name="ValueError", text="", traceback="")
 
 def thing(value: object, **others: object) -> Any:
     """What is said of a value."""
-    return collect_facts({"it": value, **others}).things.get("it")
+    return collect_facts({"it": value, **others}).objects.get("it")
 
 
 def test_only_names_that_the_cell_has_are_looked_at() -> None:
     names = {"net": nn.Linear(1, 1), "other": nn.Linear(1, 1), "_": nn.Linear(1, 1)}
-    assert list(collect_facts(names, "y = net(x) + _(x)").things) == ["net"]
-    assert list(collect_facts(names).things) == ["net", "other"]
+    assert list(collect_facts(names, "y = net(x) + _(x)").objects) == ["net"]
+    assert list(collect_facts(names).objects) == ["net", "other"]
 
 
 def test_a_loader_says_what_its_sampler_deals_out() -> None:
@@ -52,8 +52,8 @@ def test_a_loader_says_what_its_sampler_deals_out() -> None:
     assert thing(DataLoader(DATA, batch_size=2, sampler=sampler)) == LoaderFacts(
         sampler="dealt",
         seed=7,
-        replicas=2,
-        place=1,
+        num_replicas=2,
+        sampler_rank=1,
         shuffles=True,
         samples=10,
         data=data_of(DATA),
@@ -118,16 +118,16 @@ def test_equal_data_is_told_from_other_data() -> None:
 def test_a_model_says_how_it_stands() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     said = thing(net)
-    assert (said.ranks, said.minds_mode, said.is_training) == (0, True, True)
-    assert (said.with_gradient, said.without) == (0, 6)
+    assert (said.ranks, said.differs_in_training, said.is_training) == (0, True, True)
+    assert (said.with_gradient, said.without_gradient) == (0, 6)
     assert said.shapes == f"6:{sum(each.numel() for each in net.parameters())}"
     assert len(said.sample) == 12
     net(torch.ones(2, 2)).sum().backward()
-    assert (thing(net).with_gradient, thing(net).without) == (6, 0)
+    assert (thing(net).with_gradient, thing(net).without_gradient) == (6, 0)
     with torch.no_grad():
         net[0].weight.add_(1)
     assert thing(net).sample != said.sample
-    assert not thing(nn.Linear(1, 1)).minds_mode
+    assert not thing(nn.Linear(1, 1)).differs_in_training
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -164,7 +164,7 @@ def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
 
 
 def test_of_a_cell_that_failed_no_number_is_read() -> None:
-    found: Any = collect_facts({"it": nn.Linear(1, 1)}, "it", failure=FAILED).things["it"]
+    found: Any = collect_facts({"it": nn.Linear(1, 1)}, "it", failure=FAILED).objects["it"]
     assert found.sample == []
 
 
@@ -174,9 +174,9 @@ def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
     assert thing(adam, old=old, new=new) == OptimizerFacts(rates=[0.5], shapes="2:6")
     assert thing(adam, new=new) == OptimizerFacts(rates=[0.5], shapes="2:6")  # nobody trains it
     new(torch.ones(2)).sum().backward()
-    assert thing(adam, new=new).was_of == "new"
-    assert thing(adam, new=new, sgd=torch.optim.SGD(new.parameters())).was_of == ""
-    assert thing(adam, new=nn.Linear(3, 3)).was_of == ""
+    assert thing(adam, new=new).replaced_model == "new"
+    assert thing(adam, new=new, sgd=torch.optim.SGD(new.parameters())).replaced_model == ""
+    assert thing(adam, new=nn.Linear(3, 3)).replaced_model == ""
 
 
 def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
@@ -191,7 +191,7 @@ def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
 def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() -> None:
     unbound = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(unbound)
-    assert collect_facts({"model": unbound, "net": nn.Linear(1, 1)}).things.keys() == {"net"}
+    assert collect_facts({"model": unbound, "net": nn.Linear(1, 1)}).objects.keys() == {"net"}
     odd = ModuleType("odd")
     del odd.__name__
     assert collect_facts({"odd": odd}).cores >= 1
@@ -199,16 +199,16 @@ def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() ->
 
 def test_it_travels_as_it_is() -> None:
     said = collect_facts({"net": nn.Linear(1, 1), "data": DataLoader(DATA), "sgd": DataLoader})
-    assert RankFacts.read(said.json()) == said
-    assert RankFacts.read({}) == RankFacts()
+    assert RankFacts.from_json(said.to_json()) == said
+    assert RankFacts.from_json({}) == RankFacts()
 
 
 def test_of_the_kits_loaders_for_training_the_batch_is_known() -> None:
     train, test = nbddp.loader(range(9), 4), nbddp.loader(range(9), 3, shuffle=False)
     names = {"train": train, "test": test, "other": 3}
     rank = collect_facts(names, "for batch in train: test, other")
-    assert (rank.batches, rank.things) == ({"train": 4}, {})
-    assert RankFacts.read(rank.json()) == rank
+    assert (rank.batches, rank.objects) == ({"train": 4}, {})
+    assert RankFacts.from_json(rank.to_json()) == rank
     assert collect_facts(names, "other").batches == {}
 
 
@@ -308,10 +308,10 @@ def test_parameters_that_took_no_part_are_named_where_ddp_gives_their_indices() 
     assert failure.because == "without a gradient: idle.weight, idle.bias"
 
     def refused(name: str, failure: Failure) -> Any:
-        return collect_facts(names, name, failure=failure).things[name]
+        return collect_facts(names, name, failure=failure).objects[name]
 
     known = refused("model", failure)
-    assert (known.is_refused, known.without) == (True, 2)
+    assert (known.is_refused, known.without_gradient) == (True, 2)
     assert known.unused == ["idle.weight", "idle.bias"]
     assert not refused("model", FAILED).is_refused
     assert not refused("plain", failure).is_refused
@@ -323,7 +323,7 @@ def test_parameters_without_a_gradient_are_named() -> None:
     assert thing(model).unused == []
     model(torch.ones(2, 4)).sum().backward()
     known = thing(model)
-    assert (known.with_gradient, known.without) == (2, 2)
+    assert (known.with_gradient, known.without_gradient) == (2, 2)
     assert known.unused == ["idle.weight", "idle.bias"]
 
 
