@@ -180,15 +180,15 @@ class Chart:
     @property
     def facts(self) -> list[str]:
         """Notes on the picture: its scale, and the values that it does not show."""
-        said = []
+        facts = []
         if self.is_log:
             has_zeros = any((line.low == 0).any() for line in self.lines)
-            said.append("log scale, zeros left out" if has_zeros else "log scale")
+            facts.append("log scale, zeros left out" if has_zeros else "log scale")
         if self.nonfinite:
             whose = [each.label for each in self.lines if each.is_strong and each.nonfinite.any()]
             count = f"{plural(self.nonfinite, 'value')} not finite"
-            said.append(f"{count} ({', '.join(whose)})" if whose and not self.legend else count)
-        return said
+            facts.append(f"{count} ({', '.join(whose)})" if whose and not self.legend else count)
+        return facts
 
     @property
     def nonfinite(self) -> int:

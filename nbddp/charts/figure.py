@@ -166,32 +166,32 @@ def printable_name(name: str) -> str:
 # ---- ranks as rows, time across
 
 
-def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
+def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
     """Draw when each rank computed and when it waited."""
-    began, end = line.span
-    unit, scale = ("ms", 1000.0) if line.seconds < 1 else ("s", 1.0)
+    began, end = timeline.span
+    unit, scale = ("ms", 1000.0) if timeline.seconds < 1 else ("s", 1.0)
     with mpl.rc_context(fname=_STYLE):
         figure = _new_figure(8.6, 0.75 + 0.26 * len(ranks))
         ax = figure.add_subplot()
         for row, rank in enumerate(ranks):
-            lived = line.died.get(rank, end)
-            ax.broken_barh([(0, (lived - began) * scale)], (row - 0.31, 0.62), **COMPUTE)
-            for kind, look in (("data", DATA), ("wait", WAIT)):
+            ended = timeline.died.get(rank, end)
+            ax.broken_barh([(0, (ended - began) * scale)], (row - 0.31, 0.62), **COMPUTE)
+            for kind, style in (("data", DATA), ("wait", WAIT)):
                 bars = [
                     ((start - began) * scale, (stop - start) * scale)
-                    for what, start, stop in line.pieces(rank)
+                    for what, start, stop in timeline.pieces(rank)
                     if what == kind
                 ]
-                ax.broken_barh(bars, (row - 0.31, 0.62), **look)
-            if rank in line.died:
-                ax.plot((lived - began) * scale, row, "x", color=ALERT, markersize=6)
-        _draw_arrivals(ax, line, ranks, scale)
-        ax.set(xlim=(0, max(line.seconds, 1e-9) * scale), ylim=(len(ranks) - 0.5, -0.5))
+                ax.broken_barh(bars, (row - 0.31, 0.62), **style)
+            if rank in timeline.died:
+                ax.plot((ended - began) * scale, row, "x", color=ALERT, markersize=6)
+        _draw_arrivals(ax, timeline, ranks, scale)
+        ax.set(xlim=(0, max(timeline.seconds, 1e-9) * scale), ylim=(len(ranks) - 0.5, -0.5))
         ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], weight="bold")
         ax.tick_params(axis="y", length=0)
         ax.spines[["left", "bottom"]].set_visible(False)
         ax.xaxis.set_major_formatter(f"{{x:g}} {unit}")
-        steps = line.steps[:: -(-len(line.steps) // MAX_STEPS) or 1]
+        steps = timeline.steps[:: -(-len(timeline.steps) // MAX_STEPS) or 1]
         if steps:
             places = [(at - began) * scale for at, _ in steps]
             ax.vlines(places, -0.5, len(ranks) - 0.5, colors=INK, linewidth=0.6, alpha=0.45)
@@ -205,21 +205,24 @@ def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
             "waiting for data": Patch(**DATA),
             "the last one comes, the others go on": Line2D([], [], color=INK, linewidth=0.8),
         }
-        if line.died:
+        if timeline.died:
             keys["died"] = Line2D([], [], color=ALERT, marker="x", linestyle="")
         figure.legend(keys.values(), keys.keys(), loc="outside upper left", ncols=len(keys))
     return figure
 
 
-def _draw_arrivals(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) -> None:
+def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: float) -> None:
     """Draw a line at each last arrival, from that rank to the ranks that waited for it."""
     rows = {rank: row for row, rank in enumerate(ranks)}
-    waited = sorted((each for each in line.meetings if each.waited), key=lambda it: -it.waited)
-    for each in waited[:MAX_ARRIVALS]:
-        freed = [rows[rank] for rank, wait in each.waits.items() if wait and rank in rows]
-        if freed and each.awaited in rows:
-            ends = [*freed, rows[each.awaited]]
-            at = (each.at - line.span[0]) * scale
+    waited = sorted(
+        (collective for collective in timeline.meetings if collective.waited),
+        key=lambda it: -it.waited,
+    )
+    for collective in waited[:MAX_ARRIVALS]:
+        waiting = [rows[rank] for rank, wait in collective.waits.items() if wait and rank in rows]
+        if waiting and collective.awaited in rows:
+            ends = [*waiting, rows[collective.awaited]]
+            at = (collective.at - timeline.span[0]) * scale
             ax.vlines(at, min(ends), max(ends), colors=INK, linewidth=0.6)
 
 

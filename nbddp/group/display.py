@@ -29,8 +29,8 @@ class TextDisplay:
 
     def view(self, session: Session) -> View:
         """Return the view of the next attempt."""
-        questions = InputQueue(ConsoleInput(), session.answer)
-        return TextView(StreamTarget(), is_quiet=self.quiet, questions=questions)
+        input_queue = InputQueue(ConsoleInput(), session.answer)
+        return TextView(StreamTarget(), is_quiet=self.quiet, input_queue=input_queue)
 
     def show_notice(self, text: str) -> None:
         """Say what is done after a failure, in the view of the failed attempt if it can."""

@@ -147,7 +147,7 @@ class Presenter:
             pace=PAGE_CHARACTERS_PER_SECOND,
             progress=None if is_quiet else progress,
             check=no_check if is_quiet else partial(self._checks.check, session),
-            questions=self._input_queue(session),
+            input_queue=self._input_queue(session),
         )
 
     def _new_panel(self, session: Session) -> PanelView:
@@ -164,7 +164,7 @@ class Presenter:
             NotebookTarget(),
             has_color=supports_color(self._shell),
             check=partial(self._checks.check, session),
-            questions=self._input_queue(session),
+            input_queue=self._input_queue(session),
             slot=slot,
         )
 

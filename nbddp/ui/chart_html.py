@@ -46,8 +46,8 @@ def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) ->
         except Exception as error:  # draw the others
             logger.exception("the chart of %r could not be drawn", name)
             notes.append(f"{name} could not be drawn: {type(error).__name__}: {error}")
-    said = "".join(f'<div class="nbddp-muted">{escape(note)}</div>' for note in notes)
-    return charts_html(charts) + said
+    note_lines = "".join(f'<div class="nbddp-muted">{escape(note)}</div>' for note in notes)
+    return charts_html(charts) + note_lines
 
 
 def metrics_text(metrics: MetricsSnapshot) -> list[str]:
@@ -65,10 +65,10 @@ def _note_left_out(metrics: MetricsSnapshot) -> list[str]:
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:
     """Put rendered charts next to each other, with a switch for smooth lines."""
-    shown = "".join(charts)
+    joined = "".join(charts)
     switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
-    switch = switch if "<svg" in shown else ""
-    return f'<div class="nbddp-charts nbddp-columns">{switch}{shown}</div>' if shown else ""
+    switch = switch if "<svg" in joined else ""
+    return f'<div class="nbddp-charts nbddp-columns">{switch}{joined}</div>' if joined else ""
 
 
 def render(chart: Chart, *, is_live: bool = False) -> str:
@@ -98,41 +98,41 @@ def render(chart: Chart, *, is_live: bool = False) -> str:
 
 def _head(chart: Chart, value: str) -> str:
     is_bad = chart.value is not None and not isfinite(chart.value)
-    color = f' class="nbddp-wrong" style="{text_color("bad")}"' if is_bad else ""
-    shown = f" <strong{color}>{value}</strong>" if value else ""
+    value_style = f' class="nbddp-wrong" style="{text_color("bad")}"' if is_bad else ""
+    html = f" <strong{value_style}>{value}</strong>" if value else ""
     for fact in chart.facts:
-        look = 'nbddp-fact"'
+        attributes = 'nbddp-fact"'
         if not fact.startswith("log scale"):
-            look = f'nbddp-fact nbddp-wrong" style="{text_color("bad")}"'
-        shown += f' <span class="{look}>{escape(fact)}</span>'
+            attributes = f'nbddp-fact nbddp-wrong" style="{text_color("bad")}"'
+        html += f' <span class="{attributes}>{escape(fact)}</span>'
     name = escape(chart.name)
-    return f'<div class="nbddp-name" title="{name}"><span>{name}</span>{shown}</div>'
+    return f'<div class="nbddp-name" title="{name}"><span>{name}</span>{html}</div>'
 
 
 def _legend(chart: Chart) -> str:
     """Return the legend. The line of a key is highlighted while the pointer is over the key."""
-    first = ""
+    html = ""
     if chart.legend:
         color = chart.drawn[-1].color
         kind = "" if color is None else f' class="{rank_class(color)}"'
         style = f"font-size:11px;color:{chart.drawn[-1].css_color}" if kind else "font-size:11px"
-        first = f'<span{kind} style="{style}"><strong>━ {chart.legend}</strong></span> '
+        html = f'<span{kind} style="{style}"><strong>━ {chart.legend}</strong></span> '
     if len(chart.lines) > MANY_RANKS:
         band = "the band goes from the lowest to the highest; two ranks have a line of their own"
-        first += f'<span style="font-size:11px" title="{band}">▒ all</span> '
+        html += f'<span style="font-size:11px" title="{band}">▒ all</span> '
     lines = chart.drawn if not chart.legend or len(chart.lines) > 1 else ()
     for line in lines:
         if line.color is not None:
-            look = f'style="font-size:11px;color:{line.css_color}"'
-            known = f'class="nbddp-key {rank_class(line.color)}" tabindex="0" title="{line.label}"'
-            first += f"<span {known} {look}>━ {line.key}</span> "
-    return first
+            style = f'style="font-size:11px;color:{line.css_color}"'
+            key = f'class="nbddp-key {rank_class(line.color)}" tabindex="0" title="{line.label}"'
+            html += f"<span {key} {style}>━ {line.key}</span> "
+    return html
 
 
 def _tick(label: Label) -> str:
     """Return the text of a tick."""
-    place = f"left:{label.x / WIDTH:.1%};top:{label.y / HEIGHT:.1%}"
-    return f'<s class="nbddp-{label.align}" style="{place}" data-t="{escape(label.text)}"></s>'
+    style = f"left:{label.x / WIDTH:.1%};top:{label.y / HEIGHT:.1%}"
+    return f'<s class="nbddp-{label.align}" style="{style}" data-t="{escape(label.text)}"></s>'
 
 
 # ---- tooltips
@@ -150,9 +150,9 @@ class Tooltip:
 
 def _tooltip(tip: Tooltip) -> str:
     side = " nbddp-l" if tip.left > WIDTH / 2 else ""
-    place = f"left:{tip.left / WIDTH:.2%};width:{tip.width / WIDTH:.2%}"
+    style = f"left:{tip.left / WIDTH:.2%};width:{tip.width / WIDTH:.2%}"
     at = f"--at:{tip.at / max(tip.width, 1e-9):.0%}"
-    return f'<i class="nbddp-tip{side}" style="{place};{at}" data-t="{escape(tip.text)}"></i>'
+    return f'<i class="nbddp-tip{side}" style="{style};{at}" data-t="{escape(tip.text)}"></i>'
 
 
 def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
@@ -163,26 +163,26 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
     if len(steps) > MAX_TOOLTIPS:
         wanted = np.linspace(*chart.steps, MAX_TOOLTIPS)
         steps = np.unique(steps[np.searchsorted(steps, wanted).clip(0, len(steps) - 1)])
-    places = frame.x_pixels(steps)
-    edges = np.concatenate([[frame.left], (places[1:] + places[:-1]) / 2, [frame.right]])
+    pixels = frame.x_pixels(steps)
+    edges = np.concatenate([[frame.left], (pixels[1:] + pixels[:-1]) / 2, [frame.right]])
     near = TOOLTIP_REACH * chart.span
     mean = [line for line in chart.drawn if line.color is None]
-    known = [(line, _values(line, steps, near)) for line in (*mean, *chart.lines)]
-    found = []
+    values_by_line = [(line, _values(line, steps, near)) for line in (*mean, *chart.lines)]
+    tooltips = []
     for at, step in enumerate(steps.tolist()):
-        here = [(line, values[at]) for line, values in known]
-        there = [(line, value) for line, value in here if value is not None]
-        where = f"{format_number(step)} s" if chart.unit == "s" else f"{chart.unit} {step:.0f}"
-        text = "\n".join([where, *_rows(there)])
+        here = [(line, values[at]) for line, values in values_by_line]
+        present = [(line, value) for line, value in here if value is not None]
+        step_text = f"{format_number(step)} s" if chart.unit == "s" else f"{chart.unit} {step:.0f}"
+        text = "\n".join([step_text, *_rows(present)])
         left, width = edges[at], edges[at + 1] - edges[at]
-        found.append(Tooltip(float(left), float(width), float(places[at] - left), text))
-    return found
+        tooltips.append(Tooltip(float(left), float(width), float(pixels[at] - left), text))
+    return tooltips
 
 
-def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
+def _rows(values: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
     """Return the mean and each line; of many lines the lowest and the highest."""
-    lines = [(line, value) for line, value in here if line.color is not None]
-    for line, value in here:
+    lines = [(line, value) for line, value in values if line.color is not None]
+    for line, value in values:
         if line.color is None:
             yield f"mean  {_format_value(value)}"
         elif len(lines) <= MANY_RANKS:
@@ -197,8 +197,8 @@ def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
     """Return the value at the nearest point to each step; None if no point is near."""
     at = np.searchsorted((line.steps[1:] + line.steps[:-1]) / 2, steps)
     is_near = np.abs(line.steps[at] - steps) <= near
-    found = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
-    return [value if is_there else None for value, is_there in found]
+    pairs = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
+    return [value if is_close else None for value, is_close in pairs]
 
 
 def _format_value(value: float) -> str:

@@ -40,12 +40,12 @@ def card(text: str, *, is_error: bool = False) -> str:
     if is_error:
         kind, label, color = " nbddp-error", "failure", COLORS["bad"]
     # the keyboard can scroll it
-    said = f'tabindex="0" role="region" aria-label="{label}"'
+    attributes = f'tabindex="0" role="region" aria-label="{label}"'
     style = (
         f"border-left:3px solid {color};padding:5px 10px;margin:5px 0;"
         f"max-height:{CARD_HEIGHT}px;overflow-y:auto"
     )
-    return f'<div class="nbddp-card{kind}" {said} style="{style}"><pre>{text}</pre></div>'
+    return f'<div class="nbddp-card{kind}" {attributes} style="{style}"><pre>{text}</pre></div>'
 
 
 def muted(text: str) -> str:

@@ -61,13 +61,15 @@ class InputQueue:
     """The questions of one cell.
 
     Args:
-        box: where they are asked.
-        answer: hands an answer to a rank.
+        backend: where they are asked.
+        send_reply: hands an answer to a rank.
     """
 
-    def __init__(self, box: InputBackend, answer: Callable[[int, InputReply], None]) -> None:
-        self._backend = box
-        self._send_reply = answer
+    def __init__(
+        self, backend: InputBackend, send_reply: Callable[[int, InputReply], None]
+    ) -> None:
+        self._backend = backend
+        self._send_reply = send_reply
         self._pending: list[InputRequest] = []
         self._open: InputRequest | None = None
         self._last_rank = -1
@@ -90,8 +92,8 @@ class InputQueue:
         if isinstance(notice, InputRequest):
             self._pending.append(notice)
         else:
-            taken = (notice.rank, notice.question)
-            self._remove(lambda each: (each.rank, each.asked.question) == taken)
+            closed = (notice.rank, notice.question)
+            self._remove(lambda each: (each.rank, each.asked.question) == closed)
 
     def poll(self, has_ended: Callable[[int], bool]) -> tuple[int, str] | None:
         """Ask what is next; hand on what was typed.
@@ -105,36 +107,36 @@ class InputQueue:
         self._remove(lambda each: has_ended(each.rank))
         if self._open is None:
             self._ask_next()
-        if (question := self._open) is None:
+        if (request := self._open) is None:
             return None
         try:
             text = self._backend.poll()
         except EOFError:
             self._is_box_open = False
-            self._answer_open(question, is_end=True)
+            self._answer_open(request, is_end=True)
             return None
         if text is None:
             return None
         self._is_box_open = False
-        self._answer_open(question, text=text)
-        shown = SECRET_MASK if question.asked.is_secret else text
-        return question.rank, _printable(question.asked.prompt + shown)
+        self._answer_open(request, text=text)
+        shown = SECRET_MASK if request.asked.is_secret else text
+        return request.rank, _printable(request.asked.prompt + shown)
 
-    def cancel_if_page_changed(self, seen: object) -> None:
+    def cancel_if_page_changed(self, page_state: object) -> None:
         """What the page has done besides, such as how many cells it sent.
 
         Who does something else has turned away from the question that is open: it is answered with
         the end of file, or it would stand in his way for ever.
         """
-        if self._open is not None and seen != self._page_state:
+        if self._open is not None and page_state != self._page_state:
             self._answer_open(self._open, is_end=True)
             self._close_box()
-        self._page_state = seen
+        self._page_state = page_state
 
     def close(self) -> None:
         """Whoever still waits for an answer gets none."""
-        for question in (*([self._open] if self._open else []), *self._pending):
-            self._reply_to(question, is_end=True)
+        for request in (*([self._open] if self._open else []), *self._pending):
+            self._reply_to(request, is_end=True)
         self._open, self._pending = None, []
         self._close_box()
 
@@ -152,27 +154,27 @@ class InputQueue:
 
     def _ask_next(self) -> None:
         """Ask the rank that was asked last before the others: a debugger asks again and again."""
-        question = next((each for each in self._pending if each.rank == self._last_rank), None)
-        if question is None:
+        request = next((each for each in self._pending if each.rank == self._last_rank), None)
+        if request is None:
             if not self._pending or time.monotonic() < self._last_rank_first_until:
                 return
-            question = self._pending[0]
-        self._pending.remove(question)
-        prompt = _printable(f"[rank {question.rank}] {question.asked.prompt}")
+            request = self._pending[0]
+        self._pending.remove(request)
+        prompt = _printable(f"[rank {request.rank}] {request.asked.prompt}")
         try:
-            self._backend.show_prompt(prompt, is_secret=question.asked.is_secret)
+            self._backend.show_prompt(prompt, is_secret=request.asked.is_secret)
         except NoInputError as error:
-            self._reply_to(question, refusal=str(error))
+            self._reply_to(request, refusal=str(error))
         else:
-            self._open, self._is_box_open = question, True
+            self._open, self._is_box_open = request, True
 
-    def _answer_open(self, question: InputRequest, **answer: Any) -> None:
-        self._open, self._last_rank = None, question.rank
+    def _answer_open(self, request: InputRequest, **answer: Any) -> None:
+        self._open, self._last_rank = None, request.rank
         self._last_rank_first_until = time.monotonic() + SAME_RANK_SECONDS
-        self._reply_to(question, **answer)
+        self._reply_to(request, **answer)
 
-    def _reply_to(self, question: InputRequest, **answer: Any) -> None:
-        self._send_reply(question.rank, InputReply(question=question.asked.question, **answer))
+    def _reply_to(self, request: InputRequest, **answer: Any) -> None:
+        self._send_reply(request.rank, InputReply(question=request.asked.question, **answer))
 
 
 def _printable(text: str) -> str:
@@ -284,12 +286,12 @@ class StdinPrompt(InputBackend):
         """Press Enter in the box. Return whether the page did so."""
         if not supports_widgets(self._kernel.shell):
             return False
-        place = new_display_id()
-        publish({"application/javascript": _PRESS_ENTER, "text/plain": ""}, place)
+        display_id = new_display_id()
+        publish({"application/javascript": _PRESS_ENTER, "text/plain": ""}, display_id)
         try:
             deadline = time.monotonic() + CLOSE_TIMEOUT
             while (reply := self._read_reply()) is None and time.monotonic() < deadline:
                 time.sleep(POLL_INTERVAL)
             return reply is not None
         finally:  # remove the script: a notebook that is opened again must not run it
-            publish(EMPTY_OUTPUT, place, is_update=True)
+            publish(EMPTY_OUTPUT, display_id, is_update=True)

@@ -168,8 +168,8 @@ def log_html(lines: Sequence[LogLine], *, earlier: str = "") -> str:
 def scroll_box(html: str) -> str:
     """As high as the panel's log at most, with its end in view."""
     # whoever has no mouse scrolls it with the keyboard
-    said = 'tabindex="0" role="region" aria-label="log"'
-    return f'<div class="nbddp-kept" {said} style="{_SCROLLS}"><div>{html}</div></div>'
+    attributes = 'tabindex="0" role="region" aria-label="log"'
+    return f'<div class="nbddp-kept" {attributes} style="{_SCROLLS}"><div>{html}</div></div>'
 
 
 def html_rows(lines: Sequence[LogLine], *, has_times: bool = False) -> list[str]:
@@ -229,8 +229,8 @@ def _rows(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine | None, str | None
 def _clock(at: float) -> str:
     if not at:
         return ""
-    said = f"{_second(int(at))}.{int(at % 1 * 10)}"
-    return f'<span class="nbddp-time">{said} </span>'
+    clock = f"{_second(int(at))}.{int(at % 1 * 10)}"
+    return f'<span class="nbddp-time">{clock} </span>'
 
 
 @cache

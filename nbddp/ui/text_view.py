@@ -72,7 +72,7 @@ class TextView:
             end is shown, as a kernel's output queue would grow without end, and the cell's end
             wait behind it.
         progress: says how far the cell is; None where nobody shall.
-        questions: asks what ranks ask; None where nobody can be asked.
+        input_queue: asks what ranks ask; None where nobody can be asked.
         check: what checks find in the cell, once it has ended.
     """
 
@@ -86,11 +86,11 @@ class TextView:
         has_color: bool = False,
         pace: float = math.inf,
         progress: ProgressLine | None = None,
-        questions: InputQueue | None = None,
+        input_queue: InputQueue | None = None,
         check: Check = no_check,
     ) -> None:
         self._screen = screen
-        self._input_queue = questions or InputQueue(InputBackend(), lambda *_: None)
+        self._input_queue = input_queue or InputQueue(InputBackend(), lambda *_: None)
         self._check = check
         self._progress = progress
         self._pace = pace
@@ -130,8 +130,8 @@ class TextView:
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         self.finish(handle.result)
-        if said := findings_text(self._check(handle)):
-            self._screen.write(f"{said}\n")
+        if findings := findings_text(self._check(handle)):
+            self._screen.write(f"{findings}\n")
             self._screen.flush()
         return handle.result
 
@@ -142,11 +142,11 @@ class TextView:
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
                 time.sleep(min(behind, CATCH_UP_PERIOD))
                 continue
-            left = self._next_flush - time.monotonic() if self._pending else NOTICE_TIMEOUT
-            left = min(left, self._unfinished.next_due - time.monotonic())
-            left = min(left, self._input_queue.poll_interval)
+            timeout = self._next_flush - time.monotonic() if self._pending else NOTICE_TIMEOUT
+            timeout = min(timeout, self._unfinished.next_due - time.monotonic())
+            timeout = min(timeout, self._input_queue.poll_interval)
             self._input_queue.poll(handle.has_ended)
-            notice = handle.next_notice(max(0.0, left))
+            notice = handle.next_notice(max(0.0, timeout))
             if notice is not None:
                 self._show_notice(notice)
             while (due := self._unfinished.pop_due(time.monotonic())) is not None:
@@ -298,12 +298,12 @@ class ProgressLine:
         if seconds < self._next_at:
             return
         self._next_at = (seconds // self._period + 1) * self._period
-        said = self._describe(handle)
-        if not said or (said == self._last_text and not self._is_terminal):
+        text = self._describe(handle)
+        if not text or (text == self._last_text and not self._is_terminal):
             return
-        self._last_text = said
+        self._last_text = text
         leave_line()
-        line = f"nbddp: {format_seconds(seconds)} · {said}"
+        line = f"nbddp: {format_seconds(seconds)} · {text}"
         if self._is_terminal:
             self._is_on_line = True
             screen.write(f"{_ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
@@ -326,12 +326,12 @@ class ProgressLine:
     def _describe(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
         ranks = [each for each in snapshot.ranks if each.bars or each.step]
-        where: list[str] = []
+        progress: list[str] = []
         if ranks:
             slowest = min(ranks, key=_progress_key)
-            where = [*map(format_progress_bar, slowest.bars)] or [f"step {format_step(slowest)}"]
-        late = [describe_straggler(snapshot.awaited)] if snapshot.awaited else []
-        return " · ".join([*where, *_format_metrics(self._session), *late])
+            progress = [*map(format_progress_bar, slowest.bars)] or [f"step {format_step(slowest)}"]
+        straggler = [describe_straggler(snapshot.awaited)] if snapshot.awaited else []
+        return " · ".join([*progress, *_format_metrics(self._session), *straggler])
 
 
 def _progress_key(each: RankSnapshot) -> tuple[float, int]:
@@ -366,8 +366,8 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
         logger.exception("the charts could not be drawn")
         screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
         return
-    said = " · ".join(_format_metrics(session))
-    data = {"image/png": b64encode(png).decode(), "text/plain": said}
+    values = " · ".join(_format_metrics(session))
+    data = {"image/png": b64encode(png).decode(), "text/plain": values}
     sizes = {"image/png": {"width": width}}
     screen.display(data, sizes, display_id="", is_update=False)
     if metrics.left_out:

@@ -77,17 +77,17 @@ def format_rank_tag(ranks: Sequence[int], mark: str = "") -> str:
     return " ".join(filter(None, (mark, f"[{format_ranks(ranks)}]")))
 
 
-def format_cpu(each: RankSnapshot) -> str:
+def format_cpu(rank: RankSnapshot) -> str:
     """Format the CPU usage of a rank; return an empty text while it is unknown."""
-    return f"{each.cpu:.0f} %" if each.memory and each.cpu >= 0 else ""
+    return f"{rank.cpu:.0f} %" if rank.memory and rank.cpu >= 0 else ""
 
 
-def format_step(each: RankSnapshot) -> str:
+def format_step(rank: RankSnapshot) -> str:
     """Say the step of a rank, and how many steps it does a second."""
-    if each.step is None:
+    if rank.step is None:
         return ""
-    rate = format_rate(each.steps_per_second)
-    return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
+    rate = format_rate(rank.steps_per_second)
+    return f"{rank.step:.0f}" + (f" · {rate}" if rate else "")
 
 
 def describe_lag(lag: StragglerLag) -> str:
@@ -104,7 +104,7 @@ def describe_lag(lag: StragglerLag) -> str:
     return f"slow: {100 * lag.share:.0f} % fewer steps a second than the others, {over}"
 
 
-def describe_straggler(awaited: Straggler) -> str:
+def describe_straggler(straggler: Straggler) -> str:
     """Say which rank the others wait for, how much, before which collective, and where it is.
 
     >>> call = "all_reduce float [72]"
@@ -115,25 +115,24 @@ def describe_straggler(awaited: Straggler) -> str:
     'rank 1 made the others wait 50 % of the last 8.3 s, mostly before barrier, \
 while it waited for data at train.py line 9'
     """
-    over = f"{awaited.steps} steps" if awaited.steps > 1 else format_seconds(awaited.seconds)
-    said = (
-        f"rank {awaited.rank} made the others wait {100 * awaited.share:.0f} % of the last {over}"
-    )
-    before = f"mostly before {awaited.title}{_numbers(awaited)}" if awaited.title else ""
-    at = f"at {format_place(*awaited.place)}" if awaited.place else ""
-    doing = "while it waited for data" if awaited.is_loading else "while it was" if at else ""
-    return ", ".join(filter(None, (said, before, " ".join(filter(None, (doing, at))))))
+    over = f"{straggler.steps} steps" if straggler.steps > 1 else format_seconds(straggler.seconds)
+    percent = f"{100 * straggler.share:.0f} %"
+    waits = f"rank {straggler.rank} made the others wait {percent} of the last {over}"
+    before = f"mostly before {straggler.title}{_numbers(straggler)}" if straggler.title else ""
+    at = f"at {format_place(*straggler.place)}" if straggler.place else ""
+    activity = "while it waited for data" if straggler.is_loading else "while it was" if at else ""
+    return ", ".join(filter(None, (waits, before, " ".join(filter(None, (activity, at))))))
 
 
-def _numbers(awaited: Straggler) -> str:
-    first, last = awaited.numbers or (0, 0)
+def _numbers(straggler: Straggler) -> str:
+    first, last = straggler.numbers or (0, 0)
     if not last:
         return ""
     return f" (#{first})" if first == last else f" (#{first} to #{last})"
 
 
 def describe_unfinished(
-    unmet: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()
+    unfinished: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()
 ) -> str:
     """Say which ranks wait, or waited to the end, in which collective, and for which ranks.
 
@@ -147,19 +146,19 @@ def describe_unfinished(
     >>> describe_unfinished(unmet, is_over=True, died=[1])
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
     """
-    seconds, is_one = format_seconds(max(unmet.waits.values())), len(unmet.came) == 1
-    waited = f"waited in {unmet.call} to the end, {seconds}"
+    seconds, has_one = format_seconds(max(unfinished.waits.values())), len(unfinished.came) == 1
+    waited = f"waited in {unfinished.call} to the end, {seconds}"
     if not is_over:
-        waited = f"{'has' if is_one else 'have'} waited in {unmet.call} for {seconds}"
-    missing = [rank for rank in unmet.missing if rank not in died]
-    not_there = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
+        waited = f"{'has' if has_one else 'have'} waited in {unfinished.call} for {seconds}"
+    missing = [rank for rank in unfinished.missing if rank not in died]
+    not_come = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
     # a rank that died may have entered the collective without reporting it
-    dead = [rank for rank in unmet.missing if rank in died]
-    whys = [f"{format_ranks(missing)} {not_there} come"] if missing else []
-    whys += [f"{format_ranks(dead)} died"] if dead else []
-    was = "it was" if len(unmet.missing) == 1 else "they were mostly"
-    at = f", {was} at {format_place(*unmet.place)}" if unmet.place else ""
-    return f"{format_ranks(sorted(unmet.came))} {waited}: {', '.join(whys)}{at}"
+    dead = [rank for rank in unfinished.missing if rank in died]
+    reasons = [f"{format_ranks(missing)} {not_come} come"] if missing else []
+    reasons += [f"{format_ranks(dead)} died"] if dead else []
+    was = "it was" if len(unfinished.missing) == 1 else "they were mostly"
+    at = f", {was} at {format_place(*unfinished.place)}" if unfinished.place else ""
+    return f"{format_ranks(sorted(unfinished.came))} {waited}: {', '.join(reasons)}{at}"
 
 
 def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
@@ -214,8 +213,8 @@ def _describe_not_carried(facts: Mapping[str, Any]) -> str:
     """Name some of the names that a heal did not carry; the heal itself printed more."""
     names = [*facts["left"]]
     more = len(names[MAX_NOT_CARRIED:]) + sum(facts.get("more", {}).values())
-    said = [*names[:MAX_NOT_CARRIED], *([f"{more:,} more"] if more else [])]
-    return f"; not carried: {', '.join(said)}" if said else ""
+    shown = [*names[:MAX_NOT_CARRIED], *([f"{more:,} more"] if more else [])]
+    return f"; not carried: {', '.join(shown)}" if shown else ""
 
 
 def relative_path(path: str) -> str:
@@ -284,46 +283,46 @@ def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
 
 def _describe_other(kind: str, facts: dict[str, Any]) -> str:
     """Describe a fault, a checkpoint, or an event of the user's own."""
-    who = f"rank {facts['rank']}: " if "rank" in facts else ""
+    prefix = f"rank {facts['rank']}: " if "rank" in facts else ""
     if kind == "fault" and "fault" in facts:
         return f"fault: {facts['fault']}"
     if kind == "checkpoint" and {"step", "seconds"} <= facts.keys():
-        took = facts["seconds"]
-        took = format_seconds(took) if isinstance(took, (int, float)) else took
-        return f"{who}checkpoint of step {facts['step']}, {took}"
+        duration = facts["seconds"]
+        duration = format_seconds(duration) if isinstance(duration, (int, float)) else duration
+        return f"{prefix}checkpoint of step {facts['step']}, {duration}"
     if kind == "resume" and "step" in facts:
-        return f"{who}resumes from the checkpoint of step {facts['step']}"
+        return f"{prefix}resumes from the checkpoint of step {facts['step']}"
     rest = [f"{name} {value}" for name, value in facts.items() if name not in ("rank", "ranks")]
-    return f"{who}{kind}" + (f" ({', '.join(rest)})" if rest else "")
+    return f"{prefix}{kind}" + (f" ({', '.join(rest)})" if rest else "")
 
 
-def gpu_facts(each: RankSnapshot) -> Iterator[str]:
+def gpu_facts(rank: RankSnapshot) -> Iterator[str]:
     """Yield the facts about the GPU, the most important first: a table cuts the end."""
-    use = each.gpu_use
-    if not each.gpu:
+    usage = rank.gpu_use
+    if not rank.gpu:
         return
-    if use.load >= 0:
-        yield f"{use.load:.0f} %"
-    if each.gpu_memory:
-        yield format_bytes(each.gpu_memory)
-    if each.gpu_ranks:
-        yield f"shared with {format_ranks(each.gpu_ranks)}"
-    if use.others > 0:
-        yield f"others {format_bytes(use.others)}"
-    yield each.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ").removeprefix("GeForce ")
+    if usage.load >= 0:
+        yield f"{usage.load:.0f} %"
+    if rank.gpu_memory:
+        yield format_bytes(rank.gpu_memory)
+    if rank.gpu_ranks:
+        yield f"shared with {format_ranks(rank.gpu_ranks)}"
+    if usage.others > 0:
+        yield f"others {format_bytes(usage.others)}"
+    yield rank.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ").removeprefix("GeForce ")
 
 
-def format_gpu_facts(each: RankSnapshot) -> str:
+def format_gpu_facts(rank: RankSnapshot) -> str:
     """Return all facts about the GPU, one on each line."""
-    use = each.gpu_use
-    tensors, reserved = format_bytes(each.gpu_memory), format_bytes(each.gpu_reserved)
-    lines = [each.gpu, f"rank {each.rank}: {tensors} in tensors, {reserved} reserved by torch"]
-    if use.others >= 0:
-        lines.append(f"processes that are no ranks: {format_bytes(use.others)}")
-    if use.total:
-        lines.append(f"in use: {format_bytes(use.used)} of {format_bytes(use.total)}")
-    if use.load >= 0:
-        lines.append(f"busy: {use.load:.0f} % of the last second")
-    if each.gpu_ranks:
-        lines.append(f"shared with {format_ranks(each.gpu_ranks)}")
+    usage = rank.gpu_use
+    tensors, reserved = format_bytes(rank.gpu_memory), format_bytes(rank.gpu_reserved)
+    lines = [rank.gpu, f"rank {rank.rank}: {tensors} in tensors, {reserved} reserved by torch"]
+    if usage.others >= 0:
+        lines.append(f"processes that are no ranks: {format_bytes(usage.others)}")
+    if usage.total:
+        lines.append(f"in use: {format_bytes(usage.used)} of {format_bytes(usage.total)}")
+    if usage.load >= 0:
+        lines.append(f"busy: {usage.load:.0f} % of the last second")
+    if rank.gpu_ranks:
+        lines.append(f"shared with {format_ranks(rank.gpu_ranks)}")
     return "\n".join(lines)

@@ -50,8 +50,8 @@ class ServedWidgets:
             loaded again, and has lost what was only printed.
     """
 
-    def __init__(self, live: CommDispatcher) -> None:
-        self._dispatcher = live
+    def __init__(self, dispatcher: CommDispatcher) -> None:
+        self._dispatcher = dispatcher
         self.comm_ids: set[str] = set()
         self.context = contextvars.Context()
         self.cell: dict[str, Any] | None = None
@@ -110,12 +110,12 @@ class CommDispatcher:
     def for_shell(cls, shell: InteractiveShell | None) -> CommDispatcher:
         """The one of this shell's kernel; without a kernel, one that does nothing."""
         kernel = getattr(shell, "kernel", None)
-        live: CommDispatcher | None = getattr(kernel, _ATTRIBUTE, None)
-        if live is None:
-            live = cls(kernel)
+        dispatcher: CommDispatcher | None = getattr(kernel, _ATTRIBUTE, None)
+        if dispatcher is None:
+            dispatcher = cls(kernel)
             if kernel is not None:
-                setattr(kernel, _ATTRIBUTE, live)
-        return live
+                setattr(kernel, _ATTRIBUTE, dispatcher)
+        return dispatcher
 
     @property
     def mode(self) -> DispatchMode:
@@ -133,9 +133,9 @@ class CommDispatcher:
         Their children, layouts and styles are served with them. The main thread waits as long as
         this lasts.
         """
-        serving = ServedWidgets(self)
-        serving.add(*widgets)
-        return serving
+        served = ServedWidgets(self)
+        served.add(*widgets)
+        return served
 
     def process_pending(self) -> None:
         """Answer what has come: for the main thread, every 50 to 100 ms while it waits."""
@@ -150,8 +150,8 @@ class CommDispatcher:
             return
         with sigint_deferred():
             self._kernel.shell_stream.flush()
-            for call in self._pending_messages():
-                self._answer(*call)
+            for item in self._pending_messages():
+                self._answer(*item)
 
     def close_later(self, close: Callable[[], None], *, most: int) -> None:
         """Leave widgets of a cell that is over on its page; of more than ``most`` close the oldest.
@@ -165,26 +165,26 @@ class CommDispatcher:
 
     # -- who is served
 
-    def start(self, serving: ServedWidgets) -> None:
+    def start(self, served: ServedWidgets) -> None:
         """Serve this one too."""
         if self._kernel_mode is DispatchMode.NONE:
             return
         # Another thread may wait as well, but the cell that the page shows as busy is not its own.
         if threading.current_thread() is threading.main_thread():
-            serving.cell = self._kernel.get_parent("shell")
+            served.cell = self._kernel.get_parent("shell")
         self._has_failed = False  # whatever held the kernel up, it has read this cell since
         with sigint_deferred():
             with self._lock:
-                self._served = (*self._served, serving)
+                self._served = (*self._served, served)
             self._update_interceptor()
 
-    def stop(self, serving: ServedWidgets) -> None:
+    def stop(self, served: ServedWidgets) -> None:
         """Serve it no longer; after the last one, the kernel is as it was found."""
-        if serving not in self._served:
+        if served not in self._served:
             return
         with sigint_deferred():
             with self._lock:  # nobody is just about to say that its cell is busy
-                self._served = tuple(each for each in self._served if each is not serving)
+                self._served = tuple(each for each in self._served if each is not served)
             thread = self._thread
             self._update_interceptor()
             if thread is not None and thread is not self._thread:
@@ -211,15 +211,15 @@ class CommDispatcher:
             self._has_failed = True
 
     def _update_on_reading_thread(self) -> None:
-        async def settle() -> None:
+        async def update() -> None:
             self._update_here()
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
-        settled = run_in_loop(loop, settle())
-        wait_for_all([settled], JOIN_TIMEOUT)
-        if not settled.done():
+        updated = run_in_loop(loop, update())
+        wait_for_all([updated], JOIN_TIMEOUT)
+        if not updated.done():
             raise TimeoutError
-        settled.result()
+        updated.result()
 
     def _update_here(self) -> None:
         is_wanted = self.mode is not DispatchMode.NONE and bool(self._served)
@@ -253,52 +253,52 @@ class CommDispatcher:
 
     def _pending_messages(self) -> Iterator[tuple[RawMessage, ServedWidgets]]:
         while not self._queue.empty():
-            if (call := self._queue.get()) is not None:
-                yield call
+            if (item := self._queue.get()) is not None:
+                yield item
 
     # -- what is taken
 
     def _intercept(self, message: RawMessage) -> bool:
         """Whether this message is for one of ours; then it will be answered."""
         try:
-            serving = self._addressee(message)
+            served = self._addressee(message)
         except Exception:
             if not self._has_logged_error:
                 logger.warning("left a message to the kernel, unread", exc_info=True)
             self._has_logged_error = True
             return False
-        if serving is None:
+        if served is None:
             return False
-        self._queue.put((message, serving))
+        self._queue.put((message, served))
         return True
 
     def _addressee(self, message: RawMessage) -> ServedWidgets | None:
         peek = message.peek()
-        kind, servings = peek["header"]["msg_type"], self._served
+        kind, candidates = peek["header"]["msg_type"], self._served
         self.cells_sent += kind == "execute_request"
-        if kind not in _KINDS or not servings:
+        if kind not in _KINDS or not candidates:
             return None
         content = message.session.unpack(peek["content"])
         comm_id = content["comm_id"]
         if kind == "comm_open" and content["target_name"] == CONTROL_TARGET:
             self._control_ids.add(comm_id)
         if comm_id in self._control_ids:
-            return servings[-1]
-        return next((each for each in reversed(servings) if comm_id in each.comm_ids), None)
+            return candidates[-1]
+        return next((each for each in reversed(candidates) if comm_id in each.comm_ids), None)
 
     # -- how it is answered
 
-    def _serve(self, calls: SimpleQueue[tuple[RawMessage, ServedWidgets] | None]) -> None:
-        while (call := calls.get()) is not None:
+    def _serve(self, queue: SimpleQueue[tuple[RawMessage, ServedWidgets] | None]) -> None:
+        while (item := queue.get()) is not None:
             try:
-                self._answer(*call)
+                self._answer(*item)
             except BaseException:  # such as sys.exit(): the other buttons need this thread, too
                 logger.exception("a widget's handler tried to end its thread")
 
-    def _answer(self, message: RawMessage, serving: ServedWidgets) -> None:
+    def _answer(self, message: RawMessage, served: ServedWidgets) -> None:
         # In the cell's context a handler's prints and displays land in the cell. A copy for each
         # message: a handler may wait and pump itself, and no context can be entered twice.
-        serving.context.copy().run(self._answer_here, message)
+        served.context.copy().run(self._answer_here, message)
 
     def _answer_here(self, incoming: RawMessage) -> None:
         try:
@@ -327,8 +327,8 @@ class CommDispatcher:
         callback = getattr(comm, "_msg_callback", None) or comm.handle_msg
         callback(message)
         if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
-            for serving in self._served:
-                serving.reloads += 1
+            for served in self._served:
+                served.reloads += 1
 
     def _publish_still_busy(self) -> None:
         """After any "idle" the page shows the kernel as idle, though a cell still blocks it."""

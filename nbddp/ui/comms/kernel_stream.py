@@ -80,10 +80,10 @@ class StreamInterceptor:
     To be made and taken out on the thread that reads the stream.
     """
 
-    def __init__(self, kernel: Any, take: Callable[[RawMessage], bool]) -> None:
+    def __init__(self, kernel: Any, intercept: Callable[[RawMessage], bool]) -> None:
         self._session = kernel.session
         self._stream = kernel.shell_stream
-        self._intercept = take
+        self._intercept = intercept
         self._is_active = True
         self._is_copy = self._stream._recv_copy
         self._next_callback = self._stream._recv_callback

@@ -29,7 +29,7 @@ class ChartArea:
     Args:
         metrics: ``MetricStore.snapshot``.
         ranks: the ranks of the cell.
-        on_new: called with every widget that is added.
+        on_new_widget: called with every widget that is added.
 
     Attributes:
         choice: the scale, and the metrics that the user chose; None for the first few.
@@ -39,14 +39,14 @@ class ChartArea:
         self,
         metrics: Callable[..., MetricsSnapshot],
         ranks: Sequence[int],
-        on_new: Callable[[widgets.Widget], None],
+        on_new_widget: Callable[[widgets.Widget], None],
     ) -> None:
         self.choice: tuple[AxisScale, Collection[str] | None] = (AxisScale.AUTO, None)
         self.root = widgets.VBox([])
         self.box = widgets.Box([], _dom_classes=CLASSES)
         self._metrics = metrics
         self._ranks = ranks
-        self._on_new_widget = on_new
+        self._on_new_widget = on_new_widget
         self._scale = AxisScale.AUTO  # of the drawn charts
         self._drawn_versions: dict[str, int] = {}  # their versions
         self._charts: dict[str, PlainWidget] = {}
@@ -58,16 +58,16 @@ class ChartArea:
         scale, chosen = self.choice
         if scale is not self._scale:
             self._scale, self._drawn_versions = scale, {}
-        news = self._metrics(self._drawn_versions, most=MAX_CHARTS, chosen=chosen)
-        for name, curves in news.curves.items():
-            self._drawn_versions[name] = news.versions[name]
+        snapshot = self._metrics(self._drawn_versions, most=MAX_CHARTS, chosen=chosen)
+        for name, curves in snapshot.curves.items():
+            self._drawn_versions[name] = snapshot.versions[name]
             if name not in self._failed:
                 self._draw_chart(name, curves)
         shown = [each for name, each in self._charts.items() if chosen is None or name in chosen]
         if shown != list(self.box.children):
             self.box.children = shown
         if self._charts:
-            self._update_names([*news.versions, *news.others])
+            self._update_names([*snapshot.versions, *snapshot.others])
 
     def close(self) -> None:
         """Close all widgets, also those that are not on show."""
@@ -91,22 +91,22 @@ class ChartArea:
     def _show_controls(self) -> None:
         """Show the controls above the first chart."""
         self._scales = _dropdown("Scale", [(each.value, each) for each in AxisScale])
-        only = [(f"rank {rank}", rank_class(rank).replace("-r", "-only-")) for rank in self._ranks]
-        self._highlight = _dropdown("Highlight", [("all", ""), *only])
-        if not 1 < len(only) <= MANY_RANKS:  # of more, two have a line
+        ranks = [(f"rank {rank}", rank_class(rank).replace("-r", "-only-")) for rank in self._ranks]
+        self._highlight = _dropdown("Highlight", [("all", ""), *ranks])
+        if not 1 < len(ranks) <= MANY_RANKS:  # of more, two have a line
             self._highlight.layout.display = "none"
         self._smooth = toggle("Smooth", "Show the mean of what came before, too")
         self._names_toggle = toggle("Metrics", "Choose the metrics that are drawn")
         self._names = widgets.SelectMultiple(rows=VISIBLE_NAMES)
         self._names_toggle.layout.display = self._names.layout.display = "none"
-        for control, choose in (
+        for control, handler in (
             (self._scales, self._update_choice),
             (self._names, self._update_choice),
             (self._highlight, self._update_classes),
             (self._smooth, self._update_classes),
             (self._names_toggle, self._show_names),
         ):
-            control.observe(choose, "value")
+            control.observe(handler, "value")
         row = [self._scales, self._highlight, self._smooth, self._names_toggle]
         parts = [box(widgets.HBox, row, "nbddp-choice"), self._names, self.box]
         for part in parts:

@@ -50,10 +50,10 @@ def _button(label: str, **layout: str) -> widgets.Button:
     return widgets.Button(description=label, tooltip=tooltip, icon=icon, layout=layout)
 
 
-def _set_confirming(asked: widgets.Button, label: str, *, asks: bool) -> None:
+def _set_confirming(button: widgets.Button, label: str, *, is_confirming: bool) -> None:
     """Have a button ask for a second press, or take the question back."""
-    asked.description = f"{label}?" if asks else label
-    (asked.add_class if asks else asked.remove_class)("nbddp-asks")
+    button.description = f"{label}?" if is_confirming else label
+    (button.add_class if is_confirming else button.remove_class)("nbddp-asks")
 
 
 class Controls:
@@ -83,31 +83,31 @@ class Controls:
     def draw(self, snapshot: Snapshot) -> None:
         """Allow what can be done now; a question that was not answered is taken back."""
         state = snapshot.state
-        may = state.is_live and state is not GroupState.STOPPING
+        can_act = state.is_live and state is not GroupState.STOPPING
         self.buttons[ButtonPress.INTERRUPT].disabled = not state.is_busy
-        self.buttons[ButtonPress.RESTART].disabled = not may
-        self.buttons[ButtonPress.STOP].disabled = not may
+        self.buttons[ButtonPress.RESTART].disabled = not can_act
+        self.buttons[ButtonPress.STOP].disabled = not can_act
         self.buttons[ButtonPress.KILL].disabled = not (
-            may and self._kill_rank.value in snapshot.alive
+            can_act and self._kill_rank.value in snapshot.alive
         )
-        asked = self._unconfirmed
-        if asked is not None and time.monotonic() - asked[1] > CONFIRM_SECONDS:
+        unconfirmed = self._unconfirmed
+        if unconfirmed is not None and time.monotonic() - unconfirmed[1] > CONFIRM_SECONDS:
             self._cancel_confirmation()
 
     def _pressed(self, press: ButtonPress) -> None:
-        is_answer = self._unconfirmed is not None and self._unconfirmed[0] is press
+        is_second_press = self._unconfirmed is not None and self._unconfirmed[0] is press
         self._cancel_confirmation()
-        if press is ButtonPress.INTERRUPT or is_answer:
+        if press is ButtonPress.INTERRUPT or is_second_press:
             self.buttons[press].disabled = True  # until it is drawn again: nothing is done twice
             self._press(press, self._kill_rank.value)
         else:
             self._unconfirmed = press, time.monotonic()
-            _set_confirming(self.buttons[press], press.value, asks=True)
+            _set_confirming(self.buttons[press], press.value, is_confirming=True)
 
     def _cancel_confirmation(self) -> None:
-        asked, self._unconfirmed = self._unconfirmed, None
-        if asked is not None:
-            _set_confirming(self.buttons[asked[0]], asked[0].value, asks=False)
+        unconfirmed, self._unconfirmed = self._unconfirmed, None
+        if unconfirmed is not None:
+            _set_confirming(self.buttons[unconfirmed[0]], unconfirmed[0].value, is_confirming=False)
 
 
 class RetryButtons:
@@ -118,13 +118,13 @@ class RetryButtons:
 
     Args:
         kernel: in which the cell ran.
-        offers: what each button does, by its label; it returns what to say of it. ``RESTART`` asks
+        actions: what each button does, by its label; it returns what to say of it. ``RESTART`` asks
             first.
         root: the widget that a page shows which does not follow the outputs of the cell.
     """
 
     def __init__(
-        self, kernel: Any, offers: Mapping[str, ButtonAction], root: widgets.Box | None = None
+        self, kernel: Any, actions: Mapping[str, ButtonAction], root: widgets.Box | None = None
     ) -> None:
         self._kernel = kernel
         self._root = root
@@ -135,8 +135,8 @@ class RetryButtons:
         self._action_lock = Lock()
         self._is_confirming = False
         # not flexible: what is said beside a button may be long, and takes two lines
-        self._buttons = {label: _button(label, flex="none") for label in offers}
-        for label, action in offers.items():
+        self._buttons = {label: _button(label, flex="none") for label in actions}
+        for label, action in actions.items():
             self._buttons[label].on_click(lambda _, it=(label, action): self._press(*it))
         self._status = widgets.HTML()
         self._row = box(widgets.HBox, [*self._buttons.values(), self._status], "nbddp-aftermath")
@@ -169,7 +169,7 @@ class RetryButtons:
             self._run_action(label, action)
         if label == RESTART:
             self._is_confirming = not self._is_confirming
-            _set_confirming(self._buttons[RESTART], RESTART, asks=self._is_confirming)
+            _set_confirming(self._buttons[RESTART], RESTART, is_confirming=self._is_confirming)
 
     def _run_action(self, label: str, action: ButtonAction) -> None:
         # Two quick presses may be answered on two threads of the kernel. The second says nothing.
@@ -177,11 +177,11 @@ class RetryButtons:
             return
         try:
             self._show_status(_BUSY_TEXTS[label], is_busy=True)
-            said = self._context.copy().run(self._run_in_cell, action)
+            outcome = self._context.copy().run(self._run_in_cell, action)
         finally:
             self._action_lock.release()
         if self._is_published:
-            self._show_status(said, is_busy=False)
+            self._show_status(outcome, is_busy=False)
 
     def _show_status(self, text: str, *, is_busy: bool) -> None:
         lines = escape(text).replace("\n", "<br>")
@@ -191,9 +191,9 @@ class RetryButtons:
 
     def _run_in_cell(self, action: ButtonAction) -> str:
         """Carry it out as a part of the cell: in older kernels a context does not say so."""
-        pressed = self._kernel.get_parent("shell")
+        parent = self._kernel.get_parent("shell")
         self._kernel.set_parent([], self._cell, "shell")
         try:
             return action()
         finally:
-            self._kernel.set_parent([], pressed, "shell")
+            self._kernel.set_parent([], parent, "shell")

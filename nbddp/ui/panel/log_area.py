@@ -29,10 +29,12 @@ MAX_PAGE_ROWS = 10_000  # and beyond so many rows, as the pages of a flood are l
 class LogArea:
     """Shows the lines of a cell, in ``root``; drawn from one thread, pressed on another.
 
-    ``on_new`` is given every widget that is made later on.
+    ``on_new_widget`` is given every widget that is made later on.
     """
 
-    def __init__(self, ranks: Sequence[int], on_new: Callable[[widgets.Widget], None]) -> None:
+    def __init__(
+        self, ranks: Sequence[int], on_new_widget: Callable[[widgets.Widget], None]
+    ) -> None:
         kind = widgets.ToggleButtons if len(ranks) <= MAX_TABS else widgets.Dropdown
         options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
         self._choice = kind(options=options, value=ALL)
@@ -44,7 +46,7 @@ class LogArea:
         self._match_count, self._earlier_note, self._unfinished, self._path = (
             html() for _ in range(4)
         )
-        self._pages = LogPages(on_new)
+        self._pages = LogPages(on_new_widget)
         self._rank: int | None = None
         self._word = ""
         self._reset_counts(0)
@@ -73,23 +75,25 @@ class LogArea:
         self._append_new_lines(buffer)
         self._update_notes(buffer, log_path(folder, self._rank))
 
-    def _reset_counts(self, passed: int) -> None:
-        self._seen_lines = passed  # lines so far, those included that nobody looked at
+    def _reset_counts(self, skipped: int) -> None:
+        self._seen_lines = skipped  # lines so far, those included that nobody looked at
         self._searched_lines = self._matched_lines = 0
         self._is_first = True
 
     def _append_new_lines(self, buffer: LogBuffer) -> None:
         total = buffer.total(self._rank)
         new = buffer.newest(total - self._seen_lines, self._rank)
-        lost = total - self._seen_lines - len(new)  # in a flood lines go before they are ever seen
+        dropped = (
+            total - self._seen_lines - len(new)
+        )  # in a flood lines go before they are ever seen
         self._seen_lines = total
-        found = self._filter(new)
-        shown = found[-MAX_BATCH:]
+        matching = self._filter(new)
+        shown = matching[-MAX_BATCH:]
         self._searched_lines, self._matched_lines = (
             self._searched_lines + len(new),
-            self._matched_lines + len(found),
+            self._matched_lines + len(matching),
         )
-        gap = 0 if self._is_first else len(found) - len(shown) + lost
+        gap = 0 if self._is_first else len(matching) - len(shown) + dropped
         self._is_first = False
         rows = [note_row(f"… {gap:,} more lines, which came too fast")] if gap else []
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
@@ -101,14 +105,14 @@ class LogArea:
     def _update_notes(self, buffer: LogBuffer, path: str) -> None:
         rows = html_rows(self._filter(buffer.unfinished(self._rank)))
         # what has the focus is scrolled by the keyboard, with all that is around it
-        said = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
-        self._unfinished.value = f"<div {said}>{log_block(rows) if rows else ''}</div>"
+        attributes = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
+        self._unfinished.value = f"<div {attributes}>{log_block(rows) if rows else ''}</div>"
         self._match_count.value = muted(
             f"{self._matched_lines:,} of {self._searched_lines:,} lines"
         ) * bool(self._word)
         earlier = self._seen_lines - (self._searched_lines if self._word else self._pages.lines)
-        said = describe_earlier(earlier, path, was_searched=not self._word)
-        self._earlier_note.value = _in_panel(log_block([note_row(said)])) if said else ""
+        note = describe_earlier(earlier, path, was_searched=not self._word)
+        self._earlier_note.value = _in_panel(log_block([note_row(note)])) if note else ""
         self._path.value = muted(path)
 
     def _show_times(self, _change: object) -> None:
@@ -123,11 +127,11 @@ class LogPages:
     lost. So many pages are removed at once, and seldom.
 
     Args:
-        on_new: is called with every page that is made.
+        on_new_widget: is called with every page that is made.
     """
 
-    def __init__(self, on_new: Callable[[widgets.Widget], None]) -> None:
-        self._on_new_widget = on_new
+    def __init__(self, on_new_widget: Callable[[widgets.Widget], None]) -> None:
+        self._on_new_widget = on_new_widget
         # A layout of its own: a page that is loaded again makes the newest widgets first. A widget
         # with the layout of an older one cannot be made there, and takes the panel with it.
         layout = {"margin": "0", "overflow": "visible", "flex": "0 0 auto"}

@@ -73,23 +73,23 @@ class PanelView:
     def __init__(
         self,
         session: Session,
-        live: CommDispatcher,
+        comms: CommDispatcher,
         screen: StreamTarget,
         *,
         has_color: bool,
-        questions: InputQueue,
+        input_queue: InputQueue,
         check: Check,
         slot: OutputSlot | None = None,
     ) -> None:
         self.log_buffer = LogBuffer(max_merged=MAX_ROWS)
         self.attempt = 0
         self.session = session
-        self._comms = live
+        self._comms = comms
         self._screen = screen
         self._has_color = has_color
         self._widgets: PanelWidgets | None = None
         self._served: ServedWidgets | None = None
-        self._input_queue, self._check = questions, check
+        self._input_queue, self._check = input_queue, check
         self.slot = slot or OutputSlot()
         self._earlier_attempts: list[EarlierAttempt] = []
         self._handle: CellHandle | None = None
@@ -135,7 +135,7 @@ class PanelView:
                 self._poll_input(handle)
                 if time.monotonic() >= self._next_draw:
                     if notice is not None:
-                        self._handle_burst(handle, patience=0.0 if may_wait else COALESCE_SECONDS)
+                        self._handle_burst(handle, timeout=0.0 if may_wait else COALESCE_SECONDS)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -167,11 +167,11 @@ class PanelView:
 
     # ---- what the cell says
 
-    def _handle_burst(self, handle: CellHandle, *, patience: float) -> None:
+    def _handle_burst(self, handle: CellHandle, *, timeout: float) -> None:
         """What ranks print at the same moment is drawn together; what has piled up is there."""
         deadline = time.monotonic() + COALESCE_SECONDS
         while (left := deadline - time.monotonic()) > 0 and not handle.is_drained:
-            notice = handle.next_notice(min(left, patience))
+            notice = handle.next_notice(min(left, timeout))
             if notice is None:
                 return
             self._handle_notice(handle, notice)
@@ -264,14 +264,14 @@ class PanelView:
 
     def _run_button(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
-        deeds: dict[ButtonPress, Callable[[], object]] = {
+        actions: dict[ButtonPress, Callable[[], object]] = {
             ButtonPress.INTERRUPT: self.session.interrupt,
             ButtonPress.RESTART: self.session.begin_restart,
             ButtonPress.STOP: self.session.begin_stop,
             ButtonPress.KILL: partial(self.session.begin_kill, rank),
         }
         try:
-            deeds[press]()
+            actions[press]()
         except RequestError as error:
             handle.put(ControllerMessage(str(error)))
 

@@ -39,16 +39,16 @@ class RedrawPacer:
         self._drawn_state: Seen = ()
         self.next_at = 0.0
 
-    def draw_if_changed(self, seen: Seen, draw: Callable[[], None]) -> None:
+    def draw_if_changed(self, state: Seen, draw: Callable[[], None]) -> None:
         """Draw if ``seen`` has changed.
 
         The first value of ``seen`` is a version, which changes often. The others are choices of
         the user: if one has changed, draw at once.
         """
-        now, before = time.monotonic(), self._drawn_state
-        due = self.next_at if seen != before else self._next_tick
-        if now >= due or (before and seen[1:] != before[1:]):
-            self._drawn_state = seen
+        now, drawn = time.monotonic(), self._drawn_state
+        due = self.next_at if state != drawn else self._next_tick
+        if now >= due or (drawn and state[1:] != drawn[1:]):
+            self._drawn_state = state
             with self.timed():
                 draw()
             self._next_tick = max(self.next_at, now + self._tick)

@@ -26,7 +26,8 @@ WAITING_BUTTONS = (
 class PanelWidgets:
     """The parts of one panel; drawn from one thread, pressed on another.
 
-    ``metrics`` gives what its charts draw; ``on_new`` is called with each widget that is added.
+    ``metrics`` gives what its charts draw. ``on_new_widget`` is called with each widget that is
+    added.
     """
 
     def __init__(
@@ -34,12 +35,12 @@ class PanelWidgets:
         ranks: Sequence[int],
         press: Callable[[ButtonPress, int], None],
         metrics: Callable[..., MetricsSnapshot],
-        on_new: Callable[[widgets.Widget], None],
+        on_new_widget: Callable[[widgets.Widget], None],
     ) -> None:
         self._state, self._notes, self._table, self._events = (html() for _ in range(4))
         self._controls = Controls(ranks, press)
-        self.log = LogArea(ranks, on_new)
-        self.charts = ChartArea(metrics, ranks, on_new)
+        self.log = LogArea(ranks, on_new_widget)
+        self.charts = ChartArea(metrics, ranks, on_new_widget)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()
         self._grid_toggle = toggle("All ranks", "Show a field for each rank", "th")

@@ -54,11 +54,11 @@ def _final_values(comparison: Comparison) -> Table:
 
 
 def _totals(run: ComparedRun) -> list[str]:
-    one = run.summary
-    steps = "" if one.steps is None else f"{one.steps:,}"
+    summary = run.summary
+    steps = "" if summary.steps is None else f"{summary.steps:,}"
     seconds = run.metrics.ended - run.metrics.began
-    took = format_seconds(seconds) if seconds > 0 else ""
-    return [steps, describe_pace(one), took, describe_outcome(one)]
+    duration = format_seconds(seconds) if seconds > 0 else ""
+    return [steps, describe_pace(summary), duration, describe_outcome(summary)]
 
 
 def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth: bool) -> Block:
@@ -123,18 +123,18 @@ def _code(comparison: Comparison) -> Iterator[Details]:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    said = [
+    notes = [
         f"no cell of {name} is on record: its code is not compared"
         for name, run in zip(comparison.names, comparison.runs, strict=True)
         if not run.cells
     ]
-    is_compared = comparison.runs[0].cells and len(said) < len(comparison.runs) - 1
+    is_compared = comparison.runs[0].cells and len(notes) < len(comparison.runs) - 1
     if is_compared and not any(_code(comparison)):
-        said.append(SAME if not said else "the code of the others is the same")
+        notes.append(SAME if not notes else "the code of the others is the same")
     if any(any(run.marks(XAxis.TIME)) for run in comparison.runs):
-        said.append("marks in a chart: orange is a restart, green a heal")
+        notes.append("marks in a chart: orange is a restart, green a heal")
     if comparison.left_out:
         more = plural(comparison.left_out, "metric")
-        said.append(f"{more} more: --metrics NAME,... chooses them")
-    torn = [run.name for run in comparison.runs if run.run.unreadable]
-    return [*said, *(f"not all lines of {name} could be read" for name in torn)]
+        notes.append(f"{more} more: --metrics NAME,... chooses them")
+    unreadable = [run.name for run in comparison.runs if run.run.unreadable]
+    return [*notes, *(f"not all lines of {name} could be read" for name in unreadable)]

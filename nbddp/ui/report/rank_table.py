@@ -59,7 +59,7 @@ def rank_blocks(
 
 def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
     """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
-    causes = [each for each in ranks if each.is_cause][:MAX_DETAILED_RANKS]
+    causes = [rank for rank in ranks if rank.is_cause][:MAX_DETAILED_RANKS]
     text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
     return [Markup(lambda: html_of(rank_table(causes)), text)]
 
@@ -71,9 +71,9 @@ def rank_table(
     ranks: Sequence[RankSnapshot], *, has_pid: bool = False, curves: Curves | None = None
 ) -> list[Block]:
     """Return a table with a row for each rank; of more than fit those with trouble are shown."""
-    shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda each: each.rank)
+    shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda rank: rank.rank)
     columns = {**COLUMNS, **({"pid": _pid} if has_pid else {})}
-    rows = [_row(each, columns, curves) for each in shown]
+    rows = [_row(rank, columns, curves) for rank in shown]
     table = Table(list(columns), rows, "ranks").without_empty_columns()
     return [table, _more(len(ranks) - len(shown), "rank")]
 
@@ -82,16 +82,16 @@ def _more(count: int, what: str) -> Text:
     return note(f"and {plural(count, f'more {what}')}" if count else "")
 
 
-def _urgency(each: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
+def _urgency(rank: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
     """Sort the failed ranks first, then those that others may wait for."""
-    is_on_time, waits = each.lag is None, each.state == "waiting"
-    return not each.is_cause, each.is_well, is_on_time, waits, each.rank
+    is_on_time, waits = rank.lag is None, rank.state == "waiting"
+    return not rank.is_cause, rank.is_well, is_on_time, waits, rank.rank
 
 
-def _row(each: RankSnapshot, columns: _Columns, curves: Curves | None = None) -> list[Cell]:
+def _row(rank: RankSnapshot, columns: _Columns, curves: Curves | None = None) -> list[Cell]:
     cells = []
     for title, make in columns.items():
-        cell, curve = make(each), curves(each, title) if curves else ""
+        cell, curve = make(rank), curves(rank, title) if curves else ""
         if curve:
             shown = f"{curve} {cell.html or escape(cell.text)}"
             cell = Cell(cell.text, title=cell.title, html=shown)
@@ -99,88 +99,88 @@ def _row(each: RankSnapshot, columns: _Columns, curves: Curves | None = None) ->
     return cells
 
 
-def _rank(each: RankSnapshot) -> Cell:
-    if each.lag is None:
-        return Cell(str(each.rank), rank=each.rank)
-    why = escape(describe_lag(each.lag))
+def _rank(rank: RankSnapshot) -> Cell:
+    if rank.lag is None:
+        return Cell(str(rank.rank), rank=rank.rank)
+    why = escape(describe_lag(rank.lag))
     slow = (
         f'<span class="nbddp-waits" style="{text_color("warn")}" role="img" title="{why}"'
         f' aria-label="{why}">↓ slow</span>'
     )
-    return Cell(f"{each.rank} ↓ slow", rank=each.rank, html=f"{each.rank} {slow}")
+    return Cell(f"{rank.rank} ↓ slow", rank=rank.rank, html=f"{rank.rank} {slow}")
 
 
-def _state(each: RankSnapshot) -> Cell:
+def _state(rank: RankSnapshot) -> Cell:
     mood = Mood.PLAIN
-    if not each.is_well:
-        mood = Mood.BAD if each.is_cause else Mood.WARN
-    elif each.state.startswith("waiting"):
+    if not rank.is_well:
+        mood = Mood.BAD if rank.is_cause else Mood.WARN
+    elif rank.state.startswith("waiting"):
         mood = Mood.WARN
-    return Cell(each.state, mood, title="" if each.is_well else each.state)
+    return Cell(rank.state, mood, title="" if rank.is_well else rank.state)
 
 
-def _line(each: RankSnapshot) -> Cell:
-    if not each.line:
+def _line(rank: RankSnapshot) -> Cell:
+    if not rank.line:
         return Cell("")
-    stay = format_seconds(each.seconds) if each.seconds else ""
+    stay = format_seconds(rank.seconds) if rank.seconds else ""
     muted = f'<span class="nbddp-muted">{stay}</span> ' if stay else ""
-    code = f"<code>{escape(each.code)}</code>" if each.code else ""
-    room = "" if each.bars else ' style="max-width:24em"'
-    html = f'<span class="nbddp-code"{room}>{escape(each.place)} {muted}{code}</span>'
-    title = f"{format_place(each.line, each.file)}: {each.code}"
-    return Cell(each.place + (f" for {stay}" if stay else ""), title=title, html=html)
+    code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
+    room = "" if rank.bars else ' style="max-width:24em"'
+    html = f'<span class="nbddp-code"{room}>{escape(rank.place)} {muted}{code}</span>'
+    title = f"{format_place(rank.line, rank.file)}: {rank.code}"
+    return Cell(rank.place + (f" for {stay}" if stay else ""), title=title, html=html)
 
 
-def _collective(each: RankSnapshot) -> Cell:
+def _collective(rank: RankSnapshot) -> Cell:
     """Return the newest collective; its shape only while the rank waits in it."""
-    title = _TITLE.match(each.collective)
-    short = title.group() if title and each.state != "waiting" else each.collective
-    return Cell(short, title=each.collective)
+    title = _TITLE.match(rank.collective)
+    short = title.group() if title and rank.state != "waiting" else rank.collective
+    return Cell(short, title=rank.collective)
 
 
-def _progress(each: RankSnapshot) -> Cell:
+def _progress(rank: RankSnapshot) -> Cell:
     text = ", ".join(
-        format_progress_bar(bar, is_short=True, goes_on=each.goes_on) for bar in each.bars
+        format_progress_bar(bar, is_short=True, goes_on=rank.goes_on) for bar in rank.bars
     )
-    return Cell(text, html="<br>".join(_bar(bar, each) for bar in each.bars))
+    return Cell(text, html="<br>".join(_bar(bar, rank) for bar in rank.bars))
 
 
-def _bar(bar: LoopProgress, each: RankSnapshot) -> str:
-    said = escape(format_progress_bar(bar, is_short=True, goes_on=each.goes_on))
-    if each.goes_on and bar.seconds_left:
-        said, _, left = said.rpartition(" · ")
-        said += f'<span class="nbddp-left"> · {left}</span>'
-    title = escape(format_progress_bar(bar, goes_on=each.goes_on))
-    return f'<span title="{title}">{_filled(bar, each) if bar.total else ""}{said}</span>'
+def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
+    text = escape(format_progress_bar(bar, is_short=True, goes_on=rank.goes_on))
+    if rank.goes_on and bar.seconds_left:
+        text, _, left = text.rpartition(" · ")
+        text += f'<span class="nbddp-left"> · {left}</span>'
+    title = escape(format_progress_bar(bar, goes_on=rank.goes_on))
+    return f'<span title="{title}">{_filled(bar, rank) if bar.total else ""}{text}</span>'
 
 
-def _filled(bar: LoopProgress | None, each: RankSnapshot) -> str:
+def _filled(bar: LoopProgress | None, rank: RankSnapshot) -> str:
     """Draw a bar that is filled as far as a loop is."""
     share = min(1.0, bar.done / bar.total) if bar else 0.0
-    filled = f'<span style="width:{share:.1%};background:{rank_color(each.rank)}"></span>'
-    return f'<span class="nbddp-bar {rank_class(each.rank)}" aria-hidden="true">{filled}</span>'
+    filled = f'<span style="width:{share:.1%};background:{rank_color(rank.rank)}"></span>'
+    return f'<span class="nbddp-bar {rank_class(rank.rank)}" aria-hidden="true">{filled}</span>'
 
 
 def _memory(count: int) -> str:
     return format_bytes(count) if count else ""
 
 
-def _pid(each: RankSnapshot) -> Cell:
-    return Cell(str(each.pid) if each.pid and each.is_alive else "")
+def _pid(rank: RankSnapshot) -> Cell:
+    return Cell(str(rank.pid) if rank.pid and rank.is_alive else "")
 
 
 _Columns = Mapping[str, Callable[[RankSnapshot], Cell]]
 COLUMNS: _Columns = {
     "rank": _rank,
-    "node": lambda each: Cell(each.node),
+    "node": lambda rank: Cell(rank.node),
     "state": _state,
     "line": _line,
     "collective": _collective,
-    "step": lambda each: Cell(format_step(each)),
+    "step": lambda rank: Cell(format_step(rank)),
     "progress": _progress,
-    "CPU": lambda each: Cell(format_cpu(each)),
-    "memory": lambda each: Cell(_memory(each.memory)),
-    "GPU": lambda each: Cell(" · ".join(gpu_facts(each)), title=format_gpu_facts(each)),
+    "CPU": lambda rank: Cell(format_cpu(rank)),
+    "memory": lambda rank: Cell(_memory(rank.memory)),
+    "GPU": lambda rank: Cell(" · ".join(gpu_facts(rank)), title=format_gpu_facts(rank)),
 }
 
 
@@ -191,46 +191,46 @@ _Nodes = Mapping[str, Sequence[RankSnapshot]]
 
 def _by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
     nodes: dict[str, list[RankSnapshot]] = {}
-    for each in ranks:
-        nodes.setdefault(each.node, []).append(each)
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(rank)
     return nodes
 
 
 def _node_table(nodes: _Nodes) -> list[Block]:
     """Return a row for each node, and below it rows for its ranks that need a look."""
-    ranks = [each for there in nodes.values() for each in there]
-    telling = sorted(filter(_needs_attention, ranks), key=_urgency)
-    first = [*dict.fromkeys([*(each.node for each in telling), *nodes])]
-    shown = set(first[: MAX_ROWS - min(len(telling), MAX_ROWS // 2)])
-    here = [each for each in telling if each.node in shown][: MAX_ROWS - len(shown)]
+    ranks = [rank for of_node in nodes.values() for rank in of_node]
+    with_trouble = sorted(filter(_needs_attention, ranks), key=_urgency)
+    node_names = [*dict.fromkeys([*(rank.node for rank in with_trouble), *nodes])]
+    shown = set(node_names[: MAX_ROWS - min(len(with_trouble), MAX_ROWS // 2)])
+    listed = [rank for rank in with_trouble if rank.node in shown][: MAX_ROWS - len(shown)]
     below_node = {**COLUMNS, "node": lambda _: Cell("")}
     rows = []
-    for number, (name, there) in enumerate(nodes.items()):
+    for number, (name, of_node) in enumerate(nodes.items()):
         if name in shown:
-            rows.append(_node_row(f"node {number} ({name})", there))
-            rows += [_row(each, below_node) for each in there if each in here]
+            rows.append(_node_row(f"node {number} ({name})", of_node))
+            rows += [_row(rank, below_node) for rank in of_node if rank in listed]
     return [
         Table(list(COLUMNS), rows, "nodes").without_empty_columns(),
         _more(len(nodes) - len(shown), "node"),
-        _more(len(telling) - len(here), "rank"),
+        _more(len(with_trouble) - len(listed), "rank"),
     ]
 
 
-def _needs_attention(each: RankSnapshot) -> bool:
+def _needs_attention(rank: RankSnapshot) -> bool:
     return (
-        not each.is_well or each.lag is not None or (each.goes_on and each.seconds >= STALL_AFTER)
+        not rank.is_well or rank.lag is not None or (rank.goes_on and rank.seconds >= STALL_AFTER)
     )
 
 
 def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
-    steps = [each.step for each in ranks if each.step is not None]
+    steps = [rank.step for rank in ranks if rank.step is not None]
     span = f"{min(steps):.0f}-{max(steps):.0f}" if steps else ""
     known = {
-        "rank": Cell(format_number_ranges([each.rank for each in ranks])),
+        "rank": Cell(format_number_ranges([rank.rank for rank in ranks])),
         "node": Cell(title, Mood.STRONG),
         "state": Cell(", ".join(_states(ranks))),
         "step": Cell(span),
-        "memory": Cell(_memory(sum(each.memory for each in ranks if each.is_alive))),
+        "memory": Cell(_memory(sum(rank.memory for rank in ranks if rank.is_alive))),
     }
     return [known.get(column, Cell("")) for column in COLUMNS]
 
@@ -256,13 +256,13 @@ def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
 
 def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
     """Return the seconds until the last rank has finished its loop; None if no rank knows them."""
-    known = [_seconds_left(each.bars) for each in ranks if each.goes_on]
+    known = [_seconds_left(rank.bars) for rank in ranks if rank.goes_on]
     return max((left for left in known if left is not None), default=None)
 
 
 def slowest(ranks: Sequence[RankSnapshot]) -> int | None:
     """Return the slowest rank among those that are slow and go on."""
-    slow = [(-each.lag.share, each.rank) for each in ranks if each.lag and each.goes_on]
+    slow = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.goes_on]
     return min(slow)[1] if slow else None
 
 
@@ -272,35 +272,35 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     >>> overview([RankSnapshot(rank=rank, state="running") for rank in range(64)])
     '64 running'
     """
-    said = _states(ranks)
+    parts = _states(ranks)
     slow, left = slowest(ranks), seconds_left(ranks)
     if slow is not None:
-        said.append(f"slowest {slow}")
+        parts.append(f"slowest {slow}")
     if left:
-        said.append(f"{format_seconds(left)} left")
-    return " · ".join(said)
+        parts.append(f"{format_seconds(left)} left")
+    return " · ".join(parts)
 
 
 def _states(ranks: Sequence[RankSnapshot]) -> list[str]:
-    counts = Counter(each.state if each.is_well else _trouble(each) for each in ranks)
+    counts = Counter(rank.state if rank.is_well else _trouble(rank) for rank in ranks)
     return [f"{count} {state}" for state, count in counts.most_common(4)]
 
 
-def _trouble(each: RankSnapshot) -> str:
-    if each.is_cause:
+def _trouble(rank: RankSnapshot) -> str:
+    if rank.is_cause:
         return "failed"
-    return "interrupted" if each.state.startswith("interrupted") else "ended"
+    return "interrupted" if rank.state.startswith("interrupted") else "ended"
 
 
 def _grids(nodes: _Nodes) -> str:
     if len(nodes) == 1:
         return "".join(map(grid, nodes.values()))
-    drawn = ""
-    for number, (name, there) in enumerate(nodes.items()):
+    grids = ""
+    for number, (name, of_node) in enumerate(nodes.items()):
         title = escape(f"node {number} ({name})")
         head = f'<span class="nbddp-muted">{title}</span>'
-        drawn += f'<div class="nbddp-grid-of">{head}{grid(there, of=title)}</div>'
-    return drawn
+        grids += f'<div class="nbddp-grid-of">{head}{grid(of_node, of=title)}</div>'
+    return grids
 
 
 def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
@@ -310,17 +310,17 @@ def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
     return f'<div class="nbddp-grid" role="list" aria-label="{label}">{fields}</div>'
 
 
-def _field(each: RankSnapshot) -> str:
-    is_odd = not each.is_well or each.state == "waiting" or each.lag is not None
-    kind = "nbddp-wrong" if each.is_cause else "nbddp-waits" if is_odd else ""
-    known = next((bar for bar in each.bars if bar.total), None)
-    step, where = format_step(each), f" on {each.node}" if each.node else ""
-    said = [f"rank {each.rank}{where}: {each.state}", f"step {step}" if step else ""]
-    said += [_memory(each.memory), describe_lag(each.lag) if each.lag else ""]
-    title = escape(" · ".join(filter(None, said)))
+def _field(rank: RankSnapshot) -> str:
+    is_odd = not rank.is_well or rank.state == "waiting" or rank.lag is not None
+    kind = "nbddp-wrong" if rank.is_cause else "nbddp-waits" if is_odd else ""
+    known = next((bar for bar in rank.bars if bar.total), None)
+    step, where = format_step(rank), f" on {rank.node}" if rank.node else ""
+    facts = [f"rank {rank.rank}{where}: {rank.state}", f"step {step}" if step else ""]
+    facts += [_memory(rank.memory), describe_lag(rank.lag) if rank.lag else ""]
+    title = escape(" · ".join(filter(None, facts)))
     return (
         f'<span class="nbddp-field {kind}" role="listitem" title="{title}">'
-        f"{each.rank}{'↓' if each.lag else ''}{_filled(known, each)}</span>"
+        f"{rank.rank}{'↓' if rank.lag else ''}{_filled(known, rank)}</span>"
     )
 
 
@@ -343,18 +343,18 @@ class RankSparklines:
         if now < self._next_at:
             return
         self._next_at = now + SAMPLE_PERIOD
-        for each in ranks:
-            if each.is_alive and each.step is not None:
-                self._values[each.rank, "step"].append(each.steps_per_second)
-            if each.is_alive and each.memory:
-                self._values[each.rank, "memory"].append(each.memory)
+        for rank in ranks:
+            if rank.is_alive and rank.step is not None:
+                self._values[rank.rank, "step"].append(rank.steps_per_second)
+            if rank.is_alive and rank.memory:
+                self._values[rank.rank, "memory"].append(rank.memory)
 
-    def draw(self, each: RankSnapshot, title: str, *, is_static: bool = False) -> str:
+    def draw(self, rank: RankSnapshot, title: str, *, is_static: bool = False) -> str:
         """Draw the curve of a rank for a column of the rank table, if there is one.
 
         ``is_static``: for a record, which pages without SVG may show.
         """
-        values = list(self._values.get((each.rank, title), ()))
+        values = list(self._values.get((rank.rank, title), ()))
         if len(values) < 2:
             return ""
         name, now, top = "steps per second", f"{values[-1]:.3g}", f"{max(values):.3g}"
@@ -362,5 +362,5 @@ class RankSparklines:
             name, now, top = "memory", format_bytes(values[-1]), format_bytes(max(values))
         label = escape(f"{name}: now {now}, axis 0 to {top}, last {len(values)} s")
         return sparkline(
-            values, label, color=each.rank, low=0.0, width=SPARKLINE_WIDTH, is_static=is_static
+            values, label, color=rank.rank, low=0.0, width=SPARKLINE_WIDTH, is_static=is_static
         )

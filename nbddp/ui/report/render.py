@@ -125,9 +125,11 @@ def title_html(cell: Cell, *, role: str = "") -> str:
     mark = dot(cell.dot.value) if cell.dot else ""
     if cell.dot is Dot.BUSY:
         mark = f'<span class="nbddp-running">{mark}</span>'
-    said = f' role="{role}"' if role else ""
+    role_html = f' role="{role}"' if role else ""
     muted = f' <span class="nbddp-muted">· {_prose(rest)}</span>' if rest else ""
-    return f'{mark}<span class="nbddp-state"{said} style="{STRONG}">{_prose(first)}</span>{muted}'
+    return (
+        f'{mark}<span class="nbddp-state"{role_html} style="{STRONG}">{_prose(first)}</span>{muted}'
+    )
 
 
 def _table(table: Table) -> str:

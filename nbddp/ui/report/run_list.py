@@ -97,9 +97,9 @@ def describe_pace(run: Summary) -> str:
 
 def describe_outcome(run: Summary) -> str:
     """Say how a run ended, what failures cost it, and the user's note on it."""
-    said_by_why = run.outcome == "interrupted"  # "ranks 0-1 interrupted, line 3"
-    how = run.why if said_by_why else ": ".join(filter(None, [run.outcome, run.why]))
+    has_whole_text = run.outcome == "interrupted"  # "ranks 0-1 interrupted, line 3"
+    how = run.why if has_whole_text else ": ".join(filter(None, [run.outcome, run.why]))
     lost = f"{format_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
     is_idle = run.is_live and run.outcome != "running"
-    said = [how[:90], lost, "not stopped" if is_idle else "", run.note]
-    return " · ".join(filter(None, said))
+    parts = [how[:90], lost, "not stopped" if is_idle else "", run.note]
+    return " · ".join(filter(None, parts))

@@ -111,8 +111,8 @@ def _cell_facts(cell: StoredCell) -> list[str]:
 def _outcome(cell: StoredCell) -> str:
     if not cell.is_over:
         return "its end is not recorded"
-    said = "done" if cell.outcome == "ok" else cell.outcome
-    return f"{said} (done again)" if cell.is_again else said
+    outcome = "done" if cell.outcome == "ok" else cell.outcome
+    return f"{outcome} (done again)" if cell.is_again else outcome
 
 
 def _dot(cell: StoredCell) -> Dot:

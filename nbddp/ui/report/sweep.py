@@ -60,10 +60,10 @@ def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     'sweep of 2: 2 ok'
     """
     counts = [(count_in(rows, state), text) for state, text in _COUNT_TEXTS.items()]
-    said = [f"{count} {text}" for count, text in counts if count]
+    parts = [f"{count} {text}" for count, text in counts if count]
     seconds = sum(row.seconds for row in rows)
-    took = f", {format_seconds(seconds)}" if seconds else ""
-    return f"{what} of {len(rows)}: {', '.join(said)}{took}"
+    duration = f", {format_seconds(seconds)}" if seconds else ""
+    return f"{what} of {len(rows)}: {', '.join(parts)}{duration}"
 
 
 def describe_done(rows: Sequence[SweepEntry]) -> str:
@@ -81,8 +81,8 @@ def describe_done(rows: Sequence[SweepEntry]) -> str:
 def describe_row(row: SweepEntry) -> str:
     """Say the state of a row, why it failed, and how long it took."""
     why = f": {row.why}" if row.why else ""
-    took = f", {format_seconds(row.seconds)}" if row.seconds else ""
-    return f"{row.state.value}{why}{took}"
+    duration = f", {format_seconds(row.seconds)}" if row.seconds else ""
+    return f"{row.state.value}{why}{duration}"
 
 
 def describe_failures(rows: Sequence[SweepEntry]) -> list[str]:
@@ -105,7 +105,7 @@ def _table(rows: Sequence[SweepEntry], at: int) -> list[Block]:
 
 
 def _cells(row: SweepEntry) -> list[str | Cell]:
-    said = describe_row(row)
+    state = describe_row(row)
     settings = [str(value) for value in row.trial.settings.values()]
     run = row.path.name if row.path is not None else ""
-    return [str(row.trial.number), *settings, Cell(said, dot=_DOTS[row.state], title=said), run]
+    return [str(row.trial.number), *settings, Cell(state, dot=_DOTS[row.state], title=state), run]

@@ -21,47 +21,54 @@ LETTERS = {"gone": " ", "wait": "#", "data": "d"}
 COMPUTE = "."
 
 
-def timeline_report(line: Timeline) -> Report:
+def timeline_report(timeline: Timeline) -> Report:
     """Report the collectives of a cell, and the waiting in them."""
-    if line.is_empty:
-        return Report(_describe_empty(line))
-    unmet = [describe_unfinished(each, is_over=line.is_over, died=line.died) for each in line.unmet]
-    late = [*unmet, *([describe_straggler(line.awaited)] if line.awaited else [])]
-    title = _title(line)
+    if timeline.is_empty:
+        return Report(_describe_empty(timeline))
+    unfinished = [
+        describe_unfinished(each, is_over=timeline.is_over, died=timeline.died)
+        for each in timeline.unmet
+    ]
+    late = [*unfinished, *([describe_straggler(timeline.awaited)] if timeline.awaited else [])]
+    title = _title(timeline)
     alt = f"ranks as rows, time across: {title}; the numbers stand below"
     return Report(
         title,
         [
             *(Text(each, Mood.WARN) for each in late),
-            Picture(lambda: _draw(line), alt, text="\n".join(timeline_as_text(line))),
-            _matrix(line),
-            *map(Text, _facts(line)),
-            *_overlaps(line),
-            *map(note, _notes(line)),
+            Picture(lambda: _draw(timeline), alt, text="\n".join(timeline_as_text(timeline))),
+            _matrix(timeline),
+            *map(Text, _facts(timeline)),
+            *_overlaps(timeline),
+            *map(note, _notes(timeline)),
         ],
     )
 
 
-def _describe_empty(line: Timeline) -> str:
+def _describe_empty(timeline: Timeline) -> str:
     """Say that there is nothing to show.
 
     >>> _describe_empty(Timeline(cell=3, ranks=(0, 1), span=(0.0, 0.0)))
     'no collectives were seen in cell 3: no rank waited for another'
     """
-    if not line.cell:
+    if not timeline.cell:
         return "no collectives were seen: no cell has run yet"
-    so_far = ": no rank waited for another" if line.is_over else " so far; it still runs"
-    return f"no collectives were seen in cell {line.cell}{so_far}"
+    so_far = ": no rank waited for another" if timeline.is_over else " so far; it still runs"
+    return f"no collectives were seen in cell {timeline.cell}{so_far}"
 
 
-def _title(line: Timeline) -> str:
-    steps = len(line.steps) - 1 if line.steps and line.span[0] == line.steps[0][0] else 0
-    steps = steps or len(line.steps)
+def _title(timeline: Timeline) -> str:
+    steps = (
+        len(timeline.steps) - 1
+        if timeline.steps and timeline.span[0] == timeline.steps[0][0]
+        else 0
+    )
+    steps = steps or len(timeline.steps)
     facts = [
-        f"collectives of cell {line.cell}" + ("" if line.is_over else " so far"),
+        f"collectives of cell {timeline.cell}" + ("" if timeline.is_over else " so far"),
         plural(steps, "step") if steps else "",
-        plural(len(line.meetings), "collective"),
-        format_seconds(line.seconds),
+        plural(len(timeline.meetings), "collective"),
+        format_seconds(timeline.seconds),
     ]
     return " · ".join(filter(None, facts))
 
@@ -69,23 +76,23 @@ def _title(line: Timeline) -> str:
 # ---- the picture, and the same in letters
 
 
-def _draw(line: Timeline) -> tuple[bytes, int]:
+def _draw(timeline: Timeline) -> tuple[bytes, int]:
     from nbddp.charts.figure import draw_timeline, png_of  # loads matplotlib
 
-    return png_of(draw_timeline(line, shown_ranks(line)))
+    return png_of(draw_timeline(timeline, shown_ranks(timeline)))
 
 
-def shown_ranks(line: Timeline) -> Sequence[int]:
+def shown_ranks(timeline: Timeline) -> Sequence[int]:
     """Return the ranks that fit: of many a few that are waited for most, then those that wait.
 
     >>> line = Timeline(cell=1, ranks=range(64), span=(0, 1), waits={(60, 63): 0.5, (61, 63): 0.9})
     >>> shown_ranks(line)[-4:]
     [28, 60, 61, 63]
     """
-    if len(line.ranks) <= MAX_ROWS:
-        return line.ranks
-    waiting, awaited = dict.fromkeys(line.ranks, 0.0), dict.fromkeys(line.ranks, 0.0)
-    for (waiter, late), seconds in line.waits.items():
+    if len(timeline.ranks) <= MAX_ROWS:
+        return timeline.ranks
+    waiting, awaited = dict.fromkeys(timeline.ranks, 0.0), dict.fromkeys(timeline.ranks, 0.0)
+    for (waiter, late), seconds in timeline.waits.items():
         waiting[waiter] += seconds
         awaited[late] += seconds
     first = sorted(filter(awaited.get, awaited), key=lambda rank: -awaited[rank])[:MAX_AWAITED]
@@ -93,27 +100,27 @@ def shown_ranks(line: Timeline) -> Sequence[int]:
     return sorted([*dict.fromkeys([*first, *rest])][:MAX_ROWS])
 
 
-def timeline_as_text(line: Timeline, columns: int = 72) -> Iterator[str]:
+def timeline_as_text(timeline: Timeline, columns: int = 72) -> Iterator[str]:
     """Write a row of letters for each rank: what it did for most of the time of each letter.
 
     >>> line = Timeline(cell=1, ranks=(0,), span=(0.0, 8.0), loads={0: [(2.0, 4.0)]})
     >>> [*timeline_as_text(line, 8)][1]
     '       0  ..dd....'
     """
-    died = "   nothing: it died" if line.died else ""
+    died = "   nothing: it died" if timeline.died else ""
     yield f"    rank  . computes   # waits for the last rank   d waits for data{died}"
-    for rank in shown_ranks(line):
+    for rank in shown_ranks(timeline):
         parts = {kind: [0.0] * columns for kind in LETTERS}
-        for kind, began, end in line.pieces(rank):
-            _add(parts[kind], line, began, end)
+        for kind, began, end in timeline.pieces(rank):
+            _add(parts[kind], timeline, began, end)
         shares = (dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True))
         yield f"{rank:>8}  {''.join(map(_letter, shares))}".rstrip()
 
 
-def _add(part: list[float], line: Timeline, began: float, end: float) -> None:
+def _add(part: list[float], timeline: Timeline, began: float, end: float) -> None:
     """Add a piece to the share of each letter that it covers."""
-    columns, seconds = len(part), max(line.seconds, 1e-9)
-    a, b = ((at - line.span[0]) / seconds * columns for at in (began, end))
+    columns, seconds = len(part), max(timeline.seconds, 1e-9)
+    a, b = ((at - timeline.span[0]) / seconds * columns for at in (began, end))
     for place in range(max(0, int(a)), min(columns, int(b) + 1)):
         part[place] += max(0.0, min(b, place + 1) - max(a, place))
 
@@ -127,24 +134,24 @@ def _letter(shares: Mapping[str, float]) -> str:
 # ---- the numbers
 
 
-def _matrix(line: Timeline) -> Table:
+def _matrix(timeline: Timeline) -> Table:
     """Return the seconds that each rank waited for each other one."""
-    awaited = dict.fromkeys(line.ranks, 0.0)
-    for (_, rank), seconds in line.waits.items():
+    awaited = dict.fromkeys(timeline.ranks, 0.0)
+    for (_, rank), seconds in timeline.waits.items():
         awaited[rank] += seconds
-    columns = list(line.ranks)
+    columns = list(timeline.ranks)
     if len(columns) > MAX_COLUMNS:
         most = sorted(columns, key=lambda rank: -awaited[rank])[:MAX_COLUMNS]
         columns = sorted(rank for rank in most if awaited[rank] >= MIN_SECONDS)
     rows = []
-    for rank in shown_ranks(line):
-        waits = [line.waits.get((rank, each), 0.0) for each in columns]
-        whole = sum(line.waits.get((rank, each), 0.0) for each in line.ranks)
-        said = [
-            _format_time(it) if each != rank else ""
-            for each, it in zip(columns, waits, strict=True)
+    for rank in shown_ranks(timeline):
+        waits = [timeline.waits.get((rank, other), 0.0) for other in columns]
+        total = sum(timeline.waits.get((rank, other), 0.0) for other in timeline.ranks)
+        times = [
+            _format_time(it) if other != rank else ""
+            for other, it in zip(columns, waits, strict=True)
         ]
-        rows.append([f"rank {rank}", *said, _format_time(whole)])
+        rows.append([f"rank {rank}", *times, _format_time(total)])
     head = ["waited for", *(f"rank {rank}" for rank in columns), "all"]
     return Table(head, rows, "seconds that ranks waited, by rank waited for")
 
@@ -159,19 +166,19 @@ def _format_short_time(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else _format_time(seconds)
 
 
-def _facts(line: Timeline) -> Iterator[str]:
-    if any(line.lines.values()):
-        yield f"while others waited, the last rank was at {', '.join(_shares(line.lines))}"
+def _facts(timeline: Timeline) -> Iterator[str]:
+    if any(timeline.lines.values()):
+        yield f"while others waited, the last rank was at {', '.join(_shares(timeline.lines))}"
     loading = [
         f"rank {rank} {_format_time(seconds)}"
-        for rank in shown_ranks(line)
-        if (seconds := line.loading(rank)) >= MIN_SECONDS
+        for rank in shown_ranks(timeline)
+        if (seconds := timeline.loading(rank)) >= MIN_SECONDS
     ]
     if loading:
         yield f"waited for data: {', '.join(loading)}"
-    if (late := line.loading_awaited()) >= MIN_SECONDS:
+    if (late := timeline.loading_awaited()) >= MIN_SECONDS:
         yield f"ranks waited {_format_time(late)} for one that itself waited for data"
-    for title, took in list(line.on_gpu.items())[:SHOWN_LINES]:
+    for title, took in list(timeline.on_gpu.items())[:SHOWN_LINES]:
         each = ", ".join(
             f"rank {rank} {_format_short_time(it)}" for rank, it in [*took.items()][:MAX_NAMED]
         )
@@ -184,23 +191,23 @@ def _shares(lines: Mapping[str, float]) -> list[str]:
     >>> _shares({"line 9": 3.0, "line 4": 1.0}), _shares({"line 9": 2.0})
     (['line 9 (75 %)', 'line 4 (25 %)'], ['line 9'])
     """
-    whole, shown = sum(lines.values()), list(lines.items())[:SHOWN_LINES]
+    total, shown = sum(lines.values()), list(lines.items())[:SHOWN_LINES]
     if len(lines) == 1:
         return [place for place, _ in shown]
-    return [f"{place} ({100 * seconds / whole:.0f} %)" for place, seconds in shown]
+    return [f"{place} ({100 * seconds / total:.0f} %)" for place, seconds in shown]
 
 
-def _overlaps(line: Timeline) -> list[Block]:
+def _overlaps(timeline: Timeline) -> list[Block]:
     """Return what DDP measured of each model on each rank."""
-    if not line.overlaps:
+    if not timeline.overlaps:
         return []
     head = ["DDP", "forward", "backward", "communication", "overlapped", "exposed", "buckets"]
     rows = []
-    for each in line.overlaps[:MAX_OVERLAPS]:
+    for each in timeline.overlaps[:MAX_OVERLAPS]:
         times = each.forward, each.backward, each.communication, each.overlapped, each.exposed
         name = f"{each.name}, rank {each.rank}"
         rows.append([name, *map(_format_short_time, times), _buckets(each.buckets)])
-    newest = max(each.iteration for each in line.overlaps)
+    newest = max(each.iteration for each in timeline.overlaps)
     words = (
         f"averages of the first iterations and of every hundredth, up to {newest}; communication, "
         "with the waiting in it, is overlapped with the backward or exposed"
@@ -209,22 +216,22 @@ def _overlaps(line: Timeline) -> list[Block]:
 
 
 def _buckets(sizes: Sequence[int]) -> str:
-    said = [format_bytes(size) for size in sizes[:MAX_BUCKETS]]
-    more = len(sizes) - len(said)
-    return " + ".join([*said, *([f"{more} more"] if more else [])])
+    texts = [format_bytes(size) for size in sizes[:MAX_BUCKETS]]
+    more = len(sizes) - len(texts)
+    return " + ".join([*texts, *([f"{more} more"] if more else [])])
 
 
-def _notes(line: Timeline) -> Iterator[str]:
-    if len(shown := shown_ranks(line)) < len(line.ranks):
+def _notes(timeline: Timeline) -> Iterator[str]:
+    if len(shown := shown_ranks(timeline)) < len(timeline.ranks):
         which = "those that waited, or were waited for"
-        yield f"{len(shown)} of {len(line.ranks)} ranks are shown: {which}"
-    if left_out := line.lost + line.thinned:
+        yield f"{len(shown)} of {len(timeline.ranks)} ranks are shown: {which}"
+    if left_out := timeline.lost + timeline.thinned:
         yield f"{plural(left_out, 'more collective')}: too many, or too fast, to keep"
-    if line.error:
-        yield f"clocks of the nodes: ± {1000 * line.error:.1f} ms"
-    if not line.unmet and not any(each.waits for each in line.meetings):
+    if timeline.error:
+        yield f"clocks of the nodes: ± {1000 * timeline.error:.1f} ms"
+    if not timeline.unmet and not any(each.waits for each in timeline.meetings):
         measured = (
-            "" if line.on_gpu else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds those on the GPU"
+            "" if timeline.on_gpu else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds those on the GPU"
         )
         yield (
             "waiting is not known: ranks do not wait in these collectives, or they are NCCL's, "
