@@ -42,8 +42,8 @@ def sweep_report(
 def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str = "sweep") -> str:
     """Say which row runs and how many are left.
 
-    >>> from nbddp.archive.sweep_grid import grid
-    >>> rows = [SweepEntry(trial) for trial in grid([("lr", (0.1, 0.01))])]
+    >>> from nbddp.archive.sweep_grid import sweep_points
+    >>> rows = [SweepEntry(point) for point in sweep_points([("lr", (0.1, 0.01))])]
     >>> describe_current(rows, rows[0])
     'sweep, 1 of 2: lr=0.1; 1 more to run'
     """
@@ -55,8 +55,9 @@ def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str =
 def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     """Count the rows by their state.
 
-    >>> from nbddp.archive.sweep_grid import grid
-    >>> describe_outcome([SweepEntry(trial, State.OK) for trial in grid([("lr", (0.1, 0.01))])])
+    >>> from nbddp.archive.sweep_grid import sweep_points
+    >>> points = sweep_points([("lr", (0.1, 0.01))])
+    >>> describe_outcome([SweepEntry(point, State.OK) for point in points])
     'sweep of 2: 2 ok'
     """
     counts = [(count_in(rows, state), text) for state, text in _COUNT_TEXTS.items()]
