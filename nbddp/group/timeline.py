@@ -21,7 +21,8 @@ from nbddp.record.waiting.collective_timeline import (
 from nbddp.wire.request_messages import Pull
 
 DDP_TIMING_EXPRESSION = (
-    "__import__('nbddp.worker.watch.ddp_timing', fromlist=['measured']).measured(globals())"
+    "__import__('nbddp.worker.watch.ddp_timing', fromlist=['read_ddp_timing'])"
+    ".read_ddp_timing(globals())"
 )
 
 logger = logging.getLogger(__name__)

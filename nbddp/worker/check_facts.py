@@ -39,7 +39,7 @@ from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
 from nbddp.worker.process_group.object_state import parameters_of
-from nbddp.worker.watch.dataloader_waits import epochs_of
+from nbddp.worker.watch.dataloader_waits import completed_epochs
 
 PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
 MANY_PARTS = 2000  # modules or parameters of a model: the rest is left out
@@ -295,7 +295,7 @@ def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
         num_replicas=sampler.num_replicas if is_dealt else -1,
         sampler_rank=sampler.rank if is_dealt else -1,
         shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
-        epochs=epochs_of(sampler) if kind in (DistributedSampler, RandomSampler) else [],
+        epochs=completed_epochs(sampler) if kind in (DistributedSampler, RandomSampler) else [],
         samples=samples,
         data=data_of(loader.dataset),
         order=_order(loader.dataset) if is_dealt else "",

@@ -51,15 +51,15 @@ from nbddp.worker.requests import EXPRESSION, RequestHandler, pack
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.watch.dataloader_waits import (
-    forget_epochs,
-    note_epochs,
+    clear_epochs,
+    record_epochs,
     reset_interrupted_loaders,
 )
-from nbddp.worker.watch.flight_recorder import RECORDED, count_begun
+from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
 from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.resource_usage import UsageSampler
-from nbddp.worker.watch.sampler import Progress, Sampler
+from nbddp.worker.watch.sampler import RankProgress, Sampler
 
 
 def run_rank(start: RankStart) -> None:
@@ -88,7 +88,7 @@ def run_rank(start: RankStart) -> None:
     log = LogWriter(path, outbox)
     meters = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
     outbox.start(log, meters)
-    log.capture()
+    log.start_capture()
     # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
     # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
     faulthandler.enable(file=2)
@@ -110,7 +110,7 @@ def apply_environment(start: RankStart) -> None:
     os.environ.update(start.env)
     os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
     os.environ["OMP_NUM_THREADS"] = str(start.threads)
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(BUFFER_SIZE))
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     is_here = start.topology.master_addr == "127.0.0.1"
     if interface := start.interface or (loopback if is_here else ""):
@@ -180,7 +180,7 @@ class Rank:
             HealHandler(self._shell, self._group, self._regrouper, clients.payloads, self._key),
         )
         reset_interrupted_loaders()
-        note_epochs()
+        record_epochs()
         self._keyboard.install()
         self._debuggers.install()
         rank = start.topology.rank
@@ -198,13 +198,13 @@ class Rank:
             describe_shared_gpus(start.backend, self._group.backend, self._group.device, ranks)
         )
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
-        self._outbox.post(self._sampler.look())
+        self._outbox.post(self._sampler.sample())
         self._sampler.start()
         self._say_ready()
 
     def _say_ready(self) -> None:
         self._shell.plain_values.forget()
-        self._sampler.forget_told()
+        self._sampler.force_next_status()
         device, backend = str(self._group.device), self._group.backend
         host = socket.gethostname()
         ready = msg.Ready(
@@ -326,7 +326,7 @@ class Rank:
                 self._debuggers.keep_exception(
                     error, is_interrupt=self._interrupter.was_interrupted
                 )
-            self._log.keep(self._shell.format_error(error, is_whole=True))
+            self._log.write_hidden(self._shell.format_error(error, is_whole=True))
             stuck_in = self._group.stuck_in
             failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
         self._end_cell(command, seconds, failure, result.result)
@@ -349,7 +349,7 @@ class Rank:
         )
         self._meters.begin_cell()
         log_and_track.begin_cell()
-        forget_epochs()
+        clear_epochs()
         arming.begin_cell(is_again=command.is_again)
         self._outbox.begin_cell()
         return self._interrupter.begin_cell(command.cell)
@@ -371,7 +371,7 @@ class Rank:
                 cell=command.cell,
                 seconds=seconds,
                 in_group=self._group.is_intact(),
-                sequence=count_begun(),
+                sequence=count_started(),
                 groups=self._group.groups(),
                 is_interrupted=self._interrupter.was_interrupted or self._was_quit,
                 is_quit=self._was_quit,
@@ -386,17 +386,17 @@ class Rank:
 
     def _post_question(self, question: msg.MessageFromRank) -> None:
         self._outbox.post(question)
-        self._outbox.post(self._sampler.look(self._cell))  # the panel says so at once
+        self._outbox.post(self._sampler.sample(self._cell))  # the panel says so at once
 
     def _comes_first(self) -> bool:
         """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
         key, mine = f"a{self._attempt}/break/{self._cell}", str(self._place.rank)
         return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
 
-    def _progress(self) -> Progress:
-        said = self._meters.reports + self._log.prints
-        return Progress(
-            said, self._log.mark(), self._keyboard.waiting_for, dict(self._meters.steps)
+    def _progress(self) -> RankProgress:
+        said = self._meters.report_count + self._log.print_count
+        return RankProgress(
+            said, self._log.position(), self._keyboard.waiting_for, dict(self._meters.steps)
         )
 
     def _say(self, line: str) -> None:

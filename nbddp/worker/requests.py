@@ -39,7 +39,7 @@ from nbddp.worker.cell.failure import error_text
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
-from nbddp.worker.watch.profiler import GONE
+from nbddp.worker.watch.profiler import CELL_GONE
 
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
 NO_GROUP = (
@@ -148,8 +148,8 @@ class RequestHandler:
     def _give_trace(self, command: SendTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
-            return Answer(request=command.request, content=asdict(TraceSent(why=GONE)))
-        traced, files = profiler.give(command)
+            return Answer(request=command.request, content=asdict(TraceSent(why=CELL_GONE)))
+        traced, files = profiler.export(command)
         key = self._key(f"request{command.request}")
         payload = pack(self._store, key, files, name="the trace") if files else {}
         return Answer(request=command.request, content=asdict(traced), payload=payload)

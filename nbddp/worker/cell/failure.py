@@ -28,7 +28,7 @@ from nbddp.formatting import format_bytes, format_few, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collective
-from nbddp.worker.watch.main_thread import call_of, function_name, library_of_file
+from nbddp.worker.watch.main_thread import describe_call, function_name, library_of_file
 from nbddp.worker.watch.namespace import Part, walk
 
 CONTEXT = 2  # lines shown above and below a line of the user's
@@ -240,7 +240,7 @@ def _describe_collective(stack: list[FrameType], stuck_in: RecordedCollective | 
     newest = stuck_in or newest_collective({name})
     if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
         return newest.call.title
-    return call_of(called) if called is not None else ""  # Gloo records no send and no recv
+    return describe_call(called) if called is not None else ""  # Gloo records no send and no recv
 
 
 _NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")

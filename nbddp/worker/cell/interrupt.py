@@ -34,14 +34,12 @@ TIMEOUT_AFTER_DEATH = 0.05  # the same where a rank has died: who waits for it w
 REPEAT_TIMEOUT = 4.0  # seconds after which a cell that has heard it is left to itself
 TRANSFER_TIMEOUT = 10.0  # seconds for which a process group may go on to send and receive
 IMPORT_TIMEOUT = 10.0  # seconds that a library gets to be imported in whole
-BUSY_CPU_TIME = (
-    0.005  # seconds of CPU in one round of SIGNAL_TIMEOUT: the main thread does not merely wait
-)
+# seconds of CPU in one round of SIGNAL_TIMEOUT: the main thread does not merely wait
+BUSY_CPU_TIME = 0.005
 GROUP_TIMEOUT = 1.0  # seconds that a new process group gets, which stands before the cell
 MESSAGE_TIMEOUT = 1.0  # seconds that a signal of the notebook may come before its message
-OTHER_WAITS_AFTER = (
-    3  # rounds of SIGNAL_TIMEOUT after which any wait is ended, not only a process group's
-)
+# rounds of SIGNAL_TIMEOUT after which any wait is ended, not only a process group's
+OTHER_WAITS_AFTER = 3
 
 
 class CellInterrupter:
@@ -273,7 +271,7 @@ class CellInterrupter:
         self._signals_handled += 1
         if not self._is_interruptible or self._is_forking or not self._should_act():
             return
-        if main_thread.comes_from(frame, self._is_cell_file):
+        if main_thread.is_called_from(frame, self._is_cell_file):
             if self._waits_for_import(frame):
                 return
             self._raised += 1

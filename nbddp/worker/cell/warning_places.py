@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import nbddp
-from nbddp.worker.watch.main_thread import comes_from, line_of
+from nbddp.worker.watch.main_thread import is_called_from, line_of
 
 NBDDP_FOLDER = f"{Path(nbddp.__file__).parent}/"
 
@@ -42,7 +42,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
         frame: FrameType | None = nbddp_frame
         while frame is not None and frame.f_code.co_filename.startswith(NBDDP_FOLDER):
             frame = frame.f_back
-        if frame is not None and comes_from(frame, is_cell_file):
+        if frame is not None and is_called_from(frame, is_cell_file):
             warnings.warn_explicit(
                 warning.message,
                 warning.category,

@@ -36,7 +36,7 @@ from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.process_group.migration import OF_THE_GROUP
-from nbddp.worker.watch.namespace import names_of
+from nbddp.worker.watch.namespace import paths_of
 
 _NAMES = "the namespace"
 PROTOCOL = 5  # of pickle
@@ -198,7 +198,7 @@ def pack_names(
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
     """The parts of an object that could not be carried, and why not."""
-    known = names_of([part for part, _ in missing], {name: whole})
+    known = paths_of([part for part, _ in missing], {name: whole})
     said: dict[str, str] = {}
     for number, (part, why) in enumerate(missing, start=1):
         what = known.get(id(part), f"{_a(part)} in {name}")

@@ -22,17 +22,17 @@ CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
 
 # what Gloo prints for every group that is formed, in one write: torch 2.9 and 2.10
-_CHATTER_BEGINS = "[Gloo] Rank "  # found ten times faster than the whole
-_CHATTER = re.compile(
-    rf"^{re.escape(_CHATTER_BEGINS)}\d+ is connected to \d+ peer ranks\. "
+_GLOO_PREFIX = "[Gloo] Rank "  # found ten times faster than the whole
+_GLOO_LINES = re.compile(
+    rf"^{re.escape(_GLOO_PREFIX)}\d+ is connected to \d+ peer ranks\. "
     r"Expected number of connected peer ranks is : \d+\n",
     re.MULTILINE,
 )
 # what torch's store client prints of a connection that ended, as it does when a wait is broken open
-_TRACE_BEGINS = "Exception raised from "
-_TRACE = re.compile(
+_STORE_PREFIX = "Exception raised from "
+_STORE_TRACE = re.compile(
     r"^(?:\[rank\d+\]:)?\[W\d{4} [^\n]*\] \[c10d\] [^\n]*\n"
-    rf"{_TRACE_BEGINS}[^\n]*\n(?:(?:frame #|<omitting)[^\n]*\n)*\n?",
+    rf"{_STORE_PREFIX}[^\n]*\n(?:(?:frame #|<omitting)[^\n]*\n)*\n?",
     re.MULTILINE,
 )
 
@@ -45,20 +45,20 @@ class LogWriter:
         outbox: is told of each write of Python's, and once if the file can no longer be written.
 
     Attributes:
-        prints: how often Python has written to it in the main thread.
+        print_count: how often Python has written to it in the main thread.
     """
 
     def __init__(self, path: Path, outbox: Outbox) -> None:
         self._outbox = outbox
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY)
-        self._has_lost = False
+        self._has_reported_loss = False
         self._streams: dict[int, Any] = {}  # what is printed there comes to the log
-        self.prints = 0
-        self._kept: deque[tuple[int, int]] = deque()
+        self.print_count = 0
+        self._hidden: deque[tuple[int, int]] = deque()
         self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
 
-    def capture(self) -> None:
+    def start_capture(self) -> None:
         """Make the file this process's standard output and error, for Python and C alike."""
         for fd in (1, 2):
             os.dup2(self._write_fd, fd)
@@ -74,7 +74,7 @@ class LogWriter:
         if sys.stderr not in self._streams.values() or _is_closed(sys.stderr):
             sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
         flush_python_streams()
-        self._has_lost = False  # each cell whose output is lost says so
+        self._has_reported_loss = False  # each cell whose output is lost says so
 
     def _is_log(self, fd: int) -> bool:
         """Return whether the descriptor is open and refers to the log."""
@@ -85,7 +85,7 @@ class LogWriter:
 
     def _text_stream(self, fd: int) -> Any:
         stream: Any = io.TextIOWrapper(
-            io.BufferedWriter(_LogWriter(fd, self)),
+            io.BufferedWriter(_LogStream(fd, self)),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
@@ -94,33 +94,33 @@ class LogWriter:
         self._streams[fd] = stream
         return stream
 
-    def note_write(self) -> None:
+    def on_write(self) -> None:
         """Count what the main thread prints, and have it mailed."""
         if threading.current_thread() is threading.main_thread():
-            self.prints += 1
+            self.print_count += 1
         self._outbox.notify()
 
-    def lose(self, error: OSError) -> None:
+    def report_loss(self, error: OSError) -> None:
         """Say once that output is lost, and why."""
-        if not self._has_lost:
-            self._has_lost = True
+        if not self._has_reported_loss:
+            self._has_reported_loss = True
             why = f"its log cannot be written: {error.strerror}"
             self._outbox.post(notify_user(f"output of this rank is lost, {why}"))
 
-    def mark(self) -> int:
+    def position(self) -> int:
         """How many bytes are in the file."""
         return os.fstat(self._read_fd).st_size
 
-    def keep(self, text: str) -> None:
+    def write_hidden(self, text: str) -> None:
         """Write it to the file alone: what is written here is not mailed."""
         flush_python_streams()
-        begin = self.mark()
-        self._kept.append((begin, sys.maxsize))  # first: the outbox may read at any moment
+        start = self.position()
+        self._hidden.append((start, sys.maxsize))  # first: the outbox may read at any moment
         try:
             os.write(self._write_fd, f"{text}\n".encode(errors="backslashreplace"))
         except OSError as error:
-            self.lose(error)
-        self._kept[-1] = (begin, self.mark())
+            self.report_loss(error)
+        self._hidden[-1] = (start, self.position())
 
     def read(self, upto: int | None = None) -> Output | None:
         """The next piece that was written since the last call, no further than to a mark, or None.
@@ -129,36 +129,36 @@ class LogWriter:
         one piece without text: whoever wants it reads the file, and what is written next is mailed
         as soon as anything else.
         """
-        end = self.mark() if upto is None else upto
-        if self._kept and end > self._kept[0][0]:
-            begin, past = self._kept[0]
-            if self._offset >= begin:
-                if past == sys.maxsize:
+        end = self.position() if upto is None else upto
+        if self._hidden and end > self._hidden[0][0]:
+            hidden_start, hidden_end = self._hidden[0]
+            if self._offset >= hidden_start:
+                if hidden_end == sys.maxsize:
                     return None  # not before all of it is written
-                self._kept.popleft()
-                start, self._offset = self._offset, past
-                return Output(start=start, end=past, text="")
-            end = begin
+                self._hidden.popleft()
+                start, self._offset = self._offset, hidden_end
+                return Output(start=start, end=hidden_end, text="")
+            end = hidden_start
         unread = end - self._offset
         if unread > MAX_UNREAD:
-            return self._leave(unread)
+            return self._skip_unread(unread)
         data = os.pread(self._read_fd, max(0, min(CHUNK_BYTES, unread)), self._offset)
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return None
-        if _CHATTER_BEGINS in text:
-            text = _CHATTER.sub("", text)
-        if _TRACE_BEGINS in text:
-            text = _TRACE.sub("", text)
+        if _GLOO_PREFIX in text:
+            text = _GLOO_LINES.sub("", text)
+        if _STORE_PREFIX in text:
+            text = _STORE_TRACE.sub("", text)
         start, self._offset = self._offset, self._offset + used
         return Output(start=start, end=self._offset, text=text)
 
-    def _leave(self, unread: int) -> Output:
+    def _skip_unread(self, unread: int) -> Output:
         """Pass over what is unread, to the end of a line if there is one near, else of a letter."""
-        begin = self._offset + unread - CHUNK_BYTES
-        data = os.pread(self._read_fd, CHUNK_BYTES, begin)
+        tail = self._offset + unread - CHUNK_BYTES
+        data = os.pread(self._read_fd, CHUNK_BYTES, tail)
         used = data.rfind(b"\n") + 1 or codecs.utf_8_decode(data, "replace")[1]
-        start, self._offset = self._offset, begin + used
+        start, self._offset = self._offset, tail + used
         return Output(start=start, end=self._offset, text="", is_left=True)
 
 
@@ -169,7 +169,7 @@ def _is_closed(stream: object) -> bool:
         return True
 
 
-class _LogWriter(io.RawIOBase):
+class _LogStream(io.RawIOBase):
     """Writes to a descriptor and says so, for a reader that need not poll then.
 
     A full disk loses output, and says so, but does not end a training in the middle of a print.
@@ -190,9 +190,9 @@ class _LogWriter(io.RawIOBase):
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            self._log.lose(error)
+            self._log.report_loss(error)
             return len(data)
-        self._log.note_write()
+        self._log.on_write()
         return written
 
 

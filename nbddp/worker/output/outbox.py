@@ -35,21 +35,25 @@ from nbddp.wire.request_messages import Answer
 
 logger = logging.getLogger(__name__)
 
-POLL = 0.05  # seconds between two looks for output of C code and child processes, in a cell
-IDLE_POLL = 1.0  # and between cells
-PERIOD = 0.1  # seconds between batches, on average; a line after a pause is sent at once
-CROWD = 10  # ranks; more of them send fewer batches each, because one process reads all
-FEW = 2  # lines or rows of numbers: after a batch of no more, the next one may follow sooner
-SLACK = 0.1  # seconds of batches not sent that may be made up for at once
-FLUSH_PATIENCE = 2.0  # seconds
+# seconds between two looks for output of C code and child processes, in a cell
+POLL_INTERVAL = 0.05
+IDLE_POLL_INTERVAL = 1.0  # and between cells
+BATCH_PERIOD = 0.1  # seconds between batches, on average; a line after a pause is sent at once
+# ranks; more of them send fewer batches each, because one process reads all
+RANKS_AT_FULL_RATE = 10
+# lines or rows of numbers: after a batch of no more, the next one may follow sooner
+SMALL_BATCH = 2
+CATCH_UP = 0.1  # seconds of batches not sent that may be made up for at once
+FLUSH_TIMEOUT = 2.0  # seconds
 MAX_PIECES = 1000  # of one source in one batch: an endless source must not delay the others
-MAX_HELD = 32 << 20  # characters of pictures that may wait here: beyond that display() waits
+# characters of pictures that may wait here: beyond that display() waits
+MAX_QUEUED_CHARACTERS = 32 << 20
 
 
 class Source(Protocol):
     """Something that fills up and is sent in batches, such as the log."""
 
-    def mark(self) -> int:
+    def position(self) -> int:
         """Return how far it is filled now."""
 
     def read(self, upto: int | None = None) -> MessageFromRank | None:
@@ -71,13 +75,13 @@ class Outbox:
         self._writer = writer
         self._urgent_writer = urgent
         self._sources: tuple[Source, ...] = ()
-        self._period = PERIOD * max(1.0, ranks / CROWD)
-        self._short_period = PERIOD * (ranks / CROWD)
+        self._period = BATCH_PERIOD * max(1.0, ranks / RANKS_AT_FULL_RATE)
+        self._short_period = BATCH_PERIOD * (ranks / RANKS_AT_FULL_RATE)
         self._unreadable: set[Source] = set()
         # What is sent from a mark of each source on, in order.
         self._queue: deque[tuple[Callable[[], None], list[int]]] = deque()
         self._urgent: deque[MessageFromRank] = deque()
-        self._held = 0  # characters of the pictures in the queue
+        self._queued_characters = 0  # characters of the pictures in the queue
         # An RLock, because a handler of a signal may print. It is used as the C lock that it is:
         # an interrupt cannot strike between acquiring it and the block, as in Condition.__enter__.
         self._lock = threading.RLock()
@@ -119,20 +123,20 @@ class Outbox:
                 self._wake.notify_all()
                 return
             if isinstance(report, Display) and threading.current_thread() is not self._thread:
-                self._wake.wait_for(lambda: self._held < MAX_HELD)
+                self._wake.wait_for(lambda: self._queued_characters < MAX_QUEUED_CHARACTERS)
             if isinstance(report, CellEnded):
                 self._is_in_cell = False
-            self._held += _size(report)
-            self._put(partial(self._send_report, report))
+            self._queued_characters += _count_characters(report)
+            self._enqueue(partial(self._send_report, report))
 
-    def _put(self, act: Callable[[], None]) -> None:
+    def _enqueue(self, action: Callable[[], None]) -> None:
         """Do something after the output that precedes it was sent."""
         with self._lock:
-            self._queue.append((act, self._marks()))
+            self._queue.append((action, self._positions()))
             self._wake.notify_all()
 
-    def _marks(self) -> list[int]:
-        return [_mark(source) for source in self._sources]
+    def _positions(self) -> list[int]:
+        return [_position_of(source) for source in self._sources]
 
     def _is_in_child(self) -> bool:
         """Return whether a cell forked this process: it has no outbox.
@@ -153,18 +157,18 @@ class Outbox:
         """
         if self._is_in_child():
             return
-        deadline = time.monotonic() + FLUSH_PATIENCE
-        waiting = threading.Lock()
-        waiting.acquire()
-        self._put(waiting.release)
-        waiting.acquire(timeout=FLUSH_PATIENCE)
+        deadline = time.monotonic() + FLUSH_TIMEOUT
+        lock = threading.Lock()
+        lock.acquire()
+        self._enqueue(lock.release)
+        lock.acquire(timeout=FLUSH_TIMEOUT)
         with suppress(RuntimeError):  # torch's: there is no store any more
             while time.monotonic() < deadline and not self._writer.is_read():
-                time.sleep(PERIOD / 50)
+                time.sleep(BATCH_PERIOD / 50)
 
     def close(self) -> None:
         """Send what is left, then end the thread."""
-        self._put(self._stop)
+        self._enqueue(self._stop)
         self._thread.join()
 
     def _stop(self) -> None:
@@ -177,63 +181,63 @@ class Outbox:
         while self._is_open:
             with self._lock:
                 # a timeout, because C code writes to the file without telling us
-                poll = POLL if self._is_in_cell else IDLE_POLL
-                self._wake.wait_for(lambda: self._has_output or self._has_reports(), poll)
+                timeout = POLL_INTERVAL if self._is_in_cell else IDLE_POLL_INTERVAL
+                self._wake.wait_for(lambda: self._has_output or self._has_reports(), timeout)
                 self._wake.wait_for(self._has_reports, max(0.0, next_batch - time.monotonic()))
             self._send_urgent()
             if self._queue or time.monotonic() >= next_batch:
                 lines = self._send_batch()
                 if lines:
-                    next_batch = self._due_after(next_batch, lines)
+                    next_batch = self._next_due(next_batch, lines)
 
     def _has_reports(self) -> bool:
         return bool(self._urgent or self._queue)
 
-    def _due_after(self, batch: float, lines: int) -> float:
+    def _next_due(self, batch: float, lines: int) -> float:
         """Return when the next batch is due, after one that was due then and had so many lines.
 
         All ranks of a machine send at the same instants. Most of the cost of a message for its
         reader is to wake threads with cold caches: for 64 messages that arrive together once.
         """
-        period = self._short_period if lines <= FEW else self._period
-        due = max(batch, time.monotonic() - SLACK) + period
+        period = self._short_period if lines <= SMALL_BATCH else self._period
+        due = max(batch, time.monotonic() - CATCH_UP) + period
         return floor(due / period + 1e-6) * period
 
     def _send_batch(self) -> int:
         """Send all that there is. Return how many lines of output it had."""
         with self._lock:
             self._has_output = False
-            queue, now = list(self._queue), self._marks()
+            queue, now = list(self._queue), self._positions()
             self._queue.clear()
         lines = 0
-        for number, (act, marks) in enumerate(queue):
-            lines += self._send_sources(marks)
+        for number, (action, positions) in enumerate(queue):
+            lines += self._send_sources(positions)
             if number:
-                self._wait_for_room()
-            act()
+                self._wait_for_reader()
+            action()
         lines += self._send_sources(now)
         self._send_urgent()
         return lines
 
-    def _send_sources(self, marks: Sequence[int]) -> int:
+    def _send_sources(self, positions: Sequence[int]) -> int:
         """Send what the sources have up to these marks. Return how many lines that were."""
         lines = 0
-        for pieces in _into_messages(self._pieces(marks)):
+        for pieces in _group_into_messages(self._read_sources(positions)):
             if lines:
-                self._wait_for_room()
+                self._wait_for_reader()
             try:
                 self._writer.post_together(pieces)
             except Exception:  # noqa: BLE001 - sent alone, the piece at fault is named
                 for piece in pieces:
                     self._send(self._writer, piece)
-            lines += max(map(_lines, pieces))
+            lines += max(map(_count_lines, pieces))
         return lines
 
-    def _pieces(self, marks: Sequence[int]) -> Iterator[MessageFromRank]:
-        for source, mark in zip(self._sources, marks, strict=True):
+    def _read_sources(self, positions: Sequence[int]) -> Iterator[MessageFromRank]:
+        for source, position in zip(self._sources, positions, strict=True):
             for _ in range(MAX_PIECES):
                 try:
-                    piece = source.read(mark)
+                    piece = source.read(position)
                 except Exception as error:  # noqa: BLE001 - the thread goes on after any error
                     if source not in self._unreadable:
                         self._unreadable.add(source)
@@ -245,12 +249,12 @@ class Outbox:
                     break
                 yield piece
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_reader(self) -> None:
         self._send_urgent()
         with suppress(RuntimeError):  # torch's: posting connects anew
             while self._writer.is_full():
                 with self._lock:
-                    self._wake.wait_for(lambda: self._urgent, PERIOD / 4)
+                    self._wake.wait_for(lambda: self._urgent, BATCH_PERIOD / 4)
                 self._send_urgent()
 
     def _send_urgent(self) -> None:
@@ -260,7 +264,7 @@ class Outbox:
     def _send_report(self, report: MessageFromRank) -> None:
         self._send(self._writer, report)
         with self._lock:
-            self._held -= _size(report)
+            self._queued_characters -= _count_characters(report)
             self._wake.notify_all()
 
     def _send(self, writer: QueueWriter, report: MessageFromRank) -> None:
@@ -269,14 +273,16 @@ class Outbox:
             writer.post(report)
         except Exception as error:  # noqa: BLE001 - the thread goes on after any error
             what = with_article(type(report).__name__)
-            instead: list[tuple[QueueWriter, MessageFromRank]] = [
+            fallbacks: list[tuple[QueueWriter, MessageFromRank]] = [
                 (self._writer, notify_user(f"{what} could not be sent: {error}"))
             ]
             if isinstance(report, CellEnded | Answer):
-                instead.append((writer, _without_content(report, f"it could not be sent: {error}")))
-            for its_writer, message in instead:
+                fallbacks.append(
+                    (writer, _without_content(report, f"it could not be sent: {error}"))
+                )
+            for fallback_writer, message in fallbacks:
                 try:
-                    its_writer.post(message)
+                    fallback_writer.post(message)
                 except Exception:  # the store is gone, and with it the reader
                     logger.exception("nbddp could not send")
 
@@ -295,26 +301,26 @@ def _without_content(report: CellEnded | Answer, reason: str) -> CellEnded | Ans
     return replace(report, failure=failure, result={})
 
 
-def _into_messages(pieces: Iterable[MessageFromRank]) -> Iterator[list[MessageFromRank]]:
+def _group_into_messages(pieces: Iterable[MessageFromRank]) -> Iterator[list[MessageFromRank]]:
     """Group pieces into messages: one piece of each kind is long enough."""
-    together: list[MessageFromRank] = []
+    group: list[MessageFromRank] = []
     for piece in pieces:
-        if type(piece) in map(type, together):
-            yield together
-            together = []
-        together.append(piece)
-    if together:
-        yield together
+        if type(piece) in map(type, group):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
 
 
-def _mark(source: Source) -> int:
+def _position_of(source: Source) -> int:
     try:
-        return source.mark()
+        return source.position()
     except OSError:
         return sys.maxsize  # reading it fails as well, and that error is reported
 
 
-def _lines(report: MessageFromRank) -> int:
+def _count_lines(report: MessageFromRank) -> int:
     """Return how many lines or rows a report has, at least one."""
     match report:
         case Output(text=text):
@@ -324,7 +330,7 @@ def _lines(report: MessageFromRank) -> int:
     return 1
 
 
-def _size(report: MessageFromRank) -> int:
+def _count_characters(report: MessageFromRank) -> int:
     if not isinstance(report, Display):
         return 0
     return sum(len(value) for value in report.data.values() if isinstance(value, str))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.worker.process_group.connections import listening
-from nbddp.worker.watch.flight_recorder import count_begun
+from nbddp.worker.watch.flight_recorder import count_started
 
 PATIENCE = 1.0  # seconds for a connection to this very process
 CELLS = 2  # that a group outlives its end
@@ -176,7 +176,7 @@ class GroupReleaser:
 
 def _has_met(group: Any) -> bool:
     """Return whether a group has started a collective, so that all its ranks are connected."""
-    return bool(group.size() == 1 or count_begun(group) > 0)
+    return bool(group.size() == 1 or count_started(group) > 0)
 
 
 # ---- sends that are lost

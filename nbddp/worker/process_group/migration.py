@@ -35,7 +35,7 @@ from nbddp.worker.process_group.object_state import (
     state_like,
     tensors_in,
 )
-from nbddp.worker.watch.namespace import names_of
+from nbddp.worker.watch.namespace import paths_of
 
 OF_THE_GROUP = ("process_group", "reducer", "logger")
 _ANEW = "make it again"
@@ -121,7 +121,7 @@ class Migration:
         mine = self._look()
         known = [each for some in mine.values() for each in some]
         known += [each for each, *_ in self._left]
-        if len(names_of(known, self._namespace)) < len({*map(id, known)}):
+        if len(paths_of(known, self._namespace)) < len({*map(id, known)}):
             del known
             mine.clear()
             self._left.clear()
@@ -237,7 +237,7 @@ class Migration:
     # ---- the report
 
     def _lines(self) -> list[str]:
-        names = names_of([*self._moved, *(each for each, *_ in self._left)], self._namespace)
+        names = paths_of([*self._moved, *(each for each, *_ in self._left)], self._namespace)
         left = [each for each in self._left if id(each[0]) in names or each[1:] != _DIFFER]
         everyone = self._tell([f"{_name(each, names)}: {why}; {way}" for each, why, way in left])
         lines = []

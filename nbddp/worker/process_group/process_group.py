@@ -30,7 +30,7 @@ from nbddp.worker.process_group.rendezvous import (
     refuse_launchers,
 )
 from nbddp.worker.store_clients import StoreClient
-from nbddp.worker.watch.flight_recorder import RecordedCollective, count_begun, newest_collective
+from nbddp.worker.watch.flight_recorder import RecordedCollective, count_started, newest_collective
 from nbddp.worker.watch.main_thread import functions_in, main_frame
 
 HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
@@ -170,7 +170,7 @@ class ProcessGroup:
         for group in set(world.pg_names) - {world.default_pg}:
             ranks = world.pg_group_ranks.get(group)  # None: interrupted while created
             if ranks is not None:
-                begun[str(list(ranks))] += count_begun(group)
+                begun[str(list(ranks))] += count_started(group)
         return dict(begun)
 
     def break_open(self, *, others_too: bool) -> None:

@@ -19,15 +19,15 @@ from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch.dataloader_waits import DataLoaderWaits
 from nbddp.worker.watch.flight_recorder import (
-    NCCLS,
-    RECORDED,
+    BUFFER_SIZE,
+    NCCL_OFFSET,
     Entry,
-    count_begun,
+    count_started,
+    format_inputs,
     gpu_microseconds,
-    group_of,
-    meets,
-    recorded,
-    shape_of,
+    group_name,
+    is_synchronizing,
+    read_entries,
 )
 from nbddp.worker.watch.main_thread import (
     innermost_in_cell,
@@ -37,10 +37,10 @@ from nbddp.worker.watch.main_thread import (
     main_state,
 )
 
-MOST_A_SECOND = 20_000  # rows of all ranks together: beyond that each rank leaves some out,
-FEWEST = 100  # but reports at least so many
+MAX_ROWS_PER_SECOND = 20_000  # rows of all ranks together: beyond that each rank leaves some out,
+MIN_ROWS = 100  # but reports at least so many
 BLOCK = 32  # collectives with consecutive numbers that are reported or left out together
-MAX_LOADS = 300  # waits for data in one message: the longest
+MAX_LOADER_WAITS = 300  # waits for data in one message: the longest
 
 Row = tuple[int, int, int]  # number in its group, time, place in the kinds
 
@@ -53,36 +53,37 @@ class ArrivalRecorder:
         shell: knows the files of cells and scripts.
 
     Attributes:
-        has_met: whether the cell had a collective, so that it is worth sampling.
+        has_collectives: whether the cell had a collective, so that it is worth sampling.
     """
 
     def __init__(self, post: Callable[[CollectiveArrivals], None], shell: RankShell) -> None:
         self._post = post
         self._shell = shell
         self._lock = threading.Lock()
-        self._loads = DataLoaderWaits()
-        self._seen = -1  # the newest record that was read,
+        self._loader_waits = DataLoaderWaits()
+        self._newest_record = -1  # the newest record that was read,
         self._read_at = 0.0  # when,
-        self._per_second = 0.0  # and how many there were a second then
+        self._records_per_second = 0.0  # and how many there were a second then
         self.begin_cell(0, 0.0)
 
     def start(self) -> None:
         """Start to note waits for data."""
-        self._loads.listen()
+        self._loader_waits.install_hook()
 
     def begin_cell(self, cell: int, at: float) -> None:
         """A cell begins, at this ``time.time()``."""
         with self._lock:
             self._cell, self._base = cell, int(at * 1e6) * 1000  # nanoseconds
-            self.has_met = False
-            self._begun, self._all_begun = count_begun(), _sequences()
-            self._turns: dict[str, tuple[int, int]] = {}  # by group: its newest number, its turn
-            self._groups: dict[Any, str] = {}  # names
+            self.has_collectives = False
+            self._started_before, self._counts_before = count_started(), _count_all_started()
+            # by group: its newest number, its turn
+            self._last_numbers: dict[str, tuple[int, int]] = {}
+            self._group_names: dict[Any, str] = {}
             self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL's in flight: kinds by record
-            self._begin_message()
-            self._loads.begin()
+            self._start_message()
+            self._loader_waits.clear()
 
-    def _begin_message(self) -> None:
+    def _start_message(self) -> None:
         self._message = CollectiveArrivals(cell=self._cell, base=self._base / 1e9)
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._places: dict[tuple[int, str], int] = {}
@@ -95,7 +96,7 @@ class ArrivalRecorder:
 
         If there is no group after it, it may have had one of its own, as scripts have.
         """
-        had_none = bool(self._all_begun) and _sequences() == self._all_begun
+        had_none = bool(self._counts_before) and _count_all_started() == self._counts_before
         if self._cell and not (is_short and had_none):
             self.report(is_over=True)
         self.begin_cell(0, 0.0)
@@ -103,11 +104,11 @@ class ArrivalRecorder:
     def report(self, *, is_over: bool = False) -> Sequence[Entry]:
         """Read the flight recorder and send new arrivals. Return all recorded entries."""
         with self._lock:
-            entries = recorded()
+            entries = read_entries()
             self._read(entries)
             message = self._complete_message(is_over=is_over) if self._cell else None
             if message is not None:
-                self._begin_message()
+                self._start_message()
         if message is not None:
             self._post(message)
         return entries
@@ -121,8 +122,8 @@ class ArrivalRecorder:
                 where = (line_of(frame), self._shell.name_of_file(frame.f_code.co_filename))
                 number = self._places.setdefault(where, len(self._places))
                 self._message.samples.extend([self._microseconds(time.time_ns()), number])
-            if (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2:
-                self._read(recorded())
+            if (time.monotonic() - self._read_at) * self._records_per_second > BUFFER_SIZE / 2:
+                self._read(read_entries())
 
     def _microseconds(self, at: int) -> int:
         return (at - self._base) // 1000
@@ -130,74 +131,78 @@ class ArrivalRecorder:
     # ---- reading
 
     def _read(self, entries: Sequence[Entry]) -> None:
-        new = [each for each in entries if int(each["record_id"]) > self._seen]
+        new = [each for each in entries if int(each["record_id"]) > self._newest_record]
         now = time.monotonic()
-        self._per_second = len(new) / max(now - self._read_at, 1e-3)
+        self._records_per_second = len(new) / max(now - self._read_at, 1e-3)
         self._read_at = now
-        before, self._seen = self._seen, int(entries[-1]["record_id"]) if entries else self._seen
+        before = self._newest_record
+        if entries:
+            self._newest_record = int(entries[-1]["record_id"])
         if not self._cell:
             return
-        mine = [each for each in new if each["time_created_ns"] >= self._base]
-        if mine:
-            self._lost += self._count_lost(mine, new, before)
-            self.has_met = True
-            for each in mine:
+        of_cell = [each for each in new if each["time_created_ns"] >= self._base]
+        if of_cell:
+            self._lost += self._count_lost(of_cell, new, before)
+            self.has_collectives = True
+            for each in of_cell:
                 self._add(each)
-        self._measure(entries)
+        self._add_gpu_times(entries)
 
-    def _count_lost(self, mine: Sequence[Entry], new: Sequence[Entry], before: int) -> int:
+    def _count_lost(self, of_cell: Sequence[Entry], new: Sequence[Entry], before: int) -> int:
         """Count what the recorder has forgotten since the last read, or since the cell began."""
         first = int(new[0]["record_id"])
-        if self.has_met:
-            return 0 if before < NCCLS <= first else first - before - 1
-        if len(mine) < len(new) or group_of(mine[0]):
+        if self.has_collectives:
+            return 0 if before < NCCL_OFFSET <= first else first - before - 1
+        if len(of_cell) < len(new) or group_name(of_cell[0]):
             return 0
-        return max(0, int(mine[0]["collective_seq_id"]) - self._begun - 1)
+        return max(0, int(of_cell[0]["collective_seq_id"]) - self._started_before - 1)
 
     def _add(self, entry: Entry) -> None:
         if entry.get("is_p2p"):
             return
         key = entry.get("pg_id"), tuple(entry.get("process_group", ()))
-        if key not in self._groups:
-            self._groups[key] = group_of(entry)
-        group, number = self._groups[key], int(entry["collective_seq_id"])
-        newest, turn = self._turns.get(group, (0, 0))
+        if key not in self._group_names:
+            self._group_names[key] = group_name(entry)
+        group, number = self._group_names[key], int(entry["collective_seq_id"])
+        newest, turn = self._last_numbers.get(group, (0, 0))
         if number <= newest:  # the cell has formed the group anew
             turn += 1
-        self._turns[group] = number, turn
+        self._last_numbers[group] = number, turn
         name = entry["profiling_name"].partition(":")[2]
-        kind = (name, shape_of(entry), group, meets(entry), turn)
+        kind = (name, format_inputs(entry), group, is_synchronizing(entry), turn)
         at = self._microseconds(entry["time_created_ns"])
         self._rows.append((number, at, self._kinds.setdefault(kind, len(self._kinds))))
-        if int(entry["record_id"]) >= NCCLS:
+        if int(entry["record_id"]) >= NCCL_OFFSET:
             self._unmeasured[int(entry["record_id"])] = kind
 
-    def _measure(self, entries: Sequence[Entry]) -> None:
+    def _add_gpu_times(self, entries: Sequence[Entry]) -> None:
         """Take the GPU times of NCCL's collectives, which are known after their end, or never."""
         if not self._unmeasured:
             return
         for each in entries:
-            took = gpu_microseconds(each)
-            if took is not None and (kind := self._unmeasured.pop(int(each["record_id"]), None)):
+            duration = gpu_microseconds(each)
+            if duration is not None and (
+                kind := self._unmeasured.pop(int(each["record_id"]), None)
+            ):
                 number = self._kinds.setdefault(kind, len(self._kinds))
-                self._message.durations.extend([took, number])
+                self._message.durations.extend([duration, number])
         oldest = int(entries[0]["record_id"])
         for record in [each for each in self._unmeasured if each < oldest]:
             del self._unmeasured[record]  # the recorder has forgotten it
 
     def _complete_message(self, *, is_over: bool) -> CollectiveArrivals | None:
         """Return the message, or None if there is nothing to report."""
-        loads = self._loads.take(self._base // 1000, MAX_LOADS)
-        is_end = is_over and self.has_met
-        if not (self._rows or is_end or loads or self._lost or self._message.durations):
+        waits = self._loader_waits.pop_longest(self._base // 1000, MAX_LOADER_WAITS)
+        is_end = is_over and self.has_collectives
+        if not (self._rows or is_end or waits or self._lost or self._message.durations):
             return None
-        rows = _thin(self._rows, max(FEWEST, MOST_A_SECOND // this_rank.world_size()))
+        rows = _thin(self._rows, max(MIN_ROWS, MAX_ROWS_PER_SECOND // this_rank.world_size()))
         return replace(
             self._message,
             kinds=[[*kind] for kind in self._kinds],
             rows=[number for row in rows for number in row],
             places=[[*each] for each in self._places],
-            loads=loads,
+            loads=waits,
             lost=self._lost,
             thinned=len(self._rows) - len(rows),
             awake=int(self._activity.awake * 1e6),
@@ -226,19 +231,19 @@ class ThreadActivity:
         self._at, self._cpu = at, cpu
 
 
-def _sequences() -> dict[tuple[str, int], int]:
+def _count_all_started() -> dict[tuple[str, int], int]:
     """Return how many collectives each group has begun, by its name and its place in memory."""
     groups = list(dist.distributed_c10d._world.pg_names.items())
-    return {(name, id(group)): count_begun(group) for group, name in groups}
+    return {(name, id(group)): count_started(group) for group, name in groups}
 
 
-def _thin(rows: list[Row], most: int) -> list[Row]:
+def _thin(rows: list[Row], limit: int) -> list[Row]:
     """Leave out blocks of consecutive numbers until there are no more than ``most``.
 
     All ranks leave out the same: every second block, or three of four, or seven of eight.
     """
-    every, found = 1, rows
-    while len(found) > most:
-        every *= 2
-        found = [row for row in rows if row[0] // BLOCK % every == 0]
+    step, found = 1, rows
+    while len(found) > limit:
+        step *= 2
+        found = [row for row in rows if row[0] // BLOCK % step == 0]
     return found

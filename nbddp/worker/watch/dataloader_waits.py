@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, dataloader
 
 # of each sampler that shuffles, the epochs that this cell went through to the end
-_epochs: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
+_completed: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
 
 
 def reset_interrupted_loaders() -> None:
@@ -41,36 +41,36 @@ def reset_interrupted_loaders() -> None:
     kind._reset = reset
 
 
-def note_epochs() -> None:
+def record_epochs() -> None:
     """From here on, note each epoch that goes through all that a sampler of torch's gives."""
-    _note_epochs_of(DistributedSampler)
-    _note_epochs_of(RandomSampler)
+    _record_epochs_of(DistributedSampler)
+    _record_epochs_of(RandomSampler)
 
 
-def _note_epochs_of(kind: Any) -> None:
+def _record_epochs_of(kind: Any) -> None:
     original = kind.__iter__
 
     @functools.wraps(original)
     def iterate(self: Any) -> Iterator[Any]:
         epoch, indices = getattr(self, "epoch", 0), original(self)
 
-        def noted() -> Iterator[Any]:
+        def recorded() -> Iterator[Any]:
             yield from indices
-            _epochs.setdefault(self, []).append(epoch)
+            _completed.setdefault(self, []).append(epoch)
 
-        return noted()
+        return recorded()
 
     kind.__iter__ = iterate
 
 
-def forget_epochs() -> None:
+def clear_epochs() -> None:
     """A cell begins."""
-    _epochs.clear()
+    _completed.clear()
 
 
-def epochs_of(sampler: Sampler[Any]) -> list[int]:
+def completed_epochs(sampler: Sampler[Any]) -> list[int]:
     """Return the epochs that this cell went through to the end."""
-    return _epochs.get(sampler, [])
+    return _completed.get(sampler, [])
 
 
 class DataLoaderWaits:
@@ -85,35 +85,35 @@ class DataLoaderWaits:
         self._spans: deque[tuple[float, float]] = deque(maxlen=20_000)
         self._pid = os.getpid()
 
-    def listen(self) -> None:
+    def install_hook(self) -> None:
         """From here on each wait is noted."""
         kind: Any = dataloader._BaseDataLoaderIter
         original = kind.__next__
-        note = self._note
+        add = self._add
 
         @functools.wraps(original)
-        def following(self: Any) -> Any:
-            began = time.time()
+        def timed_next(self: Any) -> Any:
+            started_at = time.time()
             try:
                 return original(self)
             finally:
-                note(began)
+                add(started_at)
 
-        kind.__next__ = following
+        kind.__next__ = timed_next
 
-    def _note(self, began: float) -> None:
+    def _add(self, started_at: float) -> None:
         now = time.time()
         is_main = threading.current_thread() is threading.main_thread()
-        if now - began >= self.SHORTEST and is_main and os.getpid() == self._pid:
-            self._spans.append((began, now))
+        if now - started_at >= self.SHORTEST and is_main and os.getpid() == self._pid:
+            self._spans.append((started_at, now))
 
-    def begin(self) -> None:
+    def clear(self) -> None:
         """What was waited for before is forgotten."""
         self._spans.clear()
 
-    def take(self, base: int, most: int) -> list[int]:
+    def pop_longest(self, base: int, limit: int) -> list[int]:
         """Begin and end of those that are new, in microseconds since ``base``; only the longest."""
         spans = [self._spans.popleft() for _ in range(len(self._spans))]
-        if len(spans) > most:
-            spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:most])
+        if len(spans) > limit:
+            spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:limit])
         return [int(at * 1e6) - base for span in spans for at in span]

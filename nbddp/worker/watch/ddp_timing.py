@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.train.prepare import prepared
 
-MOST = 8  # models
-_KEPT = (
+MAX_MODELS = 8  # models
+_FIELDS = (
     "iteration",
     "backward_compute_time_end",
     "avg_forward_compute_time",
@@ -23,16 +23,16 @@ _KEPT = (
 )
 
 
-def measured(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def read_ddp_timing(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """What DDP says of each of its models that has a name, or was prepared: its numbers by name."""
-    named = [each for each in list(names.items()) if not each[0].startswith("_")]
-    named += [("prepared", each) for each in prepared()]
+    candidates = [each for each in list(names.items()) if not each[0].startswith("_")]
+    candidates += [("prepared", each) for each in prepared()]
     found: dict[int, tuple[str, Any]] = {}
-    for name, value in named:
+    for name, value in candidates:
         model = getattr(value, "_orig_mod", value) if isinstance(value, nn.Module) else None
-        if isinstance(model, DistributedDataParallel) and len(found) < MOST:
+        if isinstance(model, DistributedDataParallel) and len(found) < MAX_MODELS:
             found.setdefault(id(model), (name, model))
-    told = [(name, model._get_ddp_logging_data()) for name, model in found.values()]
+    logged = [(name, model._get_ddp_logging_data()) for name, model in found.values()]
     return [
-        (name, {key: numbers[key] for key in _KEPT if key in numbers}) for name, numbers in told
+        (name, {key: numbers[key] for key in _FIELDS if key in numbers}) for name, numbers in logged
     ]

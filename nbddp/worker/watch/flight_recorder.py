@@ -12,12 +12,13 @@ import torch.distributed as dist
 
 from nbddp.wire.collective import Collective
 
-RECORDED = 400  # collectives that it keeps: 3 ms to read
-NCCLS = 2**40  # added to the numbers of NCCL's records, which are counted apart
-DEFAULT = "default_pg"  # torch's description of the default group
+BUFFER_SIZE = 400  # collectives that it keeps: 3 ms to read
+NCCL_OFFSET = 2**40  # added to the numbers of NCCL's records, which are counted apart
+DEFAULT_GROUP = "default_pg"  # torch's description of the default group
 # of Gloo, whose calls begin when a rank comes to them: nobody is through before all are there
-_MEETINGS = {f"gloo:{name}" for name in ("all_gather", "all_reduce", "all_to_all", "barrier")} | {
-    "gloo:sparse_all_reduce"
+_SYNCHRONIZING = {
+    f"gloo:{name}"
+    for name in ("all_gather", "all_reduce", "all_to_all", "barrier", "sparse_all_reduce")
 }
 Entry = dict[str, Any]
 
@@ -38,7 +39,7 @@ class RecordedCollective:
     backend: str = ""
 
 
-def recorded() -> Sequence[Entry]:
+def read_entries() -> Sequence[Entry]:
     """The last collectives that this process began, oldest first.
 
     NCCL has a recorder of its own, which a build without CUDA has not; all other backends share
@@ -48,18 +49,20 @@ def recorded() -> Sequence[Entry]:
     recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
     try:
         if hasattr(recorder, "_dump_nccl_trace") and (
-            entries := _read(recorder._dump_nccl_trace(includeStackTraces=False), NCCLS)
+            entries := _load_entries(
+                recorder._dump_nccl_trace(includeStackTraces=False), NCCL_OFFSET
+            )
         ):
             return entries
-        return _read(recorder._dump_fr_trace(includeStackTraces=False), 0)
+        return _load_entries(recorder._dump_fr_trace(includeStackTraces=False), 0)
     except MemoryError:  # a cell has taken it all
         return []
 
 
-def _read(dumped: bytes, added: int) -> Sequence[Entry]:
-    entries: list[Entry] = pickle.loads(dumped).get("entries", [])
-    for each in entries if added else ():
-        each["record_id"] += added
+def _load_entries(pickled: bytes, offset: int) -> Sequence[Entry]:
+    entries: list[Entry] = pickle.loads(pickled).get("entries", [])
+    for each in entries if offset else ():
+        each["record_id"] += offset
     return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
@@ -72,14 +75,14 @@ def gpu_microseconds(entry: Entry) -> int | None:
     return None if milliseconds is None else round(1000 * milliseconds)
 
 
-def meets(entry: Entry) -> bool:
+def is_synchronizing(entry: Entry) -> bool:
     """Whether nobody is through with it before all are there."""
-    return entry["profiling_name"] in _MEETINGS
+    return entry["profiling_name"] in _SYNCHRONIZING
 
 
 def newest_collective(calls: Collection[str] = ()) -> RecordedCollective | None:
     """The last collective that this process began; see :func:`newest_of`."""
-    return newest_of(recorded(), calls)
+    return newest_of(read_entries(), calls)
 
 
 def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> RecordedCollective | None:
@@ -91,18 +94,20 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Recorded
     """
     if not entries:
         return None
-    flying = [each for each in entries if not each["retired"] and _function(each) in calls]
-    newest = (flying or entries)[-1]
+    in_flight = [each for each in entries if not each["retired"] and _function_name(each) in calls]
+    newest = (in_flight or entries)[-1]
     backend, _, name = newest["profiling_name"].partition(":")
     return RecordedCollective(
-        call=Collective(name, newest["collective_seq_id"], group_of(newest), shape_of(newest)),
+        call=Collective(
+            name, newest["collective_seq_id"], group_name(newest), format_inputs(newest)
+        ),
         is_in_flight=not newest["retired"],
         began_at=newest["time_created_ns"] / 1e9,
         backend=backend,
     )
 
 
-def count_begun(group: Any = None) -> int:
+def count_started(group: Any = None) -> int:
     """Return how many collectives a group has begun, the default group if none is given.
 
     It is 0 if there is no default group, or if a custom backend does not count.
@@ -117,23 +122,23 @@ def count_begun(group: Any = None) -> int:
         return 0
 
 
-def _function(entry: Entry) -> str:
+def _function_name(entry: Entry) -> str:
     return str(entry["profiling_name"]).rpartition(":")[2].lstrip("_")
 
 
-def group_of(entry: Entry) -> str:
+def group_name(entry: Entry) -> str:
     """How its group is called: by its ranks, while it lives; empty for the default one."""
-    name, description = entry.get("process_group", ["", DEFAULT])
-    if description == DEFAULT:
+    name, description = entry.get("process_group", ["", DEFAULT_GROUP])
+    if description == DEFAULT_GROUP:
         return ""
     world: Any = dist.distributed_c10d._world
-    for group, known in list(world.pg_names.items()):
-        if known == name and group in world.pg_group_ranks:  # missing during its creation
+    for group, known_name in list(world.pg_names.items()):
+        if known_name == name and group in world.pg_group_ranks:  # missing during its creation
             return str(list(world.pg_group_ranks[group]))
     return repr(description) if description != "undefined" else name[:8]
 
 
-def shape_of(entry: Entry) -> str:
+def format_inputs(entry: Entry) -> str:
     """Type and sizes of what goes in, as ``float [3, 4]``."""
     kinds, sizes = entry.get("input_dtypes", []), entry.get("input_sizes", [])
     parts = [f"{kind.lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)]

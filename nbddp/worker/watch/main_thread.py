@@ -64,7 +64,7 @@ def library_of_file(filename: str) -> str:
     return ""
 
 
-def comes_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
+def is_called_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
     """Whether a frame, or one that it was called from, is of such a file."""
     while frame is not None:
         if is_of(frame.f_code.co_filename):
@@ -99,12 +99,12 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         is_loop = frame.f_code.co_name == "run_until_complete"
         task = frame.f_locals.get("future") if is_loop else None
         if isinstance(task, asyncio.Task):
-            yield from reversed(list(_suspended(task)))
+            yield from reversed(list(_task_frames(task)))
         yield frame
         frame = frame.f_back
 
 
-def _suspended(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+def _task_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
     """Yield the frames of a task that awaits something, from the outermost one."""
     step: Any = task.get_coro()
     while step is not None:
@@ -145,7 +145,7 @@ def main_state() -> str:
     return text.rpartition(b")")[2][1:2].decode()  # a process's name may have any letters
 
 
-def main_status() -> tuple[int, str]:
+def main_switches_and_state() -> tuple[int, str]:
     """How often the main thread gave up the CPU by itself, and its state, such as "S" or "D".
 
     0 and "" where the system does not tell (macOS).
@@ -154,20 +154,22 @@ def main_status() -> tuple[int, str]:
         text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
     except OSError:  # not on Linux
         return 0, ""
-    told = dict(_STATUS.findall(text))
-    return int(told.get("voluntary_ctxt_switches", 0)), told.get("State", "")
+    fields = dict(_STATUS.findall(text))
+    return int(fields.get("voluntary_ctxt_switches", 0)), fields.get("State", "")
 
 
-_OURS = Path(nbddp.__file__).parent / "worker"
+_WORKER_FOLDER = Path(nbddp.__file__).parent / "worker"
 MAX_CALL = 60  # characters of a call that are shown
-_TORCHS = re.compile(r"torch[/\\](distributed|futures)[/\\]")
+_TORCH_DISTRIBUTED = re.compile(r"torch[/\\](distributed|futures)[/\\]")
 _PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src"}
 # methods of torch's works, futures and stores: C++ that a cell calls without a frame in between
-_WAITS = re.compile(r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?")
+_WAIT_METHODS = re.compile(
+    r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?"
+)
 
 # Calls that return when one event has happened, however often they wake before that. Calls that
 # handle many events (``communicate``, the ``select`` of an event loop) are not among them.
-_ONE_EVENT = re.compile(
+_EVENT_WAITS = re.compile(
     r"[/\\](?:"
     r"(?:threading|queue|selectors|subprocess"
     r"|multiprocessing[/\\](?:connection|popen_\w+|process|queues|synchronize))\.py:"
@@ -189,14 +191,14 @@ class _Mark:
         return self
 
 
-def mark_of_call(frame: FrameType) -> object:
+def mark_event_wait(frame: FrameType) -> object:
     """Return the same mark as long as the main thread is in one call that waits for one event.
 
     Return None outside of such calls, and if a debugger has set the frame's trace function.
     """
     call: FrameType | None = None
     here: FrameType | None = frame
-    while here is not None and _ONE_EVENT.search(
+    while here is not None and _EVENT_WAITS.search(
         f"{here.f_code.co_filename}:{here.f_code.co_name}"
     ):
         call, here = here, here.f_back
@@ -215,9 +217,9 @@ def blocking_call(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
         is_cell_file: whether code of this file name is a cell's.
     """
     if frames := torch_frames(frame):
-        return call_of(frames[-1])
-    code = _code_at(frame) if is_cell_file(frame.f_code.co_filename) else ""
-    if not _WAITS.search(code):
+        return describe_call(frames[-1])
+    code = _current_code(frame) if is_cell_file(frame.f_code.co_filename) else ""
+    if not _WAIT_METHODS.search(code):
         return ""
     return code if len(code) <= MAX_CALL else f"{code[: MAX_CALL - 4]} ..."
 
@@ -227,9 +229,10 @@ def torch_frames(frame: FrameType | None) -> list[FrameType]:
     found = []
     while frame is not None:
         filename = frame.f_code.co_filename
-        if _TORCHS.search(filename):
+        if _TORCH_DISTRIBUTED.search(filename):
             found.append(frame)
-        elif not Path(filename).is_relative_to(_OURS):  # ours may be between, where torch calls us
+        # ours may be between, where torch calls us
+        elif not Path(filename).is_relative_to(_WORKER_FOLDER):
             break
         frame = frame.f_back
     return found
@@ -259,27 +262,27 @@ def function_name(frame: FrameType) -> str:
     return str(getattr(wrapped, "__name__", frame.f_code.co_name))
 
 
-def call_of(frame: FrameType) -> str:
+def describe_call(frame: FrameType) -> str:
     """Name a call of torch.distributed, and what Gloo's records lack: a peer, a tag, a group.
 
     The logging wrapper of torch has the arguments in ``args`` and ``kwargs``.
     """
-    name, given = function_name(frame), frame.f_locals
-    if "func" in given:
-        names = inspect.signature(given["func"]).parameters
-        given = {**dict(zip(names, given["args"], strict=False)), **given["kwargs"]}
+    name, arguments = function_name(frame), frame.f_locals
+    if "func" in arguments:
+        names = inspect.signature(arguments["func"]).parameters
+        arguments = {**dict(zip(names, arguments["args"], strict=False)), **arguments["kwargs"]}
     if name in _PEERS:
         side = _PEERS[name]
-        side = f"group_{side}" if given.get(side) is None else side
-        name = f"{name}({side}={given.get(side, 'any')}, tag={given.get('tag', 0)})"
-    group = given.get("group")
+        side = f"group_{side}" if arguments.get(side) is None else side
+        name = f"{name}({side}={arguments.get(side, 'any')}, tag={arguments.get('tag', 0)})"
+    group = arguments.get("group")
     if not isinstance(group, dist.ProcessGroup) or group is dist.group.WORLD:
         return name
     ranks = dist.distributed_c10d._world.pg_group_ranks.get(group, {})
     return f"{name} of group {list(ranks)}"
 
 
-def _code_at(frame: FrameType) -> str:
+def _current_code(frame: FrameType) -> str:
     """The expression that is computed right now; before Python 3.11 the line that it is in."""
     line = linecache.getline(frame.f_code.co_filename, line_of(frame))
     if sys.version_info >= (3, 11):

@@ -51,17 +51,19 @@ def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
 
 def _parts(path: str, holder: Any) -> Iterable[Part]:
     if isinstance(holder, dict):
-        few = [*islice(holder.items(), MAX_PARTS)]
-        short = [each for each in few if isinstance(each[0], (str, int)) and len(str(each[0])) < 40]
-        return (Part(f"{path}[{key!r}]", holder, key, value) for key, value in short)
+        items = [*islice(holder.items(), MAX_PARTS)]
+        simple = [
+            each for each in items if isinstance(each[0], (str, int)) and len(str(each[0])) < 40
+        ]
+        return (Part(f"{path}[{key!r}]", holder, key, value) for key, value in simple)
     if isinstance(holder, (list, tuple)):
         first = islice(enumerate(holder), MAX_PARTS)
         return (Part(f"{path}[{at}]", holder, at, value) for at, value in first)
-    held = getattr(holder, "__dict__", None)
-    if isinstance(holder, (ModuleType, Enum, torch.Tensor)) or type(held) is not dict:
+    attributes = getattr(holder, "__dict__", None)
+    if isinstance(holder, (ModuleType, Enum, torch.Tensor)) or type(attributes) is not dict:
         return ()
-    few = [*islice(held.items(), MAX_PARTS)]
-    parts = [Part(f"{path}.{key}", holder, key, value) for key, value in few]
+    items = [*islice(attributes.items(), MAX_PARTS)]
+    parts = [Part(f"{path}.{key}", holder, key, value) for key, value in items]
     if isinstance(holder, nn.Module):
         parts = [each for each in parts if each.key[:1] != "_"]
         for key, value in islice(holder._modules.items(), MAX_PARTS):
@@ -71,13 +73,13 @@ def _parts(path: str, holder: Any) -> Iterable[Part]:
     return parts
 
 
-def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, str]:
+def paths_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, str]:
     """Return the shortest path to each object, by the object's id.
 
     Objects that no path leads to are left out.
 
     >>> model = [1]
-    >>> names_of([model], {"kept": {"a": model}})[id(model)]
+    >>> paths_of([model], {"kept": {"a": model}})[id(model)]
     "kept['a']"
     """
     wanted = {id(each) for each in targets}

@@ -40,7 +40,7 @@ NO_STEPS = (
     "take its batches from an nbddp.loader"
 )
 OWN_PROFILER = "the cell runs a profiler of its own, and torch can run only one at a time"
-GONE = "the cell had not begun, or the process is a new one since"
+CELL_GONE = "the cell had not begun, or the process is a new one since"
 
 
 class CellProfiler:
@@ -57,37 +57,38 @@ class CellProfiler:
     ) -> None:
         self.cell = cell
         self._steps = steps
-        self._make = make or (
+        self._make_profiler = make or (
             lambda memory: profile(profile_memory=memory, schedule=lambda _: ProfilerAction.RECORD)
         )
         self._pid = os.getpid()
         self._profile: Any = None
-        self._is_on = False
+        self._is_tracing = False
         self._has_logged = False
-        self._why = ""  # there is no trace
+        self._reason = ""  # there is no trace
         self._restore: Callable[[], None] = lambda: None
         self._reported: list[int] = []  # the lowest and the highest step
         self._first = self._current = steps.first
-        self._whole: list[int] = []  # the first and the last step that were traced to their end
-        self._is_cut = False
-        self._seconds = self._began = 0.0
+        # the first and the last step that were traced to their end
+        self._complete_steps: list[int] = []
+        self._is_incomplete = False
+        self._seconds = self._started_at = 0.0
 
-    def begin(self) -> Callable[[], None]:
+    def begin_cell(self) -> Callable[[], None]:
         """The cell begins. Return what ends listening to its steps."""
         if self._steps.first <= 1:  # steps count from 0 or from 1: none is reported before
             self._start(self._steps.first)
-        return log_and_track.on_step(self.reached)
+        return log_and_track.on_step(self.on_step)
 
-    def end(self, *, is_ok: bool) -> None:
+    def end_cell(self, *, is_ok: bool) -> None:
         """The cell has ended. The step that goes on is whole if a loader began it and all is ok."""
         with sigint_deferred():
-            if self._is_on and not is_ok:
-                self._is_cut = True
-            elif self._is_on and self._reported and not self._has_logged:
-                self._whole = [self._first, self._current]
+            if self._is_tracing and not is_ok:
+                self._is_incomplete = True
+            elif self._is_tracing and self._reported and not self._has_logged:
+                self._complete_steps = [self._first, self._current]
             self._stop()
 
-    def reached(self, step: int, source: str) -> None:
+    def on_step(self, step: int, source: str) -> None:
         """A step is reported: at its end by ``log``, when it begins by a loader."""
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             return  # a DataLoader's worker, or a thread that the profiler does not see
@@ -96,19 +97,19 @@ class CellProfiler:
             return
         self._reported = [min([step, *self._reported]), max([step, *self._reported])]
         with sigint_deferred():  # else a profiler could be left that nobody ends
-            self._go_on(step + 1 if source == "log" else step)
+            self._advance(step + 1 if source == "log" else step)
 
-    def _go_on(self, step: int) -> None:
+    def _advance(self, step: int) -> None:
         """The step before this one has ended."""
         is_early = step <= self._steps.first or self._reported[0] > self._steps.last
-        if self._is_on and not self._whole and is_early:
+        if self._is_tracing and not self._complete_steps and is_early:
             self._stop()  # this trace holds none of the steps
             self._profile, self._seconds = None, 0.0
-        if self._is_on:
+        if self._is_tracing:
             has_gone_back = step <= self._current
             if not has_gone_back:
-                self._whole = [max(self._first, self._reported[0]), step - 1]
-            is_long = time.monotonic() - self._began > MAX_SECONDS
+                self._complete_steps = [max(self._first, self._reported[0]), step - 1]
+            is_long = time.monotonic() - self._started_at > MAX_SECONDS
             if step > self._steps.last or has_gone_back or is_long:
                 self._stop()
             else:
@@ -119,55 +120,55 @@ class CellProfiler:
             self._start(step)
 
     def _start(self, step: int) -> None:
-        if not self._why and torch.autograd._profiler_enabled():
-            self._why = OWN_PROFILER  # torch would start a second one, and end the first
-        if self._why:
+        if not self._reason and torch.autograd._profiler_enabled():
+            self._reason = OWN_PROFILER  # torch would start a second one, and end the first
+        if self._reason:
             return
         try:
-            self._profile = self._make(self._steps.with_memory)
+            self._profile = self._make_profiler(self._steps.with_memory)
             self._profile.step_num = step
             self._profile.start()
         except RuntimeError as error:  # torch's: another one runs, or none can
-            self._profile, self._why = None, _said_by_torch(error)
+            self._profile, self._reason = None, _torch_error(error)
             return
-        self._is_on, self._began = True, time.monotonic()
+        self._is_tracing, self._started_at = True, time.monotonic()
         self._first = self._current = step
-        self._restore = _before_another_begins(self._give_way)
+        self._restore = _call_before_next_profiler(self._yield_to_cell)
 
-    def _give_way(self) -> None:
+    def _yield_to_cell(self) -> None:
         """The cell begins a profiler of its own: torch would end ours without a word."""
         self._stop()
-        self._profile, self._why = None, OWN_PROFILER
+        self._profile, self._reason = None, OWN_PROFILER
 
     def _stop(self) -> None:
-        if not self._is_on:
+        if not self._is_tracing:
             return
         self._restore()
-        self._is_on = False
-        self._seconds = time.monotonic() - self._began
+        self._is_tracing = False
+        self._seconds = time.monotonic() - self._started_at
         try:
             self._profile.stop()
         except RuntimeError as error:  # the cell has ended it
-            self._profile, self._why = None, _said_by_torch(error)
+            self._profile, self._reason = None, _torch_error(error)
 
-    def give(self, command: SendTrace) -> tuple[TraceSent, list[bytes]]:
+    def export(self, command: SendTrace) -> tuple[TraceSent, list[bytes]]:
         """Write the rank's own file, and its part of the merged file, into the folder.
 
         Returns:
             What they are, and their contents if the command names no folder.
         """
-        why = self._why or self._why_none()
-        if why:
-            return TraceSent(why=why), []
+        reason = self._reason or self._explain_missing()
+        if reason:
+            return TraceSent(why=reason), []
         if command.folder:
             return self._write(command, Path(command.folder)), []
         with tempfile.TemporaryDirectory(prefix="nbddp-trace-") as folder:
             traced = self._write(command, Path(folder))
-            names = [] if traced.why else [own_name(command.rank), part_name(command.rank)]
+            names = [] if traced.why else [trace_name(command.rank), part_name(command.rank)]
             return traced, [(Path(folder) / name).read_bytes() for name in names]
 
-    def _why_none(self) -> str:
-        if self._profile is not None and (self._whole or self._is_cut):
+    def _explain_missing(self) -> str:
+        if self._profile is not None and (self._complete_steps or self._is_incomplete):
             return ""
         if not self._reported:
             return NO_STEPS
@@ -175,20 +176,21 @@ class CellProfiler:
         return f"{format_steps(*self._reported)} {were} reported, none of {self._steps}"
 
     def _write(self, command: SendTrace, folder: Path) -> TraceSent:
-        own = folder / own_name(command.rank)
+        own = folder / trace_name(command.rank)
         try:
             self._profile.export_chrome_trace(str(own))  # torch compresses it
             document = json.loads(gzip.decompress(own.read_bytes()))
-            events, left_out = merged_part(document, command)
+            events, left_out = build_merged_part(document, command)
             text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
             (folder / part_name(command.rank)).write_text(text)
         except (OSError, RuntimeError, ValueError) as error:  # a file that ends early is no JSON
             own.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or "there may be no room"
-            said = _said_by_torch(error) if isinstance(error, RuntimeError) else reason
-            return TraceSent(why=f"its trace could not be written to {folder}: {said}")
+            if isinstance(error, RuntimeError):
+                reason = _torch_error(error)
+            return TraceSent(why=f"its trace could not be written to {folder}: {reason}")
         return TraceSent(
-            steps=[self._first, self._current] if self._is_cut else self._whole,
+            steps=[self._first, self._current] if self._is_incomplete else self._complete_steps,
             seconds=round(self._seconds, 6),
             events=len(events),
             left_out=left_out,
@@ -197,7 +199,7 @@ class CellProfiler:
         )
 
 
-def own_name(rank: int) -> str:
+def trace_name(rank: int) -> str:
     """The file of one rank, as torch's profiler writes it."""
     return f"rank{rank}.json.gz"
 
@@ -207,7 +209,7 @@ def part_name(rank: int) -> str:
     return f"rank{rank}.part"
 
 
-def merged_part(
+def build_merged_part(
     document: Mapping[str, Any], command: SendTrace
 ) -> tuple[list[dict[str, Any]], int]:
     """Give a rank's events the times, process ids and names that they have in the merged file.
@@ -219,29 +221,29 @@ def merged_part(
     Returns:
         The events for the merged file, and how many of the shortest are left out.
     """
-    every = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
+    trace_events = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
     shift = (int(document.get("baseTimeNanoseconds", 0)) - command.zero) / 1000
-    for each in every:
+    for each in trace_events:
         each["pid"] += PID_RANGE * command.rank
         if isinstance(each.get("id"), int):
             each["id"] += ID_RANGE * command.rank
         if each["ph"] != "M":
             each["ts"] = round(each["ts"] + shift, 3)
-    heads = [each for each in every if each["ph"] == "M"]
-    _name_rows(heads, command)
-    events = [each for each in every if each["ph"] != "M"]
+    metadata = [each for each in trace_events if each["ph"] == "M"]
+    _name_rows(metadata, command)
+    events = [each for each in trace_events if each["ph"] != "M"]
     events.sort(key=lambda event: event.get("dur", 0.0), reverse=True)
-    kept = events[: command.most]
-    return [*heads, *kept], len(events) - len(kept)
+    longest = events[: command.most]
+    return [*metadata, *longest], len(events) - len(longest)
 
 
-def _name_rows(heads: Iterable[dict[str, Any]], command: SendTrace) -> None:
+def _name_rows(metadata: Iterable[dict[str, Any]], command: SendTrace) -> None:
     """Call the processes "rank 1" and "rank 1, GPU 0", in the order of the ranks."""
     labels = {
-        each["pid"]: each["args"]["labels"] for each in heads if each["name"] == "process_labels"
+        each["pid"]: each["args"]["labels"] for each in metadata if each["name"] == "process_labels"
     }
     title = f"rank {command.rank}" + (f" (node {command.node})" if command.node else "")
-    for each in heads:
+    for each in metadata:
         label = labels.get(each["pid"], "CPU")
         if each["name"] == "process_name":
             each["args"]["name"] = title if label == "CPU" else f"{title}, {label}"
@@ -266,7 +268,7 @@ def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, 
             spent[each.key] += each.self_cpu_time_total if on_cpu else each.self_device_time_total
             calls[each.key] += each.count
     for name, intervals in _collectives(events).items():
-        spent[name], calls[name] = _covered(intervals), len(intervals)
+        spent[name], calls[name] = _covered_time(intervals), len(intervals)
     most = sorted(spent, key=lambda name: -spent[name])[:MAX_OPERATORS]
     return {name: [round(spent[name] / 1000, 4), calls[name]] for name in most}
 
@@ -279,7 +281,7 @@ def idle_time(events: Iterable[Any], whole: float) -> float:
     ]
     for intervals in _collectives(events).values():
         busy += intervals
-    return max(0.0, whole - _covered(busy))
+    return max(0.0, whole - _covered_time(busy))
 
 
 def _collectives(events: Iterable[Any]) -> dict[str, list[Interval]]:
@@ -294,7 +296,7 @@ def _interval(event: Any) -> Interval:
     return event.time_range.start, event.time_range.end
 
 
-def _covered(intervals: Iterable[Interval]) -> float:
+def _covered_time(intervals: Iterable[Interval]) -> float:
     """How long at least one of them goes on."""
     length, end = 0.0, float("-inf")
     for begin, last in sorted(intervals):
@@ -303,7 +305,7 @@ def _covered(intervals: Iterable[Interval]) -> float:
     return length
 
 
-def _before_another_begins(act: Callable[[], None]) -> Callable[[], None]:
+def _call_before_next_profiler(action: Callable[[], None]) -> Callable[[], None]:
     """Do this just before torch's profiler is started again. Return what cancels that."""
     module: Any = torch.autograd.profiler
     prepare = module._prepare_profiler
@@ -313,7 +315,7 @@ def _before_another_begins(act: Callable[[], None]) -> Callable[[], None]:
 
     def prepare_after(*args: Any, **kwargs: Any) -> Any:
         restore()
-        act()
+        action()
         return prepare(*args, **kwargs)
 
     module._prepare_profiler = prepare_after
@@ -327,7 +329,7 @@ def profiled(command: RunCell) -> Iterator[CellProfiler]:
     importlib.import_module("torch._inductor.config")  # which the profiler's start would import
     profiler = CellProfiler(TraceSteps(**command.trace), command.cell)
     with ExitStack() as end:
-        end.callback(profiler.begin())
+        end.callback(profiler.begin_cell())
         yield profiler
 
 
@@ -340,8 +342,8 @@ def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -
     if profiler is not None:
         outbox.post(InterruptAcknowledged(cell=profiler.cell))
         outbox.flush()
-        profiler.end(is_ok=is_ok)
+        profiler.end_cell(is_ok=is_ok)
 
 
-def _said_by_torch(error: BaseException) -> str:
+def _torch_error(error: BaseException) -> str:
     return "torch's profiler says: " + str(error).partition("\n")[0]

@@ -12,7 +12,8 @@ import torch
 
 from nbddp.child_processes import find_descendants
 
-SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks make any figure
+# seconds; over less, as right after the start, the system's ticks make any figure
+MIN_INTERVAL = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ResourceUsage:
 
 
 class UsageSampler:
-    """Reads it; CPU is the mean since the last reading, but over no less than ``SPAN``."""
+    """Reads it; CPU is the mean since the last reading, but over no less than ``MIN_INTERVAL``."""
 
     def __init__(self, device: torch.device) -> None:
         self._process = psutil.Process()
@@ -45,7 +46,7 @@ class UsageSampler:
     def read(self) -> ResourceUsage:
         """What the process uses now; touches no GPU that the cells have not touched."""
         with suppress(OSError):  # a cell has taken all descriptors: the last figures will do
-            if time.monotonic() - self._measured_at >= SPAN:
+            if time.monotonic() - self._measured_at >= MIN_INTERVAL:
                 self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
             self._memory = self._process.memory_info().rss
         cpu, memory = self._cpu, self._memory
@@ -76,7 +77,7 @@ class ChildUsage:
     written: int
 
 
-def children_use() -> ChildUsage:
+def read_child_usage() -> ChildUsage:
     """What the descendants of this process do, and have done."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system

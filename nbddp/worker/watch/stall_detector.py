@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-BUSY = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
-WAKES = 2  # switches between two looks that a wait for others may make: it looks at its deadline
-HARD_AT_WORK = 10.0  # percent of a core from which on other threads work for the main one
-WORKED = 0.05  # seconds of CPU between two looks: more than workers use that look for work
-SETTLED = 2.0  # seconds in one place after which it is worth a closer look
+THREAD_CPU = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
+# switches between two looks that a wait for others may make: it looks at its deadline
+MAX_SWITCHES = 2
+PROCESS_PERCENT = 10.0  # percent of a core from which on other threads work for the main one
+CHILD_CPU = 0.05  # seconds of CPU between two looks: more than workers use that look for work
+CONFIRM_AFTER = 2.0  # seconds in one place after which it is worth a closer look
 
 
 class BlockingCall(Enum):
@@ -39,24 +40,24 @@ class ThreadSample:
     Attributes:
         place: cell, frame and instruction; while it waits in one library call, cell and call.
         collectives: how many this process has begun.
-        said: how many steps and bars it reported, and how often the main thread printed.
+        reports: how many steps and bars it reported, and how often the main thread printed.
         written: bytes of output, from threads, C code and children too.
         cpu: seconds of CPU that it has used; ``switches`` counts how often it went to sleep.
     """
 
     place: tuple[object, ...] = ()
     collectives: int = 0
-    said: int = 0
+    reports: int = 0
     written: int = 0
     cpu: float = 0.0
     switches: int = 0
 
     def has_moved(self, before: ThreadSample, wait: BlockingCall) -> bool:
         """Whether the thread did anything since an earlier look."""
-        done = (self.place, self.collectives, self.said)
-        if done != (before.place, before.collectives, before.said):
+        done = (self.place, self.collectives, self.reports)
+        if done != (before.place, before.collectives, before.reports):
             return True
-        is_computing = self.cpu - before.cpu >= BUSY
+        is_computing = self.cpu - before.cpu >= THREAD_CPU
         switches = self.switches - before.switches
         match wait:
             case BlockingCall.SPINNING:
@@ -64,9 +65,9 @@ class ThreadSample:
             case BlockingCall.RECORDED:  # switches: it may ask in a loop whether the work is done
                 return is_computing
             case BlockingCall.SEEN:
-                return is_computing or switches > WAKES
+                return is_computing or switches > MAX_SWITCHES
             case BlockingCall.ONE_CALL:  # it uses a little CPU each time that it wakes
-                return self.cpu - before.cpu >= WORKED or self.written != before.written
+                return self.cpu - before.cpu >= CHILD_CPU or self.written != before.written
             case BlockingCall.NONE:
                 return is_computing or switches > 0 or self.written != before.written
 
@@ -87,45 +88,45 @@ class ProcessSample:
     children: float = 0.0
     written: int = 0
 
-    def is_at_work(self, before: ProcessSample | None) -> bool:
+    def is_working(self, before: ProcessSample | None) -> bool:
         """Whether a disk, other threads or children are at work for it."""
         have_worked = before is not None and (
-            self.children - before.children >= WORKED or self.written != before.written
+            self.children - before.children >= CHILD_CPU or self.written != before.written
         )
-        return self.state in ("D", "R") or self.cpu >= HARD_AT_WORK or have_worked
+        return self.state in ("D", "R") or self.cpu >= PROCESS_PERCENT or have_worked
 
 
 class StallDetector:
     """Remembers since when nothing has moved."""
 
     def __init__(self) -> None:
-        self._trace = ThreadSample()
-        self._closer: ProcessSample | None = None
-        self._since = 0.0
+        self._thread_sample = ThreadSample()
+        self._process_sample: ProcessSample | None = None
+        self._last_progress = 0.0
 
-    def look(self, trace: ThreadSample, wait: BlockingCall, now: float) -> float:
+    def add_thread_sample(self, sample: ThreadSample, wait: BlockingCall, now: float) -> float:
         """How long the thread has stayed where it is, in seconds; 0 if it moves."""
-        before, self._trace = self._trace, trace
-        if trace.has_moved(before, wait):
-            self.moved(now)
-        return now - self._since
+        before, self._thread_sample = self._thread_sample, sample
+        if sample.has_moved(before, wait):
+            self.reset(now)
+        return now - self._last_progress
 
-    def wants_closer_look(self, now: float) -> bool:
+    def needs_process_sample(self, now: float) -> bool:
         """Whether it has been still for long, or others were at work for it a moment ago."""
-        return self._closer is not None or now - self._since >= SETTLED
+        return self._process_sample is not None or now - self._last_progress >= CONFIRM_AFTER
 
-    def look_closer(self, closer: ProcessSample, now: float) -> float:
+    def add_process_sample(self, sample: ProcessSample, now: float) -> float:
         """The same, when it was found to stay somewhere and to wait for nobody.
 
         What children do shows between two such looks: however late the first one comes, it proves
-        no more than ``SETTLED``.
+        no more than ``CONFIRM_AFTER``.
         """
-        before, self._closer = self._closer, closer
-        if closer.is_at_work(before):
-            self._since = now
-        seconds = now - self._since
-        return seconds if before is not None else min(seconds, SETTLED)
+        before, self._process_sample = self._process_sample, sample
+        if sample.is_working(before):
+            self._last_progress = now
+        seconds = now - self._last_progress
+        return seconds if before is not None else min(seconds, CONFIRM_AFTER)
 
-    def moved(self, now: float) -> None:
+    def reset(self, now: float) -> None:
         """It has."""
-        self._since, self._closer = now, None
+        self._last_progress, self._process_sample = now, None

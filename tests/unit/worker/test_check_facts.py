@@ -27,7 +27,7 @@ from nbddp.checks.facts import LoaderFacts, ModelFacts, OptimizerFacts, RankFact
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.check_facts import LARGE, MANY, collect_facts, data_of
-from nbddp.worker.watch.dataloader_waits import forget_epochs, note_epochs
+from nbddp.worker.watch.dataloader_waits import clear_epochs, record_epochs
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
 
@@ -68,7 +68,7 @@ def test_a_loader_says_what_its_sampler_deals_out() -> None:
 def test_a_loader_says_which_epochs_a_cell_went_through(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (DistributedSampler, RandomSampler):
         monkeypatch.setattr(kind, "__iter__", kind.__iter__)
-    note_epochs()
+    record_epochs()
     sampler = DistributedSampler(DATA, num_replicas=2, rank=1)
     loader = DataLoader(DATA, batch_size=2, sampler=sampler)
     next(iter(loader))
@@ -77,7 +77,7 @@ def test_a_loader_says_which_epochs_a_cell_went_through(monkeypatch: pytest.Monk
         sampler.set_epoch(epoch)
         assert len(list(loader)) == 3
     assert thing(loader).epochs == [0, 1, 1]
-    forget_epochs()
+    clear_epochs()
     assert thing(loader).epochs == []
 
 

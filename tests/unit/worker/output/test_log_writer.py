@@ -120,7 +120,7 @@ def test_what_was_written_after_a_mark_is_read_later(
 ) -> None:
     before = "x" * 99 + "\n" * MAX_UNREAD if is_flood else "before\n"
     write(before)
-    mark = log.mark()
+    mark = log.position()
     write("after\n" * (MAX_UNREAD if is_flood else 1))
     [first] = pieces_of(log, mark)
     assert (first.end, first.is_left) == (mark, is_flood)
@@ -138,11 +138,11 @@ def test_what_is_kept_is_in_the_file_and_in_no_piece(
     path: Path, write: Write, log: LogWriter
 ) -> None:
     write("before\n")
-    mark = log.mark()
-    log.keep("a whole traceback\nof 2 lines")
+    mark = log.position()
+    log.write_hidden("a whole traceback\nof 2 lines")
     assert [each.text for each in pieces_of(log, mark)] == ["before\n"]
     write("between\n")
-    log.keep("grüße")
+    log.write_hidden("grüße")
     write("after\n")
     pieces = pieces_of(log)
     assert [piece.text for piece in pieces] == ["", "between\n", "", "after\n"]
@@ -162,7 +162,7 @@ def test_what_is_kept_is_passed_over_once_it_is_whole(
         return written
 
     monkeypatch.setattr("os.write", write_and_look)
-    log.keep("whole")
+    log.write_hidden("whole")
     monkeypatch.undo()
     assert seen == [None]
     [piece] = pieces_of(log)

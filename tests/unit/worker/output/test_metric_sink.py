@@ -181,7 +181,7 @@ def test_rows_are_read_once_in_order_with_their_time(meters: MetricSink, path: P
 def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
     meters: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_WAITING", 10)
+    monkeypatch.setattr(room, "MAX_QUEUED_ROWS", 10)
     monkeypatch.setattr(room, "MAX_ROWS", 4)
     for step in range(13):
         meters.log(step, {})
@@ -223,7 +223,7 @@ def report(meters: MetricSink) -> None:
 
 def test_every_report_is_counted_and_said_to_the_outbox(meters: MetricSink) -> None:
     said: list[int] = []
-    meters._outbox = Mock(notify=lambda: said.append(meters.reports))
+    meters._outbox = Mock(notify=lambda: said.append(meters.report_count))
     report(meters)
     assert said == [1, 2, 3, 4, 5, 6, 7]
 
@@ -314,7 +314,7 @@ def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
 def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
     meters: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_EVENTS", 10)
+    monkeypatch.setattr(room, "MAX_QUEUED_EVENTS", 10)
     mailed: list[int] = []
     meters._outbox = Mock(flush=lambda: mailed.append(len(read_all(meters))))
     for number in range(95):

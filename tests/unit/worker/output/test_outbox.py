@@ -61,7 +61,7 @@ class Pile:
         self.taken = 0
         self.looks = 0
 
-    def mark(self) -> int:
+    def position(self) -> int:
         self.looks += 1
         return self.taken + len(self.pieces)
 
@@ -122,8 +122,8 @@ def mail() -> Iterator[Mail]:
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first batch, none goes by the clock."""
-    monkeypatch.setattr(room, "PERIOD", 1e9)
-    monkeypatch.setattr(room, "SLACK", 0.0)
+    monkeypatch.setattr(room, "BATCH_PERIOD", 1e9)
+    monkeypatch.setattr(room, "CATCH_UP", 0.0)
 
 
 def wrote(text: str) -> msg.Output:
@@ -228,7 +228,7 @@ def test_order_is_kept_while_everything_comes_at_once(mail: Mail) -> None:
 def test_a_poke_is_enough_for_a_source_to_be_mailed(
     mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "POLL", 1000.0)
+    monkeypatch.setattr(room, "POLL_INTERVAL", 1000.0)
     pile = Pile()
     outbox = mail.start(pile)
     for count in range(1, 4):
@@ -240,7 +240,7 @@ def test_a_poke_is_enough_for_a_source_to_be_mailed(
 def test_what_a_source_got_without_a_poke_is_found_soon_in_a_cell_and_later_between_cells(
     mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "IDLE_POLL", 1000.0)
+    monkeypatch.setattr(room, "IDLE_POLL_INTERVAL", 1000.0)
     pile = Pile()
     outbox = mail.start(pile)
     for cell in (1, 2):
@@ -250,7 +250,7 @@ def test_what_a_source_got_without_a_poke_is_found_soon_in_a_cell_and_later_betw
         outbox.post(report(cell))
         assert wait_until(lambda cell=cell: mail.posted[-1:] == [report(cell)])
     looks = pile.looks
-    assert not wait_until(lambda: pile.looks > looks + 1, timeout=4 * room.POLL)
+    assert not wait_until(lambda: pile.looks > looks + 1, timeout=4 * room.POLL_INTERVAL)
 
 
 @pytest.mark.usefixtures("seldom")
@@ -305,7 +305,7 @@ def test_a_flush_waits_until_everything_was_mailed_and_read(mail: Mail) -> None:
 def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
     mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "FLUSH_PATIENCE", 0.1)
+    monkeypatch.setattr(room, "FLUSH_TIMEOUT", 0.1)
     mail.writer.waiting = 1
     pile = Pile(*(wrote(str(number)) for number in range(3)))
     mail.start(pile).flush()
@@ -393,26 +393,26 @@ def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(mail: Mail)
 def test_all_ranks_mail_on_one_beat_many_of_them_less_often_and_a_first_line_waits_for_none(
     mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, many, crowd = (mail.make(ranks=ranks) for ranks in (1, room.CROWD, 64))
-    assert few._period == many._period == room.PERIOD
-    assert crowd._period == pytest.approx(64 / room.CROWD * room.PERIOD)
-    assert crowd._due_after(0.0, 1) == crowd._due_after(0.0, 100)
+    few, many, crowd = (mail.make(ranks=ranks) for ranks in (1, room.RANKS_AT_FULL_RATE, 64))
+    assert few._period == many._period == room.BATCH_PERIOD
+    assert crowd._period == pytest.approx(64 / room.RANKS_AT_FULL_RATE * room.BATCH_PERIOD)
+    assert crowd._next_due(0.0, 1) == crowd._next_due(0.0, 100)
     now = 1000.013
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
     one, other = mail.make(ranks=4), mail.make(ranks=4)
-    for mailed, period in ((1, 0.4 * room.PERIOD), (room.FEW + 1, room.PERIOD)):
-        due = one._due_after(0.0, mailed)
+    for mailed, period in ((1, 0.4 * room.BATCH_PERIOD), (room.SMALL_BATCH + 1, room.BATCH_PERIOD)):
+        due = one._next_due(0.0, mailed)
         assert due <= now
         while due <= now:  # which is soon
-            due = one._due_after(due, mailed)
+            due = one._next_due(due, mailed)
         assert due <= now + period
     later = now + 0.017  # the other one began then
     for _ in range(100):
         now += 0.01
-        due = one._due_after(due, 100) if now >= due else due
-        later = other._due_after(later, 100) if now >= later else later
+        due = one._next_due(due, 100) if now >= due else due
+        later = other._next_due(later, 100) if now >= later else later
     assert due == pytest.approx(later, abs=1e-6)
-    assert now < due <= now + room.PERIOD
+    assert now < due <= now + room.BATCH_PERIOD
 
 
 # ---- pictures
@@ -421,7 +421,7 @@ def test_all_ranks_mail_on_one_beat_many_of_them_less_often_and_a_first_line_wai
 def test_who_displays_waits_while_too_many_pictures_wait(
     mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_HELD", 100)
+    monkeypatch.setattr(room, "MAX_QUEUED_CHARACTERS", 100)
     mail.writer.waiting = 1
     outbox = mail.start()
     shown: list[int] = []
@@ -448,7 +448,7 @@ def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was
 
     def act() -> None:
         outbox.notify()
-        outbox.post(picture(room.MAX_HELD + 1))
+        outbox.post(picture(room.MAX_QUEUED_CHARACTERS + 1))
         outbox.post(picture(1))
         outbox.flush()
 

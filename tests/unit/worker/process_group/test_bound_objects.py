@@ -14,7 +14,7 @@ from torch._dynamo import OptimizedModule
 
 from nbddp.worker.process_group.bound_objects import WeakList, sharded_modules
 from nbddp.worker.process_group.migration import pair
-from nbddp.worker.watch.namespace import names_of
+from nbddp.worker.watch.namespace import paths_of
 
 
 class Thing:
@@ -40,13 +40,13 @@ def test_the_shortest_way_by_names_is_found() -> None:
         ({"kept": {"x": [inner]}}, "kept['x'][0].thing"),
         ({"_private": thing, "torch": torch}, None),
     ]:
-        assert names_of([thing], namespace).get(id(thing)) == name
+        assert paths_of([thing], namespace).get(id(thing)) == name
 
 
 def test_what_torch_compile_wraps_has_the_name_of_the_wrapper() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     compiled = OptimizedModule(model, lambda run: run)
-    found = names_of([model, model[0]], {"compiled": compiled})
+    found = paths_of([model, model[0]], {"compiled": compiled})
     assert found[id(model)] == "compiled"
 
 
@@ -71,7 +71,7 @@ def test_of_large_data_only_the_beginning_is_looked_at(kind: type) -> None:
     numbers = range(100_000)
     data = Data(dict.fromkeys(numbers) if kind is dict else numbers)
     thing = Thing()
-    found = names_of([thing, Thing()], {"data": data, "more": {"thing": thing, "data": data}})
+    found = paths_of([thing, Thing()], {"data": data, "more": {"thing": thing, "data": data}})
     assert found == {id(thing): "more['thing']"}
     assert 0 < looked_at < 1000
 
@@ -82,8 +82,8 @@ def test_what_is_not_there_is_not_searched_for_or_not_for_ever() -> None:
 
     around: list[object] = []
     around.append(around)
-    assert names_of([], {"kept": Kept()}) == {}
-    assert names_of([Thing()], {"around": around}) == {}
+    assert paths_of([], {"kept": Kept()}) == {}
+    assert paths_of([Thing()], {"around": around}) == {}
     assert sharded_modules() == []
 
 

@@ -11,8 +11,8 @@ import pytest
 from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.watch import collective_arrivals
-from nbddp.worker.watch.collective_arrivals import BLOCK, MOST_A_SECOND, ArrivalRecorder
-from nbddp.worker.watch.flight_recorder import NCCLS, newest_of
+from nbddp.worker.watch.collective_arrivals import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
+from nbddp.worker.watch.flight_recorder import NCCL_OFFSET, newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it
 
@@ -59,16 +59,18 @@ class Rank(ArrivalRecorder):
         self.recorder.add(number, at, **facts)
 
     def read(self) -> None:
-        self._read(collective_arrivals.recorded())
+        self._read(collective_arrivals.read_entries())
 
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank()
     recorder = rank.recorder
-    monkeypatch.setattr(collective_arrivals, "recorded", lambda: list(recorder.entries))
-    monkeypatch.setattr(collective_arrivals, "count_begun", lambda: recorder.count)
-    monkeypatch.setattr(collective_arrivals, "_sequences", lambda: {("0", 1): recorder.count})
+    monkeypatch.setattr(collective_arrivals, "read_entries", lambda: list(recorder.entries))
+    monkeypatch.setattr(collective_arrivals, "count_started", lambda: recorder.count)
+    monkeypatch.setattr(
+        collective_arrivals, "_count_all_started", lambda: {("0", 1): recorder.count}
+    )
     return rank
 
 
@@ -110,13 +112,13 @@ def test_a_short_cell_is_read_only_if_it_had_collectives_or_a_group_of_its_own(
 ) -> None:
     rank.begin_cell(1, BEGAN)
     with monkeypatch.context() as patch:
-        patch.setattr(collective_arrivals, "recorded", lambda: pytest.fail("it was read"))
+        patch.setattr(collective_arrivals, "read_entries", lambda: pytest.fail("it was read"))
         rank.end_cell(is_short=True)
     rank.begin_cell(2, BEGAN)
     rank.add(1, 0.1)
     rank.end_cell(is_short=True)
     monkeypatch.setattr(
-        collective_arrivals, "_sequences", dict
+        collective_arrivals, "_count_all_started", dict
     )  # a script made a group and ended it
     rank.begin_cell(3, BEGAN)
     rank.add(1, 0.2)
@@ -148,7 +150,7 @@ def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
     rank.report()
     (letter,) = rank.told
     numbers = letter.rows[::3]
-    assert len(numbers) <= MOST_A_SECOND // 128
+    assert len(numbers) <= MAX_ROWS_PER_SECOND // 128
     assert letter.thinned == 1000 - len(numbers)
     assert {number // BLOCK % 8 for number in numbers} == {0}
     assert numbers[: BLOCK - 1] == list(range(1, BLOCK)), "what is told of is told without a gap"
@@ -178,11 +180,11 @@ def test_where_collectives_come_fast_it_is_read_before_the_recorder_forgets(
     for seconds, newest in ((0.1, 499), (0.6, 500)):
         now[0] += seconds
         rank.sample()
-        assert rank._seen == newest
+        assert rank._newest_record == newest
 
 
 def test_what_nccl_has_measured_is_told_when_it_is_there(rank: Rank) -> None:
-    rank.recorder.count = NCCLS
+    rank.recorder.count = NCCL_OFFSET
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1, name="nccl:all_reduce", retired=False)
     rank.add(2, 0.2, name="nccl:all_gather", retired=False)
@@ -204,7 +206,7 @@ def test_what_nccl_has_measured_is_told_when_it_is_there(rank: Rank) -> None:
 
 
 def test_what_the_recorder_has_forgotten_is_not_waited_for(rank: Rank) -> None:
-    rank.recorder.count, rank.recorder.kept = NCCLS, 3
+    rank.recorder.count, rank.recorder.kept = NCCL_OFFSET, 3
     rank.begin_cell(7, BEGAN)
     for number in range(1, 9):
         rank.add(number, 0.1 * number, name="nccl:all_reduce")
@@ -216,7 +218,7 @@ def test_a_rank_that_calls_nccl_for_the_first_time_has_lost_nothing(rank: Rank) 
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1)
     rank.report()
-    rank.recorder.count = NCCLS
+    rank.recorder.count = NCCL_OFFSET
     rank.recorder.entries.clear()
     rank.add(1, 0.2, name="nccl:all_reduce")
     rank.report()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from nbddp.worker.watch.flight_recorder import (
-    NCCLS,
+    NCCL_OFFSET,
     gpu_microseconds,
-    meets,
+    is_synchronizing,
     newest_collective,
-    recorded,
+    read_entries,
 )
 
 
@@ -54,7 +54,11 @@ def test_a_collective_is_numbered_by_its_group(
 
 def test_all_meet_in_some_collectives_and_in_others_not() -> None:
     names = ["gloo:all_reduce", "gloo:barrier", "gloo:broadcast", "nccl:all_reduce", "gloo:send"]
-    assert [meets(entry(profiling_name=name)) for name in names] == [True, True, *[False] * 3]
+    assert [is_synchronizing(entry(profiling_name=name)) for name in names] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
 
 
 def test_what_is_recorded_comes_oldest_first_and_nothing_where_memory_is_short(
@@ -64,13 +68,13 @@ def test_what_is_recorded_comes_oldest_first_and_nothing_where_memory_is_short(
     entries = [entry(record_id=9), entry(record_id=7)]
     dump = pickle.dumps({"entries": entries})
     monkeypatch.setattr(recorder, "_dump_fr_trace", lambda **_options: dump)
-    assert [each["record_id"] for each in recorded()] == [7, 9]
+    assert [each["record_id"] for each in read_entries()] == [7, 9]
 
     def fail(**_options: bool) -> bytes:
         raise MemoryError
 
     monkeypatch.setattr(recorder, "_dump_fr_trace", fail)
-    assert recorded() == []
+    assert read_entries() == []
     assert newest_collective() is None
 
 
@@ -117,7 +121,7 @@ def test_nccl_has_a_recorder_of_its_own_which_comes_first(monkeypatch: pytest.Mo
         return pickle.dumps(dumped)
 
     monkeypatch.setattr(recorder, "_dump_nccl_trace", dump, raising=False)
-    assert [each["record_id"] for each in recorded()] == [NCCLS, NCCLS + 1]
+    assert [each["record_id"] for each in read_entries()] == [NCCL_OFFSET, NCCL_OFFSET + 1]
     newest = newest_collective()
     assert newest is not None
     assert (newest.call.title, newest.backend, newest.is_in_flight) == (
@@ -126,7 +130,7 @@ def test_nccl_has_a_recorder_of_its_own_which_comes_first(monkeypatch: pytest.Mo
         True,
     )
     dumped["entries"] = []
-    assert [each["record_id"] for each in recorded()] == [9], "of a rank that has not called it"
+    assert [each["record_id"] for each in read_entries()] == [9], "of a rank that has not called it"
 
 
 def test_the_time_on_the_gpu_is_known_where_it_is_measured() -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from processes import wait_until
 
-from nbddp.worker.watch.main_thread import mark_of_call
+from nbddp.worker.watch.main_thread import mark_event_wait
 
 
 @contextmanager
@@ -27,9 +27,9 @@ def running(act: Callable[[], object]) -> Iterator[Callable[[], FrameType]]:
 def test_a_call_that_wakes_many_times_keeps_its_mark() -> None:
     child = subprocess.Popen(["sleep", "60"])
     with running(lambda: child.wait(timeout=60)) as frame:
-        assert wait_until(lambda: mark_of_call(frame()) is not None)
-        mark = mark_of_call(frame())
-        assert not wait_until(lambda: mark_of_call(frame()) is not mark, timeout=1.0)  # 20 wakes
+        assert wait_until(lambda: mark_event_wait(frame()) is not None)
+        mark = mark_event_wait(frame())
+        assert not wait_until(lambda: mark_event_wait(frame()) is not mark, timeout=1.0)  # 20 wakes
         child.kill()
 
 
@@ -45,7 +45,7 @@ def test_each_call_of_a_loop_has_a_mark_of_its_own() -> None:
         marks: list[object] = []
 
         def look() -> bool:
-            mark = mark_of_call(frame())
+            mark = mark_event_wait(frame())
             if mark is not None and all(mark is not each for each in marks):
                 marks.append(mark)
             return len(marks) >= 3
@@ -66,6 +66,6 @@ def test_a_tracer_keeps_its_place() -> None:
 
     with running(wait) as frame:
         assert wait_until(lambda: frame().f_code.co_filename == threading.__file__)
-        assert mark_of_call(frame()) is None
+        assert mark_event_wait(frame()) is None
         assert frame().f_trace is not None
         is_over.set()

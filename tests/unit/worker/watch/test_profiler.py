@@ -24,8 +24,8 @@ from nbddp.worker.watch.profiler import (
     MAX_SECONDS,
     OWN_PROFILER,
     CellProfiler,
+    build_merged_part,
     idle_time,
-    merged_part,
     operator_times,
 )
 
@@ -75,14 +75,14 @@ class Rank:
         self.profiler = CellProfiler(
             TraceSteps(first=first, last=last), 3, lambda _memory: self.profile
         )
-        self.forget.append(self.profiler.begin())
+        self.forget.append(self.profiler.begin_cell())
 
     def end(self, *, is_ok: bool = True) -> TraceSent:
-        self.profiler.end(is_ok=is_ok)
+        self.profiler.end_cell(is_ok=is_ok)
         return self.give()
 
     def give(self) -> TraceSent:
-        return self.profiler.give(command_to_give(self.folder))[0]
+        return self.profiler.export(command_to_give(self.folder))[0]
 
 
 def command_to_give(folder: Path | str) -> SendTrace:
@@ -227,7 +227,7 @@ def test_what_torchs_profiler_refuses_and_a_full_disk_cuts_off_is_said(rank: Ran
 def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
     rank.begin(0, 1)
     log(0, 1)
-    told, files = rank.profiler.give(command_to_give(""))
+    told, files = rank.profiler.export(command_to_give(""))
     assert not told.why
     assert json.loads(gzip.decompress(files[0])) == json.loads(rank.profile.document)
     assert files[1:] == [b""]
@@ -241,10 +241,10 @@ def test_the_profiler_itself_gives_operators_and_a_file_of_the_steps(tmp_path: P
 import gzip, json, torch
 from pathlib import Path
 profiler = CellProfiler(TraceSteps(first=0, last=0), 3)
-profiler.begin()
+profiler.begin_cell()
 torch.ones(9).sum()
-log_and_track.reached(0, source="log")
-told, _ = profiler.give(SendTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
+log_and_track.report_step(0, source="log")
+told, _ = profiler.export(SendTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
 assert not told.why, told.why
 assert "aten::sum" in told.spent
 own = json.loads(gzip.decompress(Path("rank2.json.gz").read_bytes()))
@@ -277,7 +277,7 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
     of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
     document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
     command = SendTrace(request=1, cell=3, rank=2, folder="", zero=1_000, most=100, node="alpha")
-    events, _ = merged_part(json.loads(json.dumps(document)), command)
+    events, _ = build_merged_part(json.loads(json.dumps(document)), command)
     heads = {(each["pid"], each["name"]): each["args"] for each in events[: len(HEADS)]}
     assert heads[20_000_077, "process_name"]["name"] == "rank 2 (node alpha)"
     assert heads[20_000_077, "process_sort_index"]["sort_index"] == 20_000_077
@@ -293,7 +293,7 @@ def test_of_too_many_events_the_shortest_are_left_out_and_counted() -> None:
     events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
     document = {"traceEvents": [*HEADS, *events]}
     command = SendTrace(request=1, cell=3, rank=0, folder="", zero=0, most=3)
-    events, left_out = merged_part(document, command)
+    events, left_out = build_merged_part(document, command)
     assert [each["dur"] for each in events[len(HEADS) :]] == [10.0, 9.0, 8.0]
     assert left_out == 7
 

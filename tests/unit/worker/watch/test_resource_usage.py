@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nbddp.worker.watch import resource_usage as usage_module
-from nbddp.worker.watch.resource_usage import UsageSampler, children_use
+from nbddp.worker.watch.resource_usage import UsageSampler, read_child_usage
 
 
 def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,20 +70,20 @@ def child(*command: str) -> Iterator[Popen[bytes]]:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
-    before = children_use().cpu_time
+    before = read_child_usage().cpu_time
     script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
     with child("sh", "-c", script):
-        used = children_use().cpu_time - before
+        used = read_child_usage().cpu_time - before
     assert used >= 0.05
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the output of another process")
 def test_what_a_child_and_a_grandchild_that_has_ended_wrote_counts() -> None:
-    before = children_use().written
+    before = read_child_usage().written
     script = "echo one > /dev/null; sh -c 'echo two > /dev/null'; echo; read line"
     with child("sh", "-c", script):
-        assert children_use().written - before >= len("one\ntwo\n\n")
+        assert read_child_usage().written - before >= len("one\ntwo\n\n")
 
 
 @pytest.mark.process
@@ -99,9 +99,9 @@ def test_a_child_that_waits_for_a_disk_is_seen() -> None:
         "print(flush=True)\n"
         "libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p(500_000))"
     )
-    assert not children_use().is_reading
+    assert not read_child_usage().is_reading
     with child(sys.executable, "-c", script) as process:
         seen = False
         while not seen and process.poll() is None:
-            seen = children_use().is_reading
+            seen = read_child_usage().is_reading
     assert seen

@@ -33,12 +33,12 @@ class Pulses(Sampler):
         super().__init__(self.posted.append, shell, self.usage)
         self.news()  # the first look between cells has no CPU
         self.posted.clear()
-        self.forget_told()
+        self.force_next_status()
 
     def news(self, *, is_due: bool = False, **change: float) -> int:
         """Look once more between cells; how much was posted by then."""
         self.usage.now = replace(self.usage.now, **change)
-        self.look_between_cells(is_due=is_due)
+        self.sample_between_cells(is_due=is_due)
         return len(self.posted)
 
 
@@ -75,13 +75,13 @@ def test_a_look_that_spans_a_short_cell_tells_no_cpu(pulses: Pulses) -> None:
     pulses.begin_cell(3)
     pulses.end_cell()
     for _ in range(2):
-        pulses.look_between_cells(is_due=True)
+        pulses.sample_between_cells(is_due=True)
     shown = [each.cpu for each in pulses.posted if isinstance(each, RankStatus)]
     assert shown == [45.0, -1.0, 45.0]
 
 
 def test_what_was_told_before_or_in_a_cell_is_old_after_it(pulses: Pulses) -> None:
-    pulses._report(pulses.look(cell=3))
+    pulses._send(pulses.sample(cell=3))
     assert pulses.news() == 2
     pulses.begin_cell(4)  # which is too short to be looked at
     pulses.end_cell()

@@ -7,27 +7,27 @@ from dataclasses import replace
 import pytest
 
 from nbddp.worker.watch.stall_detector import (
-    BUSY,
-    SETTLED,
-    WAKES,
-    WORKED,
+    CHILD_CPU,
+    CONFIRM_AFTER,
+    MAX_SWITCHES,
+    THREAD_CPU,
     BlockingCall,
     ProcessSample,
     StallDetector,
     ThreadSample,
 )
 
-HERE = ThreadSample(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
-DONE = {"place": (5, 1, 9), "collectives": 4, "said": 3}
-SIGNS = {"written": 101, "switches": 41, "cpu": 1.0 + 2 * BUSY}
+HERE = ThreadSample(place=(5, 1, 8), collectives=3, reports=2, written=100, cpu=1.0, switches=40)
+DONE = {"place": (5, 1, 9), "collectives": 4, "reports": 3}
+SIGNS = {"written": 101, "switches": 41, "cpu": 1.0 + 2 * THREAD_CPU}
 
 
 def stay(after: ThreadSample, wait: BlockingCall) -> float:
     """How long it seems to have stayed, after 10 s here and one more look."""
     still = StallDetector()
-    still.look(HERE, wait, 0.0)
-    assert still.look(HERE, wait, 10.0) == 10.0
-    return still.look(after, wait, 11.0)
+    still.add_thread_sample(HERE, wait, 0.0)
+    assert still.add_thread_sample(HERE, wait, 10.0) == 10.0
+    return still.add_thread_sample(after, wait, 11.0)
 
 
 @pytest.mark.parametrize("wait", BlockingCall)
@@ -56,14 +56,14 @@ def test_what_may_be_of_a_thread_beside_it_is_no_move_of_who_waits(
 
 
 def test_in_one_call_only_output_and_much_cpu_time_are_moves() -> None:
-    assert stay(replace(HERE, switches=60, cpu=1.0 + 2 * BUSY), BlockingCall.ONE_CALL) == 11.0
-    assert stay(replace(HERE, cpu=1.0 + WORKED), BlockingCall.ONE_CALL) == 0.0
+    assert stay(replace(HERE, switches=60, cpu=1.0 + 2 * THREAD_CPU), BlockingCall.ONE_CALL) == 11.0
+    assert stay(replace(HERE, cpu=1.0 + CHILD_CPU), BlockingCall.ONE_CALL) == 0.0
     assert stay(replace(HERE, written=101), BlockingCall.ONE_CALL) == 0.0
 
 
 def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
-    assert stay(replace(HERE, switches=40 + WAKES), BlockingCall.SEEN) == 11.0
-    assert stay(replace(HERE, switches=41 + WAKES), BlockingCall.SEEN) == 0.0
+    assert stay(replace(HERE, switches=40 + MAX_SWITCHES), BlockingCall.SEEN) == 11.0
+    assert stay(replace(HERE, switches=41 + MAX_SWITCHES), BlockingCall.SEEN) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -83,31 +83,31 @@ def test_a_closer_look_finds_who_works_for_a_thread_that_sleeps(
     closer: ProcessSample, is_at_work: bool
 ) -> None:
     still = StallDetector()
-    still.look(HERE, BlockingCall.NONE, 0.0)
-    still.look_closer(ProcessSample(children=5.0), 3.0)
-    assert still.look_closer(closer, 4.0) == (0.0 if is_at_work else 4.0)
+    still.add_thread_sample(HERE, BlockingCall.NONE, 0.0)
+    still.add_process_sample(ProcessSample(children=5.0), 3.0)
+    assert still.add_process_sample(closer, 4.0) == (0.0 if is_at_work else 4.0)
 
 
 def test_children_are_compared_only_within_one_stay() -> None:
     still = StallDetector()
-    still.look_closer(ProcessSample(children=1.0), 1.0)
-    still.moved(2.0)
-    assert still.look_closer(ProcessSample(children=9.0), 5.0) > 0.0
+    still.add_process_sample(ProcessSample(children=1.0), 1.0)
+    still.reset(2.0)
+    assert still.add_process_sample(ProcessSample(children=9.0), 5.0) > 0.0
 
 
 def test_a_first_closer_look_that_comes_late_does_not_prove_that_children_are_idle() -> None:
     still = StallDetector()
-    still.moved(0.0)
-    assert still.look_closer(ProcessSample(children=1.0), 7.0) == SETTLED
-    assert still.look_closer(ProcessSample(children=2.0), 8.0) == 0.0
-    assert still.look_closer(ProcessSample(children=2.0), 9.0) == 1.0
+    still.reset(0.0)
+    assert still.add_process_sample(ProcessSample(children=1.0), 7.0) == CONFIRM_AFTER
+    assert still.add_process_sample(ProcessSample(children=2.0), 8.0) == 0.0
+    assert still.add_process_sample(ProcessSample(children=2.0), 9.0) == 1.0
 
 
 def test_who_has_others_at_work_for_it_is_looked_at_closely_every_time() -> None:
     still = StallDetector()
-    still.moved(0.0)
-    assert [still.wants_closer_look(now) for now in (1.0, 2.0)] == [False, True]
-    still.look_closer(ProcessSample(cpu=90.0), 2.0)
-    assert still.wants_closer_look(3.0), "the next look may be one at which they were starved"
-    still.moved(4.0)
-    assert not still.wants_closer_look(5.0)
+    still.reset(0.0)
+    assert [still.needs_process_sample(now) for now in (1.0, 2.0)] == [False, True]
+    still.add_process_sample(ProcessSample(cpu=90.0), 2.0)
+    assert still.needs_process_sample(3.0), "the next look may be one at which they were starved"
+    still.reset(4.0)
+    assert not still.needs_process_sample(5.0)
