@@ -396,7 +396,7 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     line = Mock(folder=Mock(path=path))
     said: list[str] = []
     session = Mock(event_log=line, call=lambda act, *words: act(*words))
-    line.say = said.append
+    line.notify = said.append
     publishing = LivePublishing(said.append)
     for _ in range(3):
         publishing.follow(session, [Target("wandb")])
