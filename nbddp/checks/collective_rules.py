@@ -83,9 +83,9 @@ def collective_name(source: CellSource, call: ast.Call) -> str:
     A collective in a group of some ranks does not count.
     """
     name = source.called_name(call)
-    is_one = name in COLLECTIVES or name in NBDDP_COLLECTIVES or _WORLD_CALLS.fullmatch(name)
+    is_collective = name in COLLECTIVES or name in NBDDP_COLLECTIVES or _WORLD_CALLS.fullmatch(name)
     position = _GROUP_POSITIONS.get(name.rpartition(".")[2])
-    return name if is_one and _is_for_all_ranks(call, position) else ""
+    return name if is_collective and _is_for_all_ranks(call, position) else ""
 
 
 def _shard_call_name(source: CellSource, call: ast.Call) -> str:
@@ -200,13 +200,13 @@ def _other_ranks_match_below(source: CellSource, call: ast.Call, outer: ast.AST)
     The ranks that make ``call`` leave before it, by ``return``, ``raise``, ``break`` or
     ``continue``.
     """
-    left = exit_target(source, call, outer)
-    if left is None:
+    target = exit_target(source, call, outer)
+    if target is None:
         return False
-    first, last = source.last_line(outer), source.last_line(left)
-    here = _collective_lines(source).get(source.function(call), [])
-    position = bisect_right(here, first)
-    return position < len(here) and here[position] <= last
+    first, last = source.last_line(outer), source.last_line(target)
+    candidates = _collective_lines(source).get(source.function(call), [])
+    position = bisect_right(candidates, first)
+    return position < len(candidates) and candidates[position] <= last
 
 
 @cached_per_source
@@ -245,20 +245,22 @@ class _MatchingConditions:
 def _after_early_exit(source: CellSource) -> Iterator[Hit]:
     sharded_calls = shard_calls(source)
     calls = collective_calls(source) + list(sharded_calls.items())
-    around = _all_ancestors(source, calls)
-    of_all: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
+    ancestors_of_calls = _all_ancestors(source, calls)
+    by_function: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
     for call, name in calls:
         if not has_rank_condition(source, call):
-            of_all.setdefault(source.function(call), []).append((source.line(call), name, call))
-    for each in of_all.values():
+            by_function.setdefault(source.function(call), []).append(
+                (source.line(call), name, call)
+            )
+    for each in by_function.values():
         each.sort(key=lambda entry: entry[:2])
-    for condition, left in early_exits(source):
+    for condition, target in early_exits(source):
         last = max(source.line(each) for each in condition.body)
-        here = of_all.get(source.function(condition), [])
-        behind = here[bisect_right(here, last, key=lambda entry: entry[0]) :]
-        for line, name, call in () if condition in around else behind:
+        candidates = by_function.get(source.function(condition), [])
+        later = candidates[bisect_right(candidates, last, key=lambda entry: entry[0]) :]
+        for line, name, call in () if condition in ancestors_of_calls else later:
             if (
-                line <= source.last_line(left)
+                line <= source.last_line(target)
                 and (call not in sharded_calls or picks_one_of_all(condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ):
@@ -279,7 +281,7 @@ def _all_ancestors(source: CellSource, calls: list[tuple[ast.Call, str]]) -> set
 @rule("ND104")
 def _in_except(source: CellSource) -> Iterator[Hit]:
     calls = collective_calls(source)
-    around = _all_ancestors(source, calls)
+    ancestors_of_calls = _all_ancestors(source, calls)
     for call, name in calls:
         for outer in source.ancestors(call):
             if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -287,11 +289,11 @@ def _in_except(source: CellSource) -> Iterator[Hit]:
             if isinstance(outer, ast.ExceptHandler):
                 attempt = source.parents[outer]
                 is_tried = isinstance(attempt, ast.Try) and any(
-                    each in around for each in (*attempt.body, *attempt.orelse)
+                    each in ancestors_of_calls for each in (*attempt.body, *attempt.orelse)
                 )
-                is_met = is_tried or _other_ranks_match_below(source, call, attempt)
+                has_partner = is_tried or _other_ranks_match_below(source, call, attempt)
                 catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
-                if not is_met and not catches_import:
+                if not has_partner and not catches_import:
                     yield (
                         call,
                         f"{short_name(name)} is in an `except`: only the ranks that had the error "

@@ -86,7 +86,7 @@ def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
         return  # some have no such model, or share it with a part of the ranks
     for name, by_rank in _distributed_loaders(facts):
         counts = {rank: each.num_replicas for rank, each in by_rank.items()}
-        places = Counter(each.sampler_rank for each in by_rank.values())
+        share_counts = Counter(each.sampler_rank for each in by_rank.values())
         if set(counts.values()) != {facts.world_size}:
             wrong = next(each for each in counts.values() if each != facts.world_size)
             yield (
@@ -94,21 +94,21 @@ def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
                 f"the sampler of {name} splits the data among {plural(wrong, 'rank')}, "
                 f"but {facts.world_size} ranks train with it.",
             )
-        elif max(places.values()) > 1:
-            twice = [rank for rank, each in by_rank.items() if places[each.sampler_rank] > 1]
-            yield name, f"{format_ranks(twice)} have the same share of {name}."
+        elif max(share_counts.values()) > 1:
+            ranks = [rank for rank, each in by_rank.items() if share_counts[each.sampler_rank] > 1]
+            yield name, f"{format_ranks(ranks)} have the same share of {name}."
 
 
 @rule("ND210")
 def _same_epoch(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in _distributed_loaders(facts):
         epochs = by_rank[min(by_rank)].epochs
-        again = [each for each in epochs if epochs.count(each) > 1]
-        if again and all(each.shuffles for each in by_rank.values()):
+        repeated = [each for each in epochs if epochs.count(each) > 1]
+        if repeated and all(each.shuffles for each in by_rank.values()):
             yield (
                 name,
-                f"{name} went through epoch {again[0]} {epochs.count(again[0])} times, in the same "
-                "order: set_epoch() was not called.",
+                f"{name} went through epoch {repeated[0]} {epochs.count(repeated[0])} times, in "
+                "the same order: set_epoch() was not called.",
             )
 
 
@@ -139,8 +139,8 @@ def _other_data(facts: GroupFacts) -> Iterator[Hit]:
 
 def _is_in_other_order(orders: list[str]) -> bool:
     """Return whether all ranks have the same items, but not in the same order."""
-    parts = [each.partition(" ") for each in orders]
-    return "" not in orders and len({each[0] for each in parts}) == 1 < len(set(orders))
+    checksums = [each.partition(" ") for each in orders]
+    return "" not in orders and len({each[0] for each in checksums}) == 1 < len(set(orders))
 
 
 @rule("ND206")
@@ -190,8 +190,8 @@ def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
 def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(OptimizerFacts):
         rates = {rank: each.rates for rank, each in by_rank.items()}
-        is_one = len({(each.shapes, len(each.rates)) for each in by_rank.values()}) == 1
-        if facts.is_ok and facts.has_ddp and is_one and _differ(rates):
+        is_same_kind = len({(each.shapes, len(each.rates)) for each in by_rank.values()}) == 1
+        if facts.is_ok and facts.has_ddp and is_same_kind and _differ(rates):
             shown = {
                 rank: ", ".join(f"{each:g}" for each in rates_of_rank)
                 for rank, rates_of_rank in rates.items()
@@ -202,11 +202,11 @@ def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
 @rule("ND209")
 def _one_gpu(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(ModelFacts):
-        where: dict[tuple[str, str], list[int]] = {}
+        ranks_by_gpu: dict[tuple[str, str], list[int]] = {}
         for rank, each in by_rank.items():
             if each.device and each.ranks:
-                where.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
-        for (_host, device), ranks in where.items():
+                ranks_by_gpu.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
+        for (_host, device), ranks in ranks_by_gpu.items():
             if len(ranks) > 1:
                 yield name, f"{format_ranks(ranks)} have {name} on one GPU: {device}."
 
@@ -270,9 +270,10 @@ def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
 def _unused(facts: GroupFacts) -> Iterator[Hit]:
     is_trained = facts.is_ok and bool(backward_calls(facts.source))
     for name, by_rank in facts.all_have(ModelFacts):
-        parts = [each for each in by_rank.values() if each.ranks and not each.finds_unused]
-        is_so = len(parts) == len(by_rank) and all(each.with_gradient for each in parts)
-        seen = [each for each in parts if each.without_gradient] if is_trained and is_so else []
+        models = [each for each in by_rank.values() if each.ranks and not each.finds_unused]
+        has_gradients = len(models) == len(by_rank) and all(each.with_gradient for each in models)
+        may_judge = is_trained and has_gradients
+        seen = [each for each in models if each.without_gradient] if may_judge else []
         refused = [each for each in by_rank.values() if each.is_refused]
         if not facts.line(name) or not (refused or len(seen) == len(by_rank)):
             continue

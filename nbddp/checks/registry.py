@@ -41,8 +41,8 @@ class Finding:
         >>> Finding(rule="ND101", line=3, text="It hangs.", why="", fix="").headline
         'ND101 line 3: It hangs.'
         """
-        place = f" line {self.line}" if self.line else ""
-        return f"{self.rule}{place}: {self.text}"
+        location = f" line {self.line}" if self.line else ""
+        return f"{self.rule}{location}: {self.text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class Rule:
     def findings(self, subject: Any) -> Iterator[Finding]:
         """What it finds in a :class:`Source` or in :class:`Facts`."""
         texts = {"rule": self.id, "why": self.why, "fix": self.fix}
-        for place, text in self.find(subject):
-            line = place if isinstance(place, int) else subject.line(place)
+        for location, text in self.find(subject):
+            line = location if isinstance(location, int) else subject.line(location)
             yield Finding(line=line, text=text, is_fact=self.is_fact, **texts)
 
 

@@ -30,8 +30,8 @@ def _saves(source: CellSource) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 @rule("ND141")
 def _one_file(source: CellSource) -> Iterator[Hit]:
-    meets = any(collective_name(source, each) for each in source.calls)
-    if not (source.is_cell or source.is_distributed or meets):
+    has_collective = any(collective_name(source, each) for each in source.calls)
+    if not (source.is_cell or source.is_distributed or has_collective):
         return
     is_arranged = _uses_training_library(source)
     for call, path in _saves(source):

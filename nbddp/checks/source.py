@@ -327,8 +327,8 @@ class CellSource:
         """Of each such comment its line, whether that has nothing else, and the rules."""
         found = []
         for number, text in enumerate(self.text.split("\n"), start=1 + self._line_offset):
-            said = _SILENCING_COMMENT.search(text) if "nbddp:" in text else None
-            if said is not None:
+            comment = _SILENCING_COMMENT.search(text) if "nbddp:" in text else None
+            if comment is not None:
                 is_of_all = text.lstrip().startswith("#")
-                found.append((number, is_of_all, re.findall(r"ND\d+", said[1])))
+                found.append((number, is_of_all, re.findall(r"ND\d+", comment[1])))
         return found

@@ -92,17 +92,17 @@ Edit = tuple[int, int, str]  # the bytes from here to there become this
 def apply_edits(text: str, edits: list[Edit]) -> str:
     """Make edits that do not overlap."""
     data = text.encode()
-    for begin, end, new in sorted(edits, reverse=True):
-        data = data[:begin] + new.encode() + data[end:]
+    for start, end, new in sorted(edits, reverse=True):
+        data = data[:start] + new.encode() + data[end:]
     return data.decode()
 
 
 def span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
     """Return where a node begins and ends, in bytes."""
     lines = text.encode().splitlines(keepends=True)
-    begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     last = node.end_lineno or node.lineno
-    return begin, sum(map(len, lines[: last - 1])) + (node.end_col_offset or 0)
+    return start, sum(map(len, lines[: last - 1])) + (node.end_col_offset or 0)
 
 
 @dataclass(slots=True)

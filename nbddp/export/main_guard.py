@@ -43,11 +43,11 @@ def split_by_guard(
     # the comments above a statement go with it
     ends = [*(each[-1].end_lineno or 0 for each in groups[:-1]), len(lines)]
     flags = [not (is_for_all and _may_stand_outside(each, top)) for each in groups]
-    begin = 0
-    for must_be_guarded, some in groupby(zip(flags, ends, strict=False), key=itemgetter(0)):
-        *_, (_, end) = some
-        yield must_be_guarded, "\n".join(lines[begin:end]).strip("\n")
-        begin = end
+    start = 0
+    for must_be_guarded, group in groupby(zip(flags, ends, strict=False), key=itemgetter(0)):
+        *_, (_, end) = group
+        yield must_be_guarded, "\n".join(lines[start:end]).strip("\n")
+        start = end
 
 
 def _group_by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:

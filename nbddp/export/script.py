@@ -191,7 +191,7 @@ class _Writer:
         self._may_be_out_of_step = True
 
     def _add_cell_parts(self, text: str, request: CellRequest) -> None:
-        waits = self._may_be_out_of_step and request.needs_group is not False
+        needs_wait = self._may_be_out_of_step and request.needs_group is not False
         for must_be_guarded, part in split_by_guard(
             text, self._top_level_names, is_for_all=request.ranks is None
         ):
@@ -201,8 +201,8 @@ class _Writer:
             has_code = bool(ast.parse(part).body)
             if request.ranks is not None and has_code:
                 part = f"if _RANK in {tuple(request.ranks)!r}:\n{indent(part)}"
-            if waits and has_code:
-                part, waits = f"_wait_for_all()\n{part}", False
+            if needs_wait and has_code:
+                part, needs_wait = f"_wait_for_all()\n{part}", False
             self._add_guarded(part)
 
     def _add_guarded(self, text: str) -> None:
@@ -354,15 +354,15 @@ def _with_last_value_shown(plain: PlainCell, name: str) -> str:
     last = body[-1] if body else None
     if plain.is_silent or not isinstance(last, ast.Expr):
         return plain.text
-    begin, end = span(plain.text, last)
+    start, end = span(plain.text, last)
     data = plain.text.encode()
-    value, rest = data[begin:end].decode(), data[end:].decode().lstrip(" \t")
+    value, rest = data[start:end].decode(), data[end:].decode().lstrip(" \t")
     is_print = isinstance(last.value, ast.Call) and ast.unparse(last.value.func) == "print"
     if rest.startswith(";") or is_print or value == "None":
         return plain.text
     more = f", {name!r}" if name else ""
     shown = f"_show({_argument_of_show(value)}{more})"
-    return apply_edits(plain.text, [(begin, end, shown)])
+    return apply_edits(plain.text, [(start, end, shown)])
 
 
 def _argument_of_show(expression: str) -> str:

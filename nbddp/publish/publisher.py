@@ -276,15 +276,15 @@ def name_in_tracker(folder: Path, kind: str, *, is_again: bool) -> str:
     Raises:
         RequestError: it is there already.
     """
-    before = read_note(folder, kind)
-    if not before:
+    previous = read_note(folder, kind)
+    if not previous:
         return folder.name
     if not is_again:
-        how = "is" if before.get("is_whole") else "began to be"
+        state = "is" if previous.get("is_whole") else "began to be"
         raise RequestError(
-            f"run {folder.name} {how} published to {kind} already ({before.get('where', '?')}); "
-            "--again makes another run of it there"
+            f"run {folder.name} {state} published to {kind} already "
+            f"({previous.get('where', '?')}); --again makes another run of it there"
         )
-    begin, dash, number = str(before.get("name", "")).rpartition("-again")
-    is_numbered = bool(dash) and begin == folder.name and number.isdecimal()
+    base, dash, number = str(previous.get("name", "")).rpartition("-again")
+    is_numbered = bool(dash) and base == folder.name and number.isdecimal()
     return f"{folder.name}-again{int(number) + 1 if is_numbered else 2}"

@@ -44,11 +44,11 @@ class ProcessStatus:
 
 
 @contextmanager
-def time_limit(what: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
+def time_limit(operation: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
     """End this process if the tracker does not answer: nothing in it can be trusted then."""
 
     def exit_process() -> None:
-        reports.send(failed=f"{kind} did not answer for {seconds:g} s ({what})")
+        reports.send(failed=f"{kind} did not answer for {seconds:g} s ({operation})")
         os._exit(1)
 
     timer = threading.Timer(seconds, exit_process)
@@ -107,9 +107,9 @@ def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
         warnings.showwarning = partial(_warn, kind, reports, [])
         _follow(publisher, args, reports)
         outcome = publisher.finish()
-    what = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
-    write_note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **what)
-    reports.send(**what, is_over=True)
+    result = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
+    write_note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **result)
+    reports.send(**result, is_over=True)
 
 
 def _warn(

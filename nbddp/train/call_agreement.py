@@ -22,17 +22,17 @@ Group = dist.ProcessGroup | None  # None for that of all ranks
 not_collective: ContextVar[str] = ContextVar("nbddp_apart", default="")  # what ranks do one by one
 
 
-def check_member(what: str, group: Group) -> None:
+def check_member(call_name: str, group: Group) -> None:
     """See that this rank is in the group.
 
     Raises:
         ArgumentError: it is not.
     """
     if this_rank.world_size(group) < 1:
-        raise ArgumentError(f"nbddp.{what}: rank {this_rank.rank()} is not in the group")
+        raise ArgumentError(f"nbddp.{call_name}: rank {this_rank.rank()} is not in the group")
 
 
-def check_same_call(what: str, mine: T, group: Group = None) -> dict[int, T]:
+def check_same_call(call_name: str, value: T, group: Group = None) -> dict[int, T]:
     """Meet the other ranks: what each brought, or nothing if all brought the same.
 
     The usual case is found out with a number from each. Who waits here for a rank that does not
@@ -46,20 +46,21 @@ def check_same_call(what: str, mine: T, group: Group = None) -> dict[int, T]:
         return {}
     if not_collective.get():
         raise RequestError(
-            f"{what} inside {not_collective.get()}: the ranks are not together there; call it "
+            f"{call_name} inside {not_collective.get()}: the ranks are not together there; call it "
             "before or after, on all ranks"
         )
-    digest = int.from_bytes(blake2b(repr((what, mine)).encode(), digest_size=7).digest(), "big")
+    content = repr((call_name, value)).encode()
+    digest = int.from_bytes(blake2b(content, digest_size=7).digest(), "big")
     own_digest = torch.tensor([digest], device=communication_device(group))
     digests = [torch.empty_like(own_digest) for _ in range(this_rank.world_size(group))]
     dist.all_gather(digests, own_digest, group)
     if len(set(torch.cat(digests).tolist())) == 1:
         return {}
-    calls = gather_by_rank((what, mine), group)
+    calls = gather_by_rank((call_name, value), group)
     names = {rank: each for rank, (each, _) in calls.items()}
     if len(set(names.values())) > 1:
         raise RequestError(f"the ranks are in different calls: {format_by_rank(names)}")
-    return {rank: theirs for rank, (_, theirs) in calls.items()}
+    return {rank: each for rank, (_, each) in calls.items()}
 
 
 def gather_by_rank(value: T, group: Group) -> dict[int, T]:

@@ -114,20 +114,20 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
             f"nbddp.on_main takes a function and is called with its arguments later, as in "
             f"`save = nbddp.on_main(save)`; got {type(fn).__name__}"
         )
-    what = f"nbddp.on_main({getattr(fn, '__name__', type(fn).__name__)})"
+    call_name = f"nbddp.on_main({getattr(fn, '__name__', type(fn).__name__)})"
 
     @wraps(fn)
     def on_rank_0(*args: P.args, **kwargs: P.kwargs) -> T:
         if not_collective.get().startswith("nbddp.on_main("):
             return fn(*args, **kwargs)  # of the ranks, only this one is here already
-        check_same_call(what, None)
+        check_same_call(call_name, None)
         if this_rank.rank() != 0:
             return cast(T, pickle.loads(_receive_from_rank_0()))
-        with _failure_broadcast(what), _marked_not_collective(what):
+        with _failure_broadcast(call_name), _marked_not_collective(call_name):
             result = fn(*args, **kwargs)
             outcome = pickle_outcome(result) if this_rank.world_size() > 1 else CallOutcome()
             if outcome.failure:
-                raise TypeError(f"{what}: the result cannot be pickled: {outcome.failure}")
+                raise TypeError(f"{call_name}: the result cannot be pickled: {outcome.failure}")
         broadcast_outcome(outcome)
         return result
 
@@ -148,25 +148,25 @@ def main_rank_first() -> Iterator[None]:
     >>> with main_rank_first():
     ...     downloaded = True
     """
-    what = "nbddp.main_rank_first()"
+    call_name = "nbddp.main_rank_first()"
     if not_collective.get():  # in turns already, or rank 0 alone
         yield
         return
-    check_same_call(what, None)
+    check_same_call(call_name, None)
     if this_rank.rank() != 0:
         _receive_from_rank_0()
-        with _marked_not_collective(what):
+        with _marked_not_collective(call_name):
             yield
         return
-    with _failure_broadcast(what), _marked_not_collective(what):
+    with _failure_broadcast(call_name), _marked_not_collective(call_name):
         yield
     broadcast_outcome(CallOutcome())
 
 
 @contextmanager
-def _marked_not_collective(what: str) -> Iterator[None]:
+def _marked_not_collective(call_name: str) -> Iterator[None]:
     """The ranks do not run this together: nothing in it may wait for all of them."""
-    before = not_collective.set(what)
+    before = not_collective.set(call_name)
     try:
         yield
     finally:
@@ -174,7 +174,7 @@ def _marked_not_collective(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _failure_broadcast(what: str) -> Iterator[None]:
+def _failure_broadcast(call_name: str) -> Iterator[None]:
     """When the body fails on rank 0, tell the ranks that wait for it."""
     try:
         yield
@@ -182,7 +182,7 @@ def _failure_broadcast(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        broadcast_outcome(CallOutcome(failure=f"rank 0 failed in {what}: {reason}"))
+        broadcast_outcome(CallOutcome(failure=f"rank 0 failed in {call_name}: {reason}"))
         raise
 
 
@@ -196,7 +196,7 @@ def _receive_from_rank_0() -> bytes:
 # ---- errors on every rank
 
 
-def run_on_all_ranks(act: Callable[[], T]) -> list[T]:
+def run_on_all_ranks(function: Callable[[], T]) -> list[T]:
     """Act on every rank and meet; what came of it, in order of rank.
 
     Raises:
@@ -207,11 +207,11 @@ def run_on_all_ranks(act: Callable[[], T]) -> list[T]:
     [7]
     """
     if this_rank.world_size() == 1:
-        return [act()]
+        return [function()]
     result: Any = None
     failure: Exception | None = None
     try:
-        result = act()
+        result = function()
     except Exception as error:  # noqa: BLE001 - the others wait, and are to hear of it
         failure = error
     is_ours = failure is None or isinstance(failure, CheckpointError)
@@ -312,9 +312,9 @@ def _describe_kind(leaf: Any) -> str:
 
 def _agree_on_kinds(kinds: dict[str, str], op: str, group: Group) -> dict[str, str]:
     """See that all ranks brought the same; what is an int here and a float there is a float."""
-    everyone = check_same_call("nbddp.all_reduce", {**kinds, "op": op}, group)
-    for path in dict.fromkeys(path for theirs in everyone.values() for path in theirs):
-        found = {rank: theirs.get(path, "nothing") for rank, theirs in everyone.items()}
+    kinds_by_rank = check_same_call("nbddp.all_reduce", {**kinds, "op": op}, group)
+    for path in dict.fromkeys(path for each in kinds_by_rank.values() for path in each):
+        found = {rank: each.get(path, "nothing") for rank, each in kinds_by_rank.items()}
         if set(found.values()) == {"int", "float"}:
             kinds[path] = "float"
         elif len(set(found.values())) > 1:

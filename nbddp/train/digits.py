@@ -118,11 +118,11 @@ def read_idx(content: bytes) -> torch.Tensor:
     """
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError("not an IDX file of bytes")
-    begin = 4 + 4 * content[3]
-    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, begin, 4)]
-    if len(content) != begin + math.prod(sizes):
+    data_start = 4 + 4 * content[3]
+    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, data_start, 4)]
+    if len(content) != data_start + math.prod(sizes):
         raise ValueError(f"an IDX file of {sizes} is not {len(content)} bytes long")
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=begin).reshape(sizes)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=data_start).reshape(sizes)
 
 
 def _scaled(images: torch.Tensor) -> torch.Tensor:

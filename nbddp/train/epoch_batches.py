@@ -121,16 +121,18 @@ class EpochBatches:
 
     def start_epoch(self, seed: int, position: LoaderPosition) -> None:
         """Find out what is left of the epoch."""
-        mine = self._order.indices_of_rank(seed, position.epoch, position.start)
+        samples = self._order.indices_of_rank(seed, position.epoch, position.start)
         size = self._batch_size or 1
-        end = len(mine)
+        end = len(samples)
         if self._order.drop_last:
             end -= end % size
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         seed_parts = (seed, epoch, this_rank.rank(), position.start)
         self._batches = [
             BatchIndices(
-                mine[begin : min(begin + size, end)] if self._batch_size else list(mine[begin]),
+                samples[begin : min(begin + size, end)]
+                if self._batch_size
+                else list(samples[begin]),
                 mix(*seed_parts, begin),
             )
             for begin in range(position.batches * size, end, size)
@@ -180,11 +182,11 @@ class InterleavedStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         seed_parts = (self._seed, self._position.epoch, self._position.start)
-        for number, samples in enumerate(self._rounds(seed_parts)):
-            mine = samples[self._rank :: self._world_size]
-            if mine and number >= self._position.batches:
+        for number, samples_of_all in enumerate(self._rounds(seed_parts)):
+            samples = samples_of_all[self._rank :: self._world_size]
+            if samples and number >= self._position.batches:
                 with seeded(mix(*seed_parts, number, self._rank)):
-                    batch = self._collate(mine)
+                    batch = self._collate(samples)
                 yield batch
 
     def _rounds(self, seed_parts: tuple[int, ...]) -> Iterator[list[Any]]:

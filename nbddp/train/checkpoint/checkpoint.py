@@ -392,11 +392,11 @@ def _log_failure(write: Callable[[], None]) -> None:
         raise
 
 
-def _warn_about_differences(contents: CheckpointContents, left: list[str]) -> None:
-    if left:
+def _warn_about_differences(contents: CheckpointContents, not_loaded: list[str]) -> None:
+    if not_loaded:
         warn_user(
-            f"{contents.path} holds {', '.join(left)} too, which resume() was not given and which "
-            f"was not loaded; write {left[0]}=None if that is meant"
+            f"{contents.path} holds {', '.join(not_loaded)} too, which resume() was not given and "
+            f"which was not loaded; write {not_loaded[0]}=None if that is meant"
         )
     if not contents.is_same_world:
         warn_user(

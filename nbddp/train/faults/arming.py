@@ -55,10 +55,10 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
     >>> clear()
     """
     fault = Fault(kind=kind, rank=rank, step=step, factor=factor)
-    mine, ranks = _rank_and_world_size()
-    if fault.rank >= ranks:
-        raise ArgumentError(f"there is no rank {fault.rank}: the ranks are 0 to {ranks - 1}")
-    if fault.rank == mine and not _struck_before(fault):
+    own_rank, world_size = _rank_and_world_size()
+    if fault.rank >= world_size:
+        raise ArgumentError(f"there is no rank {fault.rank}: the ranks are 0 to {world_size - 1}")
+    if fault.rank == own_rank and not _struck_before(fault):
         _injector.arm(fault, again=again)
 
 

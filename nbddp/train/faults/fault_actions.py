@@ -42,12 +42,12 @@ class FaultError(RuntimeError):
 class FaultAction:
     """What a fault does: ``act`` in an instant, or a subclass on and on until it is undone."""
 
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
 
     def strike(self) -> None:
         """Strike now; what dies of it does not come back from here."""
-        self._act()
+        self._function()
 
     def on_step(self) -> None:
         """The rank has reported another step since."""
