@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -146,7 +146,13 @@ def runs(path: str | os.PathLike[str] = ".") -> list[Run]:
     Returns:
         Those that can be opened; the logger ``nbddp`` names the others.
     """
-    return list(chain.from_iterable(_open_if_readable(each) for each in runs_below(Path(path))))
+    found = []
+    for folder in runs_below(Path(path)):
+        try:
+            found.append(Run(folder))
+        except RequestError as error:
+            logger.warning("left out: %s", error)
+    return found
 
 
 def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
@@ -163,13 +169,6 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
     found = [each if isinstance(each, Run) else Run(each) for each in compared]
     comparison = compare_folders([each.path for each in found], metrics)
     return render_text(comparison_report(comparison))
-
-
-def _open_if_readable(path: Path) -> Iterator[Run]:
-    try:
-        yield Run(path)
-    except RequestError as error:
-        logger.warning("left out: %s", error)
 
 
 def _read_run(path: Path) -> StoredRun:
