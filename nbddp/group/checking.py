@@ -114,11 +114,11 @@ class QuietChecks:
         except Exception:  # the cell's result must reach its user, whatever a rule stumbles over
             logger.exception("nbddp could not check the cell")
             return []
-        told = self._reported.setdefault(session, set())
+        reported = self._reported.setdefault(session, set())
         new = []
         for each in found:
             key = handle.attempt, each.rule, each.text
-            if each.rule.startswith("ND1") or key not in told:  # ND1: of the cell's own code
+            if each.rule.startswith("ND1") or key not in reported:  # ND1: of the cell's own code
                 new.append(each)
-            told.add(key)
+            reported.add(key)
         return new

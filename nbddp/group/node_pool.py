@@ -101,8 +101,8 @@ class NodePool:
 
     def _how_to_join(self) -> str:
         """Return how more nodes can join; nodes that start on this machine only need time."""
-        if coming := self._agents.awaited:
-            return f"{coming} starting on this machine: `%ddp nodes --wait 60` waits for them"
+        if starting := self._agents.awaited:
+            return f"{starting} starting on this machine: `%ddp nodes --wait 60` waits for them"
         return f"on each machine: `{self.command}`"
 
     def _new_agents(self) -> LocalAgents:
@@ -120,13 +120,13 @@ class NodePool:
             self._agents.note(node)
             self._active_session().note_node(NodeJoined(name=node.name, nproc=node.nproc))
             return
-        lost = NodeLost(
+        event = NodeLost(
             name=node.name,
             address=node.address,
             reason=node.why_gone,
             ranks=tuple(self.launcher.ranks_of(node)),
         )
-        self._active_session().note_node(lost)
+        self._active_session().note_node(event)
 
     def _on_log_lost(self, folder: Path, error: OSError) -> None:
         self._active_session().note_node(
@@ -181,13 +181,13 @@ class NodePool:
                 "`%ddp heal` brings them back on nodes that are free, once there are some; "
                 "`%ddp restart` goes on with those that are here."
             )
-        here, least, most = len(self.listener.nodes), self.spec.least, self.spec.most
-        if here >= least:
-            spares = f" and keeps {plural(here - most, 'spare')}" if here > most else ""
-            return f"A %%ddp cell uses {plural(min(here, most), 'node')}{spares}."
-        coming = self._agents.awaited
-        starting = f", {coming} starting on this machine" if coming else ""
-        return f"A %%ddp cell needs {plural(least, 'node')}; {here} joined{starting}."
+        joined, least, most = len(self.listener.nodes), self.spec.least, self.spec.most
+        if joined >= least:
+            spares = f" and keeps {plural(joined - most, 'spare')}" if joined > most else ""
+            return f"A %%ddp cell uses {plural(min(joined, most), 'node')}{spares}."
+        starting = self._agents.awaited
+        more = f", {starting} starting on this machine" if starting else ""
+        return f"A %%ddp cell needs {plural(least, 'node')}; {joined} joined{more}."
 
     def table(self) -> str:
         """Who is here."""
@@ -249,10 +249,10 @@ class NodePool:
         """
         began = time.monotonic()
         while missing := self._missing_count:
-            left = began + seconds - time.monotonic()
+            remaining = began + seconds - time.monotonic()
             if failed := self._agents.take_failed():
                 raise RequestError(f"{failed}; {self._describe_nodes()}")
-            if left <= 0:
+            if remaining <= 0:
                 refused = self.listener.why_refused
                 parts = [
                     f"{plural(missing, 'node')} missing after {format_seconds(seconds)}",
@@ -261,7 +261,7 @@ class NodePool:
                     f"on each machine: `{self.command}`",
                 ]
                 raise RequestError("; ".join(filter(None, parts)))
-            self._wait_for_change(left)
+            self._wait_for_change(remaining)
         return f"{self._describe_nodes()}, after {format_seconds(time.monotonic() - began)}"
 
     def _wait_for_change(self, seconds: float) -> None:
@@ -293,8 +293,8 @@ class NodePool:
             KeyboardInterrupt: it was stopped; the same holds.
         """
         deadline = time.monotonic() + seconds
-        while not self._all_ranks_are_back() and (left := deadline - time.monotonic()) > 0:
-            self._wait_for_change(left)
+        while not self._all_ranks_are_back() and (remaining := deadline - time.monotonic()) > 0:
+            self._wait_for_change(remaining)
             if is_stopped():
                 raise KeyboardInterrupt
         self.listener.takes_back = False
@@ -317,9 +317,9 @@ class NodePool:
         if returned is None:
             return f"{self._describe_nodes()}, which had no ranks; the next cell starts them"
         ranks, world_size = len(returned.ranks), returned.world_size
-        lost = "" if ranks == world_size else "; `%ddp heal` brings the others back"
+        missing = "" if ranks == world_size else "; `%ddp heal` brings the others back"
         joined = self._describe_nodes()
-        return f"{ranks} of {world_size} ranks are back with their names; {joined}{lost}"
+        return f"{ranks} of {world_size} ranks are back with their names; {joined}{missing}"
 
     def _all_ranks_are_back(self) -> bool:
         if not any(node.living for node in self.listener.nodes):

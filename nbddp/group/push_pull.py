@@ -20,9 +20,9 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
         ArgumentError: there is no such rank.
         RequestError: a value cannot be pickled, or the ranks cannot take it now.
     """
-    asking = RankRequests(session)
-    asking.check_idle()
-    chosen = asking.chosen(ranks)  # before pickling: a rank that dies from now on is missed
+    requests = RankRequests(session)
+    requests.check_idle()
+    chosen = requests.chosen(ranks)  # before pickling: a rank that dies from now on is missed
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 
@@ -52,9 +52,9 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
         ArgumentError: there is no such rank.
         RequestError: it does not exist in a rank, or cannot be pickled.
     """
-    link, asking = session.require_link(), RankRequests(session)
-    answers = asking.ask(
-        asking.chosen(ranks), lambda number: Pull(request=number, expression=expression)
+    link, requests = session.require_link(), RankRequests(session)
+    answers = requests.ask(
+        requests.chosen(ranks), lambda number: Pull(request=number, expression=expression)
     )
     for note in dict.fromkeys(each.payload.get("note", "") for each in answers.values()):
         StreamTarget().write(f"nbddp: {note}\n" if note else "")

@@ -279,8 +279,8 @@ class RankGroup:
         """What every rank says of its names, for checks; nothing while they are busy, or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
-        asking = RankRequests(self.session)
-        answers = asking.ask(self.life.alive, lambda number: CollectFacts(request=number))
+        requests = RankRequests(self.session)
+        answers = requests.ask(self.life.alive, lambda number: CollectFacts(request=number))
         return {rank: RankFacts.from_json(each.content) for rank, each in answers.items()}
 
 

@@ -245,16 +245,16 @@ class Recovery:
         finally:
             life, done = self._session.life, max(self._replayed, 0)
             has_begun = life.attempt > attempt or self._replayed >= 0
-            again, left = entries[:done], entries[done:]
+            replayed, remaining = entries[:done], entries[done:]
             # else the restart was refused, and all is as it was
-            if left and (has_begun or not life.state.is_ready):
+            if remaining and (has_begun or not life.state.is_ready):
                 if not life.state.is_live:
                     self._session.leave_undone(entries, is_all=True)
                 elif has_begun:
-                    self._session.leave_undone(left)
-                said = f"done again: {describe_entries(again)}; "
-                said += f"not done again: {describe_entries(left)}"
-                self._display.print_line(f"{REPLAY_INCOMPLETE}; {said}; {REPLAY_AGAIN}")
+                    self._session.leave_undone(remaining)
+                message = f"done again: {describe_entries(replayed)}; "
+                message += f"not done again: {describe_entries(remaining)}"
+                self._display.print_line(f"{REPLAY_INCOMPLETE}; {message}; {REPLAY_AGAIN}")
 
     def _replay(self, entries: Sequence[ReplayEntry]) -> CellResult | None:
         for number, entry in enumerate(entries):
@@ -274,28 +274,28 @@ class Recovery:
 
     def _run_hidden(self, request: CellRequest) -> CellResult:
         """It was shown when it ran for the first time."""
-        typed = [*request.recorded_input]
+        answers = [*request.recorded_input]
         with self._session.taking_interrupts():
             handle = self._submit_cell(request)
             for notice in handle.notices():
                 if isinstance(notice, InputRequest):  # nobody sees it
-                    self._session.answer(notice.rank, _next_recorded_answer(notice, typed))
+                    self._session.answer(notice.rank, _next_recorded_answer(notice, answers))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result
 
 
 def _next_recorded_answer(
-    question: InputRequest, typed: list[tuple[int, InputReply]]
+    question: InputRequest, answers: list[tuple[int, InputReply]]
 ) -> InputReply:
     """Return the rank's next recorded answer; without one, let a debugger continue."""
-    asked = question.asked
-    for each in typed:
+    request = question.asked
+    for each in answers:
         if each[0] == question.rank:
-            typed.remove(each)
-            return replace(each[1], question=asked.question)
-    goes_on = asked.what == DEBUGGER
-    return InputReply(question=asked.question, text="c" if goes_on else "", is_end=not goes_on)
+            answers.remove(each)
+            return replace(each[1], question=request.question)
+    goes_on = request.what == DEBUGGER
+    return InputReply(question=request.question, text="c" if goes_on else "", is_end=not goes_on)
 
 
 def _replay_interrupted(done: int, count: int) -> CellInterruptedError:

@@ -31,25 +31,24 @@ logger = logging.getLogger(__name__)
 def timeline_of(session: Session, last: int | None = None) -> Timeline:
     """Where the time of the last cell went; ranks that run another one are not asked for more."""
     collectives = session.rank_monitor.collectives
-    told = collectives.history()
+    history = collectives.history()
     cell = session.life.cell
-    is_over = cell is None or cell.number != told.cell
-    ended = _find_event(session, "cell ended", told.cell)
-    went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
-    until = time.time() if ended is None else ended.at
-    at_end = () if went_well else unmet(told, until, is_over=is_over)
-    exits = session.event_log.since(told.began) if told.began else ()
+    is_over = cell is None or cell.number != history.cell
+    end_event = _find_event(session, "cell ended", history.cell)
+    went_well = end_event is not None and end_event.facts.get("outcome") == "ok"  # then nobody hung
+    end_time = time.time() if end_event is None else end_event.at
+    at_end = () if went_well else unmet(history, end_time, is_over=is_over)
+    exits = session.event_log.since(history.began) if history.began else ()
     died = {
-        each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= until
+        each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= end_time
     }
-    line = build_timeline(told, collectives.straggler(), last=last, unmet=at_end, died=died)
-    begun = _find_event(session, "cell", told.cell)
-    line = replace(line, is_over=is_over, cell=begun.facts["number"] if begun else told.cell)
-    return (
-        replace(line, overlaps=_collect_overlaps(session, told.began))
-        if not line.is_empty
-        else line
-    )
+    timeline = build_timeline(history, collectives.straggler(), last=last, unmet=at_end, died=died)
+    start_event = _find_event(session, "cell", history.cell)
+    number = start_event.facts["number"] if start_event else history.cell
+    timeline = replace(timeline, is_over=is_over, cell=number)
+    if timeline.is_empty:
+        return timeline
+    return replace(timeline, overlaps=_collect_overlaps(session, history.began))
 
 
 def _find_event(session: Session, kind: str, cell: int) -> RunEvent | None:
@@ -62,19 +61,19 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     """What was measured since the cell began, give or take what nodes' clocks are apart."""
     if not session.life.state.is_ready:
         return ()
-    asking = RankRequests(session)
+    requests = RankRequests(session)
     try:
         link = session.require_link()
-        answers = asking.ask(
-            asking.chosen(None),
+        answers = requests.ask(
+            requests.chosen(None),
             lambda number: Pull(request=number, expression=DDP_TIMING_EXPRESSION),
         )
-        told = {rank: link.unpack(answer.payload) for rank, answer in answers.items()}
+        measurements = {rank: link.unpack(answer.payload) for rank, answer in answers.items()}
     except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
         logger.info("the models were not asked: %s", error)
         return ()
     found = []
-    for rank, models in told.items():
+    for rank, models in measurements.items():
         ahead, uncertainty = session.launcher.clock(rank)
         since = began + ahead - uncertainty  # the earliest that the rank's own clock may have shown
         found += [overlap_of(rank, name, measured, since=since) for name, measured in models]

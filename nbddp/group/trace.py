@@ -29,21 +29,19 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
     """
     folder = session.event_log.folder
     gone = [rank for rank in result.ranks if rank not in session.life.alive]
-    nothing = Trace(
-        cell=result.prompt, asked=asked, ranks={}, missing=dict.fromkeys(gone, RANK_DIED)
-    )
-    left = [rank for rank in result.ranks if rank not in gone]
-    if folder is None or not left or not session.life.state.is_ready:
-        return replace(nothing, missing=dict.fromkeys(result.ranks, RANKS_STOPPED))
-    place = folder.path / "traces" / f"cell{result.prompt}"
+    trace = Trace(cell=result.prompt, asked=asked, ranks={}, missing=dict.fromkeys(gone, RANK_DIED))
+    ranks = [rank for rank in result.ranks if rank not in gone]
+    if folder is None or not ranks or not session.life.state.is_ready:
+        return replace(trace, missing=dict.fromkeys(result.ranks, RANKS_STOPPED))
+    trace_folder = folder.path / "traces" / f"cell{result.prompt}"
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _collect(session, result, nothing, place, left)
+        trace_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _collect(session, result, trace, trace_folder, ranks)
     except OSError as error:
-        why = f"the trace cannot be written to {place}: {error.strerror or error}"
-        return replace(nothing, missing={**dict.fromkeys(left, why), **nothing.missing})
+        why = f"the trace cannot be written to {trace_folder}: {error.strerror or error}"
+        return replace(trace, missing={**dict.fromkeys(ranks, why), **trace.missing})
     finally:
-        _remove_parts(place)
+        _remove_parts(trace_folder)
 
 
 def _cell_start(session: Session, result: CellResult) -> int:
@@ -56,7 +54,7 @@ def _cell_start(session: Session, result: CellResult) -> int:
 
 
 def _collect(
-    session: Session, result: CellResult, nothing: Trace, place: Path, ranks: Sequence[int]
+    session: Session, result: CellResult, trace: Trace, trace_folder: Path, ranks: Sequence[int]
 ) -> Trace:
     """Ask all ranks at once, and put together what they have."""
     nodes, zero = session.launcher.nodes(), _cell_start(session, result)
@@ -67,55 +65,55 @@ def _collect(
             request=number,
             cell=result.number,
             rank=rank,
-            folder="" if rank in nodes else str(place.resolve()),
+            folder="" if rank in nodes else str(trace_folder.resolve()),
             zero=zero + int(ahead * 1e9),
             most=MAX_EVENTS // len(result.ranks),
             node=nodes.get(rank, ""),
         )
 
     outcomes = RankRequests(session).ask_each({rank: question(rank) for rank in ranks})
-    missing, traced = dict(nothing.missing), dict[int, TraceSent]()
+    missing, traced = dict(trace.missing), dict[int, TraceSent]()
     for rank, outcome in sorted(outcomes.items()):
         if not isinstance(outcome, Answer):
             missing[rank] = str(outcome)
             continue
-        told = TraceSent(**outcome.content)
+        sent = TraceSent(**outcome.content)
         try:
-            if not told.why:
-                _write_files(session, place, rank, outcome)
+            if not sent.why:
+                _write_files(session, trace_folder, rank, outcome)
         except RequestError as problem:
-            told = replace(told, why=str(problem))
-        if told.why:
-            missing[rank] = told.why
+            sent = replace(sent, why=str(problem))
+        if sent.why:
+            missing[rank] = sent.why
         else:
-            traced[rank] = told
-    nothing = replace(nothing, missing=dict(sorted(missing.items())))
+            traced[rank] = sent
+    trace = replace(trace, missing=dict(sorted(missing.items())))
     if not traced:
-        return nothing
+        return trace
     error = max(session.launcher.clock(rank)[1] for rank in traced)
-    parts = {rank: place / f"rank{rank}.part" for rank in traced}
+    parts = {rank: trace_folder / f"rank{rank}.part" for rank in traced}
     facts = {"baseTimeNanoseconds": zero, "clockErrorMilliseconds": 1000 * error}
-    path = write_merged(parts, place.parent, place.name, facts)
+    path = write_merged(parts, trace_folder.parent, trace_folder.name, facts)
     size = path.stat().st_size
-    return replace(nothing, ranks=traced, path=path, folder=place, size=size, error=error)
+    return replace(trace, ranks=traced, path=path, folder=trace_folder, size=size, error=error)
 
 
-def _write_files(session: Session, place: Path, rank: int, answer: Answer) -> None:
+def _write_files(session: Session, trace_folder: Path, rank: int, answer: Answer) -> None:
     """Write down what a rank of another machine has sent."""
     if not answer.payload:
         return
     files: Any = session.require_link().unpack(answer.payload)
     names = (f"rank{rank}.json.gz", f"rank{rank}.part")
     for name, data in zip(names, files, strict=True):
-        opened = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        opened = os.open(trace_folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(opened, "wb") as file:
             file.write(data)
 
 
-def _remove_parts(place: Path) -> None:
+def _remove_parts(trace_folder: Path) -> None:
     """Leave only what is of use: the ranks' own files."""
     with suppress(OSError):  # somebody deletes it just now
-        for part in [*place.glob("*.part"), *place.glob("*.tmp")]:
+        for part in [*trace_folder.glob("*.part"), *trace_folder.glob("*.tmp")]:
             part.unlink(missing_ok=True)
-        if not any(place.iterdir()):
-            place.rmdir()
+        if not any(trace_folder.iterdir()):
+            trace_folder.rmdir()

@@ -90,11 +90,13 @@ class TrialRunner:
         self.group.close_at_exit()
         self.group.scripts.end_previous()
         self._rows, self._what = rows, what
-        left = [row for row in rows if row.state is State.WAITING]
+        waiting = [row for row in rows if row.state is State.WAITING]
         again = f", {describe_entries(self.replay_entries)} again" if self.replay_entries else ""
-        self.display.print_unless_quiet(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
+        self.display.print_unless_quiet(
+            f"{plural(len(waiting), 'run')}, each with fresh ranks{again}"
+        )
         try:
-            for row in left:
+            for row in waiting:
                 row.state = State.RUNNING
                 self.display.show_progress(sweep_report(rows, row, what=what))
                 run_one(row)
@@ -155,9 +157,11 @@ class TrialRunner:
         finally:
             with sigint_deferred():
                 row.path, row.seconds = session.event_log.path, time.monotonic() - began
-                asked = session.times_ended
+                stop_count = session.times_ended
                 self.group.scripts.close()  # counts as one, too
-                self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
+                self._is_ended = (
+                    self._is_ended or stop_count > 0 or session.times_ended > stop_count + 1
+                )
 
     def _record_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
         row.state, row.why = State.FAILED, str(error).partition("\n")[0]
@@ -212,16 +216,16 @@ class TrialRunner:
         for each in describe_failures(self._rows):
             self.display.print_unless_quiet(each)
         if self._is_ended:
-            said = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
-            raise CellInterruptedError(said, rank=0, report=said)
+            message = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
+            raise CellInterruptedError(message, rank=0, report=message)
         if self._error is None or any(row.state.is_done for row in self._rows):
             return
         why = next(row.why for row in self._rows if row.why)
-        said = f"none of the {len(self._rows)} runs went well; {why}"
-        rank, report = 0, said
+        message = f"none of the {len(self._rows)} runs went well; {why}"
+        rank, report = 0, message
         if isinstance(self._error, CellFailedError):
-            rank, report = self._error.rank, f"{said}\n{self._error.report}"
-        raise CellFailedError(said, rank=rank, report=report)
+            rank, report = self._error.rank, f"{message}\n{self._error.report}"
+        raise CellFailedError(message, rank=rank, report=report)
 
 
 class _Silent(TextDisplay):

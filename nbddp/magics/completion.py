@@ -81,11 +81,11 @@ class Completion:
         """Return what to say of a place in a cell; empty where only the kernel knows."""
         row = code[:cursor].count("\n")
         if self._is_for_ranks(code, row):
-            said = self._ask_rank(
+            answer = self._ask_rank(
                 lambda number: Inspect(request=number, code=code, cursor=cursor, detail=detail),
                 HELP_TIMEOUT,
             )
-            return str(said.get("text", ""))
+            return str(answer.get("text", ""))
         line = code.split("\n")[row]
         if not _is_magic(line):
             return ""
@@ -108,10 +108,10 @@ class Completion:
     def _complete_name(self, code: str, line: str) -> Matches:
         if not line.strip():
             return [], ""
-        said = self._ask_rank(
+        answer = self._ask_rank(
             lambda number: Complete(request=number, code=code, cursor=len(code)), TAB_TIMEOUT
         )
-        return [Match(each, "name") for each in said.get("matches", ())], said.get("text", "")
+        return [Match(each, "name") for each in answer.get("matches", ())], answer.get("text", "")
 
     def _ask_rank(self, make: Callable[[int], MessageToRank], seconds: float) -> JsonDict:
         """Return the answer of the lowest rank; empty if it is busy, late or gone."""

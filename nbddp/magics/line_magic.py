@@ -80,11 +80,11 @@ def _start(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _restart(notebook: NotebookState, args: Namespace) -> None:
-    spec, begins_run = notebook.requested_spec(args), args.name is not None
+    spec, new_run = notebook.requested_spec(args), args.name is not None
     if args.replay:
-        notebook.restart_and_replay(spec, begins_run=begins_run)
+        notebook.restart_and_replay(spec, new_run=new_run)
     else:
-        notebook.ensure_started(spec, fresh=True, begins_run=begins_run)
+        notebook.ensure_started(spec, fresh=True, new_run=new_run)
     notebook.presenter.show_status(notebook.group.session)
 
 

@@ -114,11 +114,11 @@ class NotebookState:
         *,
         fresh: bool,
         is_recovery: bool = False,
-        begins_run: bool = False,
+        new_run: bool = False,
     ) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so.
 
-        Fresh ranks go on with the run as its next attempt, or, with ``begins_run``, begin another.
+        Fresh ranks go on with the run as its next attempt, or, with ``new_run``, begin another.
         """
         self.group.scripts.end_previous(by_force=fresh)
         if not fresh:
@@ -128,14 +128,14 @@ class NotebookState:
             check_unchanged(spec, self.group.spec, gone=gone)
             if spec.name != self.group.spec.name:  # the folder of the run has a name already
                 self.group.spec = replace(self.group.spec, name=spec.name)
-                said = "the run that goes on keeps its name; the next run will be named"
-                self.presenter.print_line(f"nbddp: {said} {spec.name}")
+                message = "the run that goes on keeps its name; the next run will be named"
+                self.presenter.print_line(f"nbddp: {message} {spec.name}")
             return
         if fresh and not is_recovery and self.group.session.undone:
             self.group.session.leave_undone(())
         before, self.group.spec = self.group.spec, spec
         try:
-            if begins_run and self.group.is_live:
+            if new_run and self.group.is_live:
                 self.group.session.stop()
             if is_recovery or self.group.is_live:
                 self.group.restart(is_recovery=is_recovery)
@@ -161,7 +161,7 @@ class NotebookState:
                 text = f"{what} {plural(spec.nproc, 'rank')} ..."
                 session = self.group.session
                 stack.enter_context(self.presenter.showing_start(text, session, quiet=args.quiet))
-            self.ensure_started(spec, fresh=args.fresh, begins_run=args.name is not None)
+            self.ensure_started(spec, fresh=args.fresh, new_run=args.name is not None)
             yield
 
     def run_script(self, request: CellRequest, args: Namespace) -> None:
@@ -207,12 +207,12 @@ class NotebookState:
         request, retries = self._apply_options(request, args, session)
         self.export_log.output_names[request.execution_count] = getattr(args, "out", None) or ""
 
-        def follow(begun: CellHandle | None = None) -> Outcome:
-            result = recovery.run(request, retries, begun)
-            if begun is None:
+        def follow(handle: CellHandle | None = None) -> Outcome:
+            result = recovery.run(request, retries, handle)
+            if handle is None:
                 self.next_trace = None
             traced = self._finish_cell(result, session, request)
-            if begun is not None:
+            if handle is not None:
                 self._print_failure(result)
             return result, traced
 
@@ -346,13 +346,13 @@ class NotebookState:
         )
         self._run_and_raise(request, self.group.session, quiet=True)
 
-    def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
+    def restart_and_replay(self, spec: GroupSpec, *, new_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         failed = recovery.replay(
             self.group.session.replay_log,
             restart=lambda: self.ensure_started(
-                spec, fresh=True, is_recovery=True, begins_run=begins_run
+                spec, fresh=True, is_recovery=True, new_run=new_run
             ),
         )
         if failed is not None:
@@ -430,11 +430,11 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
         if name != "name" and getattr(asked, name) != getattr(current, name)
     ]
     if changed:
-        said = ", ".join(f"{name} {_format_value(getattr(current, name))}" for name in changed)
+        options = ", ".join(f"{name} {_format_value(getattr(current, name))}" for name in changed)
         flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)
         first = f"{format_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
-            f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
+            f"{first}the worker group runs with {options}; `%ddp restart {flags}` restarts it with "
             "the new options (its names are lost), and so does --fresh in the cell"
         )
 

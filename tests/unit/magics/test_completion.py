@@ -20,9 +20,9 @@ from nbddp.wire.request_messages import Complete
 
 def answer(_rank: int, make: Callable[[int], Complete]) -> Future[Mock]:
     """Answer as a rank does that knows one name for each beginning."""
-    code, promise = make(1).code, Future[Mock]()
-    promise.set_result(Mock(payload={"text": code, "matches": [f"{code}ing_rate"]}))
-    return promise
+    code, answer = make(1).code, Future[Mock]()
+    answer.set_result(Mock(content={"text": code, "matches": [f"{code}ing_rate"]}))
+    return answer
 
 
 @pytest.fixture
