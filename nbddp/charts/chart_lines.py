@@ -65,11 +65,11 @@ class ChartLine:
     @property
     def dots(self) -> NDArray[np.bool_]:
         """Which points get a dot: all if they are few, else those without a neighbour."""
-        is_there = np.isfinite(self.values)
-        if is_there.sum() <= MAX_DOTS:
-            return is_there
-        beside: NDArray[np.bool_] = np.pad(is_there, 1)
-        return is_there & ~beside[:-2] & ~beside[2:]
+        is_finite = np.isfinite(self.values)
+        if is_finite.sum() <= MAX_DOTS:
+            return is_finite
+        padded: NDArray[np.bool_] = np.pad(is_finite, 1)
+        return is_finite & ~padded[:-2] & ~padded[2:]
 
     def logarithms(self) -> ChartLine:
         """Return the line of the logarithms; zeros are left out."""
@@ -85,9 +85,9 @@ class ChartLine:
         starts = np.flatnonzero(np.diff(cells, prepend=-1))
         if len(starts) == len(cells):
             return self
-        is_there = np.isfinite(self.values)
-        counts = np.add.reduceat(is_there.astype(np.float64), starts)
-        totals = np.add.reduceat(np.where(is_there, self.values, 0.0), starts)
+        is_finite = np.isfinite(self.values)
+        counts = np.add.reduceat(is_finite.astype(np.float64), starts)
+        totals = np.add.reduceat(np.where(is_finite, self.values, 0.0), starts)
         return replace(
             self,
             steps=np.add.reduceat(self.steps, starts) / np.diff(starts, append=len(cells)),
@@ -276,9 +276,9 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
     steps = steps[:: ceil(len(steps) / MAX_STEPS)]
     totals, counts = np.zeros_like(steps), np.zeros_like(steps)
     for line in lines:
-        here = (steps >= line.steps[0]) & (steps <= line.steps[-1])
-        totals[here] += np.interp(steps[here], line.steps, line.values)
-        counts += here
+        in_range = (steps >= line.steps[0]) & (steps <= line.steps[-1])
+        totals[in_range] += np.interp(steps[in_range], line.steps, line.values)
+        counts += in_range
     is_known = counts > 0  # where steps are as large as can be, one that counts on is not above
     steps, means = steps[is_known], totals[is_known] / counts[is_known]
     grid = np.linspace(steps[0], steps[-1], MAX_POINTS)

@@ -245,12 +245,12 @@ def _color_attributes(color: str, alpha: float = 1.0) -> str:
 
 def _path(xs: Numbers, ys: Numbers) -> str:
     """Return the path through points, in relative coordinates."""
-    is_there = np.isfinite(xs) & np.isfinite(ys)
-    places = np.column_stack([xs, HEIGHT - ys]) * 10
-    found: list[str] = []
-    for a, b in slices(is_there):
-        points = np.rint(places[a:b]).astype(np.int64)
+    is_finite = np.isfinite(xs) & np.isfinite(ys)
+    pixels = np.column_stack([xs, HEIGHT - ys]) * 10
+    parts: list[str] = []
+    for a, b in slices(is_finite):
+        points = np.rint(pixels[a:b]).astype(np.int64)
         (x, y), *_ = points.tolist()
         moves = " ".join([f"{dx} {dy}" for dx, dy in np.diff(points, axis=0).tolist()])
-        found.append(f"M{x} {y}l{moves}" if moves else f"M{x} {y}")
-    return "".join(found)
+        parts.append(f"M{x} {y}l{moves}" if moves else f"M{x} {y}")
+    return "".join(parts)

@@ -148,7 +148,7 @@ def split_text_and_rich(
 
 # inline, as a page that does not trust the notebook drops the style sheet; the end is in view
 # 260 pixels are 15 whole rows of 17, a border above and padding below
-_SCROLLS = (
+_SCROLL_STYLE = (
     "box-sizing:border-box;max-height:260px;overflow-y:auto;display:flex;"
     "flex-direction:column-reverse;border-top:1px solid #8883"
 )
@@ -169,7 +169,7 @@ def scroll_box(html: str) -> str:
     """As high as the panel's log at most, with its end in view."""
     # whoever has no mouse scrolls it with the keyboard
     attributes = 'tabindex="0" role="region" aria-label="log"'
-    return f'<div class="nbddp-kept" {attributes} style="{_SCROLLS}"><div>{html}</div></div>'
+    return f'<div class="nbddp-kept" {attributes} style="{_SCROLL_STYLE}"><div>{html}</div></div>'
 
 
 def html_rows(lines: Sequence[LogLine], *, has_times: bool = False) -> list[str]:
@@ -229,12 +229,12 @@ def _rows(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine | None, str | None
 def _clock(at: float) -> str:
     if not at:
         return ""
-    clock = f"{_second(int(at))}.{int(at % 1 * 10)}"
+    clock = f"{_format_second(int(at))}.{int(at % 1 * 10)}"
     return f'<span class="nbddp-time">{clock} </span>'
 
 
 @cache
-def _second(at: int) -> str:
+def _format_second(at: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

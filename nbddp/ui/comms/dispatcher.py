@@ -261,7 +261,7 @@ class CommDispatcher:
     def _intercept(self, message: RawMessage) -> bool:
         """Whether this message is for one of ours; then it will be answered."""
         try:
-            served = self._addressee(message)
+            served = self._find_recipient(message)
         except Exception:
             if not self._has_logged_error:
                 logger.warning("left a message to the kernel, unread", exc_info=True)
@@ -272,7 +272,7 @@ class CommDispatcher:
         self._queue.put((message, served))
         return True
 
-    def _addressee(self, message: RawMessage) -> ServedWidgets | None:
+    def _find_recipient(self, message: RawMessage) -> ServedWidgets | None:
         peek = message.peek()
         kind, candidates = peek["header"]["msg_type"], self._served
         self.cells_sent += kind == "execute_request"
@@ -298,9 +298,9 @@ class CommDispatcher:
     def _answer(self, message: RawMessage, served: ServedWidgets) -> None:
         # In the cell's context a handler's prints and displays land in the cell. A copy for each
         # message: a handler may wait and pump itself, and no context can be entered twice.
-        served.context.copy().run(self._answer_here, message)
+        served.context.copy().run(self._answer_in_context, message)
 
-    def _answer_here(self, incoming: RawMessage) -> None:
+    def _answer_in_context(self, incoming: RawMessage) -> None:
         try:
             identities, message = incoming.read()
             self._publish("busy", message)

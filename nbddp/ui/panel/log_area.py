@@ -64,8 +64,8 @@ class LogArea:
 
     def draw(self, buffer: LogBuffer, folder: str = "") -> None:
         """Show what is new; ``folder`` is where the logs are."""
-        chosen, word = int(self._choice.value), self._search.value.strip().casefold()
-        rank = None if chosen == ALL else chosen
+        choice, word = int(self._choice.value), self._search.value.strip().casefold()
+        rank = None if choice == ALL else choice
         if (rank, word) != (self._rank, self._word):
             self._rank, self._word = rank, word
             self._pages.remove()
@@ -107,10 +107,10 @@ class LogArea:
         # what has the focus is scrolled by the keyboard, with all that is around it
         attributes = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
         self._unfinished.value = f"<div {attributes}>{log_block(rows) if rows else ''}</div>"
-        self._match_count.value = muted(
-            f"{self._matched_lines:,} of {self._searched_lines:,} lines"
-        ) * bool(self._word)
-        earlier = self._seen_lines - (self._searched_lines if self._word else self._pages.lines)
+        count = f"{self._matched_lines:,} of {self._searched_lines:,} lines"
+        self._match_count.value = muted(count) if self._word else ""
+        shown = self._searched_lines if self._word else self._pages.line_count
+        earlier = self._seen_lines - shown
         note = describe_earlier(earlier, path, was_searched=not self._word)
         self._earlier_note.value = _in_panel(log_block([note_row(note)])) if note else ""
         self._path.value = muted(path)
@@ -141,9 +141,9 @@ class LogPages:
         self._full_at = 0.0
 
     @property
-    def lines(self) -> int:
+    def line_count(self) -> int:
         """How many lines the pages account for."""
-        return sum(page.lines for page in self._pages)
+        return sum(page.line_count for page in self._pages)
 
     def add(self, rows: Sequence[str], lines: int) -> None:
         """Append rows that account for so many lines."""
@@ -158,9 +158,10 @@ class LogPages:
         else:
             self._rows += rows
             self._pages[-1].html.value = _in_panel(log_block(self._rows))
-        self._pages[-1].rows += len(rows)
-        self._pages[-1].lines += lines
-        if len(self._pages) > MAX_PAGES or sum(page.rows for page in self._pages) > MAX_PAGE_ROWS:
+        self._pages[-1].row_count += len(rows)
+        self._pages[-1].line_count += lines
+        row_count = sum(page.row_count for page in self._pages)
+        if len(self._pages) > MAX_PAGES or row_count > MAX_PAGE_ROWS:
             self.remove(len(self._pages) // 2)
 
     def remove(self, count: int | None = None) -> None:
@@ -175,8 +176,8 @@ class LogPages:
 @dataclass(slots=True)
 class _Page:
     html: PlainWidget
-    rows: int = 0
-    lines: int = 0
+    row_count: int = 0
+    line_count: int = 0
 
 
 def log_path(folder: str, rank: int | None) -> str:

@@ -14,8 +14,8 @@ from nbddp.ui.panel.controls import ButtonPress, Controls
 from nbddp.ui.panel.log_area import LogArea
 from nbddp.ui.panel.plain_widgets import box, close, html, toggle
 from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, RankSparklines, rank_blocks
-from nbddp.ui.report.render import html_of, title_html
-from nbddp.ui.report.status import alarm_blocks, awaited_block, state_title
+from nbddp.ui.report.render import blocks_html, title_html
+from nbddp.ui.report.status import alarm_blocks, state_title, straggler_block
 
 WAITING_BUTTONS = (
     "The buttons wait for the end of this cell, as nbddp does not know this kernel; "
@@ -57,7 +57,7 @@ class PanelWidgets:
         if len(snapshot.ranks) <= MAX_DETAILED_RANKS:
             self.sparklines.add_points(snapshot.ranks, snapshot.at)
         is_open, curves = self._grid_toggle.value, self.sparklines.draw
-        table = html_of(rank_blocks(snapshot.ranks, is_open=is_open, curves=curves))
+        table = blocks_html(rank_blocks(snapshot.ranks, is_open=is_open, curves=curves))
         self._table.value = (
             f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
         )
@@ -73,7 +73,7 @@ class PanelWidgets:
 
 def _notes(snapshot: Snapshot) -> str:
     """The hang card, and the rank that the others wait for."""
-    alarm, awaited = html_of(alarm_blocks(snapshot)), html_of([awaited_block(snapshot)])
+    alarm, awaited = blocks_html(alarm_blocks(snapshot)), blocks_html([straggler_block(snapshot)])
     role = ' role="alert"' if snapshot.alarm else ""
     shown = (f"<div{role}>{alarm}</div>" if alarm else "") + awaited
     return f'<div class="nbddp">{shown}</div>' if shown else ""

@@ -11,12 +11,12 @@ from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
-from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
+from nbddp.ui.report.run_list import describe_outcome, describe_pace, midpoints
 from nbddp.ui.wording import align_columns, format_seconds
 
 DIFF_LINES = 400  # of each run
 MAX_VALUE_LENGTH = 60  # characters of a value in a text
-SAME = "the code of all cells is the same"
+SAME_CODE = "the code of all cells is the same"
 
 
 def comparison_report(
@@ -85,7 +85,7 @@ def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth:
 
 def _curves(comparison: Comparison, name: str) -> str:
     rows = [
-        [letter, block_characters(middles(run.coarse_curve(name)))]
+        [letter, block_characters(midpoints(run.coarse_curve(name)))]
         for letter, run in zip(LETTERS, comparison.runs, strict=False)
     ]
     return "\n".join([name, *align_columns(rows)])
@@ -130,7 +130,7 @@ def _notes(comparison: Comparison) -> list[str]:
     ]
     is_compared = comparison.runs[0].cells and len(notes) < len(comparison.runs) - 1
     if is_compared and not any(_code(comparison)):
-        notes.append(SAME if not notes else "the code of the others is the same")
+        notes.append(SAME_CODE if not notes else "the code of the others is the same")
     if any(any(run.marks(XAxis.TIME)) for run in comparison.runs):
         notes.append("marks in a chart: orange is a restart, green a heal")
     if comparison.left_out:

@@ -17,14 +17,14 @@ from nbddp.ui.chart_html import metrics_text
 from nbddp.ui.log_lines import LogLine, log_html, log_text, scroll_box
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
-from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, Curves, rank_blocks
+from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, DrawCurve, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
 from nbddp.ui.report.status import (
     alarm_blocks,
-    awaited_block,
     charts_block,
     events_block,
     state_title,
+    straggler_block,
 )
 from nbddp.ui.wording import describe_group, format_seconds
 
@@ -71,7 +71,7 @@ class CellReport:
     metrics: MetricsSnapshot | None = None
     scale: AxisScale = AxisScale.AUTO
     attempts: Sequence[EarlierAttempt] = ()
-    curves: Curves | None = None
+    curves: DrawCurve | None = None
     notes: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     is_brief: bool = False
@@ -90,7 +90,7 @@ def record_html(record: CellReport) -> str:
     is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
     blocks = [
         Details(replace(title, html=title_html(title, role="status")), state, is_open=is_open),
-        awaited_block(snapshot),
+        straggler_block(snapshot),
         *_attempts(record.attempts),
         *findings_below_cell(record.findings),
         *_numbers(record),

@@ -14,7 +14,7 @@ from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.html_pieces import escape, text_color
 from nbddp.ui.report.blocks import Block, Cell, Markup, Mood, Table, Text, note
-from nbddp.ui.report.render import html_of, text_lines
+from nbddp.ui.report.render import blocks_html, text_lines
 from nbddp.ui.wording import (
     describe_lag,
     format_cpu,
@@ -28,9 +28,10 @@ from nbddp.ui.wording import (
 MAX_DETAILED_RANKS = 8  # ranks that have a row each; more are a line and a grid
 MAX_ROWS = 32  # of the table
 STALL_AFTER = 5.0  # seconds without a move, from which on a rank of many has a row
-_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")  # of a collective
+_COLLECTIVE_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")
 
-Curves = Callable[[RankSnapshot, str], str]  # a rank's curve for the column with this title, or ""
+# a rank's curve for the column with this title, or ""
+DrawCurve = Callable[[RankSnapshot, str], str]
 
 
 def rank_blocks(
@@ -38,7 +39,7 @@ def rank_blocks(
     *,
     is_open: bool = True,
     has_pid: bool = False,
-    curves: Curves | None = None,
+    curves: DrawCurve | None = None,
 ) -> list[Block]:
     """Show ranks.
 
@@ -49,10 +50,10 @@ def rank_blocks(
         curves: draws a small curve before the text of a column.
     """
     if len(ranks) <= MAX_DETAILED_RANKS:
-        is_telling = slowest(ranks) is not None or seconds_left(ranks)
-        line = Text(overview(ranks) if is_telling else "")
-        return [line, *rank_table(ranks, has_pid=has_pid, curves=curves)]
-    nodes = _by_node(ranks)
+        has_overview = slowest(ranks) is not None or seconds_left(ranks)
+        summary = Text(overview(ranks) if has_overview else "")
+        return [summary, *rank_table(ranks, has_pid=has_pid, curves=curves)]
+    nodes = _group_by_node(ranks)
     rows = _node_table(nodes) if len(nodes) > 1 else _first_causes(ranks, has_pid=has_pid)
     return [Text(overview(ranks)), *rows, Markup(lambda: _grids(nodes) if is_open else "")]
 
@@ -61,24 +62,24 @@ def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block
     """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
     causes = [rank for rank in ranks if rank.is_cause][:MAX_DETAILED_RANKS]
     text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
-    return [Markup(lambda: html_of(rank_table(causes)), text)]
+    return [Markup(lambda: blocks_html(rank_table(causes)), text)]
 
 
 # ---- a row for each rank
 
 
 def rank_table(
-    ranks: Sequence[RankSnapshot], *, has_pid: bool = False, curves: Curves | None = None
+    ranks: Sequence[RankSnapshot], *, has_pid: bool = False, curves: DrawCurve | None = None
 ) -> list[Block]:
     """Return a table with a row for each rank; of more than fit those with trouble are shown."""
     shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda rank: rank.rank)
     columns = {**COLUMNS, **({"pid": _pid} if has_pid else {})}
     rows = [_row(rank, columns, curves) for rank in shown]
     table = Table(list(columns), rows, "ranks").without_empty_columns()
-    return [table, _more(len(ranks) - len(shown), "rank")]
+    return [table, _note_more(len(ranks) - len(shown), "rank")]
 
 
-def _more(count: int, what: str) -> Text:
+def _note_more(count: int, what: str) -> Text:
     return note(f"and {plural(count, f'more {what}')}" if count else "")
 
 
@@ -88,10 +89,10 @@ def _urgency(rank: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
     return not rank.is_cause, rank.is_well, is_on_time, waits, rank.rank
 
 
-def _row(rank: RankSnapshot, columns: _Columns, curves: Curves | None = None) -> list[Cell]:
+def _row(rank: RankSnapshot, columns: _Columns, curves: DrawCurve | None = None) -> list[Cell]:
     cells = []
-    for title, make in columns.items():
-        cell, curve = make(rank), curves(rank, title) if curves else ""
+    for title, make_cell in columns.items():
+        cell, curve = make_cell(rank), curves(rank, title) if curves else ""
         if curve:
             shown = f"{curve} {cell.html or escape(cell.text)}"
             cell = Cell(cell.text, title=cell.title, html=shown)
@@ -122,18 +123,18 @@ def _state(rank: RankSnapshot) -> Cell:
 def _line(rank: RankSnapshot) -> Cell:
     if not rank.line:
         return Cell("")
-    stay = format_seconds(rank.seconds) if rank.seconds else ""
-    muted = f'<span class="nbddp-muted">{stay}</span> ' if stay else ""
+    duration = format_seconds(rank.seconds) if rank.seconds else ""
+    muted = f'<span class="nbddp-muted">{duration}</span> ' if duration else ""
     code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
-    room = "" if rank.bars else ' style="max-width:24em"'
-    html = f'<span class="nbddp-code"{room}>{escape(rank.place)} {muted}{code}</span>'
+    style = "" if rank.bars else ' style="max-width:24em"'
+    html = f'<span class="nbddp-code"{style}>{escape(rank.place)} {muted}{code}</span>'
     title = f"{format_place(rank.line, rank.file)}: {rank.code}"
-    return Cell(rank.place + (f" for {stay}" if stay else ""), title=title, html=html)
+    return Cell(rank.place + (f" for {duration}" if duration else ""), title=title, html=html)
 
 
 def _collective(rank: RankSnapshot) -> Cell:
     """Return the newest collective; its shape only while the rank waits in it."""
-    title = _TITLE.match(rank.collective)
+    title = _COLLECTIVE_TITLE.match(rank.collective)
     short = title.group() if title and rank.state != "waiting" else rank.collective
     return Cell(short, title=rank.collective)
 
@@ -189,7 +190,7 @@ COLUMNS: _Columns = {
 _Nodes = Mapping[str, Sequence[RankSnapshot]]
 
 
-def _by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
+def _group_by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
     nodes: dict[str, list[RankSnapshot]] = {}
     for rank in ranks:
         nodes.setdefault(rank.node, []).append(rank)
@@ -211,8 +212,8 @@ def _node_table(nodes: _Nodes) -> list[Block]:
             rows += [_row(rank, below_node) for rank in of_node if rank in listed]
     return [
         Table(list(COLUMNS), rows, "nodes").without_empty_columns(),
-        _more(len(nodes) - len(shown), "node"),
-        _more(len(with_trouble) - len(listed), "rank"),
+        _note_more(len(nodes) - len(shown), "node"),
+        _note_more(len(with_trouble) - len(listed), "rank"),
     ]
 
 
@@ -247,8 +248,8 @@ def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
     if not known:
         return None
     outer, *inner = known
-    part = inner[0].done / inner[0].total if inner else 0.0
-    done = min(float(outer.total), outer.done + part)
+    inner_share = inner[0].done / inner[0].total if inner else 0.0
+    done = min(float(outer.total), outer.done + inner_share)
     if not done or outer.seconds <= 0:
         return None
     return (outer.total - done) * outer.seconds / done
@@ -262,8 +263,8 @@ def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
 
 def slowest(ranks: Sequence[RankSnapshot]) -> int | None:
     """Return the slowest rank among those that are slow and go on."""
-    slow = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.goes_on]
-    return min(slow)[1] if slow else None
+    slow_ranks = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.goes_on]
+    return min(slow_ranks)[1] if slow_ranks else None
 
 
 def overview(ranks: Sequence[RankSnapshot]) -> str:
@@ -306,21 +307,21 @@ def _grids(nodes: _Nodes) -> str:
 def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
     """Return a field for each rank: its number and progress, and whether it is slow or failed."""
     label = f"ranks of {of}" if of else "ranks"
-    fields = "".join(map(_field, ranks))
+    fields = "".join(map(_grid_field, ranks))
     return f'<div class="nbddp-grid" role="list" aria-label="{label}">{fields}</div>'
 
 
-def _field(rank: RankSnapshot) -> str:
+def _grid_field(rank: RankSnapshot) -> str:
     is_odd = not rank.is_well or rank.state == "waiting" or rank.lag is not None
     kind = "nbddp-wrong" if rank.is_cause else "nbddp-waits" if is_odd else ""
-    known = next((bar for bar in rank.bars if bar.total), None)
-    step, where = format_step(rank), f" on {rank.node}" if rank.node else ""
-    facts = [f"rank {rank.rank}{where}: {rank.state}", f"step {step}" if step else ""]
+    bar = next((bar for bar in rank.bars if bar.total), None)
+    step, on_node = format_step(rank), f" on {rank.node}" if rank.node else ""
+    facts = [f"rank {rank.rank}{on_node}: {rank.state}", f"step {step}" if step else ""]
     facts += [_memory(rank.memory), describe_lag(rank.lag) if rank.lag else ""]
     title = escape(" · ".join(filter(None, facts)))
     return (
         f'<span class="nbddp-field {kind}" role="listitem" title="{title}">'
-        f"{rank.rank}{'↓' if rank.lag else ''}{_filled(known, rank)}</span>"
+        f"{rank.rank}{'↓' if rank.lag else ''}{_filled(bar, rank)}</span>"
     )
 
 

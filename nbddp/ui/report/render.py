@@ -79,10 +79,10 @@ def render_html(report: Report) -> str:
     cell = Cell(report.title) if isinstance(report.title, str) else report.title
     title = f"<div>{title_html(cell, role='status')}</div>" if cell.text else ""
     region = f'tabindex="0" role="region" aria-label="{escape(cell.text) or "cell"}"'
-    return f'{STYLE_SHEET}<div class="nbddp" {region}>{title}{html_of(report.blocks)}</div>'
+    return f'{STYLE_SHEET}<div class="nbddp" {region}>{title}{blocks_html(report.blocks)}</div>'
 
 
-def html_of(blocks: Iterable[Block]) -> str:
+def blocks_html(blocks: Iterable[Block]) -> str:
     """Render blocks as HTML."""
     return "".join(map(_html, blocks))
 
@@ -92,7 +92,7 @@ def _html(block: Block) -> str:
         case Table():
             return _table(block) if block.rows else ""
         case Text(text=text, mood=mood):
-            return f"<div{_looks(mood)}>{_prose(text)}</div>" if text else ""
+            return f"<div{_mood_attributes(mood)}>{_prose(text)}</div>" if text else ""
         case Code():
             return f'<div class="jp-RenderedText"><pre>{_code(block)}</pre></div>'
         case Card(text=text, is_error=is_error):
@@ -109,10 +109,10 @@ def _details(details: Details) -> str:
     title = details.title
     summary = _prose(title) if isinstance(title, str) else title_html(title)
     opening = f"<details{' open' if details.is_open else ''}>"
-    return f"{opening}<summary>{summary}</summary>{html_of(details.blocks)}</details>"
+    return f"{opening}<summary>{summary}</summary>{blocks_html(details.blocks)}</details>"
 
 
-def _looks(mood: Mood) -> str:
+def _mood_attributes(mood: Mood) -> str:
     kind, style = _CLASSES.get(mood, ""), _STYLES.get(mood, "")
     return (f' class="{kind}"' if kind else "") + (f' style="{style}"' if style else "")
 
@@ -149,7 +149,7 @@ def _cell(cell: str | Cell) -> str:
         color = f"color:{rank_color(cell.rank)}"
         shown = f'<span class="nbddp-chip {rank_class(cell.rank)}" style="{color}">{shown}</span>'
     if cell.mood is not Mood.PLAIN:
-        shown = f"<span{_looks(cell.mood)}>{shown}</span>"
+        shown = f"<span{_mood_attributes(cell.mood)}>{shown}</span>"
     mark = dot(cell.dot.value) if cell.dot else ""
     title = f' title="{escape(cell.title)}"' if cell.title else ""
     return f"<td{title}>{mark}{shown}</td>"

@@ -61,7 +61,7 @@ def _number(value: float | None) -> str | Cell:
 def _curve(listing: Listing, run: Summary) -> str | Cell:
     """Return a curve of the run, with its name if it is not the one of the other runs."""
     name, pairs = listing.curve_of(run)
-    values = middles(pairs)
+    values = midpoints(pairs)
     if not values:
         return ""
     last = f", at last {run.last[name]:.4g}" if name in run.last else ""
@@ -70,7 +70,7 @@ def _curve(listing: Listing, run: Summary) -> str | Cell:
     return Cell(f"{block_characters(values)}{other}", html=f"{svg}{escape(other)}")
 
 
-def middles(pairs: Pairs) -> list[float]:
+def midpoints(pairs: Pairs) -> list[float]:
     """Return the middle between the lowest and the highest value of each stretch of a curve."""
     return [sum(pair) / 2 for pair in pairs]
 

@@ -45,7 +45,7 @@ def status_report(
             *alarm_blocks(snapshot),
             *rank_blocks(snapshot.ranks, has_pid=True),
             events_block(snapshot),
-            awaited_block(snapshot),
+            straggler_block(snapshot),
             *([charts_block(metrics)] if metrics else []),
             *([Markup(lambda: scroll_box(log_html(lines)))] if lines else []),
             note(f"logs in {relative_path(snapshot.folder)}" if snapshot.folder else ""),
@@ -65,7 +65,7 @@ def alarm_blocks(snapshot: Snapshot) -> list[Block]:
     return [Card(snapshot.alarm, is_error=False), note(describe_refused(snapshot.refused))]
 
 
-def awaited_block(snapshot: Snapshot) -> Text:
+def straggler_block(snapshot: Snapshot) -> Text:
     """Name the rank that the others wait for."""
     return Text(describe_straggler(snapshot.awaited) if snapshot.awaited else "", Mood.WARN)
 

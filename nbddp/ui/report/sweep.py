@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nbddp.archive.sweep_grid import State, SweepEntry, count_in
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
-from nbddp.ui.report.render import html_of
+from nbddp.ui.report.render import blocks_html
 from nbddp.ui.wording import format_seconds
 
 MAX_ROWS = 40  # rows: those before and after the one that runs
@@ -35,7 +35,7 @@ def sweep_report(
     if current is None:
         return Report(describe_outcome(rows, what=what))
     # as text each row is told when it ends
-    table = Markup(lambda: html_of(_table(rows, rows.index(current))))
+    table = Markup(lambda: blocks_html(_table(rows, rows.index(current))))
     return Report(describe_current(rows, current, what=what), [table])
 
 

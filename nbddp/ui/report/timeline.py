@@ -37,9 +37,9 @@ def timeline_report(timeline: Timeline) -> Report:
         [
             *(Text(each, Mood.WARN) for each in late),
             Picture(lambda: _draw(timeline), alt, text="\n".join(timeline_as_text(timeline))),
-            _matrix(timeline),
+            _waiting_table(timeline),
             *map(Text, _facts(timeline)),
-            *_overlaps(timeline),
+            *_overlap_blocks(timeline),
             *map(note, _notes(timeline)),
         ],
     )
@@ -112,12 +112,12 @@ def timeline_as_text(timeline: Timeline, columns: int = 72) -> Iterator[str]:
     for rank in shown_ranks(timeline):
         parts = {kind: [0.0] * columns for kind in LETTERS}
         for kind, began, end in timeline.pieces(rank):
-            _add(parts[kind], timeline, began, end)
+            _add_to_columns(parts[kind], timeline, began, end)
         shares = (dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True))
         yield f"{rank:>8}  {''.join(map(_letter, shares))}".rstrip()
 
 
-def _add(part: list[float], timeline: Timeline, began: float, end: float) -> None:
+def _add_to_columns(part: list[float], timeline: Timeline, began: float, end: float) -> None:
     """Add a piece to the share of each letter that it covers."""
     columns, seconds = len(part), max(timeline.seconds, 1e-9)
     a, b = ((at - timeline.span[0]) / seconds * columns for at in (began, end))
@@ -134,7 +134,7 @@ def _letter(shares: Mapping[str, float]) -> str:
 # ---- the numbers
 
 
-def _matrix(timeline: Timeline) -> Table:
+def _waiting_table(timeline: Timeline) -> Table:
     """Return the seconds that each rank waited for each other one."""
     awaited = dict.fromkeys(timeline.ranks, 0.0)
     for (_, rank), seconds in timeline.waits.items():
@@ -168,7 +168,8 @@ def _format_short_time(seconds: float) -> str:
 
 def _facts(timeline: Timeline) -> Iterator[str]:
     if any(timeline.lines.values()):
-        yield f"while others waited, the last rank was at {', '.join(_shares(timeline.lines))}"
+        places = ", ".join(_place_shares(timeline.lines))
+        yield f"while others waited, the last rank was at {places}"
     loading = [
         f"rank {rank} {_format_time(seconds)}"
         for rank in shown_ranks(timeline)
@@ -185,10 +186,10 @@ def _facts(timeline: Timeline) -> Iterator[str]:
         yield f"{title} on the GPU, on average and with the waiting there: {each}"
 
 
-def _shares(lines: Mapping[str, float]) -> list[str]:
+def _place_shares(lines: Mapping[str, float]) -> list[str]:
     """Return the first lines, each with its part of the waiting unless there is just one.
 
-    >>> _shares({"line 9": 3.0, "line 4": 1.0}), _shares({"line 9": 2.0})
+    >>> _place_shares({"line 9": 3.0, "line 4": 1.0}), _place_shares({"line 9": 2.0})
     (['line 9 (75 %)', 'line 4 (25 %)'], ['line 9'])
     """
     total, shown = sum(lines.values()), list(lines.items())[:SHOWN_LINES]
@@ -197,7 +198,7 @@ def _shares(lines: Mapping[str, float]) -> list[str]:
     return [f"{place} ({100 * seconds / total:.0f} %)" for place, seconds in shown]
 
 
-def _overlaps(timeline: Timeline) -> list[Block]:
+def _overlap_blocks(timeline: Timeline) -> list[Block]:
     """Return what DDP measured of each model on each rank."""
     if not timeline.overlaps:
         return []

@@ -81,9 +81,9 @@ def _link(trace: Trace) -> str:
 
 def _operators(trace: Trace) -> list[Block]:
     """Show the operators in which ranks differ, else the costliest."""
-    found = trace_rows(trace.ranks)
-    different = [row for row in found if is_different(row, trace.ranks)]
-    costly = sorted(found, key=lambda row: -max(row.self_ms.values()))
+    all_rows = trace_rows(trace.ranks)
+    different = [row for row in all_rows if is_different(row, trace.ranks)]
+    costly = sorted(all_rows, key=lambda row: -max(row.self_ms.values()))
     title = "operators that cost some ranks more than others, in ms of their own:"
     if not different:
         title = "the costliest operators, in ms of their own:"

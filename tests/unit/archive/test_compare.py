@@ -23,7 +23,7 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart
 from nbddp.charts.svg import Frame, SvgCanvas, draw
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.ui.report.comparison import SAME, comparison_report
+from nbddp.ui.report.comparison import SAME_CODE, comparison_report
 from nbddp.ui.report.render import render_html, render_text
 
 Rows = list[dict[str, Any]]
@@ -110,7 +110,7 @@ def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> N
     again = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
     other = make_run(folder, "b", extra=[{**again, "time": BEGAN + 5, "kind": "cell"}])
     assert compare([one, other]).code[1] == []
-    assert text_of(compare([one, other])).endswith(SAME)
+    assert text_of(compare([one, other])).endswith(SAME_CODE)
 
 
 def test_final_values_have_their_spread_over_ranks(folder: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_run_without_cells_has_no_other_code(folder: Path, snapshot: Any) -> N
     }
     last = {how: text.splitlines()[-2:] for how, text in said.items()}
     assert last == snapshot
-    assert not any("code from" in text or SAME in text for text in said.values())
+    assert not any("code from" in text or SAME_CODE in text for text in said.values())
 
 
 def test_nothing_that_a_run_wrote_is_markup(folder: Path) -> None:

@@ -17,7 +17,7 @@ from nbddp.charts.sparkline import MAX_BLOCKS, block_characters, sparkline
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.html_pieces import STYLE_SHEET
 from nbddp.ui.report.rank_table import MAX_POINTS, SAMPLE_PERIOD, RankSparklines, rank_blocks
-from nbddp.ui.report.render import html_of
+from nbddp.ui.report.render import blocks_html
 
 ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
 
@@ -82,7 +82,7 @@ def test_a_rank_that_has_ended_gets_no_more_points() -> None:
 
 def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_svg_away() -> None:
     curves = partial(noted(ONE, ONE, ONE).draw, is_static=True)
-    page = Page(html_of(rank_blocks([ONE], curves=curves)))
+    page = Page(blocks_html(rank_blocks([ONE], curves=curves)))
     images = [known for tag, known in page.tags if tag == "img"]
     assert [each["alt"] for each in images] == [
         known["aria-label"] for tag, known in page.tags if tag == "svg"

@@ -33,7 +33,7 @@ from nbddp.checks.source import CellSource
 from nbddp.errors import RequestError
 from nbddp.group.checking import check_script
 from nbddp.ui.report.findings import findings_below_cell, findings_report, findings_text
-from nbddp.ui.report.render import html_of, render_html, render_text
+from nbddp.ui.report.render import blocks_html, render_html, render_text
 
 TRAINS = "for x, y in train:\n    model(x).sum().backward()\n"
 
@@ -242,7 +242,7 @@ def found(*rules: str) -> list[Finding]:
 
 def test_findings_are_a_few_with_their_remedies(snapshot: SnapshotAssertion) -> None:
     many = found("ND101", "ND102", "ND103", "ND104")
-    html = html_of(findings_below_cell(many))
+    html = blocks_html(findings_below_cell(many))
     assert (findings_text([]), findings_below_cell([])) == ("", [])
     assert render_text(findings_report([], "cell [3]")) == "no mistakes found in cell [3]"
     assert findings_text(found("ND101")) == snapshot(name="one, as text")

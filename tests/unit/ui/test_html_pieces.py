@@ -23,7 +23,7 @@ from nbddp.ui.html_pieces import (
     event_log,
     muted,
 )
-from nbddp.ui.report.render import html_of, title_html
+from nbddp.ui.report.render import blocks_html, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
 from nbddp.ui.wording import describe_event, describe_refused
 
@@ -57,14 +57,14 @@ def marks(page: Page) -> list[float]:
 
 @given(TEXT)
 def test_notes_cards_and_alarms_are_ours(text: str) -> None:
-    for made in (muted(text), html_of(alarm_blocks(with_alarm(text))), card(to_html(text))):
+    for made in (muted(text), blocks_html(alarm_blocks(with_alarm(text))), card(to_html(text))):
         assert Page(made).holds(text)
 
 
 def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() -> None:
-    assert html_of(alarm_blocks(with_alarm(""))) == ""
+    assert blocks_html(alarm_blocks(with_alarm(""))) == ""
     hang, said = "no progress for 10 s", describe_refused(3)
-    text = Page(html_of(alarm_blocks(replace(with_alarm(hang), refused=3)))).text
+    text = Page(blocks_html(alarm_blocks(replace(with_alarm(hang), refused=3)))).text
     assert text.index(hang) < text.index(said)
 
 

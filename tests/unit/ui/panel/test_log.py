@@ -91,7 +91,7 @@ def test_the_oldest_pages_are_removed_a_hundred_at_a_time(clock: list[float]) ->
         is_longer = pages.root.children[:-1] == before
         removals += not is_longer
         assert is_longer or pages.root.children[:-1] == before[MAX_PAGES // 2 :]
-        assert pages.lines == len(pages.root.children) <= MAX_PAGES
+        assert pages.line_count == len(pages.root.children) <= MAX_PAGES
     assert removals == 4
     assert [each for each in new if each.comm is not None] == [*pages.root.children]
 
@@ -100,8 +100,8 @@ def test_of_long_pages_fewer_are_kept() -> None:
     pages = LogPages(lambda _: None)
     for _ in range(100):
         pages.add(["a"] * MAX_BATCH, MAX_BATCH)
-        assert pages.lines <= MAX_PAGE_ROWS
-    assert pages.lines >= MAX_ROWS
+        assert pages.line_count <= MAX_PAGE_ROWS
+    assert pages.line_count >= MAX_ROWS
     pages.remove()
     assert pages.root.children == ()
 

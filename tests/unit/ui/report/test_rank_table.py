@@ -24,7 +24,7 @@ from nbddp.ui.report.rank_table import (
     seconds_left,
     slowest,
 )
-from nbddp.ui.report.render import html_of, text_lines
+from nbddp.ui.report.render import blocks_html, text_lines
 from nbddp.ui.wording import describe_lag, format_progress_bar
 
 ONE = RankSnapshot(rank=0, state="running")
@@ -33,11 +33,11 @@ GONE = {"state": "was killed by SIGKILL", "is_alive": False, "is_well": False, "
 
 
 def table(ranks: Sequence[RankSnapshot]) -> Page:
-    return Page(html_of(rank_table(ranks)))
+    return Page(blocks_html(rank_table(ranks)))
 
 
 def ranks_html(ranks: Sequence[RankSnapshot], **look: Any) -> str:
-    return html_of(rank_blocks(ranks, **look))
+    return blocks_html(rank_blocks(ranks, **look))
 
 
 def as_text(ranks: Sequence[RankSnapshot]) -> str:
