@@ -185,7 +185,7 @@ def main() -> None:
     torchrun_times: dict[bool, list[float | None]] = {True: [], False: []}
     with WorkerGroup(nproc=args.ranks) as group, tempfile.TemporaryDirectory() as folder:
         group.run(SETUP.format(width=width), quiet=True)
-        group._group.session.launcher.warm_up_more()  # else the first new rank imports all
+        group._group.session.launcher.preload_more()  # else the first new rank imports all
         for _ in range(args.repeats):
             heal_times.append(time_heal(group))
             if not args.alone:

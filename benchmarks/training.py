@@ -222,7 +222,7 @@ def main() -> None:
         folder = Path(name)
         os.chdir(folder)
         with WorkerGroup(nproc=2, threads=1, backend=backend()) as group:
-            group._group.session.launcher.warm_up_more()  # as %load_ext does
+            group._group.session.launcher.preload_more()  # as %load_ext does
             group.run(SETUP, quiet=True)
             print_lines(steps_per_second(group, folder, rounds, steps))
             print_lines(stalls(group, folder, 5 if args.quick else 15))

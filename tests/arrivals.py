@@ -25,8 +25,10 @@ def letters(
     end = round((came[-1] + 0.15) * 1e6)  # by then the last one is there, too
     for second, rows in seconds.items():
         until = min(end, round(1e6 * (second + 1)))
-        yield CollectiveArrivals(cell=cell, base=BASE, kinds=[kind], rows=rows, until=until, **more)
-    yield CollectiveArrivals(cell=cell, base=BASE, until=end, is_over=True)
+        yield CollectiveArrivals(
+            cell=cell, base=BASE, kinds=[kind], rows=rows, sent_at=until, **more
+        )
+    yield CollectiveArrivals(cell=cell, base=BASE, sent_at=end, is_over=True)
 
 
 def told(

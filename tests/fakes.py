@@ -38,7 +38,7 @@ PIDS = itertools.count(1_000_000_000)  # beyond those of any process
 class FakeHandle:
     """A rank's process, which ends when it is told to, or when the test says so."""
 
-    why_gone = ""
+    exit_reason = ""
 
     def __init__(self, *, obeys: bool = True) -> None:
         self.pid: int | None = next(PIDS)
@@ -125,7 +125,7 @@ class FakeLauncher(Launcher):
         self.on_launch: Callable[[RankStart], Any] = lambda _start: None
         self.obeys = obeys
 
-    def has_room(self) -> bool:
+    def has_free_capacity(self) -> bool:
         return self.room
 
     def launch(self, start: RankStart) -> FakeHandle:
@@ -138,7 +138,7 @@ class FakeLauncher(Launcher):
         self.on_launch(start)
         return handle
 
-    def sweep(self, handle: RankHandle) -> None:  # noqa: ARG002 - the launcher's interface
+    def kill_orphans(self, handle: RankHandle) -> None:  # noqa: ARG002 - the launcher's interface
         if self.sweep_fails is not None:
             raise self.sweep_fails
 

@@ -277,7 +277,7 @@ class Executor:
         self.rank_monitor.forget()
         self.router.drop_rank_output()
         self.ranks = RankProcesses(action.attempt, self.runtime_now, self.launcher, self.messages)
-        self.launcher.settle(action.world_size)
+        self.launcher.assign(action.world_size)
         starts = [each for each in self._starts() if self.life.is_alive(each.topology.rank)]
         self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
         self.ranks.launch(starts, action.world_size)
@@ -312,7 +312,7 @@ class Executor:
 
     def note_node(self, event: ev.NodeEvent) -> None:
         """Note what has become of a node; with one that has come a restart may make more ranks."""
-        if isinstance(event, ev.NodeJoined) and self.launcher.has_room():
+        if isinstance(event, ev.NodeJoined) and self.launcher.has_free_capacity():
             self.step(replace(event, adds_capacity=True))
             self.step(ev.CapacityChanged())
         else:

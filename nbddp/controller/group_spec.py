@@ -182,5 +182,5 @@ class GroupSpec:
                 run_id=folder.path.name,
                 colors=colors,
             )
-            for place in launcher.places(self.nproc, master_port=link.free_port)
+            for place in launcher.topologies(self.nproc, master_port=link.free_port)
         ]

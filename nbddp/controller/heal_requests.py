@@ -86,7 +86,7 @@ class HealRequests:
         number = next(self._do.numbers)
         self._gives[number] = action.generation
         leave, replacements = [*action.exclude], [*action.replacements]
-        command = SendNamespace(request=number, leave=leave, replacements=replacements)
+        command = SendNamespace(request=number, exclude=leave, replacements=replacements)
         self._do.runtime_now.link.send(action.donor, command)
 
     def _meet(self, action: ev.RequestJoin, rank: int) -> None:
@@ -103,7 +103,7 @@ class HealRequests:
             replacements=[*self.ranks],
             payload=self._given.payload,
             storages=self._given.content["storages"],
-            own=dict(self._own[rank].own) if rank in self._own else {},
+            own_values=dict(self._own[rank].own) if rank in self._own else {},
         )
         self._do.runtime_now.link.send(rank, command)
 
@@ -118,7 +118,7 @@ class HealRequests:
         do = self._do
         alive = [rank for rank in do.life.alive if rank not in self.ranks]
         port = do.runtime_now.link.free_port
-        places = do.launcher.places(len(do.life.ranks), master_port=port)
+        places = do.launcher.topologies(len(do.life.ranks), master_port=port)
         self._own = {
             rank: do.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
             for rank in self.ranks

@@ -96,7 +96,7 @@ class MessageHandler:
                 )
                 self._do.step(unable)
             case CollectiveArrivals() as came:
-                clock = self._do.launcher.clock(rank)
+                clock = self._do.launcher.clock_offset(rank)
                 self._do.rank_monitor.note(rank, came, time.monotonic(), clock)
             case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
                 self._do.rank_monitor.note(rank, sighting, time.monotonic())
@@ -151,12 +151,12 @@ class MessageHandler:
         """A rank's process has ended."""
         is_current = self._do.ranks is not None and self._do.ranks.is_current(rank, handle)
         try:
-            why = handle.why_gone
+            why = handle.exit_reason
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
             if handle.exitcode != 0 or self._do.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
                 self._do.event_log.record("exit", rank=rank, attempt=attempt, how=how)
-            self._do.launcher.sweep(handle)
+            self._do.launcher.kill_orphans(handle)
         finally:
             if is_current:
                 self.note_gone(attempt, rank, handle.exitcode, why)
@@ -188,7 +188,7 @@ class MessageHandler:
                 self._do.router.publish_to_running(self._do.ranks.last_output(rank))
                 words, is_ours = self._do.ranks.final_output(rank), self._do.ranks.was_killed(rank)
                 used = self._do.rank_monitor.hangs.memory()
-                hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
+                hint = why or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
         finally:
             if self._do.cell is not None:
                 self._do.cell.add_exit(rank, exitcode, final_output=words, hint=hint)

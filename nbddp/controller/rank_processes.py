@@ -173,7 +173,7 @@ class RankProcesses:
                 return self._send(ranks, cell.run_message())
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
                 self.working(ranks)  # measure their CPU time from here on
-                return self._interrupt(ranks, Interrupt(cell=number, is_for_death=is_for_death))
+                return self._interrupt(ranks, Interrupt(cell=number, rank_died=is_for_death))
             case ev.SendShutdown(ranks=ranks):
                 return self._send(ranks, Shutdown())
             case ev.Terminate(ranks=ranks):
@@ -251,7 +251,7 @@ class RankProcesses:
     def accept(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """What of a mailed piece of output was not shown yet."""
         log = self._logs[rank].unseen_part(output)
-        if log is None or output.is_left:
+        if log is None or output.is_omitted:
             return log
         return OutputText(rank, output.text, log) if output.text else None
 

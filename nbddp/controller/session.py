@@ -339,7 +339,7 @@ class Session:
             raise
         self.event_log.record("cell", **handle.facts(), logs=logs)
         self._do.follow(handle)
-        if is_elastic and self.launcher.has_room():  # a node came just now
+        if is_elastic and self.launcher.has_free_capacity():  # a node came just now
             self._do.step(ev.CapacityChanged())
         return handle
 
@@ -422,7 +422,7 @@ class Session:
                 f"rank {rank} is stopped (SIGSTOP) and could not meet the others: "
                 f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
             )
-        self.launcher.take_over(chosen)
+        self.launcher.reassign(chosen)
         # the user who chooses a donor knows that its names are the right ones
         self._ask(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
         return self._do.promises.new("heal")

@@ -88,12 +88,12 @@ class StoreLink:
         """Sign with that of ranks which another notebook has started; there are no others."""
         self.secret = secret
         for reader in (self._reader, self._urgent):
-            reader.use(secret)
+            reader.set_secret(secret)
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Make the writers for the ranks of an attempt; those of another are gone."""
         for box in (*self._commands.values(), *self._controls.values()):
-            box.sweep()
+            box.discard_unread()
         self._sweep()
         self._ended.append((attempt, world_size))
         self._commands.clear()
@@ -104,7 +104,7 @@ class StoreLink:
     def open_again(self, attempt: int, rank: int, incarnation: int) -> None:
         """Make the writers for a rank's new process; what the old one left unread is gone."""
         for boxes in (self._commands, self._controls):
-            boxes[rank].sweep()
+            boxes[rank].discard_unread()
         self._reborn[attempt, rank] = incarnation
         self._open(attempt, rank, incarnation)
 
@@ -119,7 +119,7 @@ class StoreLink:
             for rank in range(world_size):
                 for incarnation in range(self._reborn.pop((attempt, rank), 0) + 1):
                     for reader in (self._reader, self._urgent):
-                        reader.sweep(self._sender, rank, attempt, incarnation)
+                        reader.discard_unfinished(self._sender, rank, attempt, incarnation)
 
     def _writer(self, queue: str, attempt: int) -> QueueWriter:
         return QueueWriter(
@@ -135,15 +135,15 @@ class StoreLink:
         )
         if command is not self._command:  # one is told to many ranks
             self._command, self._encoded = command, encode(command)
-        boxes[rank].post_encoded(self._encoded)
+        boxes[rank].put_encoded(self._encoded)
 
     def collect(self) -> Envelope | None:
         """Wait for what a cell says next, in its order; None when the link is closed."""
-        return _from_rank(self._reader.collect())
+        return _from_rank(self._reader.get())
 
     def collect_urgent(self) -> Envelope | None:
         """Wait for the next news that do not wait for output; None when the link is closed."""
-        return _from_rank(self._urgent.collect())
+        return _from_rank(self._urgent.get())
 
     def put(self, data: bytes) -> JsonDict:
         """Put a pickled value into the store for the ranks."""
@@ -171,7 +171,7 @@ class StoreLink:
     def close(self) -> None:
         """Wake whoever collects, for the last time."""
         for queue in (RANKS_QUEUE, URGENT_QUEUE):
-            self._writer(queue, attempt=0).post(Shutdown())
+            self._writer(queue, attempt=0).put(Shutdown())
         self._reserved.close()
 
 

@@ -112,12 +112,12 @@ class RankGroup:
         importlib.import_module("torch.distributed")
         with self._start_lock:  # a start that was asked for meanwhile goes first
             pass
-        self._session.launcher.warm_up_more()
+        self._session.launcher.preload_more()
 
     def start_forkserver(self) -> None:
         """Start the process that ranks are forked from; it imports torch by itself."""
         self.close_at_exit()
-        self.session.launcher.warm_up()
+        self.session.launcher.preload()
 
     def start(self) -> None:
         """Start the ranks and wait until all are ready.

@@ -77,7 +77,7 @@ class Recovery:
         if handle is not None:
             return self._recover(self._show(handle), request, retries)
         self._times_ended = self._session.times_ended
-        if retries.is_elastic and self._session.launcher.has_room():
+        if retries.is_elastic and self._session.launcher.has_free_capacity():
             failed = self._restart_and_replay()
             if failed is not None:
                 return failed

@@ -44,7 +44,7 @@ def find_script(
             compile(text, str(file), "exec", dont_inherit=True)
         path, folder = str(file), file.resolve().parent
     words = list(arguments)
-    return Script(name=name, path=path, arguments=words, folder=str(folder), keeps=keeps)
+    return Script(name=name, path=path, arguments=words, folder=str(folder), keeps_names=keeps)
 
 
 @contextmanager

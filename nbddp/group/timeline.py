@@ -74,7 +74,7 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
         return ()
     found = []
     for rank, models in measurements.items():
-        ahead, uncertainty = session.launcher.clock(rank)
+        ahead, uncertainty = session.launcher.clock_offset(rank)
         since = began + ahead - uncertainty  # the earliest that the rank's own clock may have shown
         found += [overlap_of(rank, name, measured, since=since) for name, measured in models]
     return tuple(each for each in found if each is not None)

@@ -60,14 +60,14 @@ def _collect(
     nodes, zero = session.launcher.nodes(), _cell_start(session, result)
 
     def question(rank: int) -> Callable[[int], SendTrace]:
-        ahead, _ = session.launcher.clock(rank)
+        ahead, _ = session.launcher.clock_offset(rank)
         return lambda number: SendTrace(
             request=number,
             cell=result.number,
             rank=rank,
             folder="" if rank in nodes else str(trace_folder.resolve()),
-            zero=zero + int(ahead * 1e9),
-            most=MAX_EVENTS // len(result.ranks),
+            start_ns=zero + int(ahead * 1e9),
+            max_events=MAX_EVENTS // len(result.ranks),
             node=nodes.get(rank, ""),
         )
 
@@ -79,18 +79,18 @@ def _collect(
             continue
         sent = TraceSent(**outcome.content)
         try:
-            if not sent.why:
+            if not sent.reason:
                 _write_files(session, trace_folder, rank, outcome)
         except RequestError as problem:
-            sent = replace(sent, why=str(problem))
-        if sent.why:
-            missing[rank] = sent.why
+            sent = replace(sent, reason=str(problem))
+        if sent.reason:
+            missing[rank] = sent.reason
         else:
             traced[rank] = sent
     trace = replace(trace, missing=dict(sorted(missing.items())))
     if not traced:
         return trace
-    error = max(session.launcher.clock(rank)[1] for rank in traced)
+    error = max(session.launcher.clock_offset(rank)[1] for rank in traced)
     parts = {rank: trace_folder / f"rank{rank}.part" for rank in traced}
     facts = {"baseTimeNanoseconds": zero, "clockErrorMilliseconds": 1000 * error}
     path = write_merged(parts, trace_folder.parent, trace_folder.name, facts)

@@ -65,9 +65,9 @@ class Forkserver:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._growing = threading.Lock()
+        self._preload_lock = threading.Lock()
         self._server = _Server()
-        self._has_grown = False
+        self._is_preloaded = False
 
     @property
     def pid(self) -> int | None:
@@ -75,12 +75,12 @@ class Forkserver:
         pid: int | None = self._server._forkserver_pid  # type: ignore[attr-defined]
         return pid
 
-    def warm_up(self) -> None:
+    def start(self) -> None:
         """Start the helper if it does not run; returns before its imports are done."""
         with self._lock:
             self._ensure_running()
 
-    def await_service(self) -> None:
+    def wait_until_ready(self) -> None:
         """Start the helper if it does not run, and wait until ranks can be forked from it.
 
         Raises:
@@ -88,29 +88,29 @@ class Forkserver:
         """
         with self._lock:
             self._ensure_running()
-            self._wait_until_it_serves()
+            self._wait_until_serving()
 
-    def grow(self) -> None:
+    def preload_more(self) -> None:
         """Have the helper import what DDP needs, and wait; ranks can be started in between."""
-        with self._growing:
+        with self._preload_lock:
             server = self._server
-            for _ in range(0 if self._has_grown else PRELOAD_PARTS):
+            for _ in range(0 if self._is_preloaded else PRELOAD_PARTS):
                 with self._lock:
                     if self._server is not server:
                         return  # closed meanwhile
                     try:
                         self._ensure_running()
-                        self._wait_until_it_serves()  # without its handler the signal would end it
+                        self._wait_until_serving()  # without its handler the signal would end it
                         if self.pid is not None:
                             os.kill(self.pid, PRELOAD_SIGNAL)
-                        self._wait_until_it_serves()
+                        self._wait_until_serving()
                     except CudaUsedError:
                         return  # the first rank says so
                     except (EOFError, OSError):
                         if server.is_closing:
                             return
                         raise
-            self._has_grown = True
+            self._is_preloaded = True
 
     def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> ForkedProcess:
         """Fork a process from the helper that runs ``target(argument)``.
@@ -120,7 +120,7 @@ class Forkserver:
         """
         with self._lock:
             self._ensure_running()
-            with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
+            with self._own_socket_folder():  # inherited by the rank and its workers
                 child = ForkedProcess(self._server, target, argument, name)
             child.start()
         # watched and ended here: a process that was forked shall not ask after it
@@ -129,7 +129,7 @@ class Forkserver:
 
     def orphans(self) -> list[psutil.Process]:
         """What ranks that are gone left behind: the helper inherits it, on Linux."""
-        helper, ranks = self.pid, self._server.ranks
+        helper, ranks = self.pid, self._server.rank_pids
         if helper is None:
             return []
         roots = [each for each in find_children(helper) if _has_own_session(each.pid, helper)]
@@ -148,19 +148,19 @@ class Forkserver:
             with suppress(FileNotFoundError):  # it has taken its folder away itself
                 self._server._stop()  # type: ignore[attr-defined]
             self._server.remove_folder()
-            self._server, self._has_grown = _Server(), False
+            self._server, self._is_preloaded = _Server(), False
 
     def _kill(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _wait_until_it_serves(self) -> None:
+    def _wait_until_serving(self) -> None:
         child = ForkedProcess(self._server, _do_nothing, None, "nbddp-ready")
         child.start()  # returns when the helper has forked it
         child.join()
 
     @contextmanager
-    def _own_folder(self) -> Iterator[None]:
+    def _own_socket_folder(self) -> Iterator[None]:
         """Have multiprocessing put its sockets where the helper takes them away when it ends.
 
         Its own folders are taken away by whoever made them, and stay if that one is killed.
@@ -177,7 +177,7 @@ class Forkserver:
                 del os.environ[SOCKET_FOLDER_VARIABLE]
 
     def _ensure_running(self) -> None:
-        with sigint_blocked(), self._own_folder():
+        with sigint_blocked(), self._own_socket_folder():
             restore_main_spec()
             start_detached_resource_tracker()
             self._server.ensure_running()
@@ -191,7 +191,7 @@ class _Server(forkserver.ForkServer):
     def __init__(self) -> None:
         super().__init__()
         self.set_forkserver_preload(PRELOADED_MODULES)
-        self.ranks: set[int] = set()  # process ids, from before they do anything of their own
+        self.rank_pids: set[int] = set()  # process ids, from before they do anything of their own
         self._folder = ""
 
     def has_used_cuda(self) -> bool:
@@ -220,7 +220,7 @@ class _Server(forkserver.ForkServer):
 class LocalRank(process.BaseProcess):
     """A rank's process on this machine; see :class:`nbddp.launch.local_launcher.RankHandle`."""
 
-    why_gone = ""  # its exit code tells
+    exit_reason = ""  # its exit code tells
 
     def interrupt(self) -> None:
         """Send SIGINT, unless it has ended."""
@@ -290,7 +290,7 @@ class _RankPopen(popen_forkserver.Popen):
     def _launch(self, process_obj: ForkedProcess) -> None:
         if process_obj.server is None:
             raise RuntimeError("a rank cannot be started from within a rank")
-        self._ranks = process_obj.server.ranks
+        self._ranks = process_obj.server.rank_pids
         message = _pickled(self, {"name": process_obj.name}, process_obj)
         self.sentinel, writer = process_obj.server.connect_to_new_process([])
         keep_alive = os.dup(writer)  # closes with the kernel, which tells the rank

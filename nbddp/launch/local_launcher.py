@@ -47,7 +47,7 @@ class RankHandle(Protocol):
         """How it ended, None while it runs."""
 
     @property
-    def why_gone(self) -> str:
+    def exit_reason(self) -> str:
         """Why it ended, where that is not its own doing; else empty."""
 
     def is_stopped(self) -> bool:
@@ -88,25 +88,25 @@ class Launcher:
         """
         return asked
 
-    def has_room(self) -> bool:
+    def has_free_capacity(self) -> bool:
         """Return whether a restart would make more ranks, because a node has come."""
         return False
 
-    def settle(self, world_size: int) -> None:
+    def assign(self, world_size: int) -> None:
         """Choose where the ranks of a new attempt will be.
 
         Raises:
             RequestError: there is no room for so many.
         """
 
-    def take_over(self, ranks: Sequence[int]) -> None:
+    def reassign(self, ranks: Sequence[int]) -> None:
         """Find room for new processes of ranks that are gone.
 
         Raises:
             RequestError: there is none; nothing has changed.
         """
 
-    def places(self, world_size: int, *, master_port: int) -> list[Topology]:
+    def topologies(self, world_size: int, *, master_port: int) -> list[Topology]:
         """Return each rank's place in the world, as it was chosen."""
         return Topology.local(world_size, master_port=master_port)
 
@@ -114,7 +114,7 @@ class Launcher:
         """Return the name of each rank's machine; empty if all are on this one."""
         return {}
 
-    def clock(self, rank: int) -> tuple[float, float]:
+    def clock_offset(self, rank: int) -> tuple[float, float]:
         """Return by how many seconds the clock of a rank's machine is ahead, and the error."""
         del rank
         return 0.0, 0.0
@@ -124,17 +124,17 @@ class Launcher:
         del place
         return cores_here()
 
-    def warm_up(self) -> None:
+    def preload(self) -> None:
         """Prepare, without waiting, so that the first start is quick."""
 
-    def warm_up_more(self) -> None:
+    def preload_more(self) -> None:
         """Prepare what is not needed at once; waits until it is done."""
 
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank."""
         raise NotImplementedError
 
-    def sweep(self, handle: RankHandle) -> None:
+    def kill_orphans(self, handle: RankHandle) -> None:
         """End what a rank that died left behind."""
 
     def share(self) -> Launcher:
@@ -157,28 +157,28 @@ class LocalLauncher(Launcher):
         self.method = method or ("forkserver" if sys.platform == "linux" else "spawn")
         self.forkserver = Forkserver() if self.method == "forkserver" else None
 
-    def warm_up(self) -> None:
+    def preload(self) -> None:
         """Start the helper, which imports torch meanwhile."""
         if self.forkserver is not None:
-            self.forkserver.warm_up()
+            self.forkserver.start()
 
-    def warm_up_more(self) -> None:
+    def preload_more(self) -> None:
         """Have the helper import what DDP needs, and wait."""
         if self.forkserver is not None:
-            self.forkserver.grow()
+            self.forkserver.preload_more()
 
-    def await_warmth(self) -> None:
+    def wait_until_preloaded(self) -> None:
         """Have the helper import torch, and wait; where it cannot, the first rank will tell why."""
         if self.forkserver is not None:
             with suppress(EOFError, OSError):
-                self.forkserver.await_service()
+                self.forkserver.wait_until_ready()
 
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank on this machine."""
         name = f"nbddp-rank{start.topology.rank}"
         if self.forkserver is not None:
             if memory_limit() < LOW_MEMORY:
-                self.forkserver.grow()
+                self.forkserver.preload_more()
             try:
                 return self.forkserver.fork(run_rank_process, start, name)
             except CudaUsedError:
@@ -191,7 +191,7 @@ class LocalLauncher(Launcher):
                 self.forkserver = None
         return _spawn(start, name)
 
-    def sweep(self, handle: RankHandle) -> None:
+    def kill_orphans(self, handle: RankHandle) -> None:
         """Kill the DataLoader workers and other children of a rank that did not do it itself."""
         orphans = self.forkserver.orphans if self.forkserver is not None else list
 

@@ -33,7 +33,7 @@ class MemoryWatch:
         self._limits = limits
         self._before = self._count()
 
-    def hint_at(self, exitcode: int | None, used: int) -> str:
+    def hint_for_exit(self, exitcode: int | None, used: int) -> str:
         """Why a rank may have ended: a SIGKILL that nobody here sent is often for memory."""
         return self.hint(used) if exitcode == -signal.SIGKILL else ""
 

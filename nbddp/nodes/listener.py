@@ -105,7 +105,7 @@ class RemoteRankHandle:
         self.node = node
         self.pid: int | None = None
         self.exitcode: int | None = None
-        self.why_gone = ""
+        self.exit_reason = ""
         self.used = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
         self.files = LogReceiver(folder, door.note_lost)
         self.sentinel, self._writer = os.pipe()
@@ -143,7 +143,7 @@ class RemoteRankHandle:
     def note_end(self, exitcode: int | None, why: str = "") -> None:
         """It has ended, or nobody will hear of it any more."""
         if not self._has_ended.is_set():
-            self.exitcode, self.why_gone = exitcode, why
+            self.exitcode, self.exit_reason = exitcode, why
             self._has_ended.set()
             self.files.close()
             os.close(self._writer)

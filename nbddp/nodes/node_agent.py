@@ -90,12 +90,12 @@ class NodeAgent:
         loop = self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, "")
-        self._launcher.warm_up()
+        self._launcher.preload()
         loop.run_in_executor(None, tidy_folder, self._folder.parent)
         agent = self._watch_agent()
         try:
             # who is here can run a cell at once: torch takes seconds to import, on NFS a minute
-            await self._unless_over(loop.run_in_executor(None, self._launcher.await_warmth))
+            await self._unless_over(loop.run_in_executor(None, self._launcher.wait_until_preloaded))
             for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
                 self._every(period, repeat)
             serving = loop.create_task(self._serve())
@@ -162,7 +162,7 @@ class NodeAgent:
             interface = interface_of(address) if not address.startswith("127.") else ""
             port = self._listener.getsockname()[1]
             self._here = NodeSettings(store_port=port, folder=self._folder, interface=interface)
-            self._loop.run_in_executor(None, self._launcher.warm_up_more)
+            self._loop.run_in_executor(None, self._launcher.preload_more)
         about = about_this_node(self._nproc)
         living = [
             {"number": number, "pid": handle.pid, "start": self._starts[number]}
@@ -303,7 +303,7 @@ class NodeAgent:
             self._send_news()
             self._outlet.forget(number)
             self._tell(FrameType.EXITED, number, {"exitcode": handle.exitcode})
-        self._forking.submit(self._launcher.sweep, handle)
+        self._forking.submit(self._launcher.kill_orphans, handle)
 
     def _tell(self, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
         if self._control is not None:

@@ -87,13 +87,13 @@ class RemoteLauncher(Launcher):
         room = self.room()
         return room if asked == self._room else min(asked, room)
 
-    def has_room(self) -> bool:
+    def has_free_capacity(self) -> bool:
         """Whether a restart would make more ranks than there are."""
         ranks, here = sum(slot.nproc for slot in self.slots), self.chosen()
         is_all = 0 < ranks == self._room and len(here) >= self.least
         return is_all and sum(node.nproc for node in here) > ranks
 
-    def settle(self, world_size: int) -> None:
+    def assign(self, world_size: int) -> None:
         """Give each node its ranks, for a new attempt.
 
         Raises:
@@ -147,7 +147,7 @@ class RemoteLauncher(Launcher):
         self._room = world_size
         return returned
 
-    def take_over(self, ranks: Sequence[int]) -> None:
+    def reassign(self, ranks: Sequence[int]) -> None:
         """Nodes that are here, and have no ranks, take the places of those that are gone.
 
         Raises:
@@ -161,7 +161,7 @@ class RemoteLauncher(Launcher):
         for slot, node in zip(lost, found, strict=True):
             slot.node = node
 
-    def places(self, world_size: int, *, master_port: int) -> list[Topology]:
+    def topologies(self, world_size: int, *, master_port: int) -> list[Topology]:
         """Each rank's place in the world."""
         return [
             Topology(
@@ -190,7 +190,7 @@ class RemoteLauncher(Launcher):
         """What each rank's node is called."""
         return {rank: slot.node.name for slot in self.slots for rank in slot.ranks}
 
-    def clock(self, rank: int) -> tuple[float, float]:
+    def clock_offset(self, rank: int) -> tuple[float, float]:
         """Its node's; 0 until it is measured, as it is before any rank starts."""
         clock = self.slot_of(rank).node.clock
         return (clock.offset, clock.error) if clock.error < float("inf") else (0.0, 0.0)

@@ -19,7 +19,7 @@ import psutil
 from nbddp.topology import Topology
 from nbddp.wire.rank_start import RankStart
 
-_OWN = ("store_port", "log_path", "kernel_pid", "sys_path", "interface", "may_return")  # the node's
+_OWN = ("store_port", "log_path", "kernel_pid", "sys_path", "interface", "can_rejoin")  # the node's
 _AGENTS = "TORCHELASTIC_"  # what the variables of torchrun's agent begin with
 
 
@@ -63,7 +63,7 @@ class NodeSettings:
                 "env": _environment() | dict(facts["env"]),
                 "cwd": cwd,
                 "interface": self.interface,
-                "may_return": True,
+                "can_rejoin": True,
             }
         )
 

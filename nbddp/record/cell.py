@@ -72,7 +72,7 @@ class CellRequest:
     @property
     def has_own_ranks(self) -> bool:
         """Whether it is a script that runs in other ranks than the cells."""
-        return self.script is not None and not self.script.keeps
+        return self.script is not None and not self.script.keeps_names
 
 
 ReplayEntry = CellRequest | PushRecord  # what makes the ranks' namespaces what they are
@@ -195,7 +195,7 @@ class CellHandle:
             first_line=self.request.first_line,
             execution_count=self.request.execution_count,
             wants_value=self.request.wants_value,
-            is_again=self.request.is_again,
+            is_replay=self.request.is_again,
             needs_group=self.request.needs_group,
             ranks=list(self.ranks),
             script=asdict(self.request.script) if self.request.script else {},

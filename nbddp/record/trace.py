@@ -81,10 +81,10 @@ def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
     >>> [(row.name, row.spread) for row in trace_rows({0: slow, 1: quick})]
     [('in no operator: Python, or asleep', 80.0), ('gloo:barrier', 80.0)]
     """
-    names = dict.fromkeys(name for each in ranks.values() for name in each.spent)
-    rows = [TraceRow(OUTSIDE_OPERATORS, {rank: each.rest for rank, each in ranks.items()}, {})]
+    names = dict.fromkeys(name for each in ranks.values() for name in each.operator_times)
+    rows = [TraceRow(OUTSIDE_OPERATORS, {rank: each.idle_ms for rank, each in ranks.items()}, {})]
     for name in names:
-        by_rank = {rank: each.spent.get(name, (0.0, 0)) for rank, each in ranks.items()}
+        by_rank = {rank: each.operator_times.get(name, (0.0, 0)) for rank, each in ranks.items()}
         rows.append(
             TraceRow(
                 name,

@@ -31,7 +31,7 @@ class Collective(NamedTuple):
         return " ".join(filter(None, (self.name, number, self._of_group)))
 
     @property
-    def place(self) -> tuple[str, int]:
+    def position(self) -> tuple[str, int]:
         """The group, and which one of its collectives."""
         return self.group, self.number
 

@@ -38,7 +38,7 @@ class Envelope:
         """An envelope for each of the reports that came in this one: most often just itself."""
         if not isinstance(self.message, MessageBatch):
             return [self]
-        return [replace(self, message=each) for each in self.message.reports]
+        return [replace(self, message=each) for each in self.message.messages]
 
 
 def verify(data: bytes, *, queue: str, secret: bytes) -> Envelope:

@@ -22,7 +22,7 @@ JsonDict = dict[str, Any]
 class RunCell:
     """Run this source; ``first_line`` is the notebook line that it begins on.
 
-    ``is_again``: not because the user asks, but because it was done before a restart;
+    ``is_replay``: not because the user asks, but because it was done before a restart;
     ``needs_group``: whether it needs the process group, as ``CellRequest`` has it.
     ``ranks``: which ranks run it.
     ``script``: a :class:`~nbddp.wire.rank_start.Script` as a dict, to run in the source's place.
@@ -36,7 +36,7 @@ class RunCell:
     first_line: int = 1
     execution_count: int = 1
     wants_value: bool = False
-    is_again: bool = False
+    is_replay: bool = False
     needs_group: bool | None = True
     ranks: list[int] = field(default_factory=list)
     script: JsonDict = field(default_factory=dict)
@@ -62,11 +62,11 @@ class Shutdown:
 class Interrupt:
     """Raise KeyboardInterrupt in the cell and free it from any wait; if it is to come, skip it.
 
-    ``is_for_death``: whether a rank has died, so that who waits waits for nothing.
+    ``rank_died``: whether a rank has died, so that who waits waits for nothing.
     """
 
     cell: int
-    is_for_death: bool = False
+    rank_died: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,13 @@ class StartFailed:
 class Output:
     """Bytes ``start`` to ``end`` of the rank's log, decoded.
 
-    ``is_left``: too much to mail; there is no text here, and the file has it.
+    ``is_omitted``: too much to mail; there is no text here, and the file has it.
     """
 
     start: int
     end: int
     text: str
-    is_left: bool = False
+    is_omitted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +332,7 @@ class MessageBatch:
     A letter costs its reader two threads that wake up, however short it is.
     """
 
-    reports: list[MessageFromRank]
+    messages: list[MessageFromRank]
 
 
 Message = MessageToRank | MessageFromRank | LargeMessage | MessageBatch
@@ -354,7 +354,7 @@ def encode(message: Message) -> bytes:
 
 def _plain(message: Message) -> list[Any]:
     if isinstance(message, MessageBatch):
-        return [MessageBatch.__name__, [_plain(each) for each in message.reports]]
+        return [MessageBatch.__name__, [_plain(each) for each in message.messages]]
     values = {item.name: getattr(message, item.name) for item in fields(message)}
     return [type(message).__name__, values]
 
@@ -368,7 +368,7 @@ def decode(data: bytes) -> Message:
     try:
         name, values = json.loads(data)
         if name == MessageBatch.__name__:
-            return MessageBatch(reports=[_KINDS[kind](**its) for kind, its in values])
+            return MessageBatch(messages=[_KINDS[kind](**its) for kind, its in values])
         return _KINDS[name](**values)  # type: ignore[no-any-return]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"not a message of nbddp: {error!r}") from None

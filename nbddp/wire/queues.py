@@ -55,64 +55,66 @@ class QueueWriter:
         self._queue = queue
         self._secret = secret
         self._sender = sender
-        self._life = attempt, incarnation
+        self._incarnation_key = attempt, incarnation
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
-        self._large: list[JsonDict] = []  # messages in pieces that nobody has read yet
+        self._unread_large: list[JsonDict] = []  # messages in pieces that nobody has read yet
 
-    def post_together(self, reports: Sequence[MessageFromRank]) -> None:
+    def put_batch(self, reports: Sequence[MessageFromRank]) -> None:
         """Put what is told at one moment into the queue, as one envelope."""
-        self.post(reports[0] if len(reports) == 1 else MessageBatch(reports=list(reports)))
+        self.put(reports[0] if len(reports) == 1 else MessageBatch(messages=list(reports)))
 
-    def post(self, message: Message) -> None:
+    def put(self, message: Message) -> None:
         """Put a message into the queue; those of one writer stay in order."""
-        self.post_encoded(encode(message))
+        self.put_encoded(encode(message))
 
-    def post_encoded(self, body: bytes) -> None:
+    def put_encoded(self, body: bytes) -> None:
         """Put a message into the queue that was encoded before, as for many queues."""
         with self._lock:
             sequence = next(self._sequence)
             try:
-                self._put(sequence, body)
+                self._push(sequence, body)
             except RuntimeError:  # torch's: the connection is gone, and the client for good
                 self._store = clone(self._store)
-                self._put(sequence, body)
+                self._push(sequence, body)
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """The store is another one: what is put into a connection that has ended is lost."""
         with self._lock:
             self._store = clone(self._store)
 
-    def _put(self, sequence: int, body: bytes) -> None:
+    def _push(self, sequence: int, body: bytes) -> None:
         if len(body) > payloads.PIECE_BYTES:
-            key = _key(self._queue, self._sender, self._life, sequence)
+            key = _key(self._queue, self._sender, self._incarnation_key, sequence)
             payload = payloads.put(self._store, key, body)
-            self._forget_read()
-            self._large.append(payload)
+            self._drop_read()
+            self._unread_large.append(payload)
             body = encode(LargeMessage(payload=payload))
-        body = HEADER.pack(self._sender, *self._life, sequence) + body
+        body = HEADER.pack(self._sender, *self._incarnation_key, sequence) + body
         self._store.queue_push(self._queue, sign(body, self._queue, self._secret) + body)
 
     def is_full(self) -> bool:
         """Whether too much of it lies in the store unread, so that more should wait."""
         with self._lock:
-            self._forget_read()
-            return bool(self._large) or self._store.queue_len(self._queue) > MAX_BACKLOG
+            self._drop_read()
+            return bool(self._unread_large) or self._store.queue_len(self._queue) > MAX_BACKLOG
 
-    def _forget_read(self) -> None:
-        self._large = [each for each in self._large if payloads.exists(self._store, each)]
+    def _drop_read(self) -> None:
+        self._unread_large = [
+            each for each in self._unread_large if payloads.exists(self._store, each)
+        ]
 
     def is_read(self) -> bool:
         """Return whether the reader has taken all envelopes of all writers of this queue."""
         with self._lock:
             return self._store.queue_len(self._queue) == 0
 
-    def sweep(self) -> None:
+    def discard_unread(self) -> None:
         """Nobody will read any more: free the memory that messages in pieces take."""
         with self._lock:
-            for payload in self._large:
+            for payload in self._unread_large:
                 payloads.discard(self._store, payload)
-            self._large.clear()
+            self._unread_large.clear()
 
 
 class QueueReader:
@@ -138,21 +140,21 @@ class QueueReader:
         self._reopen = reopen
         self._queue = queue
         self._secret = secret
-        self._last: dict[tuple[int, IncarnationKey], int] = {}
+        self._last_sequence: dict[tuple[int, IncarnationKey], int] = {}
         self.refused = 0
 
-    def collect(self) -> Envelope:
+    def get(self) -> Envelope:
         """Wait for the next envelope that is ours; the first refusal is logged, all are counted."""
         while True:
             data = self._pop()
             try:
-                return self.open(data)
+                return self.verify(data)
             except WireError as error:
                 self.refused += 1
                 if self.refused == 1:
                     logger.warning("refused a message: %s", error)
 
-    def use(self, secret: bytes) -> None:
+    def set_secret(self, secret: bytes) -> None:
         """From here on envelopes are signed with this."""
         self._secret = secret
 
@@ -164,22 +166,22 @@ class QueueReader:
                 if self._reopen is None:
                     raise
                 self._store = self._reopen()
-                self._last.clear()
+                self._last_sequence.clear()
 
-    def open(self, data: bytes) -> Envelope:
+    def verify(self, data: bytes) -> Envelope:
         """Read one sealed envelope, if it is newer than the last of its sender."""
         envelope = verify(data, queue=self._queue, secret=self._secret)
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
-        if envelope.sequence <= self._last.get(stream, 0):
+        if envelope.sequence <= self._last_sequence.get(stream, 0):
             if isinstance(envelope.message, LargeMessage):  # sent anew after a lost connection
                 payloads.discard(self._store, envelope.message.payload)
             raise ReplayError(f"message {envelope.sequence} of rank {envelope.sender} came twice")
-        self._last[stream] = envelope.sequence
+        self._last_sequence[stream] = envelope.sequence
         if isinstance(envelope.message, LargeMessage):
-            return replace(envelope, message=self._take(envelope.message.payload))
+            return replace(envelope, message=self._load(envelope.message.payload))
         return envelope
 
-    def _take(self, payload: JsonDict) -> Message:
+    def _load(self, payload: JsonDict) -> Message:
         try:
             try:
                 body = payloads.get(self._store, payload)
@@ -189,7 +191,9 @@ class QueueReader:
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
         return decode(body)
 
-    def sweep(self, store: Store, sender: int, attempt: int, incarnation: int = 0) -> None:
+    def discard_unfinished(
+        self, store: Store, sender: int, attempt: int, incarnation: int = 0
+    ) -> None:
         """Free the memory of a message that a sender was in the middle of when it ended.
 
         Args:
@@ -199,7 +203,7 @@ class QueueReader:
             incarnation: as which process of its rank.
         """
         lived = attempt, incarnation
-        sequence = self._last.get((sender, lived), 0) + 1
+        sequence = self._last_sequence.get((sender, lived), 0) + 1
         payloads.discard_unannounced(store, _key(self._queue, sender, lived, sequence))
 
 

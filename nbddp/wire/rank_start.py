@@ -48,7 +48,7 @@ class RankStart:
         joins_group: whether to form a process group at the start.
         run_id: name of the run.
         colors: IPython's color theme, for tracebacks and the debugger.
-        may_return: whether the notebook, once it is gone, may come back, so that the rank waits.
+        can_rejoin: whether the notebook, once it is gone, may come back, so that the rank waits.
         interface: of the network, through which it meets the others; empty for the loopback where
             all are on this machine, else for the one that the backend chooses.
     """
@@ -70,7 +70,7 @@ class RankStart:
     colors: str = ""
     incarnation: int = 0
     interface: str = ""
-    may_return: bool = False
+    can_rejoin: bool = False
     store_prefix: str = ""
 
 
@@ -90,7 +90,7 @@ class Script:
     path: str
     arguments: list[str]
     folder: str
-    keeps: bool = False
+    keeps_names: bool = False
 
 
 def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:

@@ -55,13 +55,13 @@ class CollectFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendNamespace:
-    """Lay all names out for ranks that take dead ones' places, but those to ``leave``.
+    """Lay all names out for ranks that take dead ones' places, but those to ``exclude``.
 
     ``replacements`` are none where the user has chosen whose names they get.
     """
 
     request: int
-    leave: list[str]
+    exclude: list[str]
     replacements: list[int]
 
 
@@ -70,7 +70,7 @@ class JoinGroup:
     """Form a new process group, in which replacements get the names that a donor gave.
 
     ``payload``: the names; ``storages``: bytes and kind of device of each tensor's memory.
-    ``own``: for a replacement, by path, the marks of the donor's value and of its own value.
+    ``own_values``: for a replacement, by path, the marks of the donor's value and of its own value.
     """
 
     request: int
@@ -79,7 +79,7 @@ class JoinGroup:
     replacements: list[int]
     payload: dict[str, Any]
     storages: list[Any]
-    own: dict[str, Any] = field(default_factory=dict)
+    own_values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

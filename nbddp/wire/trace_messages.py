@@ -30,39 +30,46 @@ def format_steps(first: int, last: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTrace:
-    """Write down what was traced of this cell, and say what it is, as :class:`TraceSent`.
+    """Write the trace of this cell to a file, and answer with a :class:`TraceSent`.
 
-    ``folder`` is where; a rank of another machine gets none, and sends its files. ``zero`` is the
-    instant that the merged file begins at, in nanoseconds of the rank's own ``time.time_ns()``;
-    ``most`` is how many events this rank may have in it. ``node`` is the rank's, if there are many.
+    Attributes:
+        request: number of the request.
+        cell: number of the cell.
+        rank: the rank, for the names of its files.
+        folder: where to write; empty on another machine, which sends its files instead.
+        start_ns: where the merged file begins, in nanoseconds of the rank's ``time.time_ns()``.
+        max_events: the most events of this rank in the merged file.
+        node: name of the rank's machine; empty if all ranks are on one.
     """
 
     request: int
     cell: int
     rank: int
     folder: str
-    zero: int
-    most: int
+    start_ns: int
+    max_events: int
     node: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSent:
-    """What a rank has traced.
+    """The trace of one rank.
 
     Attributes:
-        why: why there is nothing, else empty.
-        steps: the first and the last one that were traced, or a part of one.
-        seconds: how long it was traced.
-        events: how many there are in the merged file; ``left_out`` of the shortest are not.
-        spent: milliseconds in each operator, without those that it calls, and how many calls.
-        rest: milliseconds that the main thread was in no operator, while no collective went on.
+        reason: why there is no trace; empty if there is one.
+        steps: the first and the last traced step; the last one may be incomplete.
+        seconds: duration of the trace.
+        events: number of events in the merged file.
+        left_out: number of the shortest events, which are not in that file.
+        operator_times: for each operator, milliseconds without the operators that it calls, and
+            number of calls.
+        idle_ms: milliseconds in which the main thread ran no operator and no collective.
     """
 
-    why: str = ""
+    reason: str = ""
     steps: list[int] = field(default_factory=list)
     seconds: float = 0.0
     events: int = 0
     left_out: int = 0
-    spent: Mapping[str, Any] = field(default_factory=dict)
-    rest: float = 0.0
+    operator_times: Mapping[str, Any] = field(default_factory=dict)
+    idle_ms: float = 0.0

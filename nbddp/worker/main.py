@@ -185,10 +185,10 @@ class Rank:
         self._debuggers.install()
         rank = start.topology.rank
         commands = command_queue(start.attempt, rank, start.incarnation)
-        reopen = self._reconnect if start.may_return else None
+        reopen = self._reconnect if start.can_rejoin else None
         self._commands = QueueReader(clients.commands, commands, secret=start.secret, reopen=reopen)
         control = control_queue(start.attempt, rank, start.incarnation)
-        reopen = self._reconnect_control if start.may_return else None
+        reopen = self._reconnect_control if start.can_rejoin else None
         self._control = QueueReader(clients.control, control, secret=start.secret, reopen=reopen)
         if start.joins_group:
             self._group.form(0)
@@ -246,7 +246,7 @@ class Rank:
 
     def _from_controller(self, reader: QueueReader) -> Iterator[Any]:
         while True:
-            envelope = reader.collect()
+            envelope = reader.get()
             if envelope.sender == CONTROLLER and envelope.attempt == self._attempt:
                 yield envelope.message
 
@@ -263,7 +263,7 @@ class Rank:
 
     def _interrupt(self, command: msg.Interrupt) -> None:
         try:
-            self._interrupter.interrupt(command.cell, is_for_death=command.is_for_death)
+            self._interrupter.interrupt(command.cell, is_for_death=command.rank_died)
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
             traceback.print_exc()
 
@@ -350,7 +350,7 @@ class Rank:
         self._meters.begin_cell()
         log_and_track.begin_cell()
         clear_epochs()
-        arming.begin_cell(is_again=command.is_again)
+        arming.begin_cell(is_again=command.is_replay)
         self._outbox.begin_cell()
         return self._interrupter.begin_cell(command.cell)
 

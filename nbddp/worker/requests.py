@@ -148,7 +148,7 @@ class RequestHandler:
     def _give_trace(self, command: SendTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
-            return Answer(request=command.request, content=asdict(TraceSent(why=CELL_GONE)))
+            return Answer(request=command.request, content=asdict(TraceSent(reason=CELL_GONE)))
         traced, files = profiler.export(command)
         key = self._key(f"request{command.request}")
         payload = pack(self._store, key, files, name="the trace") if files else {}

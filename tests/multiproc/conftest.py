@@ -25,7 +25,7 @@ del GroupSpec
 def launcher(request: pytest.FixtureRequest) -> Iterator[WarmLauncher]:
     """One warm helper for all groups of this run, unless ranks are to be spawned."""
     launcher = WarmLauncher(request.config.getoption("--start-method"))
-    launcher.warm_up_more()
+    launcher.preload_more()
     yield launcher
     launcher.end()
 

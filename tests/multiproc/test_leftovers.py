@@ -199,7 +199,7 @@ def test_a_helper_starts_where_reset_took_a_name_of_python_away(
     del main.__spec__  # as `%reset -f` does
     monkeypatch.setitem(sys.modules, "__main__", main)
     launcher = new_launcher("forkserver")
-    launcher.warm_up()
+    launcher.preload()
     assert psutil.pid_exists(launcher.forkserver.pid)
     launcher.close()
 

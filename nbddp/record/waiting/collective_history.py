@@ -105,16 +105,19 @@ class RankTrack:
     def extend(self, message: CollectiveArrivals, base: float, error: float) -> None:
         """Add what the rank reported; ``base`` is the message's, by this machine's clock."""
         self.began, self.error = base, error
-        at, since = base + message.until / 1e6, max(base, self.reported_at)
+        at, since = base + message.sent_at / 1e6, max(base, self.reported_at)
         if at > since:
-            self.starved.append((since, at, max(0.0, (message.awake - message.cpu) / 1e6)))
+            self.starved.append(
+                (since, at, max(0.0, (message.awake_time - message.cpu_time) / 1e6))
+            )
             self.reported_at = at
-        places = [(int(line), str(file)) for line, file in message.places]
+        places = [(int(line), str(file)) for line, file in message.cell_lines]
         self.samples.extend(
             (base + at / 1e6, places[place]) for at, place in chunks(message.samples, 2)
         )
         self.loads.extend(
-            (base + began / 1e6, base + ended / 1e6) for began, ended in chunks(message.loads, 2)
+            (base + began / 1e6, base + ended / 1e6)
+            for began, ended in chunks(message.batch_waits, 2)
         )
 
     def starved_share(self, began: float, ended: float) -> float:

@@ -159,7 +159,7 @@ class CollectiveMatcher:
             if message.cell != history.cell or rank not in history.tracks:
                 return
             history.lost += message.lost
-            history.thinned += message.thinned
+            history.thinned += message.omitted
             history.add_gpu_times(rank, message)
             base, track = message.base - ahead, history.tracks[rank]
             track.extend(message, base, error)
@@ -170,7 +170,7 @@ class CollectiveMatcher:
                 track.last = Arrival(at, call, turn, bool(meets))
                 self._arrive(rank, track.last, now)
             if message.is_over:
-                self._end(rank, base + message.until / 1e6, now)
+                self._end(rank, base + message.sent_at / 1e6, now)
 
     def add_step(self, rank: int, at: float, step: float | None) -> None:
         """Add that a rank has reported a step, at its ``time.time()``."""

@@ -257,8 +257,8 @@ def build_timeline(
         unmet: what ranks waited in at its end.
         died: when ranks died.
     """
-    apart = {each.call.place for each in unmet}  # where ranks are in different ones
-    meetings = [each for each in told.matched if each.call.place not in apart]
+    apart = {each.call.position for each in unmet}  # where ranks are in different ones
+    meetings = [each for each in told.matched if each.call.position not in apart]
     first: dict[float, float] = {}  # when each step was reported first
     for track in told.tracks.values():
         for at, step in track.steps:

@@ -150,7 +150,7 @@ def why_in_vain(
         call = pulse.last
         if call is None or rank in calls or pulse.last_cell != cell:
             continue
-        rivals = [each for each in waited_in if each.place == call.place]
+        rivals = [each for each in waited_in if each.position == call.position]
         # it made another call in the place of one that is waited in, and went on
         if any(each.name != call.name or _is_uneven([each, call]) for each in rivals):
             calls[rank] = call

@@ -162,7 +162,7 @@ class RankShell(InteractiveShell):
         self.events.trigger("pre_execute")
         try:
             with self.signal_handlers_active():
-                if script.keeps:
+                if script.keeps_names:
                     run_script.run_in_namespace(self.user_ns, script, self._script_files)
                 else:
                     run_script.run(script, self._script_files)

@@ -83,7 +83,7 @@ class HealHandler:
                     "them from a rank with the same values, `%ddp restart --replay` restarts all "
                     "ranks and runs the cells again"
                 )
-        leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.leave]
+        leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.exclude]
         beside = self._cells.sources, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = carried.storages
@@ -141,12 +141,12 @@ class HealHandler:
         mine = None if is_new else own_attributes(self._namespace, self._own)
         told = [each for each in gather_objects(mine, self._group.device) if each is not None]
         if is_new:
-            self._report["taken"] = self._values.take(command.own, self._own)
-            agreed = {*told[0]}.intersection(*told[1:]) - command.own.keys()
+            self._report["taken"] = self._values.take(command.own_values, self._own)
+            agreed = {*told[0]}.intersection(*told[1:]) - command.own_values.keys()
             places = set_attributes(self._namespace, self._own, agreed)
             if set_samplers(command.donor):
                 places.append("a DistributedSampler")
-            self._report |= {"places": places, "unlike": self._values.unlike(command.own)}
+            self._report |= {"places": places, "unlike": self._values.unlike(command.own_values)}
 
     def _take_beside(self, beside: Any) -> None:
         sources, surroundings = beside

@@ -159,7 +159,7 @@ class LogWriter:
         data = os.pread(self._read_fd, CHUNK_BYTES, tail)
         used = data.rfind(b"\n") + 1 or codecs.utf_8_decode(data, "replace")[1]
         start, self._offset = self._offset, tail + used
-        return Output(start=start, end=self._offset, text="", is_left=True)
+        return Output(start=start, end=self._offset, text="", is_omitted=True)
 
 
 def _is_closed(stream: object) -> bool:

@@ -147,8 +147,8 @@ class Outbox:
 
     def reconnect(self) -> None:
         """Send to another reader, at another store."""
-        self._writer.renew()
-        self._urgent_writer.renew()
+        self._writer.reconnect()
+        self._urgent_writer.reconnect()
 
     def flush(self) -> None:
         """Wait until the controller has read all output and reports so far, for at most 2 s.
@@ -226,7 +226,7 @@ class Outbox:
             if lines:
                 self._wait_for_reader()
             try:
-                self._writer.post_together(pieces)
+                self._writer.put_batch(pieces)
             except Exception:  # noqa: BLE001 - sent alone, the piece at fault is named
                 for piece in pieces:
                     self._send(self._writer, piece)
@@ -270,7 +270,7 @@ class Outbox:
     def _send(self, writer: QueueWriter, report: MessageFromRank) -> None:
         """Send a report. If that fails, say why, and send an end or an answer without content."""
         try:
-            writer.post(report)
+            writer.put(report)
         except Exception as error:  # noqa: BLE001 - the thread goes on after any error
             what = with_article(type(report).__name__)
             fallbacks: list[tuple[QueueWriter, MessageFromRank]] = [
@@ -282,7 +282,7 @@ class Outbox:
                 )
             for fallback_writer, message in fallbacks:
                 try:
-                    fallback_writer.post(message)
+                    fallback_writer.put(message)
                 except Exception:  # the store is gone, and with it the reader
                     logger.exception("nbddp could not send")
 

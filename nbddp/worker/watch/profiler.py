@@ -159,12 +159,12 @@ class CellProfiler:
         """
         reason = self._reason or self._explain_missing()
         if reason:
-            return TraceSent(why=reason), []
+            return TraceSent(reason=reason), []
         if command.folder:
             return self._write(command, Path(command.folder)), []
         with tempfile.TemporaryDirectory(prefix="nbddp-trace-") as folder:
             traced = self._write(command, Path(folder))
-            names = [] if traced.why else [trace_name(command.rank), part_name(command.rank)]
+            names = [] if traced.reason else [trace_name(command.rank), part_name(command.rank)]
             return traced, [(Path(folder) / name).read_bytes() for name in names]
 
     def _explain_missing(self) -> str:
@@ -188,14 +188,14 @@ class CellProfiler:
             reason = getattr(error, "strerror", None) or "there may be no room"
             if isinstance(error, RuntimeError):
                 reason = _torch_error(error)
-            return TraceSent(why=f"its trace could not be written to {folder}: {reason}")
+            return TraceSent(reason=f"its trace could not be written to {folder}: {reason}")
         return TraceSent(
             steps=[self._first, self._current] if self._is_incomplete else self._complete_steps,
             seconds=round(self._seconds, 6),
             events=len(events),
             left_out=left_out,
-            spent=operator_times(self._profile.key_averages(), self._profile.events()),
-            rest=round(idle_time(self._profile.events(), 1e6 * self._seconds) / 1000, 4),
+            operator_times=operator_times(self._profile.key_averages(), self._profile.events()),
+            idle_ms=round(idle_time(self._profile.events(), 1e6 * self._seconds) / 1000, 4),
         )
 
 
@@ -222,7 +222,7 @@ def build_merged_part(
         The events for the merged file, and how many of the shortest are left out.
     """
     trace_events = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
-    shift = (int(document.get("baseTimeNanoseconds", 0)) - command.zero) / 1000
+    shift = (int(document.get("baseTimeNanoseconds", 0)) - command.start_ns) / 1000
     for each in trace_events:
         each["pid"] += PID_RANGE * command.rank
         if isinstance(each.get("id"), int):
@@ -233,7 +233,7 @@ def build_merged_part(
     _name_rows(metadata, command)
     events = [each for each in trace_events if each["ph"] != "M"]
     events.sort(key=lambda event: event.get("dur", 0.0), reverse=True)
-    longest = events[: command.most]
+    longest = events[: command.max_events]
     return [*metadata, *longest], len(events) - len(longest)
 
 

@@ -83,7 +83,7 @@ def test_of_what_comes_in_one_letter_everything_is_taken_in(
     link.on_send = lambda *_sent: None  # the cell does not end by itself
     handle = session.submit(HELLO)
     text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
-    link.say(0, MessageBatch(reports=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
+    link.say(0, MessageBatch(messages=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
     assert handle.next_notice(5.0) == OutputText(0, "a\n")
     happened = partial(session.event_log.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])

@@ -99,7 +99,7 @@ def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtT
     nodes.release(sent.name)
     assert sent in nodes.listener.nodes, "it has not gone yet"
     assert nodes.launcher.room() == 8
-    nodes.launcher.settle(8)
+    nodes.launcher.assign(8)
     assert [slot.node for slot in nodes.launcher.slots] == others
 
 
@@ -121,7 +121,7 @@ def test_ranks_follow_slurms_order_or_the_host_names_and_a_spare_moves_none(
     nodes = at_the_door.nodes
     for host, facts in arrive:
         at_the_door.bring(host=host, **facts)
-    nodes.launcher.settle(nodes.launcher.room())
+    nodes.launcher.assign(nodes.launcher.room())
     assert [slot.node.name for slot in nodes.launcher.slots] == ordered
     spare = [host for host, _ in arrive if host not in ordered]
     shown = re.findall(r"^(\S+) +127\.0\.0\.1 ", nodes.table(), re.MULTILINE)
@@ -167,7 +167,7 @@ def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
     monkeypatch.setattr(at_the_door.session, "note_node", events.append)
     at_the_door.bring(host="near")
     guest = at_the_door.bring(host="far")
-    at_the_door.nodes.launcher.settle(8)
+    at_the_door.nodes.launcher.assign(8)
     guest.leave()
     assert wait_until(lambda: len(events) == 3)
     nodes = at_the_door.nodes

@@ -249,7 +249,7 @@ class Roomy(FakeLauncher):
     def world_size(self, asked: int) -> int:
         return max(asked, self.ranks)
 
-    def has_room(self) -> bool:
+    def has_free_capacity(self) -> bool:
         return self.ranks > max((rank for _, rank in self.handles), default=1) + 1
 
     def bring(self, ranks: int) -> None:

@@ -231,7 +231,7 @@ def test_a_scripts_names_are_kept_and_made_again_only_if_asked(typed: Typed) -> 
         typed.line(f"run {options} train.py --lr 3")
         request, _ = typed.asked.pop()
         assert request.script is not None
-        assert (request.script.keeps, request.once) == (keeps, not keeps)
+        assert (request.script.keeps_names, request.once) == (keeps, not keeps)
         assert list(request.script.arguments) == ["--lr", "3"]
 
 

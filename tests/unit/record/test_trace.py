@@ -25,8 +25,11 @@ def of_rank(**more: Any) -> TraceSent:
     return TraceSent(**(facts | more))
 
 
-SLOW = of_rank(rest=300.0, spent={"aten::mm": [50.0, 12], "gloo:all_reduce": [1.0, 6]})
-QUICK = of_rank(rest=20.0, spent={"aten::mm": [51.0, 12], "gloo:all_reduce": [280.0, 6]})
+SLOW = of_rank(idle_ms=300.0, operator_times={"aten::mm": [50.0, 12], "gloo:all_reduce": [1.0, 6]})
+QUICK = of_rank(
+    idle_ms=20.0, operator_times={"aten::mm": [51.0, 12], "gloo:all_reduce": [280.0, 6]}
+)
+UNEQUAL = of_rank(operator_times={"aten::mm": [90.0, 24]})
 
 
 def trace(tmp_path: Path, ranks: dict[int, TraceSent] | None = None, **more: Any) -> Trace:
@@ -96,8 +99,8 @@ def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
         "ranks that differ": trace(tmp_path),
         "equal ranks": trace(tmp_path, {0: QUICK, 1: QUICK}),
         "one rank": trace(tmp_path, {0: QUICK}),
-        "unequal calls": trace(tmp_path, {0: SLOW, 1: of_rank(spent={"aten::mm": [90.0, 24]})}),
-        "many ranks": trace(tmp_path, {rank: of_rank(rest=10.0 * rank) for rank in range(12)}),
+        "unequal calls": trace(tmp_path, {0: SLOW, 1: UNEQUAL}),
+        "many ranks": trace(tmp_path, {rank: of_rank(idle_ms=10.0 * rank) for rank in range(12)}),
         "much is missing": trace(tmp_path, {0: cut}, missing=missing, error=0.0015),
         "it begins later": trace(tmp_path, {0: of_rank(steps=[11, 15])}),
         "nothing": NOTHING,
@@ -133,5 +136,5 @@ def test_a_large_file_and_one_that_is_gone_are_only_named(tmp_path: Path) -> Non
 
 
 def test_names_of_operators_are_text(tmp_path: Path) -> None:
-    odd = of_rank(spent={"<b>": [300.0, 1]})
+    odd = of_rank(operator_times={"<b>": [300.0, 1]})
     assert "<b>" not in on_page(trace(tmp_path, {0: odd, 1: QUICK}))

@@ -29,7 +29,7 @@ def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.D
 
 @given(st.lists(any_message(), max_size=4))
 def test_several_messages_cross_the_border_as_one(messages: list[Message]) -> None:
-    batch = MessageBatch(reports=messages)  # type: ignore[arg-type]
+    batch = MessageBatch(messages=messages)  # type: ignore[arg-type]
     assert decode(encode(batch)) == batch
 
 

@@ -56,8 +56,8 @@ class Queue:
 
     def is_refused(self) -> bool:
         """Whether all that was sent so far is refused, and takes no room."""
-        self.box.post(Shutdown())
-        collected = self.reader.collect().message
+        self.box.put(Shutdown())
+        collected = self.reader.get().message
         return collected == Shutdown() and self.reader.refused > 0 and not self.box.is_full()
 
 
@@ -143,7 +143,7 @@ def test_letters_without_a_valid_signature_are_refused_and_a_good_one_still_come
         queue.push(data)
     queue.push(sealed())  # whose number they have not used up
     with caplog.at_level(logging.DEBUG):
-        assert queue.reader.collect() == letter()
+        assert queue.reader.get() == letter()
     assert queue.reader.refused == len(UNSIGNED[kind])
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert repr(QUEUE) in caplog.text
@@ -168,8 +168,8 @@ def test_what_is_signed_and_yet_no_message_is_refused_and_the_next_letter_comes(
             verify(signed(body), queue=QUEUE, secret=SECRET)
         assert not isinstance(caught.value, SignatureError), name
         queue.push(signed(body))
-    queue.box.post(Shutdown())
-    assert queue.reader.collect().message == Shutdown()
+    queue.box.put(Shutdown())
+    assert queue.reader.get().message == Shutdown()
     assert queue.reader.refused == len(NO_MESSAGES)
 
 
@@ -180,11 +180,11 @@ def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_BACKLOG", 1)
-    queue.box.post(Shutdown())
+    queue.box.put(Shutdown())
     assert not queue.box.is_full()
-    queue.box.post(Shutdown())
+    queue.box.put(Shutdown())
     assert queue.box.is_full()
-    queue.reader.collect()
+    queue.reader.get()
     assert not queue.box.is_full()
 
 
@@ -193,30 +193,30 @@ def test_a_letter_that_is_not_newer_than_the_last_one_is_refused(
 ) -> None:
     queue.push(b"forged")
     queue.push(sealed(7))
-    assert queue.reader.collect() == letter(7)
+    assert queue.reader.get() == letter(7)
     said = [*caplog.messages]
     for number in (0, 1, 7):
-        said.append(refusal(ReplayError, queue.reader.open, sealed(number)))
+        said.append(refusal(ReplayError, queue.reader.verify, sealed(number)))
     assert said == snapshot
-    assert queue.reader.open(sealed(8)) == letter(8)
+    assert queue.reader.verify(sealed(8)) == letter(8)
 
 
 def test_every_sender_and_every_attempt_counts_for_itself(queue: Queue) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
             one = letter(1, sender=sender, attempt=attempt)
-            assert queue.reader.open(seal(one, queue=QUEUE, secret=SECRET)) == one
+            assert queue.reader.verify(seal(one, queue=QUEUE, secret=SECRET)) == one
 
 
 def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(queue: Queue) -> None:
     reports: list[MessageFromRank] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
-    queue.box.post_together(reports)
+    queue.box.put_batch(reports)
     assert len(queue.store.queues[QUEUE]) == 1
-    found = queue.reader.collect()
+    found = queue.reader.get()
     assert [part.message for part in found.parts] == reports
     assert {(part.sender, part.attempt, part.sequence) for part in found.parts} == {(0, 1, 1)}
-    writer(queue.store, sender=3, attempt=2).post_together([InterruptAcknowledged(cell=1)])
-    alone = queue.reader.collect()
+    writer(queue.store, sender=3, attempt=2).put_batch([InterruptAcknowledged(cell=1)])
+    alone = queue.reader.get()
     assert alone == letter(sender=3, attempt=2)
     assert alone.parts == [alone]
 
@@ -240,13 +240,13 @@ def large(size: int = 1000) -> Output:
 def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut: Queue) -> None:
     messages: list[Message] = [Shutdown(), large(), large(2000), Shutdown()]
     for message in messages:
-        cut.box.post(message)
+        cut.box.put(message)
     sizes = [len(piece) for piece in cut.pieces.values()]
     assert max(sizes) <= PIECE
     assert sum(sizes) > 3000
     assert max(map(len, cut.store.queues[QUEUE])) < 2 * PIECE + 150
     assert cut.box.is_full()
-    assert [cut.reader.collect().message for _ in messages] == messages
+    assert [cut.reader.get().message for _ in messages] == messages
     assert not cut.box.is_full()
     assert cut.pieces == {}
 
@@ -256,9 +256,9 @@ def test_a_message_that_just_fits_comes_out_whole(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
     monkeypatch.setattr(payloads, "PIECE_BYTES", len(encode(large())) + surplus)
-    queue.box.post(large())
+    queue.box.put(large())
     assert bool(queue.pieces) == (surplus < 0)
-    assert queue.reader.collect().message == large()
+    assert queue.reader.get().message == large()
 
 
 @pytest.mark.parametrize(
@@ -274,16 +274,16 @@ def test_a_message_that_just_fits_comes_out_whole(
 def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
     cut: Queue, change: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    cut.box.post(large())
+    cut.box.put(large())
     found = change(list(cut.pieces.values()))
     cut.store.keys = dict(zip(cut.pieces, found, strict=False))
     assert cut.is_refused()
 
 
 def test_a_large_message_that_comes_twice_is_refused_and_takes_no_room(cut: Queue) -> None:
-    cut.box.post(large())
+    cut.box.put(large())
     data, pieces = cut.store.queues[QUEUE][0], dict(cut.pieces)
-    cut.reader.collect()
+    cut.reader.get()
     cut.store.keys |= pieces
     cut.push(data)
     assert cut.is_refused()
@@ -291,17 +291,17 @@ def test_a_large_message_that_comes_twice_is_refused_and_takes_no_room(cut: Queu
 
 
 def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(cut: Queue) -> None:
-    cut.box.post(Shutdown())
-    cut.reader.collect()
-    cut.box.post(large())
+    cut.box.put(Shutdown())
+    cut.reader.get()
+    cut.box.put(large())
     cut.store.queues[QUEUE].clear()  # it died before the letter itself was in
-    cut.reader.sweep(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
+    cut.reader.discard_unfinished(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
     assert cut.pieces
-    cut.reader.sweep(cut.store, 0, 1)  # type: ignore[arg-type]
+    cut.reader.discard_unfinished(cut.store, 0, 1)  # type: ignore[arg-type]
     assert cut.pieces == {}
-    cut.box.post(large())
-    cut.box.post(large(2000))
-    cut.box.sweep()
+    cut.box.put(large())
+    cut.box.put(large(2000))
+    cut.box.discard_unread()
     assert cut.pieces == {}
 
 
@@ -329,7 +329,7 @@ def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twi
     box = writer(LostStore())
     messages: list[Message] = [Shutdown(), large(), Shutdown()]
     for message in messages:
-        box.post(message)
-    assert [cut.reader.collect().message for _ in messages] == messages
+        box.put(message)
+    assert [cut.reader.get().message for _ in messages] == messages
     assert cut.reader.refused == 0
     assert cut.pieces == {}

@@ -67,7 +67,7 @@ def test_a_rank_that_had_no_core_is_not_told_so_soon() -> None:
     waiting = waiting_of({})
     for rank in (0, 1):
         for letter in letters([0.15 * step + rank * LATE for step in range(1, 18)]):
-            starved = replace(letter, awake=900_000, cpu=900_000 - rank * 300_000)
+            starved = replace(letter, awake_time=900_000, cpu_time=900_000 - rank * 300_000)
             waiting.add(rank, starved, 0.0)
     assert waiting.stragglers() is None
     assert waiting.straggler() is None
@@ -84,9 +84,9 @@ def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_dat
                 came = letter.rows[1::3]
                 letter = replace(
                     letter,
-                    places=[[9, ""], [4, "train.py"]],
+                    cell_lines=[[9, ""], [4, "train.py"]],
                     samples=[it for each in came for it in (each - 1000, 0, each + 100_000, 1)],
-                    loads=[it for each in came for it in (each - 49_000, each)],
+                    batch_waits=[it for each in came for it in (each - 49_000, each)],
                 )
             waiting.add(rank, letter, 0.0)
     met = waiting.history().matched[3]
@@ -149,7 +149,7 @@ def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() ->
     waiting.begin_cell(range(ranks))
     for rank in range(ranks):
         at = [0.01 * step + (0.005 if rank == 3 else 0.0) for step in range(1, 700)]
-        for letter in letters(at, lost=1 if not rank else 0, thinned=2 if not rank else 0):
+        for letter in letters(at, lost=1 if not rank else 0, omitted=2 if not rank else 0):
             waiting.add(rank, letter, 0.0)
     found = waiting.history()
     assert (found.count, len(found.matched)) == (699, MIN_MATCHED)

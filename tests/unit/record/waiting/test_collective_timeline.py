@@ -91,7 +91,7 @@ def test_lines_share_the_waiting_by_where_the_awaited_one_was_seen() -> None:
     def seen(letter: CollectiveArrivals) -> CollectiveArrivals:
         came = letter.rows[1] if letter.rows else 0
         places, samples = [[4, ""], [9, "a.py"]], [came - 9, 0, came - 5, 0, came - 1, 1]
-        return replace(letter, places=places, samples=samples) if came else letter
+        return replace(letter, cell_lines=places, samples=samples) if came else letter
 
     first, second = (letters([0.2 * step + late for step in range(1, 5)]) for late in (0, 0.1))
     lines = line_of(heard(first, map(seen, second))).lines
@@ -129,8 +129,8 @@ def ended_apart() -> CollectiveMatcher:
         if rank == 1:
             seen = [round(1e6 * (at[-1] + 0.1 * step)) for step in range(1, 7)]
             samples = [each for at in seen for each in (at, 0)]
-            met[-1] = replace(met[-1], places=[[9, ""]], samples=samples)
-        told_of.append([*met, replace(end, until=3_000_000)])
+            met[-1] = replace(met[-1], cell_lines=[[9, ""]], samples=samples)
+        told_of.append([*met, replace(end, sent_at=3_000_000)])
     return heard(*told_of)
 
 
@@ -172,7 +172,7 @@ def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None
     for rank, name in enumerate(("all_reduce", "all_reduce", "barrier")):
         before, _ = letters([0.1, 0.2])
         last, end = letters([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
-        told_of.append([before, last, replace(end, until=2_000_000)])
+        told_of.append([before, last, replace(end, sent_at=2_000_000)])
     found = heard(*told_of).history()
     both = unmet(found, BASE + 2, is_over=True)
     assert [(each.call.name, set(each.came), each.missing) for each in both] == [

@@ -101,15 +101,15 @@ def test_of_a_flood_it_is_said_where_it_stands_and_what_follows_is_mailed_again(
     write("grüße\n" * MAX_UNREAD)
     write("after")
     flood, rest = pieces_of(log)
-    assert (flood.end, flood.text, flood.is_left) == (path.stat().st_size - 5, "", True)
-    assert (rest.text, rest.is_left) == ("after", False)
+    assert (flood.end, flood.text, flood.is_omitted) == (path.stat().st_size - 5, "", True)
+    assert (rest.text, rest.is_omitted) == ("after", False)
 
 
 def test_a_flood_without_any_line_ends_with_a_whole_letter(write: Write, log: LogWriter) -> None:
     write("€" * MAX_UNREAD + "\udce2\udc82")  # the first two bytes of another one
     flood = log.read()
     assert flood is not None
-    assert (flood.end, flood.is_left) == (BEGIN + 3 * MAX_UNREAD, True)
+    assert (flood.end, flood.is_omitted) == (BEGIN + 3 * MAX_UNREAD, True)
     write("\udcac!")
     assert [each.text for each in pieces_of(log)] == ["€!"]
 
@@ -123,7 +123,7 @@ def test_what_was_written_after_a_mark_is_read_later(
     mark = log.position()
     write("after\n" * (MAX_UNREAD if is_flood else 1))
     [first] = pieces_of(log, mark)
-    assert (first.end, first.is_left) == (mark, is_flood)
+    assert (first.end, first.is_omitted) == (mark, is_flood)
     assert first.text == ("" if is_flood else before)
     second = log.read()
     assert second is not None

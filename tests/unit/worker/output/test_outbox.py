@@ -32,13 +32,13 @@ class FakeWriter:
         self.unread = 0
         self.error: Exception | None = None
 
-    def post(self, message: msg.MessageFromRank) -> None:
+    def put(self, message: msg.MessageFromRank) -> None:
         msg.encode(message)
         if self.error and isinstance(message, msg.Display) and "image/png" in message.data:
             raise self.error
         self.posted.append(message)
 
-    def post_together(self, reports: Sequence[msg.MessageFromRank]) -> None:
+    def put_batch(self, reports: Sequence[msg.MessageFromRank]) -> None:
         for each in reports:
             msg.encode(each)
         self.letters.append(list(reports))

@@ -151,7 +151,7 @@ def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
     (letter,) = rank.told
     numbers = letter.rows[::3]
     assert len(numbers) <= MAX_ROWS_PER_SECOND // 128
-    assert letter.thinned == 1000 - len(numbers)
+    assert letter.omitted == 1000 - len(numbers)
     assert {number // BLOCK % 8 for number in numbers} == {0}
     assert numbers[: BLOCK - 1] == list(range(1, BLOCK)), "what is told of is told without a gap"
 

@@ -86,7 +86,7 @@ class Rank:
 
 
 def command_to_give(folder: Path | str) -> SendTrace:
-    return SendTrace(request=1, cell=3, rank=0, folder=str(folder), zero=0, most=100)
+    return SendTrace(request=1, cell=3, rank=0, folder=str(folder), start_ns=0, max_events=100)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_no_steps_and_other_steps_are_said(rank: Rank, snapshot: Any) -> None:
     ):
         rank.begin(*asked)
         log(*steps)
-        said[name] = rank.end().why
+        said[name] = rank.end().reason
     assert "nbddp.log(" in said["none"]
     assert said == snapshot
     assert list(rank.folder.iterdir()) == []
@@ -207,7 +207,7 @@ def test_beside_a_profiler_of_the_cells_own_and_on_other_threads_there_is_none(r
     thread.join()
     with torch.autograd.profiler.profile():
         log(*range(9))
-    assert rank.end().why == OWN_PROFILER
+    assert rank.end().reason == OWN_PROFILER
     assert rank.story == []
 
 
@@ -215,12 +215,12 @@ def test_what_torchs_profiler_refuses_and_a_full_disk_cuts_off_is_said(rank: Ran
     rank.profile.error = RuntimeError("no CUPTI\nand a stack")
     rank.begin(3, 4)
     log(*range(9))
-    assert rank.end().why.endswith(": no CUPTI")
+    assert rank.end().reason.endswith(": no CUPTI")
     rank.profile = FakeProfile(rank.story)
     rank.profile.document = '{"traceEvents": ['
     rank.begin(0, 1)
     log(0, 1)
-    assert str(rank.folder) in rank.give().why
+    assert str(rank.folder) in rank.give().reason
     assert list(rank.folder.iterdir()) == []
 
 
@@ -228,7 +228,7 @@ def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
     rank.begin(0, 1)
     log(0, 1)
     told, files = rank.profiler.export(command_to_give(""))
-    assert not told.why
+    assert not told.reason
     assert json.loads(gzip.decompress(files[0])) == json.loads(rank.profile.document)
     assert files[1:] == [b""]
 
@@ -244,9 +244,10 @@ profiler = CellProfiler(TraceSteps(first=0, last=0), 3)
 profiler.begin_cell()
 torch.ones(9).sum()
 log_and_track.report_step(0, source="log")
-told, _ = profiler.export(SendTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
-assert not told.why, told.why
-assert "aten::sum" in told.spent
+command = SendTrace(request=1, cell=3, rank=2, folder=".", start_ns=0, max_events=100)
+sent, _ = profiler.export(command)
+assert not sent.reason, sent.reason
+assert "aten::sum" in sent.operator_times
 own = json.loads(gzip.decompress(Path("rank2.json.gz").read_bytes()))
 assert "ProfilerStep#0" in [each["name"] for each in own["traceEvents"]]
 """
@@ -276,7 +277,9 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
     spans = [span("aten::add", 5.0, 2.0), span("copy", 8.0, 1.0, pid=0, id=7)]
     of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
     document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
-    command = SendTrace(request=1, cell=3, rank=2, folder="", zero=1_000, most=100, node="alpha")
+    command = SendTrace(
+        request=1, cell=3, rank=2, folder="", start_ns=1_000, max_events=100, node="alpha"
+    )
     events, _ = build_merged_part(json.loads(json.dumps(document)), command)
     heads = {(each["pid"], each["name"]): each["args"] for each in events[: len(HEADS)]}
     assert heads[20_000_077, "process_name"]["name"] == "rank 2 (node alpha)"
@@ -292,7 +295,7 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
 def test_of_too_many_events_the_shortest_are_left_out_and_counted() -> None:
     events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
     document = {"traceEvents": [*HEADS, *events]}
-    command = SendTrace(request=1, cell=3, rank=0, folder="", zero=0, most=3)
+    command = SendTrace(request=1, cell=3, rank=0, folder="", start_ns=0, max_events=3)
     events, left_out = build_merged_part(document, command)
     assert [each["dur"] for each in events[len(HEADS) :]] == [10.0, 9.0, 8.0]
     assert left_out == 7
