@@ -166,7 +166,7 @@ class FakeLink:
     secret = b"secret"
     port = 4242
     prefix = ""
-    free_port = 4243
+    reserved_port = 4243
     refused = 0
 
     def __init__(self) -> None:
@@ -180,13 +180,13 @@ class FakeLink:
         self._values: dict[str, Any] = {}
         self._sequence = itertools.count(1)
 
-    def second(self) -> FakeLink:
+    def create_sibling(self) -> FakeLink:
         return FakeLink()
 
     def open_attempt(self, attempt: int, world_size: int) -> None:  # noqa: ARG002 - as the real one
         self.attempt = attempt
 
-    def open_again(self, attempt: int, rank: int, incarnation: int) -> None: ...
+    def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None: ...
 
     def send(self, rank: int, command: MessageToRank) -> None:
         if self.is_broken:
@@ -207,24 +207,24 @@ class FakeLink:
         """Have whoever collects fail."""
         self.envelopes.put(error)
 
-    def collect(self) -> Envelope | None:
+    def get(self) -> Envelope | None:
         envelope = self.envelopes.get()
         if isinstance(envelope, Exception):
             raise envelope
         return envelope
 
-    def collect_urgent(self) -> Envelope | None:
+    def get_urgent(self) -> Envelope | None:
         return self.urgent.get()
 
-    def put(self, data: bytes) -> JsonDict:
+    def store_payload(self, data: bytes) -> JsonDict:
         key = f"value {next(self._sequence)}"
         self._values[key] = data
         return {"key": key}
 
-    def unpack(self, payload: JsonDict) -> Any:
+    def load_payload(self, payload: JsonDict) -> Any:
         return self._values[payload["key"]]
 
-    def discard(self, payload: JsonDict) -> None:
+    def discard_payload(self, payload: JsonDict) -> None:
         self._values.pop(payload["key"], None)
 
     def close(self) -> None:
@@ -239,10 +239,10 @@ class SilentLink(FakeLink):
         super().__init__()
         self._closed = threading.Event()
 
-    def collect(self) -> Envelope | None:
+    def get(self) -> Envelope | None:
         self._closed.wait()
 
-    collect_urgent = collect
+    get_urgent = get
 
     def close(self) -> None:
         self._closed.set()
@@ -256,7 +256,7 @@ class HandTurnedActor(EventThread):
         self.first: deque[Callable[[], Any]] = deque()
         self.due: list[tuple[float, Callable[[], Any]]] = []
 
-    def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In its turn, that is after all that was told before."""
         done: Future[Any] = Future()
 
@@ -271,18 +271,20 @@ class HandTurnedActor(EventThread):
             self.turn()
         return done.result()
 
-    def tell(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    def submit(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         self.inbox.append(lambda: act(*args, **kwargs))
         return True
 
-    def tell_first(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    def submit_urgent(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         self.first.append(lambda: act(*args, **kwargs))
         return True
 
-    def later(self, seconds: float, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def call_later(
+        self, seconds: float, act: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> None:
         self.due.append((seconds, lambda: act(*args, **kwargs)))
 
-    def close(self, *, patience: float | None = None) -> None:  # noqa: ARG002 - as the real one
+    def close(self, *, timeout: float | None = None) -> None:  # noqa: ARG002 - as the real one
         self.turn_all()
 
     def turn(self) -> None:

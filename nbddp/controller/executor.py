@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.message_handler import MessageHandler
-from nbddp.controller.promises import Promises
-from nbddp.controller.rank_processes import RankProcesses, Told, plain, unable
-from nbddp.controller.run_recorder import PAUSE, describe
+from nbddp.controller.pending_futures import PendingFutures
+from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error, start_error
+from nbddp.controller.run_recorder import WRITE_INTERVAL, write_run_json
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
@@ -45,9 +45,9 @@ class Executor:
         life: the lifecycle's own view.
         launcher: where ranks come from at the next start.
         spec, cell: how the group was started last; the cell that runs, or ran last.
-        deeds: what this attempt has done.
+        replay_log: what this attempt has done.
         messages: what ranks report.
-        handed_over: faults to arm in the ranks as they start.
+        faults_to_arm: faults to arm in the ranks as they start.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
@@ -55,8 +55,8 @@ class Executor:
         self.spec: GroupSpec | None = None
         self.cell: CellHandle | None = None
         self.runtime: Runtime | None = None
-        self.deeds = ReplayLog()
-        self.handed_over: tuple[str, ...] = ()
+        self.replay_log = ReplayLog()
+        self.faults_to_arm: tuple[str, ...] = ()
         self.router = NoticeRouter(lambda: self.cell)
         self.event_log = EventLog(self.router.notify)
         self.rank_monitor = RankMonitor(
@@ -66,9 +66,9 @@ class Executor:
         self.launcher = launcher
         self.colors = colors
         self.ranks: RankProcesses | None = None
-        self.returned: SurvivingGroup | None = None  # what another notebook has left
+        self.surviving_group: SurvivingGroup | None = None  # what another notebook has left
         self._start_error: StartError | None = None
-        self.promises = Promises()
+        self.futures = PendingFutures()
         self.numbers = itertools.count(1)  # of requests
         self.heal: HealRequests | None = None
         self.messages = MessageHandler(self)
@@ -77,12 +77,12 @@ class Executor:
         """The process id of every rank that lives."""
         return self.ranks.pids(self.life.alive) if self.ranks else {}
 
-    def forget(self) -> None:
+    def drop_runtime(self) -> None:
         """All processes are gone, and so is what they were reached by."""
         self.runtime = self.ranks = self.cell = None
 
     @property
-    def runtime_now(self) -> Runtime:
+    def active_runtime(self) -> Runtime:
         """What the ranks are reached by.
 
         Raises:
@@ -97,27 +97,27 @@ class Executor:
     def answer(self, rank: int, answer: msg.InputReply) -> None:
         """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
         if self.life.is_alive(rank):
-            self.runtime_now.link.send(rank, answer)
+            self.active_runtime.link.send(rank, answer)
 
-    def interrupt_unless_asked(self) -> None:
+    def interrupt_once(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
         cell = self.life.cell
         if cell is not None and not cell.interrupts:
             self.step(ev.InterruptAsked())
 
-    def follow(self, handle: CellHandle) -> None:
+    def watch_cell(self, handle: CellHandle) -> None:
         """A cell runs: see whether it goes on."""
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
-        self.runtime_now.actor.later(LOOK_PERIOD, self._look, handle)
+        self.active_runtime.event_thread.call_later(LOOK_PERIOD, self._check_progress, handle)
         self.router.deliver_pending(handle)
 
-    def _look(self, handle: CellHandle) -> None:
+    def _check_progress(self, handle: CellHandle) -> None:
         cell = self.life.cell
         if cell is None or cell.number != handle.number:
             return
-        self.runtime_now.actor.later(LOOK_PERIOD, self._look, handle)
-        self._describe(pause=PAUSE)
+        self.active_runtime.event_thread.call_later(LOOK_PERIOD, self._check_progress, handle)
+        self._write_run_json(pause=WRITE_INTERVAL)
         text = self.rank_monitor.hangs.look(
             cell.number, cell.waiting, handle.ranks, time.monotonic()
         )
@@ -125,16 +125,16 @@ class Executor:
             self.router.notify(text)
             self.event_log.record("no progress", text=text)
 
-    def lose_link(self, error: Exception) -> None:
+    def on_link_lost(self, error: Exception) -> None:
         """Nothing that a rank says can be read any more: nobody can work with them."""
         self.keep_start_error("the ranks", error)
-        self.router.notify(f"the ranks cannot be heard any more: killed ({plain(error)})")
+        self.router.notify(f"the ranks cannot be heard any more: killed ({short_error(error)})")
         for rank in self.life.alive:
-            self._give_up(rank)
+            self._abandon_rank(rank)
 
     def keep_start_error(self, what: str, error: Exception) -> None:
         """Keep the first reason for which a start failed."""
-        self._start_error = self._start_error or unable(what, error)
+        self._start_error = self._start_error or start_error(what, error)
 
     # ---- the lifecycle, and what it wants done
 
@@ -156,7 +156,7 @@ class Executor:
     def _carry_out(self, action: ev.Action) -> None:
         """Do it; if that fails, see to it that nobody waits for what will not happen."""
         try:
-            failed = self._act(action)
+            failed = self._perform(action)
         except Exception as error:
             if not isinstance(error, StartError | OSError):
                 logger.exception("nbddp could not do %s", type(action).__name__)
@@ -164,71 +164,75 @@ class Executor:
             ranks = self.life.alive if is_start else getattr(action, "ranks", ())
             failed = dict.fromkeys(ranks, error)
         for rank, why in failed.items():
-            self._make_up_for(action, rank, why)
+            self._handle_failed_action(action, rank, why)
 
-    def _make_up_for(self, action: ev.Action, rank: int, error: Exception) -> None:
+    def _handle_failed_action(self, action: ev.Action, rank: int, error: Exception) -> None:
         """A rank was not told: its cell has failed then, or else it is killed, or given up."""
         match action:
             case ev.SendCell(cell=cell):
-                text = f"the cell could not be sent: {plain(error)}"
+                text = f"the cell could not be sent: {short_error(error)}"
                 why = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
                 failure = asdict(why)
                 report = msg.CellEnded(cell=cell, seconds=0.0, in_group=True, failure=failure)
-                tell, read = self.runtime_now.actor.tell, self.messages.read_report
-                tell(read, rank, self.life.attempt, report)
+                submit, read = self.active_runtime.event_thread.submit, self.messages.on_cell_ended
+                submit(read, rank, self.life.attempt, report)
                 return
             case ev.RequestNamespace(generation=generation):
-                said = f"rank {rank} cannot be asked: {plain(error)}"
+                said = f"rank {rank} cannot be asked: {short_error(error)}"
                 event = ev.NamespaceSent(
                     attempt=self.life.attempt, generation=generation, reason=said
                 )
-                self.runtime_now.actor.tell(self.step, event)
+                self.active_runtime.event_thread.submit(self.step, event)
                 return
             case ev.StartRanks():
                 self.keep_start_error("the ranks", error)
             case _ if self.ranks is not None and self.ranks.has_process(rank):
                 is_kill = isinstance(action, ev.Kill)
                 cannot = "killed: given up" if is_kill else "told anything: killed"
-                self.router.notify(f"rank {rank} cannot be {cannot} ({plain(error)})")
-        self._give_up(rank)
+                self.router.notify(f"rank {rank} cannot be {cannot} ({short_error(error)})")
+        self._abandon_rank(rank)
 
-    def _give_up(self, rank: int) -> None:
-        if self.ranks is None or not self.ranks.give_up(rank):
+    def _abandon_rank(self, rank: int) -> None:
+        if self.ranks is None or not self.ranks.abandon(rank):
             attempt, incarnation = self.life.attempt, self.life.incarnation(rank)
-            self.runtime_now.actor.tell(self._note_given_up, attempt, rank, incarnation)
+            self.active_runtime.event_thread.submit(
+                self._report_abandoned, attempt, rank, incarnation
+            )
 
-    def _note_given_up(self, attempt: int, rank: int, incarnation: int) -> None:
+    def _report_abandoned(self, attempt: int, rank: int, incarnation: int) -> None:
         if self.life.incarnation(rank) == incarnation:  # and not healed meanwhile
-            self.messages.note_gone(attempt, rank, None)
+            self.messages.on_rank_gone(attempt, rank, None)
 
-    def _act(self, action: ev.Action) -> Told:  # noqa: C901 - a table, a line or two a case
+    def _perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - a table, a line or two a case
         match action:
             case ev.StartRanks():
-                self._spawn(action)
+                self._start_ranks(action)
             case ev.SetDeadline():
-                self.runtime_now.actor.later(action.seconds, self._ring, action.event)
+                self.active_runtime.event_thread.call_later(
+                    action.seconds, self._on_deadline, action.event
+                )
             case ev.Notify(text=text):
                 self.router.notify(text)
             case ev.RecordNode(text=text):
                 self.event_log.record("node", what=text)
             case ev.GroupStarted():
                 self.event_log.record("ready", attempt=self.life.attempt)
-                self.promises.keep("start")
-                self._describe()
+                self.futures.resolve("start")
+                self._write_run_json()
             case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
                 said = details or self.event_log.final_output(gone)
                 self._start_error = self._start_error or StartError(reason, details=said)
                 self.event_log.record("start failed", reason=str(self._start_error))
-            case ev.RejoinRanks() if self.returned is not None:
-                self._take_back(self.returned)
+            case ev.RejoinRanks() if self.surviving_group is not None:
+                self._rejoin(self.surviving_group)
             case ev.StartReplacements(ranks=ranks) if (
                 self.ranks is not None and self.life.heal is not None
             ):
                 self.heal = HealRequests(self, self.life.heal)
-                starts = self._starts()
+                starts = self._rank_starts()
                 incarnations = {rank: self.life.incarnation(rank) for rank in ranks}
-                self.ranks.revive(
+                self.ranks.start_replacements(
                     replace(starts[rank], incarnation=number, joins_group=False)
                     for rank, number in incarnations.items()
                 )
@@ -237,7 +241,7 @@ class Executor:
                 if self.heal is not None:
                     self.heal.close()
                     for rank in self.heal.ranks:  # none of them lives any more
-                        self.messages.tell_gone(rank, KILLED)
+                        self.messages.end_waits(rank, KILLED)
                 self._reject_heal(reason)
             case (
                 ev.ReplacementsReady()
@@ -248,69 +252,73 @@ class Executor:
             ) if self.heal is not None:
                 return self.heal.perform(action)
             case ev.CellFinished(is_outgrown=is_outgrown):
-                self._finish(is_outgrown=is_outgrown)
+                self._finish_cell(is_outgrown=is_outgrown)
             case ev.GroupStopped():
-                self._tell_stopped()
+                self._on_group_stopped()
             case _ if self.ranks is not None:
                 return self.ranks.perform(action, cell=self.cell)
         return {}
 
     def _reject_heal(self, why: str) -> None:
-        self.promises.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
+        self.futures.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
 
-    def _ring(self, rang: ev.DeadlinePassed) -> None:
-        working = self.ranks.working(self.life.alive) if self.ranks else ()
-        self.step(replace(rang, stopped=self.stopped(), working=working))
+    def _on_deadline(self, rang: ev.DeadlinePassed) -> None:
+        working = self.ranks.working_ranks(self.life.alive) if self.ranks else ()
+        self.step(replace(rang, stopped=self.stopped_ranks(), working=working))
 
-    def stopped(self) -> tuple[tuple[int, int], ...]:
+    def stopped_ranks(self) -> tuple[tuple[int, int], ...]:
         """Ranks that somebody sent a SIGSTOP, with their process ids."""
-        return self.ranks.stopped(self.life.alive) if self.ranks else ()
+        return self.ranks.stopped_ranks(self.life.alive) if self.ranks else ()
 
-    def ending(self) -> list[int]:
+    def exiting_ranks(self) -> list[int]:
         """Return the ranks whose process was killed and is not gone yet."""
-        return self.ranks.ending(self.life.alive) if self.ranks else []
+        return self.ranks.exiting_ranks(self.life.alive) if self.ranks else []
 
-    def _spawn(self, action: ev.StartRanks) -> None:
+    def _start_ranks(self, action: ev.StartRanks) -> None:
         self._start_error = None
         self.messages.ready = {}
-        self.deeds.clear()
+        self.replay_log.clear()
         self.rank_monitor.forget()
         self.router.drop_rank_output()
-        self.ranks = RankProcesses(action.attempt, self.runtime_now, self.launcher, self.messages)
+        self.ranks = RankProcesses(
+            action.attempt, self.active_runtime, self.launcher, self.messages
+        )
         self.launcher.assign(action.world_size)
-        starts = [each for each in self._starts() if self.life.is_alive(each.topology.rank)]
+        starts = [each for each in self._rank_starts() if self.life.is_alive(each.topology.rank)]
         self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
         self.ranks.launch(starts, action.world_size)
 
-    def _take_back(self, returned: SurvivingGroup) -> None:
+    def _rejoin(self, returned: SurvivingGroup) -> None:
         self._start_error = None
-        self.deeds.set_pending((), clears_entries=True)
-        self.runtime_now.link.take_secret(returned.secret)
+        self.replay_log.set_pending((), clears_entries=True)
+        self.active_runtime.link.use_secret(returned.secret)
         folder = self.event_log.resume(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
         self.event_log.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
-        self.ranks = RankProcesses(returned.attempt, self.runtime_now, self.launcher, self.messages)
-        self.ranks.take_back(returned, folder)
+        self.ranks = RankProcesses(
+            returned.attempt, self.active_runtime, self.launcher, self.messages
+        )
+        self.ranks.rejoin(returned, folder)
 
     def _open_folder(self) -> RunFolder:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
-        return self.spec.open(self.event_log)
+        return self.spec.open_folder(self.event_log)
 
-    def _starts(self) -> list[RankStart]:
+    def _rank_starts(self) -> list[RankStart]:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
-        return self.spec.starts(
-            self.runtime_now.link,
+        return self.spec.rank_starts(
+            self.active_runtime.link,
             attempt=self.life.attempt,
             folder=self._open_folder(),
             colors=self.colors,
             launcher=self.launcher,
-            struck=self.messages.struck,
-            handed_over=self.handed_over,
+            fired_faults=self.messages.fired_faults,
+            faults_to_arm=self.faults_to_arm,
         )
 
-    def note_node(self, event: ev.NodeEvent) -> None:
+    def on_node_event(self, event: ev.NodeEvent) -> None:
         """Note what has become of a node; with one that has come a restart may make more ranks."""
         if isinstance(event, ev.NodeJoined) and self.launcher.has_free_capacity():
             self.step(replace(event, adds_capacity=True))
@@ -318,39 +326,41 @@ class Executor:
         else:
             self.step(event)
 
-    def note_push(self, pushed: PushRecord) -> None:
+    def record_push(self, pushed: PushRecord) -> None:
         """Values were sent to ranks."""
-        self.deeds.add(pushed)
+        self.replay_log.add(pushed)
         self.router.notify(pushed.notice)
 
     # ---- telling those who wait
 
-    def _finish(self, *, is_outgrown: bool) -> None:
+    def _finish_cell(self, *, is_outgrown: bool) -> None:
         if self.cell is not None:
             self.cell.is_outgrown = is_outgrown
             self.rank_monitor.hangs.alarm = ""  # nobody waits any more
-            result = self.cell.finish(self._note_result)
+            result = self.cell.finish(self._record_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.payload:  # the values of a failed cell are not used
-                    self.runtime_now.link.discard(report.payload)
-        self._describe()
+                    self.active_runtime.link.discard_payload(report.payload)
+        self._write_run_json()
 
-    def _describe(self, *, pause: float = 0.0) -> None:
-        describe(self.event_log, self.messages.ready, self.rank_monitor, self.cell, pause=pause)
+    def _write_run_json(self, *, pause: float = 0.0) -> None:
+        write_run_json(
+            self.event_log, self.messages.ready, self.rank_monitor, self.cell, pause=pause
+        )
 
-    def _note_result(self, result: CellResult) -> None:
+    def _record_result(self, result: CellResult) -> None:
         logs = self.event_log.log_sizes(result.ranks)
         self.event_log.record("cell ended", **result.facts(), logs=logs)
         if self.cell is not None:
-            self.deeds.add_cell(self.cell, result.verdict)
+            self.replay_log.add_cell(self.cell, result.verdict)
 
-    def _tell_stopped(self) -> None:
+    def _on_group_stopped(self) -> None:
         self.event_log.record("stopped", attempt=self.life.attempt)
-        self._describe()
+        self._write_run_json()
         if not self.life.state.is_live:  # else it is started again at once
             error = self._start_error or StartError("stopped while it started")
-            self.promises.reject(error, "start")
+            self.futures.reject(error, "start")
             self.event_log.close()
             self.rank_monitor.begin_run()
         self._reject_heal("the group was stopped")
-        self.promises.keep("stop")
+        self.futures.resolve("stop")

@@ -18,10 +18,12 @@ from nbddp.record.snapshot import UNKNOWN, GpuUsage
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 1.0  # seconds between two looks: NVML's own figure is of the last sixth to whole second
+SAMPLE_PERIOD = (
+    1.0  # seconds between two looks: NVML's own figure is of the last sixth to whole second
+)
 
 
-def nvml() -> Any:
+def load_nvml() -> Any:
     """NVIDIA's module, or None."""
     try:
         return importlib.import_module("pynvml")
@@ -36,24 +38,24 @@ class GpuMonitor:
         load: gets NVML's functions, when the first rank has a GPU.
     """
 
-    def __init__(self, load: Callable[[], Any] = nvml) -> None:
+    def __init__(self, load: Callable[[], Any] = load_nvml) -> None:
         self._load = load
-        self._looking = threading.Lock()
-        self._looked_at = 0.0
-        self._seen: dict[str, GpuUsage] = {}
+        self._lock = threading.Lock()
+        self._sampled_at = 0.0
+        self._usage: dict[str, GpuUsage] = {}
 
-    def look(self, pids: Mapping[str, Set[int]]) -> Mapping[str, GpuUsage]:
+    def sample(self, pids: Mapping[str, Set[int]]) -> Mapping[str, GpuUsage]:
         """What is known of the GPUs with these UUIDs, on which these processes are ranks."""
-        if not pids or not self._looking.acquire(blocking=False):
-            return self._seen
+        if not pids or not self._lock.acquire(blocking=False):
+            return self._usage
         try:
-            is_new = not pids.keys() <= self._seen.keys()
-            if is_new or time.monotonic() - self._looked_at >= PERIOD:
-                self._seen = {uuid: self._ask(uuid, ranks) for uuid, ranks in pids.items()}
-                self._looked_at = time.monotonic()
+            is_new = not pids.keys() <= self._usage.keys()
+            if is_new or time.monotonic() - self._sampled_at >= SAMPLE_PERIOD:
+                self._usage = {uuid: self._query(uuid, ranks) for uuid, ranks in pids.items()}
+                self._sampled_at = time.monotonic()
         finally:
-            self._looking.release()
-        return self._seen
+            self._lock.release()
+        return self._usage
 
     @cached_property
     def _nvml(self) -> Any:
@@ -66,27 +68,27 @@ class GpuMonitor:
                 return None
         return found
 
-    def _ask(self, uuid: str, ranks: Set[int]) -> GpuUsage:
+    def _query(self, uuid: str, ranks: Set[int]) -> GpuUsage:
         found = self._nvml
         if found is None:
             return UNKNOWN
-        handle = self._either(
+        handle = self._first_supported(
             lambda: found.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"),
             lambda: found.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"),
         )
         if handle is None:
             return UNKNOWN
-        memory = self._either(lambda: found.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._either(lambda: found.nvmlDeviceGetUtilizationRates(handle))
-        running = self._either(lambda: found.nvmlDeviceGetComputeRunningProcesses(handle))
+        memory = self._first_supported(lambda: found.nvmlDeviceGetMemoryInfo(handle))
+        rates = self._first_supported(lambda: found.nvmlDeviceGetUtilizationRates(handle))
+        running = self._first_supported(lambda: found.nvmlDeviceGetComputeRunningProcesses(handle))
         return GpuUsage(
             load=float(rates.gpu) if rates is not None else -1.0,
             used=int(memory.used) if memory is not None else 0,
             total=int(memory.total) if memory is not None else 0,
-            others=_others(running or (), ranks),
+            others=_memory_of_others(running or (), ranks),
         )
 
-    def _either(self, *ways: Callable[[], Any]) -> Any:
+    def _first_supported(self, *ways: Callable[[], Any]) -> Any:
         """What the first way that the device knows says; a MIG device knows less than a whole."""
         for way in ways:
             try:
@@ -96,7 +98,7 @@ class GpuMonitor:
         return None
 
 
-def _others(running: Any, ranks: Set[int]) -> int:
+def _memory_of_others(running: Any, ranks: Set[int]) -> int:
     """What processes use that are no ranks; -1 where NVML's numbers are not ours to compare.
 
     In a container it has the host's process ids, or none, and often no figures.

@@ -140,11 +140,11 @@ class GroupSpec:
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())} | dict(self.more)
 
-    def open(self, event_log: EventLog) -> RunFolder:
+    def open_folder(self, event_log: EventLog) -> RunFolder:
         """The folder of the run that it belongs to."""
         return event_log.open(self.cwd(), self.name, self.facts())
 
-    def starts(
+    def rank_starts(
         self,
         link: StoreLink,
         *,
@@ -152,16 +152,16 @@ class GroupSpec:
         folder: RunFolder,
         colors: str,
         launcher: Launcher,
-        struck: Iterable[str] = (),
-        handed_over: Iterable[str] = (),
+        fired_faults: Iterable[str] = (),
+        faults_to_arm: Iterable[str] = (),
     ) -> list[RankStart]:
         """What each rank must be told.
 
-        ``handed_over`` are faults to arm at once; ``struck`` are those that shall not strike again.
+        ``faults_to_arm`` are armed at once; ``fired_faults`` must not strike again.
         """
         base, cwd = launcher.base_env, str(self.cwd())
-        known = {"NBDDP_STRUCK": ";".join(sorted(struck))}
-        if faults := ";".join(handed_over):
+        known = {"NBDDP_STRUCK": ";".join(sorted(fired_faults))}
+        if faults := ";".join(faults_to_arm):
             known[FAULTS_VARIABLE] = faults
         return [
             RankStart(
@@ -182,5 +182,5 @@ class GroupSpec:
                 run_id=folder.path.name,
                 colors=colors,
             )
-            for place in launcher.topologies(self.nproc, master_port=link.free_port)
+            for place in launcher.topologies(self.nproc, master_port=link.reserved_port)
         ]

@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from nbddp.controller.rank_processes import Told, try_each
+from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.heal.heal_report import SHOWN_PLACES, SHOWN_VALUES, Healed
 from nbddp.record.replay_log import cell_that_assigned
@@ -14,7 +14,7 @@ from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 
 if TYPE_CHECKING:
-    from nbddp.controller.promises import Promises
+    from nbddp.controller.pending_futures import PendingFutures
     from nbddp.controller.threads import Runtime
     from nbddp.launch.local_launcher import Launcher
     from nbddp.lifecycle.group_state import HealLife, Life
@@ -31,12 +31,12 @@ class HealExecutor(Protocol):
     launcher: Launcher
     event_log: EventLog
     rank_monitor: RankMonitor
-    deeds: ReplayLog
-    promises: Promises
+    replay_log: ReplayLog
+    futures: PendingFutures
     numbers: itertools.count[int]
 
     @property
-    def runtime_now(self) -> Runtime:
+    def active_runtime(self) -> Runtime:
         """What the ranks are reached by."""
 
 
@@ -49,97 +49,97 @@ class HealRequests:
     """
 
     def __init__(self, executor: HealExecutor, heal: HealLife) -> None:
-        self._do = executor
+        self._executor = executor
         self.ranks = heal.replacements
         self._donor = heal.donor
-        self._gives: dict[int, int] = {}  # the generation, by the request's number
-        self._meets: dict[int, tuple[int, int]] = {}  # the rank and the generation
-        self._given: Answer | None = None
-        self._is_over = False
-        self._unmade: dict[str, str] = {}
-        self._own: dict[int, OwnValues] = {}
-        self._changed: dict[str, list[str]] = {"places": [], "taken": [], "unlike": []}
-        self._began = self._forked = self._packed = time.monotonic()
+        self._namespace_requests: dict[int, int] = {}  # the generation, by the request's number
+        self._join_requests: dict[int, tuple[int, int]] = {}  # the rank and the generation
+        self._packed_names: Answer | None = None
+        self._is_closed = False
+        self._not_loaded: dict[str, str] = {}
+        self._own_values: dict[int, OwnValues] = {}
+        self._reported: dict[str, list[str]] = {"places": [], "taken": [], "unlike": []}
+        self._started_at = self._forked_at = self._packed_at = time.monotonic()
 
-    def perform(self, action: ev.Action) -> Told:
+    def perform(self, action: ev.Action) -> FailedRanks:
         """Do the next step of the heal. Return the ranks that could not be told, and why."""
         match action:
             case ev.ReplacementsReady():
-                self._forked = self._packed = time.monotonic()
+                self._forked_at = self._packed_at = time.monotonic()
             case ev.RequestNamespace(donor=donor):
-                return try_each([donor], lambda _donor: self._give(action))
+                return try_each([donor], lambda _donor: self._request_namespace(action))
             case ev.RequestJoin(ranks=ranks):
-                return try_each(ranks, lambda rank: self._meet(action, rank))
+                return try_each(ranks, lambda rank: self._request_join(action, rank))
             case ev.CancelJoin(ranks=ranks):
-                return try_each(ranks, self._drop)
+                return try_each(ranks, self._cancel_join)
             case ev.HealFinished():
-                healed = self._report()
+                healed = self._build_report()
                 try:
                     self.close()
                     self._record(healed)
                 finally:
-                    self._do.promises.keep("heal", value=healed)
+                    self._executor.futures.resolve("heal", value=healed)
         return {}
 
-    def _give(self, action: ev.RequestNamespace) -> None:
+    def _request_namespace(self, action: ev.RequestNamespace) -> None:
         self._discard()
-        number = next(self._do.numbers)
-        self._gives[number] = action.generation
+        number = next(self._executor.numbers)
+        self._namespace_requests[number] = action.generation
         leave, replacements = [*action.exclude], [*action.replacements]
         command = SendNamespace(request=number, exclude=leave, replacements=replacements)
-        self._do.runtime_now.link.send(action.donor, command)
+        self._executor.active_runtime.link.send(action.donor, command)
 
-    def _meet(self, action: ev.RequestJoin, rank: int) -> None:
-        if self._given is None:
+    def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
+        if self._packed_names is None:
             raise RuntimeError("ranks were to meet before the names were packed")
-        if not self._own:
+        if not self._own_values:
             self._find_own_values()
-        number = next(self._do.numbers)
-        self._meets[number] = rank, action.generation
+        number = next(self._executor.numbers)
+        self._join_requests[number] = rank, action.generation
         command = JoinGroup(
             request=number,
             generation=action.generation,
             donor=self._donor,
             replacements=[*self.ranks],
-            payload=self._given.payload,
-            storages=self._given.content["storages"],
-            own_values=dict(self._own[rank].own) if rank in self._own else {},
+            payload=self._packed_names.payload,
+            storages=self._packed_names.content["storages"],
+            own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
-        self._do.runtime_now.link.send(rank, command)
+        self._executor.active_runtime.link.send(rank, command)
 
-    def _drop(self, rank: int) -> None:
-        for number, (asked, _) in self._meets.items():
+    def _cancel_join(self, rank: int) -> None:
+        for number, (asked, _) in self._join_requests.items():
             if asked == rank:
-                self._do.runtime_now.link.send(rank, CancelRequest(request=number))
+                self._executor.active_runtime.link.send(rank, CancelRequest(request=number))
 
     def _find_own_values(self) -> None:
         """Find the values that the new ranks must have instead of the donor's."""
-        self._packed = time.monotonic()
-        do = self._do
+        self._packed_at = time.monotonic()
+        do = self._executor
         alive = [rank for rank in do.life.alive if rank not in self.ranks]
-        port = do.runtime_now.link.free_port
+        port = do.active_runtime.link.reserved_port
         places = do.launcher.topologies(len(do.life.ranks), master_port=port)
-        self._own = {
+        self._own_values = {
             rank: do.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
             for rank in self.ranks
         }
 
-    def event_of(self, answer: Answer) -> ev.NamespaceSent | ev.GroupJoined | None:
+    def event_from(self, answer: Answer) -> ev.NamespaceSent | ev.GroupJoined | None:
         """Return the event that an answer causes; None if the answer is to another request."""
-        attempt = self._do.life.attempt
-        if (given := self._gives.pop(answer.request, None)) is not None:
-            self._given = None if answer.error else answer
-            if self._is_over:
+        attempt = self._executor.life.attempt
+        if (given := self._namespace_requests.pop(answer.request, None)) is not None:
+            self._packed_names = None if answer.error else answer
+            if self._is_closed:
                 self._discard()
             reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
             return ev.NamespaceSent(attempt=attempt, generation=given, reason=reason)
-        if (met := self._meets.pop(answer.request, None)) is None:
+        if (met := self._join_requests.pop(answer.request, None)) is None:
             return None
         (rank, generation), content = met, answer.content
-        for kind, known in self._changed.items():
+        for kind, known in self._reported.items():
             known += [path for path in content.get(kind, ()) if path not in known]
         unmade = content.get("unopened", {})
-        self._unmade |= unmade
+        self._not_loaded |= unmade
         return ev.GroupJoined(
             attempt=attempt,
             generation=generation,
@@ -151,24 +151,24 @@ class HealRequests:
 
     def close(self) -> None:
         """End the heal, and delete the packed names."""
-        self._is_over = True
+        self._is_closed = True
         self._discard()
 
     def _discard(self) -> None:
-        given, self._given = self._given, None
+        given, self._packed_names = self._packed_names, None
         if given is not None:
-            self._do.runtime_now.link.discard(given.payload)
+            self._executor.active_runtime.link.discard_payload(given.payload)
 
-    def _report(self) -> Healed:
-        if self._given is None:
+    def _build_report(self) -> Healed:
+        if self._packed_names is None:
             raise RuntimeError("a heal has ended without names")
-        given, do = self._given, self._do
+        given, do = self._packed_names, self._executor
         do.rank_monitor.values.note_healed(self.ranks)
-        own = self._changed["taken"]
-        left = self._unmade | given.content["left"]
+        own = self._reported["taken"]
+        left = self._not_loaded | given.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
-        unknown = [path for each in self._own.values() for path in each.unknown]
-        unknown = list(dict.fromkeys([*unknown, *self._changed["unlike"]]))
+        unknown = [path for each in self._own_values.values() for path in each.unknown]
+        unknown = list(dict.fromkeys([*unknown, *self._reported["unlike"]]))
         lost = [
             path for path in unknown if path.isidentifier() and path not in given.content["names"]
         ]
@@ -179,18 +179,18 @@ class HealRequests:
             names=len(given.content["names"]),
             left=left,
             more=given.content["more"],
-            places=tuple(self._changed["places"]),
+            places=tuple(self._reported["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
-            cells={name: cell_that_assigned(name, do.deeds.entries) for name in left},
+            cells={name: cell_that_assigned(name, do.replay_log.entries) for name in left},
             size=given.content["bytes"] + sum(size for size, _ in given.content["storages"]),
-            fork=self._forked - self._began,
-            carry=self._packed - self._forked,
-            meet=time.monotonic() - self._packed,
+            fork=self._forked_at - self._started_at,
+            carry=self._packed_at - self._forked_at,
+            meet=time.monotonic() - self._packed_at,
         )
 
     def _record(self, healed: Healed) -> None:
-        self._do.event_log.record(
+        self._executor.event_log.record(
             "healed",
             ranks=healed.ranks,
             donor=healed.donor,

@@ -35,7 +35,7 @@ class HandlerExecutor(HealExecutor, Protocol):
     def answer(self, rank: int, answer: msg.InputReply) -> None:
         """Send a rank the answer to its question."""
 
-    def interrupt_unless_asked(self) -> None:
+    def interrupt_once(self) -> None:
         """Interrupt the running cell, unless that was done."""
 
     def keep_start_error(self, what: str, error: Exception) -> None:
@@ -51,84 +51,84 @@ class MessageHandler:
     Attributes:
         ready: what each rank said of itself when it was ready.
         recovery: how this attempt began after a failure, until its first step is reported.
-        struck, armed: faults that struck; those that each rank has in mind.
+        fired_faults, armed_faults: faults that struck; those that each rank has in mind.
         newest_cell: the highest number of a cell that these ranks have had.
     """
 
     def __init__(self, executor: HandlerExecutor) -> None:
-        self._do = executor
+        self._executor = executor
         self.ready: dict[int, msg.Ready] = {}
         self.recovery: RecoveryRecord | None = None
-        self.struck: set[str] = set()
-        self.armed: dict[int, list[str]] = {}
+        self.fired_faults: set[str] = set()
+        self.armed_faults: dict[int, list[str]] = {}
         self.newest_cell = 0
         self._memory = MemoryWatch()
 
-    def read(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
+    def handle(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
         """News of a rank."""
-        if self._do.ranks is None or not self._do.ranks.takes(envelope):
+        if self._executor.ranks is None or not self._executor.ranks.accepts(envelope):
             return
         rank, attempt = envelope.sender, envelope.attempt
         match envelope.message:
             case msg.Output() as output:
-                self._do.router.publish(self._do.ranks.accept(rank, output))
-            case msg.InputRequested(question=question) if not self._do.router.has_reader:
-                self._do.answer(rank, msg.InputReply(question=question, is_end=True))
+                self._executor.router.publish(self._executor.ranks.unseen_output(rank, output))
+            case msg.InputRequested(question=question) if not self._executor.router.has_reader:
+                self._executor.answer(rank, msg.InputReply(question=question, is_end=True))
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
-                self._do.router.publish(notice_of(rank, said))
+                self._executor.router.publish(notice_of(rank, said))
             case Answer() as answer:
-                self._do.rank_monitor.values.note(
+                self._executor.rank_monitor.values.note(
                     rank, self.newest_cell, answer.content.get("values")
                 )
-                event = self._do.heal.event_of(answer) if self._do.heal else None
+                event = self._executor.heal.event_from(answer) if self._executor.heal else None
                 if event is None:
-                    self._do.promises.keep("answer", rank, answer.request, value=answer)
+                    self._executor.futures.resolve("answer", rank, answer.request, value=answer)
                 else:
-                    self._do.step(event)
+                    self._executor.step(event)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
-                self.armed.pop(rank, None)
+                self.armed_faults.pop(rank, None)
                 self.newest_cell = max(self.newest_cell, ready.cell)
-                self._do.step(ev.RankReady(attempt=attempt, rank=rank))
+                self._executor.step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
                 unable = ev.RankStartFailed(
                     attempt=attempt, rank=rank, reason=reason, details=traceback
                 )
-                self._do.step(unable)
+                self._executor.step(unable)
             case CollectiveArrivals() as came:
-                clock = self._do.launcher.clock_offset(rank)
-                self._do.rank_monitor.note(rank, came, time.monotonic(), clock)
+                clock = self._executor.launcher.clock_offset(rank)
+                self._executor.rank_monitor.note(rank, came, time.monotonic(), clock)
             case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
-                self._do.rank_monitor.note(rank, sighting, time.monotonic())
-                self._note_comeback()
+                self._executor.rank_monitor.note(rank, sighting, time.monotonic())
+                self._record_recovery()
             case msg.EventReported(kind=kind, facts=facts):
-                self._do.event_log.record_reported(rank, kind, facts)
+                self._executor.event_log.record_reported(rank, kind, facts)
                 if kind == "fault":
-                    self.struck.add(str(facts.get("fault")))
+                    self.fired_faults.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):
-                self._do.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
+                self._executor.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.CellEnded() as report:
-                self.read_report(rank, attempt, report)
+                self.on_cell_ended(rank, attempt, report)
 
-    def _note_comeback(self) -> None:
+    def _record_recovery(self) -> None:
         """Say what a failure cost as soon as the first step after it is reported."""
-        recovery, step = self.recovery, self._do.rank_monitor.first_step
+        recovery, step = self.recovery, self._executor.rank_monitor.first_step
         if recovery is not None and step is not None:
             self.recovery = None
-            self._do.event_log.record("resumed", **recovery.resumed(step, time.time()))
+            self._executor.event_log.record("resumed", **recovery.resumed(step, time.time()))
 
-    def read_report(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
+    def on_cell_ended(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         """A rank is through with a cell."""
-        self.armed[rank] = report.armed
+        self.armed_faults[rank] = report.armed
         try:
-            if self._do.cell is not None and self._do.cell.number == report.cell:
-                self._do.cell.add_report(rank, report)
-                self._do.rank_monitor.values.note(rank, report.cell, report.values)
-                trouble = self._do.cell.failure(rank)
+            if self._executor.cell is not None and self._executor.cell.number == report.cell:
+                self._executor.cell.add_report(rank, report)
+                self._executor.rank_monitor.values.note(rank, report.cell, report.values)
+                trouble = self._executor.cell.failure(rank)
                 if trouble is not None and not trouble.is_consequence:
-                    self._do.event_log.record("failure", rank=rank, what=trouble.headline())
+                    self._executor.event_log.record("failure", rank=rank, what=trouble.headline())
                 if report.is_quit:
-                    self._do.interrupt_unless_asked()
+                    self._executor.interrupt_once()
         finally:
             ended = ev.RankEndedCell(
                 attempt=attempt,
@@ -139,67 +139,76 @@ class MessageHandler:
                 in_group=report.in_group and not report.is_interrupted,
                 sequence=report.sequence,
             )
-            self._do.step(ended)
+            self._executor.step(ended)
 
-    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
+    def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
         """A rank could not be started."""
-        if attempt == self._do.life.attempt and self._do.life.is_alive(rank):
-            self._do.keep_start_error(f"rank {rank}", error)
-            self.note_gone(attempt, rank, None)
+        if attempt == self._executor.life.attempt and self._executor.life.is_alive(rank):
+            self._executor.keep_start_error(f"rank {rank}", error)
+            self.on_rank_gone(attempt, rank, None)
 
-    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+    def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """A rank's process has ended."""
-        is_current = self._do.ranks is not None and self._do.ranks.is_current(rank, handle)
+        is_current = self._executor.ranks is not None and self._executor.ranks.is_current(
+            rank, handle
+        )
         try:
             why = handle.exit_reason
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
-            if handle.exitcode != 0 or self._do.life.state.is_busy:  # a cell may call os._exit(0)
+            if (
+                handle.exitcode != 0 or self._executor.life.state.is_busy
+            ):  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
-                self._do.event_log.record("exit", rank=rank, attempt=attempt, how=how)
-            self._do.launcher.kill_orphans(handle)
+                self._executor.event_log.record("exit", rank=rank, attempt=attempt, how=how)
+            self._executor.launcher.kill_orphans(handle)
         finally:
             if is_current:
-                self.note_gone(attempt, rank, handle.exitcode, why)
+                self.on_rank_gone(attempt, rank, handle.exitcode, why)
 
-    def note_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
+    def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
         """A rank has no process any more, or never had one: nobody shall wait for it."""
-        if attempt != self._do.life.attempt or not self._do.life.is_alive(rank):
+        if attempt != self._executor.life.attempt or not self._executor.life.is_alive(rank):
             return  # it was given up before
         try:
-            self._read_last(rank, exitcode, why)
+            self._read_final_output(rank, exitcode, why)
         finally:
-            self._do.rank_monitor.values.note_exit(rank, self._do.life.cell, self._do.cell)
+            self._executor.rank_monitor.values.note_exit(
+                rank, self._executor.life.cell, self._executor.cell
+            )
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(why)
             )
-            self._do.step(exited)  # is_told: the loss of its whole node was reported
-            self.tell_gone(rank, exitcode)
+            self._executor.step(exited)  # is_told: the loss of its whole node was reported
+            self.end_waits(rank, exitcode)
 
-    def tell_gone(self, rank: int, exitcode: int | None) -> None:
+    def end_waits(self, rank: int, exitcode: int | None) -> None:
         """End the waits for a rank that is gone."""
-        self._do.promises.keep("kill", rank)
-        why = refusals.exited_before_answer(self._do.life, rank, exitcode)
-        self._do.promises.reject(RequestError(why), "answer", rank)
+        self._executor.futures.resolve("kill", rank)
+        why = refusals.exited_before_answer(self._executor.life, rank, exitcode)
+        self._executor.futures.reject(RequestError(why), "answer", rank)
 
-    def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
+    def _read_final_output(self, rank: int, exitcode: int | None, why: str) -> None:
         words, hint = "", why
         try:
-            if self._do.ranks is not None and self._do.ranks.has_process(rank):
-                self._do.router.publish_to_running(self._do.ranks.last_output(rank))
-                words, is_ours = self._do.ranks.final_output(rank), self._do.ranks.was_killed(rank)
-                used = self._do.rank_monitor.hangs.memory()
+            if self._executor.ranks is not None and self._executor.ranks.has_process(rank):
+                self._executor.router.publish_to_running(self._executor.ranks.unsent_output(rank))
+                words, is_ours = (
+                    self._executor.ranks.final_output(rank),
+                    self._executor.ranks.was_killed(rank),
+                )
+                used = self._executor.rank_monitor.hangs.memory()
                 hint = why or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
         finally:
-            if self._do.cell is not None:
-                self._do.cell.add_exit(rank, exitcode, final_output=words, hint=hint)
+            if self._executor.cell is not None:
+                self._executor.cell.add_exit(rank, exitcode, final_output=words, hint=hint)
 
-    def note_struck(self, faults: Set[str]) -> None:
+    def add_fired_faults(self, faults: Set[str]) -> None:
         """Faults struck other ranks, those of a script: they do not strike these."""
-        self.struck |= faults
-        for rank, armed in self.armed.items():
-            self.armed[rank] = [each for each in armed if each not in faults]
+        self.fired_faults |= faults
+        for rank, armed in self.armed_faults.items():
+            self.armed_faults[rank] = [each for each in armed if each not in faults]
 
-    def next_cell(self) -> int:
+    def next_cell_number(self) -> int:
         """A number that no cell of these ranks has had."""
         self.newest_cell += 1
         return self.newest_cell

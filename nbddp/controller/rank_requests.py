@@ -25,7 +25,7 @@ class RankRequests:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def chosen(self, ranks: Sequence[int] | None) -> list[int]:
+    def resolve_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks that are meant, of which there must be some; None for all that live.
 
         Raises:
@@ -61,7 +61,7 @@ class RankRequests:
         if not state.is_ready:
             raise RequestError(f"the worker group is {state.value}")
 
-    def ask(
+    def request(
         self, ranks: Sequence[int], make: Callable[[int], MessageToRank], *, what: str = ""
     ) -> dict[int, Answer]:
         """What each of these ranks answers to ``make(number)``.
@@ -74,17 +74,17 @@ class RankRequests:
         Raises:
             RequestError: a rank could not answer, or its answer is an error.
         """
-        outcomes = self.ask_each(dict.fromkeys(ranks, make))
+        outcomes = self.request_each(dict.fromkeys(ranks, make))
         answers = {rank: each for rank, each in outcomes.items() if isinstance(each, Answer)}
         failed = [each for each in outcomes.values() if isinstance(each, RequestError)]
         if not failed:
             return answers
         for each in answers.values():
-            self._session.require_link().discard(each.payload)
+            self._session.require_link().discard_payload(each.payload)
         where = f"{what} came to {format_ranks([*answers])} only: " if what and answers else ""
         raise RequestError(f"{where}{failed[0]}")
 
-    def ask_each(
+    def request_each(
         self, makes: Mapping[int, Callable[[int], MessageToRank]]
     ) -> dict[int, Answer | RequestError]:
         """What each rank answers to a question of its own, or why it does not."""
@@ -98,7 +98,7 @@ class RankRequests:
                     return make(number)
 
                 try:
-                    futures[rank] = self._session.send(rank, make_noted)
+                    futures[rank] = self._session.send_request(rank, make_noted)
                 except RequestError as error:
                     futures[rank] = Future()
                     futures[rank].set_exception(error)
@@ -106,18 +106,18 @@ class RankRequests:
         except BaseException:
             for rank, number in numbers.items():  # nobody waits for the answers any more
                 if rank not in futures or not futures[rank].done():
-                    self._session.drop(rank, number)
+                    self._session.cancel_request(rank, number)
             for future in futures.values():  # also of one that is still to come
                 future.add_done_callback(self._discard_answer)
             raise
-        return {rank: _outcome(rank, future) for rank, future in futures.items()}
+        return {rank: _answer_or_error(rank, future) for rank, future in futures.items()}
 
     def _discard_answer(self, future: Future[Answer]) -> None:
         if future.exception() is None:
-            self._session.require_link().discard(future.result().payload)
+            self._session.require_link().discard_payload(future.result().payload)
 
 
-def _outcome(rank: int, future: Future[Answer]) -> Answer | RequestError:
+def _answer_or_error(rank: int, future: Future[Answer]) -> Answer | RequestError:
     error = future.exception()
     if error is not None:
         return error if isinstance(error, RequestError) else RequestError(str(error))

@@ -22,10 +22,10 @@ from nbddp.wire.messages import CellEnded, Ready
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 10.0  # seconds between two times that it is written while a cell runs
+WRITE_INTERVAL = 10.0  # seconds between two times that it is written while a cell runs
 
 
-def describe(
+def write_run_json(
     event_log: EventLog,
     ready: Mapping[int, Ready],
     rank_monitor: RankMonitor,
@@ -97,65 +97,65 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
     """
     totals: dict[str, int] = {}
     for report in reports:
-        for name, batch in _batches(RankFacts.from_json(report.facts)).items():
+        for name, batch in _batch_sizes(RankFacts.from_json(report.facts)).items():
             totals[name] = totals.get(name, 0) + batch
     found = set(totals.values())
     return found.pop() if len(found) == 1 else None
 
 
-def _batches(rank: RankFacts) -> dict[str, int]:
+def _batch_sizes(rank: RankFacts) -> dict[str, int]:
     """Of the loaders that shuffle, as those for training do."""
     loaders = {name: each for name, each in rank.objects.items() if isinstance(each, LoaderFacts)}
     shuffled = {name: each.batch_size for name, each in loaders.items() if each.shuffles}
     return {name: size for name, size in shuffled.items() if size > 0} | dict(rank.batches)
 
 
-LIMIT = 5.0  # seconds for each question
+GIT_TIMEOUT = 5.0  # seconds for each question
 MAX_DIFF = 64 << 10  # characters of the diff that are kept
 MAX_CHANGED = 100  # names of changed files
 # notebooks are left out: their outputs are long, and the cells that ran are in the record
 _PATHS = ("--", ":/", ":(top,exclude)*.ipynb")
 
-Tell = Callable[[dict[str, Any]], object]
+Callback = Callable[[dict[str, Any]], object]
 
 
-def begin_to_ask(folder: Path, tell: Tell) -> None:
+def start_git_query(folder: Path, tell: Callback) -> None:
     """Have ``tell`` called with what git says of a folder, on another thread, or never.
 
     Where there is no repository, nothing is started.
     """
     if has_repository(folder):
         asking = threading.Thread(
-            target=lambda: tell(origin(folder)), name="nbddp-git", daemon=True
+            target=lambda: tell(git_origin(folder)), name="nbddp-git", daemon=True
         )
         asking.start()
 
 
 def has_repository(folder: Path) -> bool:
     """Whether this folder, or one that it lies in, has a ``.git``; nothing is started for it."""
-    return any(map(_is_there, (each / ".git" for each in (folder, *folder.parents))))
+    return any(map(_exists, (each / ".git" for each in (folder, *folder.parents))))
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:  # a folder above that is not for us
         return False
 
 
-def origin(folder: Path) -> dict[str, Any]:
+def git_origin(folder: Path) -> dict[str, Any]:
     """Commit, branch, whether tracked files are changed, and the diff, cut at 64 KiB.
 
     ``error`` says why what is missing is not known: it took too long, or git is not there.
     """
     facts: dict[str, Any] = {}
     try:
-        facts["commit"] = _ask(folder, "rev-parse", "--verify", "HEAD").strip()
-        facts["branch"] = _ask(folder, "rev-parse", "--abbrev-ref", "HEAD").strip()
-        changed = _ask(folder, "diff", "--name-only", "-z", "HEAD").split("\0")[:-1]
+        facts["commit"] = _run_git(folder, "rev-parse", "--verify", "HEAD").strip()
+        facts["branch"] = _run_git(folder, "rev-parse", "--abbrev-ref", "HEAD").strip()
+        changed = _run_git(folder, "diff", "--name-only", "-z", "HEAD").split("\0")[:-1]
         facts |= {"dirty": bool(changed), "changed": changed[:MAX_CHANGED]}
         if changed:
-            diff = _ask(folder, *_PLAIN_DIFF, "HEAD", *_PATHS)
+            diff = _run_git(folder, *_PLAIN_DIFF, "HEAD", *_PATHS)
             facts |= {"diff": diff[:MAX_DIFF], "diff_is_cut": len(diff) > MAX_DIFF}
     except (OSError, RuntimeError) as error:
         facts["error"] = str(error)
@@ -165,7 +165,7 @@ def origin(folder: Path) -> dict[str, Any]:
 _PLAIN_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
 
 
-def _ask(folder: Path, *question: str) -> str:
+def _run_git(folder: Path, *question: str) -> str:
     """Return what git answers.
 
     Raises:
@@ -177,17 +177,17 @@ def _ask(folder: Path, *question: str) -> str:
             ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *question],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIMIT,
-            env=_environment(),
+            timeout=GIT_TIMEOUT,
+            env=_git_environment(),
             start_new_session=True,  # else the notebook's stop button would reach it
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"git {question[0]} took more than {LIMIT:g} s") from None
+        raise RuntimeError(f"git {question[0]} took more than {GIT_TIMEOUT:g} s") from None
     if answer.returncode != 0:
         raise RuntimeError(f"git {question[0]} ended with code {answer.returncode}")
     return answer.stdout.decode(errors="replace")
 
 
-def _environment() -> dict[str, str]:
+def _git_environment() -> dict[str, str]:
     """The kernel's, by which git asks nobody for a password, and takes no lock."""
     return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}

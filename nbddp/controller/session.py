@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_processes import plain, unable
-from nbddp.controller.run_recorder import begin_to_ask
-from nbddp.controller.signals import handing_on
+from nbddp.controller.rank_processes import short_error, start_error
+from nbddp.controller.run_recorder import start_git_query
+from nbddp.controller.signals import forward_sigint
 from nbddp.controller.threads import ClosedError, Runtime, open_runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
@@ -63,7 +63,7 @@ class Session:
     Attributes:
         rank_monitor: what ranks say of themselves.
         event_log: what happened.
-        times_ended: how often the user has asked to interrupt, to stop or to restart: whoever
+        end_requests: how often the user has asked to interrupt, to stop or to restart: whoever
             does one thing after the other on the ranks, as a replay does, does not go on then.
     """
 
@@ -75,63 +75,60 @@ class Session:
         make_runtime: Callable[[], Runtime] = open_runtime,
     ) -> None:
         self._make_runtime = make_runtime
-        self._do = Executor(launcher or LocalLauncher(), colors=colors)
-        self.rank_monitor, self.event_log = self._do.rank_monitor, self._do.event_log
+        self._executor = Executor(launcher or LocalLauncher(), colors=colors)
+        self.rank_monitor, self.event_log = self._executor.rank_monitor, self._executor.event_log
         self._opening = threading.Lock()
-        self.times_ended = 0
+        self.end_requests = 0
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
 
     @property
     def launcher(self) -> Launcher:
-        """Where ranks come from at the next start."""
-        return self._do.launcher
+        return self._executor.launcher
 
     @property
     def life(self) -> Life:
-        """What the lifecycle knows."""
-        return self._do.life
+        return self._executor.life
 
     @property
     def spec(self) -> GroupSpec | None:
-        """How the group was started last."""
-        return self._do.spec
+        return self._executor.spec
 
-    def second(self) -> Session:
+    def create_sibling(self) -> Session:
         """Return a session for other ranks next to these: of a script, or one run of several.
 
         It shares launcher and store with this one. Its close ends its own ranks and threads, and
         leaves the launcher, the store and these ranks alone. Close it before this one.
         """
-        self._open()
+        self._ensure_runtime()
         link = self.require_link()
         return Session(
             self.launcher.share(),
-            colors=self._do.colors,
-            make_runtime=partial(open_runtime, link.second),
+            colors=self._executor.colors,
+            make_runtime=partial(open_runtime, link.create_sibling),
         )
 
-    def use(self, launcher: Launcher) -> None:
+    def use_launcher(self, launcher: Launcher) -> None:
         """Start ranks elsewhere from the next start on; there must be none now."""
-        self._do.launcher = launcher
+        self._executor.launcher = launcher
 
-    def note_node(self, event: ev.NodeEvent) -> None:
+    def on_node_event(self, event: ev.NodeEvent) -> None:
         """Note what has become of a node, if there are, or were, ranks."""
-        runtime = self._do.runtime
+        runtime = self._executor.runtime
         if runtime is not None:
-            runtime.actor.tell(self._do.note_node, event)
+            runtime.event_thread.submit(self._executor.on_node_event, event)
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
         return build_snapshot(
             self.life,
-            cell=cell or self._do.cell,
+            cell=cell or self._executor.cell,
             rank_monitor=self.rank_monitor,
             event_log=self.event_log,
-            ready=self._do.messages.ready,
+            ready=self._executor.messages.ready,
             is_for_cell=cell is not None,
-            refused=self._do.runtime.link.refused if self._do.runtime else 0,
-            look=self._gpus.look,
+            refused=self._executor.runtime.link.refused if self._executor.runtime else 0,
+            look=self._gpus.sample,
             nodes=self.launcher.nodes(),
         )
 
@@ -141,24 +138,24 @@ class Session:
         return self.rank_monitor.version, self.life
 
     @property
-    def deeds(self) -> tuple[ReplayEntry, ...]:
+    def completed_entries(self) -> tuple[ReplayEntry, ...]:
         """What was done to the namespaces of this attempt, and went well, in order."""
-        return self._do.deeds.entries
+        return self._executor.replay_log.entries
 
     @property
-    def undone(self) -> tuple[ReplayEntry, ...]:
+    def pending_entries(self) -> tuple[ReplayEntry, ...]:
         """What a replay that ended too early has left to do, unless something else was done."""
-        return self._do.deeds.pending
+        return self._executor.replay_log.pending
 
     @property
-    def replay_log(self) -> tuple[ReplayEntry, ...]:
+    def replay_entries(self) -> tuple[ReplayEntry, ...]:
         """What a replay does: what was done, then what an earlier replay has left to do."""
-        return (*self.deeds, *self.undone)
+        return (*self.completed_entries, *self.pending_entries)
 
     @on_thread
-    def leave_undone(self, deeds: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
+    def set_pending(self, deeds: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
-        self._do.deeds.set_pending(deeds, clears_entries=is_all)
+        self._executor.replay_log.set_pending(deeds, clears_entries=is_all)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
@@ -167,41 +164,41 @@ class Session:
         folder = self.event_log.folder
         return self._push_store.add(names, ranks, data, folder.path if folder else None)
 
-    def note_push(self, pushed: PushRecord) -> None:
+    def record_push(self, pushed: PushRecord) -> None:
         """Remember values that were sent, for a replay."""
-        self.call(self._do.note_push, pushed)
+        self.call(self._executor.record_push, pushed)
 
     @on_thread
-    def expect(self, recovery: RecoveryRecord) -> None:
+    def record_recovery(self, recovery: RecoveryRecord) -> None:
         """The next step that is reported is the first one after a failure."""
-        self._do.messages.recovery = recovery
+        self._executor.messages.recovery = recovery
         self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts())
 
     @property
-    def struck(self) -> Set[str]:
+    def fired_faults(self) -> Set[str]:
         """The faults that struck since the last start that was no recovery."""
-        return self._do.messages.struck
+        return self._executor.messages.fired_faults
 
     @property
-    def armed(self) -> Sequence[str]:
+    def armed_faults(self) -> Sequence[str]:
         """The faults that its ranks have in mind."""
-        return [each for armed in tuple(self._do.messages.armed.values()) for each in armed]
+        armed = tuple(self._executor.messages.armed_faults.values())
+        return [fault for faults in armed for fault in faults]
 
-    def hand_over(self, faults: Sequence[str]) -> None:
+    def set_faults_to_arm(self, faults: Sequence[str]) -> None:
         """Arm these faults in the ranks of the next starts."""
-        self._do.handed_over = tuple(faults)
+        self._executor.faults_to_arm = tuple(faults)
 
-    def note_struck(self, faults: Set[str]) -> None:
+    def add_fired_faults(self, faults: Set[str]) -> None:
         """Faults struck the ranks of a script: a recovery or a replay does not arm them again."""
-        self.call(self._do.messages.note_struck, faults)
+        self.call(self._executor.messages.add_fired_faults, faults)
 
     def process_ids(self) -> dict[int, int]:
-        """The process id of every rank that lives."""
-        return self._do.process_ids()
+        return self._executor.process_ids()
 
     def require_link(self) -> StoreLink:
         """The link, which exists as soon as a group was started; else this is refused."""
-        return self._do.runtime_now.link
+        return self._executor.active_runtime.link
 
     def start(self, spec: GroupSpec, returned: SurvivingGroup | None = None) -> None:
         """Start a group, or take ranks back, and wait until every rank is ready.
@@ -210,70 +207,72 @@ class Session:
             RequestError: there is one already, or the spec cannot be met.
             StartError: a rank could not start.
         """
-        self._do.returned = returned
-        with self._stopping_if_interrupted():
-            wait_for_result(self._begin(spec, returned.event() if returned else spec.start_event()))
+        self._executor.surviving_group = returned
+        event = returned.event() if returned else spec.start_event()
+        with self._stop_on_interrupt():
+            wait_for_result(self._request_start(spec, event))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, whatever it does, and start it anew as the next attempt.
 
         In a recovery, faults that have struck do not strike again.
         """
-        with self._stopping_if_interrupted():
-            wait_for_result(self.begin_restart(spec, is_recovery=is_recovery))
+        with self._stop_on_interrupt():
+            wait_for_result(self.request_restart(spec, is_recovery=is_recovery))
 
-    def begin_restart(
+    def request_restart(
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
     ) -> Future[None]:
         """As :meth:`restart`, and do not wait until every rank is ready."""
-        spec = spec or self._do.spec
+        spec = spec or self._executor.spec
         if spec is None:
             raise RequestError(NO_GROUP)
-        self.times_ended += not is_recovery
+        self.end_requests += not is_recovery
         if is_recovery:
             spec = replace(spec, nproc=self.launcher.world_size(spec.nproc))
         event = ev.RestartAsked(start=spec.start_event())
-        return self._begin(spec, event, is_recovery=is_recovery)
+        return self._request_start(spec, event, is_recovery=is_recovery)
 
-    def _begin(
+    def _request_start(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
     ) -> Future[None]:
         spec.check_gpus()
-        self._open()
-        return self._ask_start(spec, event, is_recovery=is_recovery)
+        self._ensure_runtime()
+        return self._submit_start(spec, event, is_recovery=is_recovery)
 
     @on_thread
-    def _ask_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Future[None]:
-        before, self._do.spec = self._do.spec, spec
+    def _submit_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Future[None]:
+        before, self._executor.spec = self._executor.spec, spec
         if not is_recovery:
-            self._do.messages.struck.clear()
+            self._executor.messages.fired_faults.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
-            self._mark_end("restart")
+            self._mark_cell_ended("restart")
         is_new = self.event_log.folder is None
         try:
-            self._ask(event)
+            self._submit_event(event)
         except RequestError:
-            self._do.spec = before
+            self._executor.spec = before
             raise
         if is_new:
-            tell, describe = self._do.runtime_now.actor.tell, self.event_log.add_facts
-            begin_to_ask(spec.cwd(), lambda origin: tell(describe, {"git": origin}))
-        self._do.promises.reject(StartError("restarted before it was ready"), "start")
-        return self._do.promises.new("start")
+            submit = self._executor.active_runtime.event_thread.submit
+            add_facts = self.event_log.add_facts
+            start_git_query(spec.cwd(), lambda origin: submit(add_facts, {"git": origin}))
+        self._executor.futures.reject(StartError("restarted before it was ready"), "start")
+        return self._executor.futures.new("start")
 
-    def _ask(self, event: ev.Event) -> None:
-        refusal = self._do.step(event)
+    def _submit_event(self, event: ev.Event) -> None:
+        refusal = self._executor.step(event)
         if refusal:
             raise RequestError(refusal)
 
-    def _mark_end(self, how: str) -> None:
+    def _mark_cell_ended(self, how: str) -> None:
         """The user ends the running cell with its ranks: that is then no failure of theirs."""
-        if self._do.cell is not None and self.life.state.is_busy:
-            self._do.cell.set_ended_by(how)
+        if self._executor.cell is not None and self.life.state.is_busy:
+            self._executor.cell.set_ended_by(how)
             self.event_log.record(f"{how} asked")
 
     @contextmanager
-    def _stopping_if_interrupted(self) -> Iterator[None]:
+    def _stop_on_interrupt(self) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
@@ -287,23 +286,23 @@ class Session:
             RequestError: there is no group, or it is closed meanwhile.
         """
         try:
-            return self._do.runtime_now.actor.call(act, *args, **kwargs)
+            return self._executor.active_runtime.event_thread.run(act, *args, **kwargs)
         except ClosedError:
             raise RequestError(NO_GROUP) from None
 
-    def settle(self) -> None:
+    def wait_for_pending_start(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        if self._do.runtime is not None and (begun := self._begun()):
-            with self._stopping_if_interrupted():
+        if self._executor.runtime is not None and (begun := self._pending_start_or_stop()):
+            with self._stop_on_interrupt():
                 wait_for_result(begun)
 
     @on_thread
-    def _begun(self) -> Future[None] | None:
+    def _pending_start_or_stop(self) -> Future[None] | None:
         """The start or stop that is under way, if one is."""
         if self.life.state is GroupState.STARTING or self.life.next_start:
-            return self._do.promises.new("start")
+            return self._executor.futures.new("start")
         is_stopping = self.life.state is GroupState.STOPPING
-        return self._do.promises.new("stop") if is_stopping else None
+        return self._executor.futures.new("stop") if is_stopping else None
 
     @on_thread
     def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
@@ -317,12 +316,12 @@ class Session:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self.life.all_ranks if request.ranks is None else request.ranks
-        before, logs = self._do.cell, self.event_log.log_sizes(ranks)  # ranks write at once
-        self._do.cell = handle = CellHandle(
-            self._do.messages.next_cell(),
+        before, logs = self._executor.cell, self.event_log.log_sizes(ranks)  # ranks write at once
+        self._executor.cell = handle = CellHandle(
+            self._executor.messages.next_cell_number(),
             request,
             ranks,
-            self.require_link().unpack,
+            self.require_link().load_payload,
             attempt=self.life.attempt,
             has_other_ranks=not {*self.life.alive} <= {*ranks},
         )
@@ -333,49 +332,49 @@ class Session:
             is_elastic=is_elastic,
         )
         try:
-            self._ask(asked)
+            self._submit_event(asked)
         except RequestError:
-            self._do.cell = before
+            self._executor.cell = before
             raise
         self.event_log.record("cell", **handle.facts(), logs=logs)
-        self._do.follow(handle)
+        self._executor.watch_cell(handle)
         if is_elastic and self.launcher.has_free_capacity():  # a node came just now
-            self._do.step(ev.CapacityChanged())
+            self._executor.step(ev.CapacityChanged())
         return handle
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        runtime = self._do.runtime
+        runtime = self._executor.runtime
         if runtime is not None:
-            self.times_ended += by_user
-            runtime.actor.tell_first(self._do.step, ev.InterruptAsked())
+            self.end_requests += by_user
+            runtime.event_thread.submit_urgent(self._executor.step, ev.InterruptAsked())
 
     @on_thread
-    def interrupt_unless_asked(self) -> None:
+    def interrupt_once(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
-        self._do.interrupt_unless_asked()
+        self._executor.interrupt_once()
 
     @on_thread
     def answer(self, rank: int, answer: InputReply) -> None:
         """Hand a rank the answer to its question."""
-        if self._do.cell is not None:
-            self._do.cell.record_answer(rank, answer)
-        self._do.answer(rank, answer)
+        if self._executor.cell is not None:
+            self._executor.cell.record_answer(rank, answer)
+        self._executor.answer(rank, answer)
 
-    def taking_interrupts(self) -> AbstractContextManager[None]:
+    def forward_interrupts(self) -> AbstractContextManager[None]:
         """Pass SIGINT on to the ranks: raised here, it would leave their cell running."""
-        return handing_on(self.interrupt, lambda: self.life.state)
+        return forward_sigint(self.interrupt, lambda: self.life.state)
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""
-        wait_for_result(self.begin_kill(rank))
+        wait_for_result(self.request_kill(rank))
 
     @on_thread
-    def begin_kill(self, rank: int) -> Future[None]:
+    def request_kill(self, rank: int) -> Future[None]:
         """Kill one rank and do not wait until it is gone."""
-        self._ask(ev.KillAsked(rank=rank))
+        self._submit_event(ev.KillAsked(rank=rank))
         self.event_log.record("kill asked", rank=rank)
-        return self._do.promises.new("kill", rank)
+        return self._executor.futures.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
         """Put new processes in the places of dead ranks, while the others live on.
@@ -395,10 +394,10 @@ class Session:
             self.interrupt()
 
         try:
-            with handing_on(interrupt, lambda: self.life.state):
-                for gone in self._exits():
+            with forward_sigint(interrupt, lambda: self.life.state):
+                for gone in self._pending_exits():
                     wait_for_result(gone)
-                begun = self.begin_heal(ranks, donor)
+                begun = self.request_heal(ranks, donor)
                 if heard:  # it may have come too early to be heard
                     self.interrupt(by_user=False)
                 return wait_for_result(begun)
@@ -408,68 +407,68 @@ class Session:
             raise
 
     @on_thread
-    def _exits(self) -> list[Future[None]]:
+    def _pending_exits(self) -> list[Future[None]]:
         """Return a promise for the end of each process that was killed and is not gone yet."""
-        return [self._do.promises.new("kill", rank) for rank in self._do.ending()]
+        return [self._executor.futures.new("kill", rank) for rank in self._executor.exiting_ranks()]
 
     @on_thread
-    def begin_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:
+    def request_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:
         """As :meth:`heal`, and do not wait until it is done."""
         chosen = tuple(sorted({*ranks})) or self.life.gone
         source = min(self.life.alive, default=0) if donor is None else donor
-        for rank, pid in self._do.stopped():
+        for rank, pid in self._executor.stopped_ranks():
             raise RequestError(
                 f"rank {rank} is stopped (SIGSTOP) and could not meet the others: "
                 f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
             )
         self.launcher.reassign(chosen)
         # the user who chooses a donor knows that its names are the right ones
-        self._ask(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
-        return self._do.promises.new("heal")
+        self._submit_event(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
+        return self._executor.futures.new("heal")
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
-        if self._do.runtime is not None:
-            wait_for_result(self.begin_stop())
+        if self._executor.runtime is not None:
+            wait_for_result(self.request_stop())
 
-    def begin_stop(self) -> Future[None]:
+    def request_stop(self) -> Future[None]:
         """End all ranks and do not wait until they are gone."""
-        self.times_ended += 1
-        return self._ask_stop()
+        self.end_requests += 1
+        return self._submit_stop()
 
     @on_thread
-    def _ask_stop(self) -> Future[None]:
-        stopped = self._do.promises.new("stop")
-        self._mark_end("stop")
-        self._do.step(ev.StopAsked())
+    def _submit_stop(self) -> Future[None]:
+        stopped = self._executor.futures.new("stop")
+        self._mark_cell_ended("stop")
+        self._executor.step(ev.StopAsked())
         if not self.life.state.is_live:
-            self._do.promises.keep("stop")
+            self._executor.futures.resolve("stop")
         return stopped
 
     @on_thread
-    def send(self, rank: int, make: Callable[[int], MessageToRank]) -> Future[Answer]:
+    def send_request(self, rank: int, make: Callable[[int], MessageToRank]) -> Future[Answer]:
         """Send ``make(number)`` to an idle rank; the promise is of its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self.life.state.value}")
         if not self.life.is_alive(rank):
             raise RequestError(rank_not_running(self.life, rank))
-        number = next(self._do.numbers)
+        number = next(self._executor.numbers)
         try:
             self.require_link().send(rank, make(number))
         except Exception as error:  # whatever the link's own end says
-            raise RequestError(f"rank {rank} cannot be asked: {plain(error)}") from error
-        return self._do.promises.new("answer", rank, number)
+            raise RequestError(f"rank {rank} cannot be asked: {short_error(error)}") from error
+        return self._executor.futures.new("answer", rank, number)
 
-    def drop(self, rank: int, number: int) -> None:
+    def cancel_request(self, rank: int, number: int) -> None:
         """Tell a rank that nobody waits any more for the answer to this request."""
-        runtime = self._do.runtime
+        runtime = self._executor.runtime
         if runtime is not None:
-            runtime.actor.tell(runtime.link.send, rank, CancelRequest(request=number))
+            runtime.event_thread.submit(runtime.link.send, rank, CancelRequest(request=number))
 
     def close(self) -> None:
         """Stop the group and end all threads and helpers; a later start opens it again."""
         with self._opening:
-            runtime = self._do.runtime
+            runtime = self._executor.runtime
             if runtime is not None:
                 self.stop()
             try:
@@ -477,23 +476,25 @@ class Session:
             finally:
                 if runtime is not None:
                     runtime.close()
-                    self._do.forget()
+                    self._executor.drop_runtime()
 
-    def _open(self) -> None:
+    def _ensure_runtime(self) -> None:
         """See to it that there is a link, and threads that can do something."""
         with self._opening:
-            runtime = self._do.runtime
-            if runtime is not None and not all(each.is_alive() for each in runtime.collectors):
+            runtime = self._executor.runtime
+            if runtime is not None and not all(each.is_alive() for each in runtime.readers):
                 self.stop()  # the link was lost, and the ranks with it
                 runtime.close()
-                self._do.forget()
-            if self._do.runtime is None:
+                self._executor.drop_runtime()
+            if self._executor.runtime is None:
                 # it imports torch: only when needed
                 import_interruptibly("nbddp.controller.store_link")
                 with sigint_deferred():
                     try:
                         runtime = self._make_runtime()
                     except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
-                        raise unable("the link to the ranks", error) from error
-                    runtime.listen(self._do.messages.read, self._do.lose_link)
-                    self._do.runtime = runtime
+                        raise start_error("the link to the ranks", error) from error
+                    runtime.start_readers(
+                        self._executor.messages.handle, self._executor.on_link_lost
+                    )
+                    self._executor.runtime = runtime

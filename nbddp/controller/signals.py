@@ -11,7 +11,9 @@ from nbddp.lifecycle.group_state import GroupState
 
 
 @contextmanager
-def handing_on(interrupt: Callable[[], None], state: Callable[[], GroupState]) -> Iterator[None]:
+def forward_sigint(
+    interrupt: Callable[[], None], state: Callable[[], GroupState]
+) -> Iterator[None]:
     """Pass SIGINT on to the ranks: raised here, it would leave their cell running.
 
     One that finds no cell is for the cell that begins next, and a second one of that kind is

@@ -28,7 +28,7 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
-PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
+PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 
 
 class StoreLink:
@@ -45,7 +45,7 @@ class StoreLink:
     def __init__(self, server: dist.TCPStore | None = None, prefix: str = "") -> None:
         self.secret = secrets.token_bytes(32)
         self.prefix = prefix
-        self._seconds = itertools.count(1)
+        self._siblings = itertools.count(1)
         with without_dns():
             self._server = server or _serve_on_loopback()
             self._reserved = _reserve_port()
@@ -53,21 +53,23 @@ class StoreLink:
         if prefix:
             clients = [dist.PrefixStore(prefix, each) for each in clients]
         self._sender, self._payload_store, inbox, urgent = clients
-        self._payload_store.set_timeout(PATIENCE)
-        self._parcel_lock = threading.Lock()
+        self._payload_store.set_timeout(PAYLOAD_TIMEOUT)
+        self._payload_lock = threading.Lock()
         self._numbers = itertools.count()
         self._reader = QueueReader(inbox, RANKS_QUEUE, secret=self.secret)
         self._urgent = QueueReader(urgent, URGENT_QUEUE, secret=self.secret)
-        self._command: MessageToRank | None = None
+        self._last_command: MessageToRank | None = None
         self._encoded = b""
-        self._commands: dict[int, QueueWriter] = {}
-        self._controls: dict[int, QueueWriter] = {}
-        self._reborn: dict[tuple[int, int], int] = {}  # incarnations of ranks that were healed
-        self._ended: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
+        self._command_queues: dict[int, QueueWriter] = {}
+        self._control_queues: dict[int, QueueWriter] = {}
+        self._incarnations: dict[
+            tuple[int, int], int
+        ] = {}  # incarnations of ranks that were healed
+        self._attempts: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
 
-    def second(self) -> StoreLink:
+    def create_sibling(self) -> StoreLink:
         """Return a link to other ranks over the same store, with a secret of its own."""
-        return StoreLink(self._server, f"s{next(self._seconds)}")
+        return StoreLink(self._server, f"s{next(self._siblings)}")
 
     @property
     def port(self) -> int:
@@ -75,7 +77,7 @@ class StoreLink:
         return int(self._server.port)
 
     @property
-    def free_port(self) -> int:
+    def reserved_port(self) -> int:
         """A port of this machine where a script's own processes may meet; nobody else gets it."""
         return int(self._reserved.getsockname()[1])
 
@@ -84,7 +86,7 @@ class StoreLink:
         """How many messages came that were not ours."""
         return self._reader.refused + self._urgent.refused
 
-    def take_secret(self, secret: bytes) -> None:
+    def use_secret(self, secret: bytes) -> None:
         """Sign with that of ranks which another notebook has started; there are no others."""
         self.secret = secret
         for reader in (self._reader, self._urgent):
@@ -92,32 +94,36 @@ class StoreLink:
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Make the writers for the ranks of an attempt; those of another are gone."""
-        for box in (*self._commands.values(), *self._controls.values()):
+        for box in (*self._command_queues.values(), *self._control_queues.values()):
             box.discard_unread()
-        self._sweep()
-        self._ended.append((attempt, world_size))
-        self._commands.clear()
-        self._controls.clear()
+        self._delete_old_messages()
+        self._attempts.append((attempt, world_size))
+        self._command_queues.clear()
+        self._control_queues.clear()
         for rank in range(world_size):
-            self._open(attempt, rank, 0)
+            self._open_queues(attempt, rank, 0)
 
-    def open_again(self, attempt: int, rank: int, incarnation: int) -> None:
+    def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:
         """Make the writers for a rank's new process; what the old one left unread is gone."""
-        for boxes in (self._commands, self._controls):
+        for boxes in (self._command_queues, self._control_queues):
             boxes[rank].discard_unread()
-        self._reborn[attempt, rank] = incarnation
-        self._open(attempt, rank, incarnation)
+        self._incarnations[attempt, rank] = incarnation
+        self._open_queues(attempt, rank, incarnation)
 
-    def _open(self, attempt: int, rank: int, incarnation: int) -> None:
-        self._commands[rank] = self._writer(command_queue(attempt, rank, incarnation), attempt)
-        self._controls[rank] = self._writer(control_queue(attempt, rank, incarnation), attempt)
+    def _open_queues(self, attempt: int, rank: int, incarnation: int) -> None:
+        self._command_queues[rank] = self._writer(
+            command_queue(attempt, rank, incarnation), attempt
+        )
+        self._control_queues[rank] = self._writer(
+            control_queue(attempt, rank, incarnation), attempt
+        )
 
-    def _sweep(self) -> None:
+    def _delete_old_messages(self) -> None:
         """What ranks left unfinished when they ended; by now all else of them was read."""
-        while len(self._ended) > 1:
-            attempt, world_size = self._ended.popleft()
+        while len(self._attempts) > 1:
+            attempt, world_size = self._attempts.popleft()
             for rank in range(world_size):
-                for incarnation in range(self._reborn.pop((attempt, rank), 0) + 1):
+                for incarnation in range(self._incarnations.pop((attempt, rank), 0) + 1):
                     for reader in (self._reader, self._urgent):
                         reader.discard_unfinished(self._sender, rank, attempt, incarnation)
 
@@ -129,43 +135,43 @@ class StoreLink:
     def send(self, rank: int, command: MessageToRank) -> None:
         """Hand a command to a rank: at once if it ends something, else in its turn."""
         boxes = (
-            self._controls
+            self._control_queues
             if isinstance(command, Interrupt | CancelRequest | InputReply)
-            else self._commands
+            else self._command_queues
         )
-        if command is not self._command:  # one is told to many ranks
-            self._command, self._encoded = command, encode(command)
+        if command is not self._last_command:  # one is told to many ranks
+            self._last_command, self._encoded = command, encode(command)
         boxes[rank].put_encoded(self._encoded)
 
-    def collect(self) -> Envelope | None:
+    def get(self) -> Envelope | None:
         """Wait for what a cell says next, in its order; None when the link is closed."""
         return _from_rank(self._reader.get())
 
-    def collect_urgent(self) -> Envelope | None:
+    def get_urgent(self) -> Envelope | None:
         """Wait for the next news that do not wait for output; None when the link is closed."""
         return _from_rank(self._urgent.get())
 
-    def put(self, data: bytes) -> JsonDict:
+    def store_payload(self, data: bytes) -> JsonDict:
         """Put a pickled value into the store for the ranks."""
-        with self._parcel_lock:
+        with self._payload_lock:
             return payloads.put(self._payload_store, f"push/{next(self._numbers)}", data)
 
-    def unpack(self, payload: JsonDict) -> Any:
+    def load_payload(self, payload: JsonDict) -> Any:
         """Take a Python value of a rank out of the store.
 
         Raises:
             RequestError: it is no longer there, or cannot be opened in this process.
         """
-        with self._parcel_lock:
+        with self._payload_lock:
             try:
                 data = payloads.get(self._payload_store, payload)
             finally:
                 payloads.discard(self._payload_store, payload)
         return payloads.unpickle(data)  # what the rank signed for
 
-    def discard(self, payload: JsonDict) -> None:
+    def discard_payload(self, payload: JsonDict) -> None:
         """Forget a value that nobody will collect any more."""
-        with self._parcel_lock:
+        with self._payload_lock:
             payloads.discard(self._payload_store, payload)
 
     def close(self) -> None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STILL = 1.0  # seconds that something is late when this process, or the machine, stood still
-RESPITE = 2.0  # seconds in which those come to word then who could not
-PATIENCE = 5.0  # seconds that a thread, or a rank that was killed last, gets to end at a close
+STALL = 1.0  # seconds that something is late when this process, or the machine, stood still
+STALL_GRACE = 2.0  # seconds in which those come to word then who could not
+CLOSE_TIMEOUT = 5.0  # seconds that a thread, or a rank that was killed last, gets to end at a close
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,25 +40,25 @@ class ClosedError(RuntimeError):
 class EventThread:
     """Owns a thread and all state that only this thread may touch.
 
-    >>> actor = EventThread("demo")
-    >>> actor.call(max, 2, 3)
+    >>> thread = EventThread("demo")
+    >>> thread.run(max, 2, 3)
     3
-    >>> actor.close()
+    >>> thread.close()
     """
 
     def __init__(self, name: str) -> None:
         # the one queue that a signal handler may put into, whatever it has interrupted
         self._inbox: queue.SimpleQueue[tuple[bool, Work | None]] = queue.SimpleQueue()
-        self._in_turn: deque[Work | None] = deque()
-        self._due: list[tuple[float, int, Work]] = []
-        self._was_late: set[int] = set()  # what was put off once, by its order
+        self._queue: deque[Work | None] = deque()
+        self._timers: list[tuple[float, int, Work]] = []
+        self._postponed: set[int] = set()  # what was put off once, by its order
         self._order = itertools.count()
         self._is_closed = False
-        self._closing = threading.RLock()  # of a signal's handler too, which may come in between
-        self._thread = threading.Thread(target=self._do_in_turn, name=name, daemon=True)
+        self._lock = threading.RLock()  # of a signal's handler too, which may come in between
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have the thread do something, wait for it, return its result or raise its error.
 
         Raises:
@@ -78,21 +78,21 @@ class EventThread:
             raise ClosedError("this actor was closed")
         return wait_for_result(done)
 
-    def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def submit(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Have the thread do something in its turn; do not wait. Whether it will be done."""
         return self._put(lambda: act(*args, **kwargs))
 
-    def tell_first(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def submit_urgent(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Have the thread do something before all that waits for its turn; do not wait."""
         return self._put(lambda: act(*args, **kwargs), comes_first=True)
 
     def _put(self, work: Work, *, comes_first: bool = False) -> bool:
-        with self._closing:  # what came after the end would wait for ever
+        with self._lock:  # what came after the end would wait for ever
             if not self._is_closed:
                 self._inbox.put((comes_first, work))
             return not self._is_closed
 
-    def later(
+    def call_later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
     ) -> None:
         """Do something on this very thread, some time from now.
@@ -101,56 +101,58 @@ class EventThread:
         still, nobody was heard: then it is done a little later, once.
         """
         due = time.monotonic() + seconds
-        heapq.heappush(self._due, (due, next(self._order), lambda: act(*args, **kwargs)))
+        heapq.heappush(self._timers, (due, next(self._order), lambda: act(*args, **kwargs)))
 
-    def close(self, *, patience: float | None = None) -> None:
+    def close(self, *, timeout: float | None = None) -> None:
         """Do what was asked before, then end the thread; wait for that so long, or for ever."""
-        with self._closing:
+        with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._inbox.put((False, None))
-        self._thread.join(patience)
+        self._thread.join(timeout)
 
-    def _do_in_turn(self) -> None:
-        while (work := self._next()) is not None:
+    def _run(self) -> None:
+        while (work := self._next_work()) is not None:
             try:
                 work()
             except BaseException:  # a thread that ended here would leave others waiting
                 logger.exception("nbddp could not deal with an event")
 
-    def _next(self) -> Work | None:
+    def _next_work(self) -> Work | None:
         while True:
-            if self._due and self._due[0][0] <= time.monotonic():  # before any mail: a flood of it
-                work = self._take_due()  # would win
+            if (
+                self._timers and self._timers[0][0] <= time.monotonic()
+            ):  # before any mail: a flood of it
+                work = self._pop_timer()  # would win
                 if work is not None:
                     return work
             try:
                 comes_first, work = self._receive()
             except queue.Empty:
-                if self._in_turn:
-                    return self._in_turn.popleft()
+                if self._queue:
+                    return self._queue.popleft()
                 continue
             if comes_first:
                 return work
-            self._in_turn.append(work)
+            self._queue.append(work)
 
-    def _take_due(self) -> Work | None:
-        due, order, work = heapq.heappop(self._due)
+    def _pop_timer(self) -> Work | None:
+        due, order, work = heapq.heappop(self._timers)
         now = time.monotonic()
-        if now - due > STILL and order not in self._was_late:
-            self._was_late.add(order)
-            heapq.heappush(self._due, (now + RESPITE, order, work))
+        if now - due > STALL and order not in self._postponed:
+            self._postponed.add(order)
+            heapq.heappush(self._timers, (now + STALL_GRACE, order, work))
             return None
-        self._was_late.discard(order)
+        self._postponed.discard(order)
         return work
 
     def _receive(self) -> tuple[bool, Work | None]:
         """What has come; waits only while there is nothing else to do."""
-        if self._in_turn:
+        if self._queue:
             return self._inbox.get_nowait()
-        if not self._due:
+        if not self._timers:
             return self._inbox.get()
-        return self._inbox.get(timeout=max(0.0, self._due[0][0] - time.monotonic()))
+        return self._inbox.get(timeout=max(0.0, self._timers[0][0] - time.monotonic()))
 
 
 class ExitWatcher:
@@ -159,7 +161,7 @@ class ExitWatcher:
     def __init__(self) -> None:
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
         self._watched: dict[int, tuple[RankHandle, Callable[[RankHandle], Any]]] = {}
-        self._thread = threading.Thread(target=self._watch_all, name="nbddp-exits", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="nbddp-exits", daemon=True)
         self._thread.start()
 
     def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
@@ -174,7 +176,7 @@ class ExitWatcher:
         self._reader.close()
         self._writer.close()
 
-    def _watch_all(self) -> None:
+    def _run(self) -> None:
         closes_at: float | None = None
         while closes_at is None or (self._watched and time.monotonic() < closes_at):
             left = None if closes_at is None else max(0.0, closes_at - time.monotonic())
@@ -187,7 +189,7 @@ class ExitWatcher:
                         pid = handle.pid
                         logger.exception("nbddp could not tell of the end of process %s", pid)
                 elif self._reader.recv() == "close":
-                    closes_at = time.monotonic() + PATIENCE
+                    closes_at = time.monotonic() + CLOSE_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,51 +198,51 @@ class Runtime:
 
     Attributes:
         link: to and from the ranks.
-        actor: the session's thread, which does everything else.
-        launching: starts processes, and may have to wait for a helper that still imports.
-        watcher: tells when a process has ended.
-        collectors: bring what cells say, and what does not wait for that.
+        event_thread: the session's thread, which does everything else.
+        launch_thread: starts processes, and may have to wait for a helper that still imports.
+        exit_watcher: tells when a process has ended.
+        readers: bring what cells say, and what does not wait for that.
     """
 
     link: StoreLink
-    actor: EventThread
-    launching: EventThread
-    watcher: ExitWatcher
-    collectors: list[threading.Thread] = field(default_factory=list)
+    event_thread: EventThread
+    launch_thread: EventThread
+    exit_watcher: ExitWatcher
+    readers: list[threading.Thread] = field(default_factory=list)
 
-    def listen(self, read: Callable[[Envelope], Any], lose: Callable[[Exception], Any]) -> None:
+    def start_readers(
+        self, read: Callable[[Envelope], Any], on_lost: Callable[[Exception], Any]
+    ) -> None:
         """Have the actor read what comes from the ranks, or be told that nothing can be read."""
-        for name, collect, tell in (
-            ("mail", self.link.collect, self.actor.tell),
-            ("news", self.link.collect_urgent, self.actor.tell_first),
+        for name, get, submit in (
+            ("mail", self.link.get, self.event_thread.submit),
+            ("news", self.link.get_urgent, self.event_thread.submit_urgent),
         ):
 
-            def read_on(collect: Any = collect, tell: Any = tell) -> None:
+            def read_on(get: Any = get, submit: Any = submit) -> None:
                 try:
-                    while (envelope := collect()) is not None:
+                    while (envelope := get()) is not None:
                         for part in envelope.parts:
-                            tell(read, part)
+                            submit(read, part)
                 except Exception as error:
                     logger.exception("nbddp cannot read what the ranks say")
-                    self.actor.tell_first(lose, error)
+                    self.event_thread.submit_urgent(on_lost, error)
 
-            self.collectors.append(
-                threading.Thread(target=read_on, name=f"nbddp-{name}", daemon=True)
-            )
-            self.collectors[-1].start()
+            self.readers.append(threading.Thread(target=read_on, name=f"nbddp-{name}", daemon=True))
+            self.readers[-1].start()
 
     def close(self) -> None:
         """End the threads, those first that bring something to the others."""
-        self.launching.close(patience=PATIENCE)
+        self.launch_thread.close(timeout=CLOSE_TIMEOUT)
         try:
             self.link.close()
         except Exception:
             logger.exception("nbddp could not close its end of the store")
-        for collector in self.collectors:
-            collector.join(PATIENCE)
-        self.actor.call(lambda: None)  # what was launched late is watched by now
-        self.watcher.close()
-        self.actor.close()
+        for reader in self.readers:
+            reader.join(CLOSE_TIMEOUT)
+        self.event_thread.run(lambda: None)  # what was launched late is watched by now
+        self.exit_watcher.close()
+        self.event_thread.close()
 
 
 def open_runtime(make_link: Callable[[], StoreLink] | None = None) -> Runtime:

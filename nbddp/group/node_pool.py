@@ -96,7 +96,7 @@ class NodePool:
         self._previous_launcher: Launcher = session.launcher
         limits = {"least": spec.least, "most": spec.most}
         self.launcher = RemoteLauncher(self.listener, **limits, way=self._how_to_join)
-        session.use(self.launcher)
+        session.use_launcher(self.launcher)
         self._is_open = True
 
     def _how_to_join(self) -> str:
@@ -118,7 +118,7 @@ class NodePool:
             return
         if not node.why_gone:
             self._agents.note(node)
-            self._active_session().note_node(NodeJoined(name=node.name, nproc=node.nproc))
+            self._active_session().on_node_event(NodeJoined(name=node.name, nproc=node.nproc))
             return
         event = NodeLost(
             name=node.name,
@@ -126,10 +126,10 @@ class NodePool:
             reason=node.why_gone,
             ranks=tuple(self.launcher.ranks_of(node)),
         )
-        self._active_session().note_node(event)
+        self._active_session().on_node_event(event)
 
     def _on_log_lost(self, folder: Path, error: OSError) -> None:
-        self._active_session().note_node(
+        self._active_session().on_node_event(
             LogCopyFailed(folder=str(folder), reason=str(error.strerror))
         )
 
@@ -356,12 +356,12 @@ class NodePool:
     def abandon(self) -> None:
         """Leave all of it as it was before this took any of it: later ranks are here again."""
         self.detach()
-        self._session.use(self._previous_launcher)
+        self._session.use_launcher(self._previous_launcher)
 
     def close(self) -> None:
         """Send all nodes home; later ranks are on this machine again."""
         self._is_open = False
-        self._session.use(self._previous_launcher)
+        self._session.use_launcher(self._previous_launcher)
         self.listener.close()
         with suppress(FileNotFoundError):
             self.join_file.unlink()

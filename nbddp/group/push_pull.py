@@ -22,27 +22,29 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     """
     requests = RankRequests(session)
     requests.check_idle()
-    chosen = requests.chosen(ranks)  # before pickling: a rank that dies from now on is missed
+    chosen = requests.resolve_ranks(
+        ranks
+    )  # before pickling: a rank that dies from now on is missed
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 
 
 def repeat_push(session: Session, pushed: PushRecord) -> None:
     """Send what was sent then, whatever became of it in this process."""
-    _send(session, pushed, pushed.data(), RankRequests(session).chosen(pushed.ranks))
+    _send(session, pushed, pushed.data(), RankRequests(session).resolve_ranks(pushed.ranks))
 
 
 def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
     link = session.require_link()
-    payload = link.put(data)
+    payload = link.store_payload(data)
     what = ", ".join(pushed.names)
     try:
-        RankRequests(session).ask(
+        RankRequests(session).request(
             ranks, lambda number: Push(request=number, payload=payload), what=what
         )
-        session.note_push(pushed)
+        session.record_push(pushed)
     finally:
-        link.discard(payload)
+        link.discard_payload(payload)
 
 
 def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) -> list[Any]:
@@ -53,18 +55,18 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
         RequestError: it does not exist in a rank, or cannot be pickled.
     """
     link, requests = session.require_link(), RankRequests(session)
-    answers = requests.ask(
-        requests.chosen(ranks), lambda number: Pull(request=number, expression=expression)
+    answers = requests.request(
+        requests.resolve_ranks(ranks), lambda number: Pull(request=number, expression=expression)
     )
     for note in dict.fromkeys(each.payload.get("note", "") for each in answers.values()):
         StreamTarget().write(f"nbddp: {note}\n" if note else "")
     left, values = [answer.payload for answer in answers.values()], []
     try:
         while left:
-            values.append(link.unpack(left.pop(0)))
+            values.append(link.load_payload(left.pop(0)))
     finally:
         for payload in left:  # one of them could not be opened
-            link.discard(payload)
+            link.discard_payload(payload)
     return values
 
 

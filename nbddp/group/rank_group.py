@@ -280,7 +280,7 @@ class RankGroup:
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
         requests = RankRequests(self.session)
-        answers = requests.ask(self.life.alive, lambda number: CollectFacts(request=number))
+        answers = requests.request(self.life.alive, lambda number: CollectFacts(request=number))
         return {rank: RankFacts.from_json(each.content) for rank, each in answers.items()}
 
 

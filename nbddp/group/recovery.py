@@ -48,14 +48,14 @@ class Recovery:
         self._session = session
         self._display = display
         self._view: View | None = None  # of the last attempt
-        self._times_ended = session.times_ended
+        self._times_ended = session.end_requests
         self._seconds_lost = 0.0
         self._replayed = -1  # entries that the replay has done; -1 before it begins
 
     def submit(self, request: CellRequest, retries: Retries) -> CellHandle:
         """Hand a cell to the ranks and return at once; :meth:`run` shows it."""
-        self._times_ended = self._session.times_ended
-        with self._session.taking_interrupts():
+        self._times_ended = self._session.end_requests
+        with self._session.forward_interrupts():
             return self._submit_cell(request, is_elastic=retries.is_elastic)
 
     def run(
@@ -76,7 +76,7 @@ class Recovery:
         """
         if handle is not None:
             return self._recover(self._show(handle), request, retries)
-        self._times_ended = self._session.times_ended
+        self._times_ended = self._session.end_requests
         if retries.is_elastic and self._session.launcher.has_free_capacity():
             failed = self._restart_and_replay()
             if failed is not None:
@@ -84,7 +84,7 @@ class Recovery:
         return self._recover(self._run_and_show(request, retries), request, retries)
 
     def _run_and_show(self, request: CellRequest, retries: Retries) -> CellResult:
-        with self._session.taking_interrupts():
+        with self._session.forward_interrupts():
             return self._show(self._submit_cell(request, is_elastic=retries.is_elastic))
 
     def _show(self, handle: CellHandle) -> CellResult:
@@ -96,13 +96,13 @@ class Recovery:
     def _submit_cell(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         handle = self._session.submit(request, is_elastic=is_elastic)
         if self._end_requested:  # it may have come too early to be heard
-            self._session.interrupt_unless_asked()
+            self._session.interrupt_once()
         return handle
 
     @property
     def _end_requested(self) -> bool:
         """Whether the user has asked for an end since this began."""
-        return self._session.times_ended > self._times_ended
+        return self._session.end_requests > self._times_ended
 
     def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
         failures: list[AttemptFailure] = []
@@ -194,7 +194,7 @@ class Recovery:
         found = time.time()
         before, entries, began = (
             len(self._session.life.ranks),
-            self._session.deeds,
+            self._session.completed_entries,
             time.monotonic(),
         )
         with self._reporting_unreplayed(entries):
@@ -215,7 +215,7 @@ class Recovery:
         return failed
 
     def _record_recovery(self, recovery: RecoveryRecord) -> None:
-        self._session.expect(recovery)
+        self._session.record_recovery(recovery)
         self._seconds_lost += recovery.seconds
         self._display.show_notice(str(recovery))
 
@@ -233,7 +233,7 @@ class Recovery:
         """
         with self._reporting_unreplayed(entries):
             restart()
-            self._times_ended = self._session.times_ended
+            self._times_ended = self._session.end_requests
             return self._replay(entries)
 
     @contextmanager
@@ -249,9 +249,9 @@ class Recovery:
             # else the restart was refused, and all is as it was
             if remaining and (has_begun or not life.state.is_ready):
                 if not life.state.is_live:
-                    self._session.leave_undone(entries, is_all=True)
+                    self._session.set_pending(entries, is_all=True)
                 elif has_begun:
-                    self._session.leave_undone(remaining)
+                    self._session.set_pending(remaining)
                 message = f"done again: {describe_entries(replayed)}; "
                 message += f"not done again: {describe_entries(remaining)}"
                 self._display.print_line(f"{REPLAY_INCOMPLETE}; {message}; {REPLAY_AGAIN}")
@@ -275,7 +275,7 @@ class Recovery:
     def _run_hidden(self, request: CellRequest) -> CellResult:
         """It was shown when it ran for the first time."""
         answers = [*request.recorded_input]
-        with self._session.taking_interrupts():
+        with self._session.forward_interrupts():
             handle = self._submit_cell(request)
             for notice in handle.notices():
                 if isinstance(notice, InputRequest):  # nobody sees it
@@ -307,7 +307,7 @@ def _replay_interrupted(done: int, count: int) -> CellInterruptedError:
 def show_cell(session: Session, handle: CellHandle, view: View) -> CellResult:
     """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
     try:
-        with session.taking_interrupts():
+        with session.forward_interrupts():
             return view.show(handle)
     finally:
         handle.detach_reader()

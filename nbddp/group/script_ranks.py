@@ -47,7 +47,7 @@ class ScriptRanks:
     @property
     def times_ended(self) -> int:
         """How often the user has ended something while no script's ranks were there."""
-        return self._cell_session.times_ended
+        return self._cell_session.end_requests
 
     @property
     def are_kept(self) -> bool:
@@ -68,7 +68,7 @@ class ScriptRanks:
         self.end_previous()
         if self._cell_session.life.state.is_busy:
             raise RequestError(BUSY)
-        self._script_session = self._cell_session.second()
+        self._script_session = self._cell_session.create_sibling()
         return self._script_session
 
     def start(self, spec: GroupSpec, script: Script | None = None) -> None:
@@ -79,7 +79,7 @@ class ScriptRanks:
             StartError: a rank could not start.
         """
         session = self.last_session
-        session.hand_over(self._cell_session.armed)
+        session.set_faults_to_arm(self._cell_session.armed_faults)
         try:
             more = {"started_by": Path(script.name).name} if script else {}
             session.start(replace(spec, joins_group=False, more=more))
@@ -91,7 +91,7 @@ class ScriptRanks:
         """End the ranks of a script that is over, unless a debugger may look into them."""
         if session is not self._script_session:
             return  # the user has ended it
-        if struck := session.struck:
+        if struck := session.fired_faults:
             self._disarm(struck)
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
@@ -118,7 +118,7 @@ class ScriptRanks:
 
     def _disarm(self, struck: Set[str]) -> None:
         """Disarm in the cells' ranks what struck a script: a fault strikes once."""
-        self._cell_session.note_struck(struck)
+        self._cell_session.add_fired_faults(struck)
         if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
             try:
                 pull(self._cell_session, DISARM_EXPRESSION.format(sorted(struck)))

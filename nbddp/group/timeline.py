@@ -64,11 +64,11 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     requests = RankRequests(session)
     try:
         link = session.require_link()
-        answers = requests.ask(
-            requests.chosen(None),
+        answers = requests.request(
+            requests.resolve_ranks(None),
             lambda number: Pull(request=number, expression=DDP_TIMING_EXPRESSION),
         )
-        measurements = {rank: link.unpack(answer.payload) for rank, answer in answers.items()}
+        measurements = {rank: link.load_payload(answer.payload) for rank, answer in answers.items()}
     except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
         logger.info("the models were not asked: %s", error)
         return ()

@@ -71,7 +71,7 @@ def _collect(
             node=nodes.get(rank, ""),
         )
 
-    outcomes = RankRequests(session).ask_each({rank: question(rank) for rank in ranks})
+    outcomes = RankRequests(session).request_each({rank: question(rank) for rank in ranks})
     missing, traced = dict(trace.missing), dict[int, TraceSent]()
     for rank, outcome in sorted(outcomes.items()):
         if not isinstance(outcome, Answer):
@@ -102,7 +102,7 @@ def _write_files(session: Session, trace_folder: Path, rank: int, answer: Answer
     """Write down what a rank of another machine has sent."""
     if not answer.payload:
         return
-    files: Any = session.require_link().unpack(answer.payload)
+    files: Any = session.require_link().load_payload(answer.payload)
     names = (f"rank{rank}.json.gz", f"rank{rank}.part")
     for name, data in zip(names, files, strict=True):
         opened = os.open(trace_folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

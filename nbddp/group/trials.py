@@ -65,7 +65,7 @@ class TrialRunner:
     _times_ended: int = 0  # as the trials began
 
     def __post_init__(self) -> None:
-        self.replay_entries = () if self.fresh else self.group.session.replay_log
+        self.replay_entries = () if self.fresh else self.group.session.replay_entries
 
     def run_all(
         self,
@@ -152,15 +152,15 @@ class TrialRunner:
         except (CellInterruptedError, KeyboardInterrupt):
             self._is_ended = True
         except NbddpError as error:
-            if not session.times_ended:
+            if not session.end_requests:
                 self._record_failure(row, error, is_shown=result is not None)
         finally:
             with sigint_deferred():
                 row.path, row.seconds = session.event_log.path, time.monotonic() - began
-                stop_count = session.times_ended
+                stop_count = session.end_requests
                 self.group.scripts.close()  # counts as one, too
                 self._is_ended = (
-                    self._is_ended or stop_count > 0 or session.times_ended > stop_count + 1
+                    self._is_ended or stop_count > 0 or session.end_requests > stop_count + 1
                 )
 
     def _record_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
@@ -201,7 +201,7 @@ class TrialRunner:
             raise KeyboardInterrupt
 
     def _was_interrupted(self, session: Session) -> bool:
-        return session.times_ended > 0 or self.group.scripts.times_ended > self._times_ended
+        return session.end_requests > 0 or self.group.scripts.times_ended > self._times_ended
 
     def report_outcome(self, *, way_on: str) -> None:
         """Name the failures; raise an error if the user ended the trials, or if none succeeded.

@@ -119,7 +119,7 @@ class Completion:
         if session.life.state is not GroupState.IDLE:
             return {}
         with suppress(RequestError):  # the group ended or became busy meanwhile
-            answer = session.send(0, make)
+            answer = session.send_request(0, make)
             wait_for_all([answer], seconds)
             return answer.result().content if answer.done() else {}
         return {}

@@ -32,7 +32,7 @@ class ExportLog:
 
     def add(self, item: PulledValue | Omitted) -> None:
         """Note what the replay log does not have."""
-        self._items.append((self._session.life.attempt, len(self._session.deeds), item))
+        self._items.append((self._session.life.attempt, len(self._session.completed_entries), item))
 
     def record_store_ports(self, names: Mapping[str, object]) -> None:
         """Something is pushed: it may tell the ranks of a store among the notebook's names."""
@@ -44,7 +44,7 @@ class ExportLog:
 
     def items(self) -> list[Item]:
         """Return what an export is made of: what this attempt has done, and what was noted."""
-        attempt, entries = self._session.life.attempt, self._session.deeds
+        attempt, entries = self._session.life.attempt, self._session.completed_entries
         noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]

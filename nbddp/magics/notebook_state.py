@@ -122,7 +122,7 @@ class NotebookState:
         """
         self.group.scripts.end_previous(by_force=fresh)
         if not fresh:
-            self.group.session.settle()
+            self.group.session.wait_for_pending_start()
         if self.group.is_live and not fresh:
             gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
             check_unchanged(spec, self.group.spec, gone=gone)
@@ -131,8 +131,8 @@ class NotebookState:
                 message = "the run that goes on keeps its name; the next run will be named"
                 self.presenter.print_line(f"nbddp: {message} {spec.name}")
             return
-        if fresh and not is_recovery and self.group.session.undone:
-            self.group.session.leave_undone(())
+        if fresh and not is_recovery and self.group.session.pending_entries:
+            self.group.session.set_pending(())
         before, self.group.spec = self.group.spec, spec
         try:
             if new_run and self.group.is_live:
@@ -319,7 +319,7 @@ class NotebookState:
         background = self._background
         if background is None:
             return
-        with self.group.scripts.active_session.taking_interrupts():
+        with self.group.scripts.active_session.forward_interrupts():
             wait_for_all([background])
         self._background = None
         result, traced = background.result()
@@ -350,7 +350,7 @@ class NotebookState:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         failed = recovery.replay(
-            self.group.session.replay_log,
+            self.group.session.replay_entries,
             restart=lambda: self.ensure_started(
                 spec, fresh=True, is_recovery=True, new_run=new_run
             ),

@@ -225,10 +225,10 @@ class Ranks(WorkerGroup):
 
     def begin_pull(self, rank: int, expression: str) -> None:
         """Ask a rank for a value that nobody waits for."""
-        self.session.send(rank, lambda number: Pull(request=number, expression=expression))
+        self.session.send_request(rank, lambda number: Pull(request=number, expression=expression))
 
     def discard_value(self, payload: Any) -> None:
-        self.session.require_link().discard(payload)
+        self.session.require_link().discard_payload(payload)
 
     def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return collect_trace(self.session, result, asked)
@@ -236,7 +236,7 @@ class Ranks(WorkerGroup):
     @property
     def replay_log(self) -> Sequence[ReplayEntry]:
         """The cells and pushed values that a replay would do again."""
-        return self.session.deeds
+        return self.session.completed_entries
 
     def replay(self, deeds: Sequence[ReplayEntry]) -> None:
         """Do this again, as ``%ddp restart --replay`` does."""
@@ -249,7 +249,7 @@ class Ranks(WorkerGroup):
 
     def count_kills_in(self, counter: Path) -> None:
         """Read from this file how many processes the system killed because it ran out of memory."""
-        self.session._do.messages._memory = MemoryWatch([counter], [])
+        self.session._executor.messages._memory = MemoryWatch([counter], [])
 
     @property
     def last_step(self) -> float | None:

@@ -81,13 +81,13 @@ def test_raise_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> None:
 def test_a_death_is_the_first_cause_and_its_fault_is_told_before_it_however_late_one_reads(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect = StoreLink.collect
+    collect = StoreLink.get
 
     def collect_late(link: StoreLink) -> Any:
         time.sleep(0.1)  # a rank that is about to die waits for its reader, for 2 s in all
         return collect(link)
 
-    monkeypatch.setattr(StoreLink, "collect", collect_late)
+    monkeypatch.setattr(StoreLink, "get", collect_late)
     group = make_group(2)
     report = group.failure_of(arm("kill") + LOOP).report
     assert re.search("rank 1 .*SIGKILL$", report.splitlines()[0])

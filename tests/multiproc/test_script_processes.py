@@ -248,7 +248,7 @@ def test_faults_are_handed_to_a_script_and_strike_once(group: Ranks, write: Writ
 
 
 def test_a_second_session_leaves_the_launcher_and_the_first_one_alone(group: Ranks) -> None:
-    other = group.session.second()
+    other = group.session.create_sibling()
     other.start(GroupSpec(nproc=3))
     handle = other.submit(CellRequest(source="x = torch.ones(1); dist.all_reduce(x); print(x)"))
     assert group.finish(handle).is_ok

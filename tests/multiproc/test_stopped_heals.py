@@ -59,14 +59,14 @@ def test_a_stop_at_places_of_a_heal(stopped_at: Callable[[int], bool]) -> None:
 
 STOPPED_AS_IT_BEGAN = f"""
 import signal
-{imported(Session)}begin = Session.begin_heal
+{imported(Session)}begin = Session.request_heal
 def stopped(self, *who):
-    Session.begin_heal = begin
+    Session.request_heal = begin
     begun = begin(self, *who)
     for _ in range({{times}}):
         signal.raise_signal(signal.SIGINT)
     return begun
-Session.begin_heal = stopped
+Session.request_heal = stopped
 """
 
 

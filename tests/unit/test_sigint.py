@@ -39,9 +39,9 @@ pytestmark = pytest.mark.filterwarnings(
 def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
     actor = EventThread("stopped")
     places = 0
-    for places in stopped_everywhere(lambda: actor.call(time.sleep, 0.001)):
+    for places in stopped_everywhere(lambda: actor.run(time.sleep, 0.001)):
         done = threading.Event()
-        actor.tell(done.set)
+        actor.submit(done.set)
         assert done.wait(20), f"it hangs since a stop at place {places}"
     assert places > 20
     actor.close()

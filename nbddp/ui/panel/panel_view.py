@@ -266,9 +266,9 @@ class PanelView:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
         actions: dict[ButtonPress, Callable[[], object]] = {
             ButtonPress.INTERRUPT: self.session.interrupt,
-            ButtonPress.RESTART: self.session.begin_restart,
-            ButtonPress.STOP: self.session.begin_stop,
-            ButtonPress.KILL: partial(self.session.begin_kill, rank),
+            ButtonPress.RESTART: self.session.request_restart,
+            ButtonPress.STOP: self.session.request_stop,
+            ButtonPress.KILL: partial(self.session.request_kill, rank),
         }
         try:
             actions[press]()

@@ -44,17 +44,17 @@ class Stage:
         self.link = SilentLink()
         self.runtime = hand_turned(self.link)
         self.session = Session(self.launcher, make_runtime=lambda: self.runtime)
-        self.executor = self.session._do
+        self.executor = self.session._executor
 
     @property
     def actor(self) -> HandTurnedActor:
-        assert isinstance(self.runtime.actor, HandTurnedActor)
-        return self.runtime.actor
+        assert isinstance(self.runtime.event_thread, HandTurnedActor)
+        return self.runtime.event_thread
 
     @property
     def watcher(self) -> HandTurnedWatcher:
-        assert isinstance(self.runtime.watcher, HandTurnedWatcher)
-        return self.runtime.watcher
+        assert isinstance(self.runtime.exit_watcher, HandTurnedWatcher)
+        return self.runtime.exit_watcher
 
     @property
     def state(self) -> GroupState:
@@ -62,7 +62,7 @@ class Stage:
 
     def say(self, rank: int, message: Message) -> None:
         """A rank says something, and it is read."""
-        self.executor.messages.read(self.link.say(rank, message))
+        self.executor.messages.handle(self.link.say(rank, message))
 
     def turn(self) -> None:
         """Let everything happen that can."""
@@ -71,17 +71,19 @@ class Stage:
 
     def turn_once(self) -> bool:
         """One thing that can happen; whether there was one."""
-        for actor in (self.actor, self.runtime.launching):
+        for actor in (self.actor, self.runtime.launch_thread):
             if actor.inbox:
                 actor.turn()
                 return True
         return self.watcher.notice()
 
     def ask_start(self) -> Future[None]:
-        return self.session._begin(TWO, TWO.start_event())
+        return self.session._request_start(TWO, TWO.start_event())
 
     def ask_rank(self, rank: int) -> Future[Answer]:
-        return self.session.send(rank, lambda number: Complete(request=number, code="", cursor=0))
+        return self.session.send_request(
+            rank, lambda number: Complete(request=number, code="", cursor=0)
+        )
 
     def get_ready(self, started: Future[None]) -> None:
         """Let both ranks start and get ready."""
@@ -171,7 +173,7 @@ def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_resta
     stage.end(handle := stage.run(), 0, 1)
     assert list(handle.notices()) == [OutputText(0, "a line")]
     stage.say(0, Output(start=6, end=13, text=" and on"))
-    restarted = stage.session.begin_restart(TWO)
+    restarted = stage.session.request_restart(TWO)
     for rank in (0, 1):
         stage.launcher.handles[1, rank].end(0)
     stage.get_ready(restarted)
@@ -201,7 +203,7 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
         empty.turn()
     assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.words
     assert not empty.launcher.handles
-    stopped = empty.session.begin_stop()
+    stopped = empty.session.request_stop()
     empty.turn()
     assert stopped.result() is None
     assert empty.state is GroupState.OFF
@@ -215,7 +217,7 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
     shutil.rmtree(run_folder(stage).path)
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        started = stage.session.begin_restart(TWO)
+        started = stage.session.request_restart(TWO)
         stage.turn()
         for handle in stage.launcher.living():
             handle.end(0)
@@ -254,7 +256,7 @@ def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
 ) -> None:
     started = empty.ask_start()
     if ends_by == "stop":
-        stopped = empty.session.begin_stop()
+        stopped = empty.session.request_stop()
     else:
         empty.actor.ring()
     empty.actor.turn_all()  # the launching thread still waits
@@ -268,8 +270,8 @@ def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
 def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) -> None:
     empty.ask_start()
     stops: list[Future[None]] = []
-    empty.launcher.on_launch = lambda _start: stops.append(empty.session.begin_stop())
-    empty.runtime.launching.turn()  # rank 0 was being started when the stop came
+    empty.launcher.on_launch = lambda _start: stops.append(empty.session.request_stop())
+    empty.runtime.launch_thread.turn()  # rank 0 was being started when the stop came
     empty.launcher.on_launch = lambda _start: None
     empty.actor.turn_all()
     assert stops[0].done()
@@ -285,7 +287,7 @@ def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) ->
 
 def test_a_start_that_is_overtaken_by_another_says_so(empty: Stage) -> None:
     first = empty.ask_start()
-    second = empty.session.begin_restart(TWO)
+    second = empty.session.request_restart(TWO)
     assert str(first.exception()) == empty.words
     empty.get_ready(second)
 
@@ -347,7 +349,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage:
 
 def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
     stage.link.is_broken = True
-    stopped = stage.session.begin_stop()
+    stopped = stage.session.request_stop()
     stage.turn()
     assert stopped.result() is None
     assert stage.state is GroupState.OFF
@@ -356,7 +358,7 @@ def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
 def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
     handle = stage.run()
-    killed = stage.session.begin_kill(1)
+    killed = stage.session.request_kill(1)
     stage.turn()
     assert killed.result() is None
     stage.end(handle, 0)
@@ -365,7 +367,7 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     stage.launcher.handles[1, 1].end(3)
     stage.turn()
     assert stage.executor.life.ranks[1].exitcode is None
-    stage.session.begin_stop()
+    stage.session.request_stop()
     stage.launcher.handles[1, 0].end(0)
     stage.turn()
     assert stage.state is GroupState.OFF
@@ -388,7 +390,7 @@ def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_
     stage: Stage,
 ) -> None:
     handle = stage.run()
-    stage.executor.lose_link(GONE)
+    stage.executor.on_link_lost(GONE)
     stage.turn()
     assert stage.finish(handle).exits == {0: -9, 1: -9}
     assert said_in(handle) == stage.words
@@ -397,7 +399,7 @@ def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_
 
 def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(empty: Stage) -> None:
     started = empty.ask_start()
-    empty.executor.lose_link(GONE)
+    empty.executor.on_link_lost(GONE)
     empty.turn()
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
@@ -412,10 +414,10 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
         case "sweep":
             stage.launcher.sweep_fails = PermissionError("no")
         case "log":
-            monkeypatch.setattr(RankProcesses, "last_output", refuse_all)
+            monkeypatch.setattr(RankProcesses, "unsent_output", refuse_all)
         case "join":
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
-    asked = stage.session.begin_kill(1)
+    asked = stage.session.request_kill(1)
     stage.end(handle, 0)
     with suppress(OSError):  # the actor logs it and goes on
         stage.turn()

@@ -104,7 +104,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.link = SilentLink()
         self.link.on_send = self.is_told
         runtime = hand_turned(self.link)
-        self.actor, self.launching, self.watcher = runtime.actor, runtime.launching, runtime.watcher
+        self.actor, self.launching, self.watcher = (
+            runtime.event_thread,
+            runtime.launch_thread,
+            runtime.exit_watcher,
+        )
         return runtime
 
     def is_born(self, start: Any) -> None:
@@ -131,7 +135,7 @@ class AnyOrder(RuleBasedStateMachine):
             actor.turn()
 
     def is_open(self) -> bool:
-        return self.session._do.runtime is not None
+        return self.session._executor.runtime is not None
 
     @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.first))
     @rule()
@@ -189,25 +193,25 @@ class AnyOrder(RuleBasedStateMachine):
     def asks_for_a_start(self, world_size: int) -> None:
         spec = GroupSpec(nproc=world_size)
         if self.state is GroupState.OFF:
-            self.asks("start", self.session._begin, spec, spec.start_event())
+            self.asks("start", self.session._request_start, spec, spec.start_event())
         else:
-            self.asks("restart", self.session.begin_restart, spec)
+            self.asks("restart", self.session.request_restart, spec)
 
     @precondition(lambda self: self.is_open())
     @rule()
     def asks_for_a_stop(self) -> None:
-        self.asks("stop", self.session.begin_stop)
+        self.asks("stop", self.session.request_stop)
 
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
     def asks_for_a_kill(self, rank: int) -> None:
-        self.asks("kill", self.session.begin_kill, rank)
+        self.asks("kill", self.session.request_kill, rank)
 
     @precondition(lambda self: self.state is GroupState.BROKEN)
     @rule(is_for_all=st.booleans(), donor=RANK)
     def asks_for_new_ranks(self, is_for_all: bool, donor: int) -> None:
         gone = self.session.life.gone
-        self.asks("heal", self.session.begin_heal, gone if is_for_all else gone[:1], donor)
+        self.asks("heal", self.session.request_heal, gone if is_for_all else gone[:1], donor)
 
     @rule(error=st.sampled_from(["", "", "no"]))
     def heals_go_well_or_not(self, error: str) -> None:
@@ -217,7 +221,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(rank=RANK)
     def asks_a_question(self, rank: int) -> None:
         ask = lambda number: Complete(request=number, code="", cursor=0)  # noqa: E731
-        self.asks("answer", self.session.send, rank, ask)
+        self.asks("answer", self.session.send_request, rank, ask)
 
     @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
     @rule(is_for_all=st.booleans(), needs_group=st.booleans(), is_elastic=st.booleans())
@@ -231,7 +235,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(has_room=st.booleans())
     def a_node_joins(self, has_room: bool) -> None:
         self.launcher.room = has_room
-        self.session.note_node(NodeJoined(name="far", nproc=1))
+        self.session.on_node_event(NodeJoined(name="far", nproc=1))
 
     @precondition(lambda self: self.living())
     @rule(numbers=st.sets(NUMBER), comes_first=st.booleans())
@@ -244,7 +248,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.watcher.notice()
         ranks = tuple(each.rank for each in lost)
         event = NodeLost(name="near", address="10.0.0.7", reason="no sign", ranks=ranks)
-        self.session.note_node(event)
+        self.session.on_node_event(event)
 
     @rule()
     def interrupts(self) -> None:
@@ -295,7 +299,7 @@ class AnyOrder(RuleBasedStateMachine):
             case msg.Shutdown():
                 rank.handle.end(0)
             case SendNamespace(request=request):
-                error, payload = self.heals_fail_for, self.link.put(b"")
+                error, payload = self.heals_fail_for, self.link.store_payload(b"")
                 given = Answer(request=request, error=error, content=NAMES, payload=payload)
                 self.posts(rank, given)
             case JoinGroup(request=request):
@@ -332,8 +336,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=NUMBER, comes_first=st.booleans())
     def a_letter_arrives(self, number: int, comes_first: bool) -> None:
         envelope = self.mail.pop(number % len(self.mail))
-        tell = self.actor.tell_first if comes_first else self.actor.tell
-        tell(self.session._do.messages.read, envelope)
+        tell = self.actor.submit_urgent if comes_first else self.actor.submit
+        tell(self.session._executor.messages.handle, envelope)
 
     @rule()
     def all_goes_well_for_a_while(self) -> None:
@@ -347,7 +351,7 @@ class AnyOrder(RuleBasedStateMachine):
                 while rank.is_free:
                     self.takes(rank)
             while self.is_open() and self.mail:
-                self.actor.tell(self.session._do.messages.read, self.mail.pop(0))
+                self.actor.submit(self.session._executor.messages.handle, self.mail.pop(0))
 
     def the_session_catches_up(self) -> None:
         while self.is_open() and any(self.does_something()):
@@ -375,7 +379,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open())
     @rule()
     def the_ranks_cannot_be_heard(self) -> None:
-        self.actor.tell_first(self.session._do.lose_link, NO_LUCK)
+        self.actor.submit_urgent(self.session._executor.on_link_lost, NO_LUCK)
 
     @rule()
     def the_next_link_cannot_be_made(self) -> None:
@@ -456,7 +460,7 @@ class AnyOrder(RuleBasedStateMachine):
                     self.takes(rank)
             due, self.actor.due = self.actor.due, []
             for _, act in due:
-                self.actor.tell(act)
+                self.actor.submit(act)
         raise AssertionError("it never comes to rest")
 
     def nobody_waits(self) -> None:

@@ -78,7 +78,7 @@ def test_closing_waits_for_those_that_were_killed_last() -> None:
 
 
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(watcher_module, "CLOSE_TIMEOUT", 0.01)
     watcher, ends, handle = ExitWatcher(), Ends(), FakeHandle()
     watcher.watch(handle, ends.note)
     watcher.close()

@@ -29,13 +29,13 @@ def test_a_gpu_is_asked_once_for_all_of_its_ranks_and_not_at_every_look(
     nvml = FakeNvml({"GPU-a": BUSY})
     watch = GpuMonitor(lambda: nvml)
     expected = GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB)
-    assert watch.look({"a": {11, 12}}) == {"a": expected}
-    assert watch.look({"a": {11, 12}}) == {"a": expected}
+    assert watch.sample({"a": {11, 12}}) == {"a": expected}
+    assert watch.sample({"a": {11, 12}}) == {"a": expected}
     assert nvml.asked == ["GPU-a"]
     now += 1.5
-    assert watch.look({"a": {11, 12}}) == {"a": expected}
+    assert watch.sample({"a": {11, 12}}) == {"a": expected}
     assert nvml.asked == ["GPU-a"] * 2
-    watch.look({"a": {11}, "b": {12}})  # another one is not waited for
+    watch.sample({"a": {11}, "b": {12}})  # another one is not waited for
     assert nvml.asked == ["GPU-a"] * 3 + ["GPU-b", "MIG-b"]
 
 
@@ -48,25 +48,25 @@ def test_what_others_use_is_not_guessed_where_nvml_knows_no_processes_of_ours(
     processes: dict[int, int | None],
 ) -> None:
     nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
-    assert GpuMonitor(lambda: nvml).look({"a": {11, 12}})["a"].others == -1
+    assert GpuMonitor(lambda: nvml).sample({"a": {11, 12}})["a"].others == -1
 
 
 def test_a_mig_device_knows_its_memory_alone() -> None:
     whole = gpu(load=0, used=GIB, total=5 * GIB, processes={})
     nvml = FakeNvml({"MIG-a": {"memory": whole["memory"]}})
-    assert GpuMonitor(lambda: nvml).look({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
+    assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
 
 
 def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again() -> None:
     loads: list[int] = []
     watch = GpuMonitor(lambda: loads.append(1))
-    assert watch.look({}) == {}
+    assert watch.sample({}) == {}
     assert loads == []  # nobody has a GPU
-    assert watch.look({"a": {11}}) == {"a": UNKNOWN}
-    assert watch.look({"b": {11}}) == {"b": UNKNOWN}
+    assert watch.sample({"a": {11}}) == {"a": UNKNOWN}
+    assert watch.sample({"b": {11}}) == {"b": UNKNOWN}
     assert loads == [1]
     nvml = FakeNvml({"GPU-a": BUSY}, starts=False)
-    assert GpuMonitor(lambda: nvml).look({"a": {11}}) == {"a": UNKNOWN}
+    assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": UNKNOWN}
 
 
 def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:

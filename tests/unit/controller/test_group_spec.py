@@ -20,7 +20,7 @@ from nbddp.errors import ArgumentError, RequestError
 from nbddp.launch.local_launcher import Launcher
 from nbddp.wire.rank_start import RankStart
 
-LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", free_port=29501)
+LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", reserved_port=29501)
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 128])
@@ -138,7 +138,7 @@ def starts(folder: Path, **spec: Any) -> list[RankStart]:
     run: Any = SimpleNamespace(path=folder, log_path=lambda rank: folder / f"rank{rank}.log")
     launcher = Launcher()
     group = GroupSpec(**spec)
-    return group.starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)
+    return group.rank_starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)
 
 
 def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: Path) -> None:

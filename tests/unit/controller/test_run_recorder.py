@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nbddp.controller import run_recorder as origins
-from nbddp.controller.run_recorder import MAX_DIFF, begin_to_ask, has_repository, origin
+from nbddp.controller.run_recorder import MAX_DIFF, git_origin, has_repository, start_git_query
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 def test_a_clean_tree_is_its_commit(tmp_path: Path, git: Callable[..., str]) -> None:
     commit = git("rev-parse", "HEAD")
     known = {"commit": commit, "branch": "main", "dirty": False, "changed": []}
-    assert origin(tmp_path) == known
+    assert git_origin(tmp_path) == known
 
 
 @pytest.mark.usefixtures("git")
@@ -45,20 +45,20 @@ def test_what_was_changed_is_named_and_kept_but_for_notebooks(tmp_path: Path) ->
     (tmp_path / "train.py").write_text("lr = 0.2\n")
     (tmp_path / "notes.ipynb").write_text('{"outputs": []}\n')
     (tmp_path / "below").mkdir()
-    facts = origin(tmp_path / "below")
+    facts = git_origin(tmp_path / "below")
     assert (facts["dirty"], facts["changed"]) == (True, ["notes.ipynb", "train.py"])
     assert "-lr = 0.1\n+lr = 0.2" in facts["diff"]
     assert "outputs" not in facts["diff"]
     assert facts["diff_is_cut"] is False
     (tmp_path / "train.py").write_text("lr = 0.2\n" * 100_000)
-    facts = origin(tmp_path)
+    facts = git_origin(tmp_path)
     assert len(facts["diff"]) == MAX_DIFF
     assert facts["diff_is_cut"] is True
 
 
 def test_a_tree_without_a_commit_says_what_git_said(tmp_path: Path, snapshot: Any) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    assert origin(tmp_path) == snapshot
+    assert git_origin(tmp_path) == snapshot
 
 
 @pytest.mark.usefixtures("git")
@@ -70,10 +70,10 @@ def test_git_that_takes_too_long_is_ended_and_its_absence_is_said(
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(origins, "LIMIT", 0.2)
-    assert "0.2 s" in origin(tmp_path)["error"]
+    monkeypatch.setattr(origins, "GIT_TIMEOUT", 0.2)
+    assert "0.2 s" in git_origin(tmp_path)["error"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "No such file or directory" in origin(tmp_path)["error"]
+    assert "No such file or directory" in git_origin(tmp_path)["error"]
 
 
 def test_nothing_is_started_where_there_is_no_repository(
@@ -85,7 +85,7 @@ def test_nothing_is_started_where_there_is_no_repository(
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("git was started"))
     monkeypatch.setattr(threading, "Thread", lambda *_, **__: pytest.fail("a thread was started"))
     assert not has_repository(tmp_path)
-    begin_to_ask(tmp_path, pytest.fail)
+    start_git_query(tmp_path, pytest.fail)
     monkeypatch.setattr(Path, "exists", refuse)  # a folder above that is not for us
     assert not has_repository(tmp_path)
 
@@ -97,6 +97,6 @@ def test_whoever_asks_does_not_wait(tmp_path: Path, git: Callable[..., str]) -> 
         found.append((threading.current_thread().name, facts["commit"]))
         told.set()
 
-    begin_to_ask(tmp_path, tell)
+    start_git_query(tmp_path, tell)
     assert told.wait(30)
     assert found == [("nbddp-git", git("rev-parse", "HEAD"))]

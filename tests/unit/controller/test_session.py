@@ -102,11 +102,11 @@ def test_a_group_that_was_closed_can_be_started_again(
 def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
     session: Session, launcher: FakeLauncher, link: FakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other_launcher, other_link = launcher.share(), link.second()
+    other_launcher, other_link = launcher.share(), link.create_sibling()
     make_willing(other_launcher, other_link)
     monkeypatch.setattr(launcher, "share", lambda: other_launcher)
-    monkeypatch.setattr(link, "second", lambda: other_link)
-    second = session.second()
+    monkeypatch.setattr(link, "create_sibling", lambda: other_link)
+    second = session.create_sibling()
     second.start(GroupSpec(nproc=3))
     assert run(second)
     assert second.event_log.path != session.event_log.path
@@ -121,7 +121,7 @@ def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
 
 def test_a_stop_works_while_the_helper_still_imports(off: Session, launcher: FakeLauncher) -> None:
     launcher.gate.clear()
-    started = off.begin_restart(TWO)
+    started = off.request_restart(TWO)
     assert launcher.waits.wait(20)
     off.stop()
     assert off.life.state is GroupState.OFF
@@ -149,7 +149,7 @@ def test_an_interrupt_while_the_helper_still_imports_stops_the_start(
 
 def test_closing_frees_whoever_waits_for_the_helper(off: Session, launcher: FakeLauncher) -> None:
     launcher.gate.clear()
-    off.begin_restart(TWO)
+    off.request_restart(TWO)
     assert launcher.waits.wait(20)
     off.close()
     assert not launcher.living()
@@ -189,8 +189,8 @@ def test_who_asks_a_session_that_is_being_closed_is_refused(
 ) -> None:
     close, refused = EventThread.close, []
 
-    def closing(actor: EventThread, *, patience: float | None = None) -> None:
-        close(actor, patience=patience)
+    def closing(actor: EventThread, *, timeout: float | None = None) -> None:
+        close(actor, timeout=timeout)
         refused.append(refusal(RequestError, session.submit, HELLO))
 
     monkeypatch.setattr(EventThread, "close", closing)

@@ -62,7 +62,7 @@ def test_no_rank_is_not_every_rank(
     ]
     assert said == snapshot
     assert not link.sent
-    assert group._group.session.deeds == ()
+    assert group._group.session.completed_entries == ()
 
 
 def test_a_rank_that_there_is_not_is_a_bad_argument(group: WorkerGroup, link: FakeLink) -> None:

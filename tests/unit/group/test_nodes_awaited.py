@@ -164,7 +164,7 @@ def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
     at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     events: list[NodeEvent] = []
-    monkeypatch.setattr(at_the_door.session, "note_node", events.append)
+    monkeypatch.setattr(at_the_door.session, "on_node_event", events.append)
     at_the_door.bring(host="near")
     guest = at_the_door.bring(host="far")
     at_the_door.nodes.launcher.assign(8)

@@ -80,7 +80,7 @@ class Play:
     @property
     def deeds(self) -> tuple[Any, Any]:
         """What was done, and what a replay has left undone."""
-        return self.session.deeds, self.session.undone
+        return self.session.completed_entries, self.session.pending_entries
 
     def train(self, **retries: Any) -> CellResult:
         return self.recovery.run(CellRequest(source="trains"), Retries(**retries))
@@ -181,13 +181,16 @@ def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_w
     play.recovery.replay(DEEDS, restart=play.session.restart)
     assert play.deeds == (again(DEEDS[:1]), DEEDS[1:])
     play.fails_in = ""
-    play.recovery.replay((*play.session.deeds, *play.session.undone), restart=play.session.restart)
+    play.recovery.replay(
+        (*play.session.completed_entries, *play.session.pending_entries),
+        restart=play.session.restart,
+    )
     assert play.deeds == (again(DEEDS), ())
     assert play.sources[2:] == ["step 0", "step 1", "step 2"]
     play.fails_in = "step 1"
     play.recovery.replay(DEEDS, restart=play.session.restart)
     assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
-    assert play.session.undone == ()
+    assert play.session.pending_entries == ()
 
 
 def test_a_restart_that_is_stopped_before_its_replay_leaves_all_to_do(play: Play) -> None:
@@ -211,7 +214,7 @@ def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
     with pytest.raises(RequestError):
         play.recovery.replay(DEEDS, restart=refused)
     assert play.said == []
-    assert play.session.undone == ()
+    assert play.session.pending_entries == ()
 
 
 def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: Play) -> None:
@@ -263,7 +266,7 @@ class Roomy(FakeLauncher):
 @pytest.fixture
 def roomy(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa: ARG001
     play = Play(snapshot, Roomy())
-    play.launcher.on_node = play.session.note_node
+    play.launcher.on_node = play.session.on_node_event
     assert play.show(play.session.submit(DEEDS[0])).is_ok
     yield play
     play.session.close()
@@ -289,7 +292,7 @@ def test_an_elastic_cell_begins_again_when_a_node_comes(roomy: Play) -> None:
     coming.join()
     assert roomy.sources == ["step 0", "trains", "step 0", "trains"]
     assert roomy.said == roomy.words
-    assert roomy.session.times_ended == 0
+    assert roomy.session.end_requests == 0
 
 
 def test_what_is_replayed_for_one_node_is_not_ended_for_the_next(roomy: Play) -> None:

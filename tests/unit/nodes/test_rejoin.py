@@ -78,7 +78,7 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
     monkeypatch.setenv("HOME", str(folder))
     launcher = FakeLauncher()
     group = RankGroup(GroupSpec(nproc=1), Session(launcher))
-    use, closed = group.session.use, NodeListener.close
+    use, closed = group.session.use_launcher, NodeListener.close
 
     def use_and_stop(chosen: Launcher) -> None:
         use(chosen)

@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def settle(actor: EventThread) -> None:
     """Wait until all that was asked before is done."""
-    actor.call(lambda: None)
+    actor.run(lambda: None)
 
 
 def fail(words: str) -> None:
@@ -40,22 +40,22 @@ def fail(words: str) -> None:
 def test_things_are_done_in_the_order_they_were_asked_for(actor: EventThread) -> None:
     done: list[int] = []
     for number in range(100):
-        actor.tell(done.append, number)
+        actor.submit(done.append, number)
     settle(actor)
     assert done == list(range(100))
 
 
 def test_a_call_returns_what_came_of_it(actor: EventThread) -> None:
-    assert actor.call(divmod, 7, 2) == (3, 1)
-    assert actor.call(dict, a=1) == {"a": 1}
-    assert actor.call(lambda: actor.call(max, 1, 2)) == 2  # on the thread itself
+    assert actor.run(divmod, 7, 2) == (3, 1)
+    assert actor.run(dict, a=1) == {"a": 1}
+    assert actor.run(lambda: actor.run(max, 1, 2)) == 2  # on the thread itself
 
 
 def test_everything_is_done_on_the_one_thread(actor: EventThread) -> None:
     found: list[threading.Thread] = []
-    actor.tell(lambda: found.append(threading.current_thread()))
-    actor.call(actor.later, 0.0, lambda: found.append(threading.current_thread()))
-    thread = actor.call(threading.current_thread)
+    actor.submit(lambda: found.append(threading.current_thread()))
+    actor.run(actor.call_later, 0.0, lambda: found.append(threading.current_thread()))
+    thread = actor.run(threading.current_thread)
     assert found == [thread, thread]
     assert thread is not threading.current_thread()
     assert thread.name == "test-actor"
@@ -70,11 +70,11 @@ def test_an_error_goes_to_the_caller_or_the_log_and_the_thread_goes_on(
         raise kind("no such thing")
 
     with pytest.raises(kind, match="no such thing"):
-        actor.call(raise_it)
+        actor.run(raise_it)
     assert not caplog.messages
     with caplog.at_level(logging.ERROR):
-        actor.tell(raise_it)
-        assert actor.call(max, 1, 2) == 2
+        actor.submit(raise_it)
+        assert actor.run(max, 1, 2) == 2
     assert len(caplog.messages) == 1
     assert f"{kind.__name__}: no such thing" in caplog.text
 
@@ -85,7 +85,7 @@ def test_what_is_due_is_done_in_the_order_of_its_time_and_then_of_the_asking(
     done: list[object] = []
     for seconds in (0.3, 0.2, 0.1):
         for number in range(20):
-            actor.call(actor.later, seconds, done.append, (seconds, number))
+            actor.run(actor.call_later, seconds, done.append, (seconds, number))
     settle(actor)
     assert not done
     clock.now += 0.5
@@ -94,13 +94,13 @@ def test_what_is_due_is_done_in_the_order_of_its_time_and_then_of_the_asking(
 
 
 def test_what_is_far_away_does_not_hold_up_what_is_asked_now(actor: EventThread) -> None:
-    actor.call(actor.later, 3600.0, fail, "too early")
-    assert actor.call(max, 1, 2) == 2
+    actor.run(actor.call_later, 3600.0, fail, "too early")
+    assert actor.run(max, 1, 2) == 2
 
 
 def test_what_is_due_is_done_though_nothing_is_asked(actor: EventThread) -> None:
     over = threading.Event()
-    actor.call(actor.later, 0.01, over.set)
+    actor.run(actor.call_later, 0.01, over.set)
     assert over.wait(30)
 
 
@@ -112,13 +112,13 @@ def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: EventThread)
     def flood(left: int) -> None:
         """Always one more piece of news in the queue, as from a rank that prints without end."""
         heard.append(rung.is_set())
-        actor.tell(flood, left - 1) if left and not rung.is_set() else over.set()
+        actor.submit(flood, left - 1) if left and not rung.is_set() else over.set()
 
     def begin() -> None:
-        actor.later(0.0, rung.set)
-        actor.tell(flood, 20_000)
+        actor.call_later(0.0, rung.set)
+        actor.submit(flood, 20_000)
 
-    actor.call(begin)
+    actor.run(begin)
     assert over.wait(30)
     assert heard[-1], "the alarm was due all the time and did not ring"
 
@@ -131,12 +131,12 @@ def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: Ev
         begun.set()
         go_on.wait(30)
 
-    actor.tell(hold)
+    actor.submit(hold)
     assert begun.wait(30)
     for number in range(1000):
-        actor.tell(done.append, f"output {number}")
-    actor.tell_first(done.append, "news")
-    actor.tell_first(done.append, "more news")
+        actor.submit(done.append, f"output {number}")
+    actor.submit_urgent(done.append, "news")
+    actor.submit_urgent(done.append, "more news")
     go_on.set()
     settle(actor)
     assert done == ["news", "more news", *(f"output {number}" for number in range(1000))]
@@ -148,12 +148,12 @@ def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak
     done: list[str] = []
 
     def stand_still() -> None:
-        actor.later(0.01, done.append, "judged")
-        clock.now += actor_module.STILL + 1
+        actor.call_later(0.01, done.append, "judged")
+        clock.now += actor_module.STALL + 1
 
-    actor.call(stand_still)
-    actor.call(done.append, "heard")
-    clock.now += actor_module.RESPITE + actor_module.STILL + 1
+    actor.run(stand_still)
+    actor.run(done.append, "heard")
+    clock.now += actor_module.STALL_GRACE + actor_module.STALL + 1
     settle(actor)
     assert done == ["heard", "judged"]
 
@@ -164,18 +164,18 @@ def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak
 def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
     actor = EventThread("test-actor")
     done: list[int] = []
-    thread = actor.call(threading.current_thread)
-    actor.call(actor.later, 3600.0, fail, "never")
+    thread = actor.run(threading.current_thread)
+    actor.run(actor.call_later, 3600.0, fail, "never")
     for number in range(100):
-        actor.tell(done.append, number)
-    actor.tell_first(done.append, 100)
+        actor.submit(done.append, number)
+    actor.submit_urgent(done.append, 100)
     actor.close()
     done.remove(100)
     assert done == list(range(100))
     assert not thread.is_alive()
-    assert not actor.tell(done.append, 1)
+    assert not actor.submit(done.append, 1)
     with pytest.raises(ClosedError):
-        actor.call(done.append, 2)
+        actor.run(done.append, 2)
     actor.close()
     assert len(done) == 100
 
@@ -187,7 +187,7 @@ def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
 
         def ask(actor: EventThread = actor, answers: list[object] = answers) -> None:
             try:
-                answers.append(actor.call(max, 1, 2))
+                answers.append(actor.run(max, 1, 2))
             except ClosedError:
                 answers.append("refused")
 
@@ -203,7 +203,7 @@ def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
 
 def test_a_thread_that_is_stuck_is_not_waited_for_longer_than_one_has_patience() -> None:
     actor, gate = EventThread("test-actor"), threading.Event()
-    actor.tell(gate.wait)
-    actor.close(patience=0.01)
+    actor.submit(gate.wait)
+    actor.close(timeout=0.01)
     gate.set()
     actor.close()

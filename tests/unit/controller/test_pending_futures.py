@@ -1,33 +1,33 @@
-"""A promise to a waiting caller is kept or broken, never forgotten."""
+"""A future to a waiting caller is resolved or rejected, never forgotten."""
 
 from __future__ import annotations
 
-from nbddp.controller.promises import Promises
+from nbddp.controller.pending_futures import PendingFutures
 from nbddp.errors import RequestError
 
 GONE = RequestError("rank 0 is gone")
 
 
 def test_all_that_wait_for_the_same_hear_of_it_once_and_nobody_else() -> None:
-    asked = Promises()
+    asked = PendingFutures()
     one, again, other = asked.new("kill", 0), asked.new("kill", 0), asked.new("kill", 2)
-    asked.keep("kill", 0)
-    asked.keep("kill", 0)
+    asked.resolve("kill", 0)
+    asked.resolve("kill", 0)
     assert (one.done(), again.done(), other.done()) == (True, True, False)
-    asked.keep("start")  # nobody waits for it
+    asked.resolve("start")  # nobody waits for it
     asked.reject(GONE, "start")
 
 
-def test_what_is_promised_comes_with_it() -> None:
-    asked = Promises()
+def test_a_future_comes_with_its_value() -> None:
+    asked = PendingFutures()
     one, two = asked.new("answer", 0, 1), asked.new("answer", 1, 2)
-    asked.keep("answer", 1, 2, value="yes")
+    asked.resolve("answer", 1, 2, value="yes")
     assert two.result() == "yes"
     assert not one.done()
 
 
 def test_who_waits_for_answers_of_a_rank_that_ends_is_told_so() -> None:
-    asked = Promises()
+    asked = PendingFutures()
     first, second, other = (asked.new("answer", *each) for each in ((0, 1), (0, 2), (1, 3)))
     asked.reject(GONE, "answer", 0)
     assert first.exception() is second.exception() is GONE
