@@ -110,7 +110,7 @@ class Outbox:
             self._is_in_cell = self._has_output = True  # which ends the long wait
             self._wake.notify_all()
 
-    def post(self, report: MessageFromRank) -> None:
+    def post(self, message: MessageFromRank) -> None:
         """Send a report: at once if it is urgent, else after all output that precedes it.
 
         Wait while too many pictures are in the queue, as a print into a full pipe does.
@@ -118,16 +118,16 @@ class Outbox:
         if self._is_in_child():
             return
         with self._lock:
-            if isinstance(report, URGENT_MESSAGES):
-                self._urgent.append(report)
+            if isinstance(message, URGENT_MESSAGES):
+                self._urgent.append(message)
                 self._wake.notify_all()
                 return
-            if isinstance(report, Display) and threading.current_thread() is not self._thread:
+            if isinstance(message, Display) and threading.current_thread() is not self._thread:
                 self._wake.wait_for(lambda: self._queued_characters < MAX_QUEUED_CHARACTERS)
-            if isinstance(report, CellEnded):
+            if isinstance(message, CellEnded):
                 self._is_in_cell = False
-            self._queued_characters += _count_characters(report)
-            self._enqueue(partial(self._send_report, report))
+            self._queued_characters += _count_characters(message)
+            self._enqueue(partial(self._send_message, message))
 
     def _enqueue(self, action: Callable[[], None]) -> None:
         """Do something after the output that precedes it was sent."""
@@ -182,15 +182,15 @@ class Outbox:
             with self._lock:
                 # a timeout, because C code writes to the file without telling us
                 timeout = POLL_INTERVAL if self._is_in_cell else IDLE_POLL_INTERVAL
-                self._wake.wait_for(lambda: self._has_output or self._has_reports(), timeout)
-                self._wake.wait_for(self._has_reports, max(0.0, next_batch - time.monotonic()))
+                self._wake.wait_for(lambda: self._has_output or self._has_messages(), timeout)
+                self._wake.wait_for(self._has_messages, max(0.0, next_batch - time.monotonic()))
             self._send_urgent()
             if self._queue or time.monotonic() >= next_batch:
                 lines = self._send_batch()
                 if lines:
                     next_batch = self._next_due(next_batch, lines)
 
-    def _has_reports(self) -> bool:
+    def _has_messages(self) -> bool:
         return bool(self._urgent or self._queue)
 
     def _next_due(self, batch: float, lines: int) -> float:
@@ -261,28 +261,28 @@ class Outbox:
         while self._urgent:
             self._send(self._urgent_writer, self._urgent.popleft())
 
-    def _send_report(self, report: MessageFromRank) -> None:
-        self._send(self._writer, report)
+    def _send_message(self, message: MessageFromRank) -> None:
+        self._send(self._writer, message)
         with self._lock:
-            self._queued_characters -= _count_characters(report)
+            self._queued_characters -= _count_characters(message)
             self._wake.notify_all()
 
-    def _send(self, writer: QueueWriter, report: MessageFromRank) -> None:
+    def _send(self, writer: QueueWriter, message: MessageFromRank) -> None:
         """Send a report. If that fails, say why, and send an end or an answer without content."""
         try:
-            writer.put(report)
+            writer.put(message)
         except Exception as error:  # noqa: BLE001 - the thread goes on after any error
-            what = with_article(type(report).__name__)
+            what = with_article(type(message).__name__)
             fallbacks: list[tuple[QueueWriter, MessageFromRank]] = [
                 (self._writer, notify_user(f"{what} could not be sent: {error}"))
             ]
-            if isinstance(report, CellEnded | Answer):
+            if isinstance(message, CellEnded | Answer):
                 fallbacks.append(
-                    (writer, _without_content(report, f"it could not be sent: {error}"))
+                    (writer, _without_content(message, f"it could not be sent: {error}"))
                 )
-            for fallback_writer, message in fallbacks:
+            for fallback_writer, fallback in fallbacks:
                 try:
-                    fallback_writer.put(message)
+                    fallback_writer.put(fallback)
                 except Exception:  # the store is gone, and with it the reader
                     logger.exception("nbddp could not send")
 
@@ -292,13 +292,13 @@ def notify_user(text: str, cell: int = 0) -> Display:
     return Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
 
 
-def _without_content(report: CellEnded | Answer, reason: str) -> CellEnded | Answer:
+def _without_content(message: CellEnded | Answer, reason: str) -> CellEnded | Answer:
     """Return the end without what made it impossible to send: the controller waits for it."""
-    if isinstance(report, Answer):
-        return Answer(request=report.request, error=reason)
-    name = str(report.failure.get("name", ""))
-    failure = report.failure and {"name": name, "text": reason, "traceback": reason}
-    return replace(report, failure=failure, result={})
+    if isinstance(message, Answer):
+        return Answer(request=message.request, error=reason)
+    name = str(message.failure.get("name", ""))
+    failure = message.failure and {"name": name, "text": reason, "traceback": reason}
+    return replace(message, failure=failure, result={})
 
 
 def _group_into_messages(pieces: Iterable[MessageFromRank]) -> Iterator[list[MessageFromRank]]:
@@ -320,9 +320,9 @@ def _position_of(source: Source) -> int:
         return sys.maxsize  # reading it fails as well, and that error is reported
 
 
-def _count_lines(report: MessageFromRank) -> int:
+def _count_lines(message: MessageFromRank) -> int:
     """Return how many lines or rows a report has, at least one."""
-    match report:
+    match message:
         case Output(text=text):
             return max(1, text.count("\n"))
         case Metrics(rows=rows):
@@ -330,7 +330,7 @@ def _count_lines(report: MessageFromRank) -> int:
     return 1
 
 
-def _count_characters(report: MessageFromRank) -> int:
-    if not isinstance(report, Display):
+def _count_characters(message: MessageFromRank) -> int:
+    if not isinstance(message, Display):
         return 0
-    return sum(len(value) for value in report.data.values() if isinstance(value, str))
+    return sum(len(value) for value in message.data.values() if isinstance(value, str))

@@ -176,15 +176,15 @@ class CellProfiler:
         return f"{format_steps(*self._reported)} {were} reported, none of {self._steps}"
 
     def _write(self, command: SendTrace, folder: Path) -> TraceSent:
-        own = folder / trace_name(command.rank)
+        trace_file = folder / trace_name(command.rank)
         try:
-            self._profile.export_chrome_trace(str(own))  # torch compresses it
-            document = json.loads(gzip.decompress(own.read_bytes()))
+            self._profile.export_chrome_trace(str(trace_file))  # torch compresses it
+            document = json.loads(gzip.decompress(trace_file.read_bytes()))
             events, left_out = build_merged_part(document, command)
             text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
             (folder / part_name(command.rank)).write_text(text)
         except (OSError, RuntimeError, ValueError) as error:  # a file that ends early is no JSON
-            own.unlink(missing_ok=True)
+            trace_file.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or "there may be no room"
             if isinstance(error, RuntimeError):
                 reason = _torch_error(error)
