@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nbddp.nodes.handshake import at_a_node
-from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
+from nbddp.nodes.handshake import node_context
+from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
 
 AT_ONCE = 200
 ANSWER = 60.0  # seconds until the door has ended the connection
@@ -32,7 +32,7 @@ class Forgers:
         self._port = port
         self._recorded = recorded
         self._chance = random.Random(7)
-        self._wrong = at_a_node(b"w" * 32)
+        self._wrong = node_context(b"w" * 32)
         self._bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._bare.check_hostname, self._bare.verify_mode = False, ssl.CERT_NONE
         self.heard = 0  # of those that were told anything but TLS's own words
@@ -49,7 +49,7 @@ class Forgers:
 
     async def prove(self, context: ssl.SSLContext) -> None:
         """Dial as a node does, with what is no proof."""
-        with suppress(*ENDED):
+        with suppress(*READ_ERRORS):
             streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
             connection = FrameConnection(*streams)
             # TLS 1.3: the refusal comes after the client's end

@@ -10,10 +10,10 @@ from typing import Any
 
 from processes import wait_until
 
-from nbddp.nodes.handshake import at_a_node
+from nbddp.nodes.handshake import node_context
 from nbddp.nodes.listener import NodeListener
-from nbddp.nodes.node_agent import about_this_node
-from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
+from nbddp.nodes.node_agent import node_facts
+from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
 
 
 class Guest:
@@ -25,7 +25,7 @@ class Guest:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        context = at_a_node(door.join.secret if secret is None else secret)
+        context = node_context(door.join.secret if secret is None else secret)
         try:
             self._connection: FrameConnection = self._call(self._dial(door.join.port, context))
         except ssl.SSLError:
@@ -37,7 +37,7 @@ class Guest:
         return FrameConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
 
     async def _read(self) -> None:
-        with suppress(*ENDED):
+        with suppress(*READ_ERRORS):
             while True:
                 kind, _, data = await self._connection.read()
                 self.frames.append((kind, data))
@@ -47,7 +47,7 @@ class Guest:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
     def tell(self, kind: FrameType, number: int = 0, **facts: Any) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._connection.tell(kind, number, **facts))
+        self._loop.call_soon_threadsafe(lambda: self._connection.send_json(kind, number, **facts))
 
     def send(self, kind: FrameType, number: int, data: bytes) -> None:
         self._loop.call_soon_threadsafe(self._connection.send, kind, number, data)
@@ -78,7 +78,7 @@ class Guests:
     def bring(self, nproc: int = 4, **facts: Any) -> Guest:
         """Have a node come in, or be refused."""
         seen, guest = self._seen, self.come()
-        guest.tell(FrameType.HELLO, **about_this_node(nproc) | facts)
+        guest.tell(FrameType.HELLO, **node_facts(nproc) | facts)
         assert wait_until(lambda: self._seen > seen)
         return guest
 

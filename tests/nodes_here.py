@@ -127,7 +127,7 @@ class OnNodes:
         return self._links[-1]
 
     def node_of(self, rank: int) -> Any:
-        return self.nodes.launcher.slot_of(rank).node
+        return self.nodes.launcher.assignment_of(rank).node
 
     def agent_of(self, rank: int) -> psutil.Process:
         """The agent that started it."""

@@ -100,7 +100,7 @@ class RankProcesses:
     def rejoin(self, returned: SurvivingGroup, folder: RunFolder) -> None:
         """Listen to processes that there are, and which write into these logs."""
         self._runtime.link.open_attempt(self.attempt, returned.world_size)
-        returned.serve(self._runtime.link.port)
+        returned.set_store_port(self._runtime.link.port)
         for rank in range(returned.world_size):
             self._logs[rank] = LogReader(folder.log_path(rank), rank)
         for rank, each in returned.ranks.items():

@@ -90,7 +90,7 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
     """The batch that all ranks make together, where one loader of their cell shuffles.
 
     >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
-    >>> rank = RankFacts(things={"train": train, "test": LoaderFacts(batch_size=100)})
+    >>> rank = RankFacts(objects={"train": train, "test": LoaderFacts(batch_size=100)})
     >>> ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=rank.json())
     >>> samples_per_step([ended, ended])
     64

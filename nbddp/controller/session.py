@@ -208,7 +208,7 @@ class Session:
             StartError: a rank could not start.
         """
         self._executor.surviving_group = returned
-        event = returned.event() if returned else spec.start_event()
+        event = returned.rejoin_event() if returned else spec.start_event()
         with self._stop_on_interrupt():
             wait_for_result(self._request_start(spec, event))
 

@@ -16,13 +16,13 @@ from nbddp.errors import RequestError, format_ranks
 from nbddp.formatting import plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogCopyFailed, NodeJoined, NodeLost
-from nbddp.nodes.engines.local import ALONE, LocalAgents
+from nbddp.nodes.engines.local import SINGLE_NODE_OPTIONS, LocalAgents
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 from nbddp.nodes.listener import Node, NodeListener
 from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.nodes.remote_launcher import RemoteLauncher
-from nbddp.nodes.stale_files import LockedPath, tidy
+from nbddp.nodes.stale_files import LockedPath, remove_stale_files
 from nbddp.topology import TORCHRUN
 from nbddp.ui.wording import align_columns, format_seconds
 
@@ -87,21 +87,21 @@ class NodePool:
             spec.port,
             join=join,
             on_change=self._on_node_change,
-            on_lost=self._on_log_lost,
+            on_copy_failed=self._on_log_lost,
         )
-        tidy(Path.home())
+        remove_stale_files(Path.home())
         self.join_file = self.listener.join.path if join else self.listener.join.save()
         self._join_lock = LockedPath(self.join_file)
         self._agents = self._new_agents()
         self._previous_launcher: Launcher = session.launcher
-        limits = {"least": spec.least, "most": spec.most}
-        self.launcher = RemoteLauncher(self.listener, **limits, way=self._how_to_join)
+        limits = {"min_nodes": spec.least, "max_nodes": spec.most}
+        self.launcher = RemoteLauncher(self.listener, **limits, how_to_join=self._how_to_join)
         session.use_launcher(self.launcher)
         self._is_open = True
 
     def _how_to_join(self) -> str:
         """Return how more nodes can join; nodes that start on this machine only need time."""
-        if starting := self._agents.awaited:
+        if starting := self._agents.pending:
             return f"{starting} starting on this machine: `%ddp nodes --wait 60` waits for them"
         return f"on each machine: `{self.command}`"
 
@@ -116,14 +116,14 @@ class NodePool:
         self._changes.put(node)
         if not self._is_open:
             return
-        if not node.why_gone:
-            self._agents.note(node)
+        if not node.lost_reason:
+            self._agents.on_node_joined(node)
             self._active_session().on_node_event(NodeJoined(name=node.name, nproc=node.nproc))
             return
         event = NodeLost(
             name=node.name,
             address=node.address,
-            reason=node.why_gone,
+            reason=node.lost_reason,
             ranks=tuple(self.launcher.ranks_of(node)),
         )
         self._active_session().on_node_event(event)
@@ -151,7 +151,7 @@ class NodePool:
         seconds = self.spec.orphan_timeout
         own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
         ranks = f"--ranks={self.spec.nproc_per_node}"
-        return (*ALONE, "-m", "nbddp.nodes", "--join", join_file, ranks, *own)
+        return (*SINGLE_NODE_OPTIONS, "-m", "nbddp.nodes", "--join", join_file, ranks, *own)
 
     def instructions(self) -> str:
         """What to do now."""
@@ -176,7 +176,7 @@ class NodePool:
         return "\n".join([*lines, self._describe_need()])
 
     def _describe_need(self) -> str:
-        if self.launcher.lost:
+        if self.launcher.lost_assignments:
             return (
                 "`%ddp heal` brings them back on nodes that are free, once there are some; "
                 "`%ddp restart` goes on with those that are here."
@@ -185,13 +185,13 @@ class NodePool:
         if joined >= least:
             spares = f" and keeps {plural(joined - most, 'spare')}" if joined > most else ""
             return f"A %%ddp cell uses {plural(min(joined, most), 'node')}{spares}."
-        starting = self._agents.awaited
+        starting = self._agents.pending
         more = f", {starting} starting on this machine" if starting else ""
         return f"A %%ddp cell needs {plural(least, 'node')}; {joined} joined{more}."
 
     def table(self) -> str:
         """Who is here."""
-        nodes = self.launcher.chosen()
+        nodes = self.launcher.selected_nodes()
         nodes += [node for node in self.listener.nodes if node not in nodes]
         join = self.listener.join
         head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
@@ -200,8 +200,8 @@ class NodePool:
         lines = align_columns([_COLUMNS, *map(self._table_row, nodes)])
         gone = [
             f"{format_ranks(list(slot.ranks))} gone with node {slot.node.name}: "
-            f"{slot.node.why_gone}"
-            for slot in self.launcher.lost
+            f"{slot.node.lost_reason}"
+            for slot in self.launcher.lost_assignments
         ]
         return "\n".join([head, *(lines if nodes else []), *gone, self._describe_need()])
 
@@ -228,7 +228,7 @@ class NodePool:
         Raises:
             RequestError: too few are.
         """
-        return replace(spec, nproc=self.launcher.room())
+        return replace(spec, nproc=self.launcher.capacity())
 
     def start_local(self, count: int) -> None:
         """Start agents on this machine, to learn and to test with."""
@@ -250,10 +250,10 @@ class NodePool:
         began = time.monotonic()
         while missing := self._missing_count:
             remaining = began + seconds - time.monotonic()
-            if failed := self._agents.take_failed():
+            if failed := self._agents.pop_failures():
                 raise RequestError(f"{failed}; {self._describe_nodes()}")
             if remaining <= 0:
-                refused = self.listener.why_refused
+                refused = self.listener.refusal
                 parts = [
                     f"{plural(missing, 'node')} missing after {format_seconds(seconds)}",
                     self._describe_nodes(),
@@ -271,7 +271,7 @@ class NodePool:
     @property
     def _missing_count(self) -> int:
         """Nodes that one waits for."""
-        return max(self.spec.least - len(self.listener.nodes), self._agents.awaited)
+        return max(self.spec.least - len(self.listener.nodes), self._agents.pending)
 
     def _describe_nodes(self) -> str:
         nodes = self.listener.nodes
@@ -297,18 +297,18 @@ class NodePool:
             self._wait_for_change(remaining)
             if is_stopped():
                 raise KeyboardInterrupt
-        self.listener.takes_back = False
+        self.listener.accepts_rejoin = False
         nodes = self.listener.nodes
         if not nodes:
             raise RequestError(
                 f"no node has come back in {format_seconds(seconds)}; "
                 "`%ddp nodes --rejoin --wait 60` tries again"
             )
-        returned = self.launcher.take_back() if any(node.living for node in nodes) else None
-        sizes = [each.nproc for each in (self.launcher.slots if returned else nodes)]
+        returned = self.launcher.rejoin() if any(node.survivors for node in nodes) else None
+        sizes = [each.nproc for each in (self.launcher.assignments if returned else nodes)]
         most = max(self.spec.most, len(sizes))
         self.spec = replace(self.spec, most=most, nproc_per_node=max(sizes))
-        self.launcher.most = most
+        self.launcher.max_nodes = most
         self._agents = self._new_agents()
         return returned
 
@@ -322,9 +322,9 @@ class NodePool:
         return f"{ranks} of {world_size} ranks are back with their names; {joined}{missing}"
 
     def _all_ranks_are_back(self) -> bool:
-        if not any(node.living for node in self.listener.nodes):
+        if not any(node.survivors for node in self.listener.nodes):
             return False
-        returned = self.launcher.returned()
+        returned = self.launcher.surviving_group()
         return len(returned.ranks) == returned.world_size
 
     def release(self, name: str) -> str:
@@ -340,7 +340,7 @@ class NodePool:
             if node.name == name:
                 ranks = self.launcher.ranks_of(node)
                 node.is_leaving = True  # a start that comes at once does not count on it
-                self.listener.tell(node, FrameType.LEAVE, reason="")
+                self.listener.send(node, FrameType.LEAVE, reason="")
                 return f"node {name} is sent home" + (
                     f", and {format_ranks(ranks)}" if ranks else ""
                 )
@@ -350,7 +350,7 @@ class NodePool:
     def detach(self) -> None:
         """Go, and leave the nodes and their ranks to the notebook that comes next."""
         self._is_open = False
-        self.listener.close(sends_home=False)
+        self.listener.close(releases_nodes=False)
         self._join_lock.close()
 
     def abandon(self) -> None:

@@ -58,7 +58,7 @@ class RejoinAsked(Event):
 
     attempt: int
     world_size: int
-    living: tuple[tuple[int, int], ...]
+    survivors: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
     """
     if life.state.is_live:
         return life, [ev.Refuse(reason=refusals.already_running(life))]
-    living = dict(event.living)
+    living = dict(event.survivors)
     back = Life(
         state=GroupState.STARTING,
         attempt=event.attempt,

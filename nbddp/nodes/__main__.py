@@ -20,14 +20,14 @@ from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep this node; the exit status."""
-    asked = _parse(arguments)
+    args = _parse(arguments)
     try:
-        reason = _keep(asked)
+        reason = _run_agent(args)
     except RequestError as error:
-        _say(str(error))
+        _print_line(str(error))
         return 2
     if reason:
-        _say(reason)
+        _print_line(reason)
     return 1 if reason else 0
 
 
@@ -55,15 +55,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"nbddp: {text}\n")
 
 
-def _ask() -> str:
+def _prompt_token() -> str:
     return getpass.getpass("what `%ddp nodes` has written into its join file: ")
 
 
-def _keep(asked: argparse.Namespace) -> str:
+def _run_agent(args: argparse.Namespace) -> str:
     """Serve until there is no more to do. Return why it ended, empty if it ended well."""
     from nbddp.nodes.node_agent import NodeAgent
 
@@ -73,9 +73,9 @@ def _keep(asked: argparse.Namespace) -> str:
             f"torchrun started {started} processes, and nbddp needs one on each machine: write "
             f"--nproc-per-node=1 before -m nbddp.nodes, and --ranks={started} after it"
         )
-    path = Path(asked.join).expanduser()
-    join = JoinFile.read_token(_ask()) if asked.join == "-" else JoinFile.load(path)
-    folder = asked.folder / f"{socket.gethostname()}-{os.getpid()}"
+    path = Path(args.join).expanduser()
+    join = JoinFile.from_token(_prompt_token()) if args.join == "-" else JoinFile.load(path)
+    folder = args.folder / f"{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -84,14 +84,14 @@ def _keep(asked: argparse.Namespace) -> str:
         ) from error
 
     async def keep() -> str:
-        keeper = NodeAgent(
+        agent = NodeAgent(
             join,
-            nproc=asked.ranks,
+            nproc=args.ranks,
             folder=folder,
             agent_pid=os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
-            orphan_timeout=asked.orphan_timeout,
+            orphan_timeout=args.orphan_timeout,
         )
-        return await keeper.keep()
+        return await agent.run()
 
     return asyncio.run(keep())
 

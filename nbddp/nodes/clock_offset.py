@@ -27,7 +27,7 @@ class ClockOffset:
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, float]] = deque(maxlen=ROUNDS)
 
-    def note(self, sent: float, there: float, back: float) -> None:
+    def add_round(self, sent: float, there: float, back: float) -> None:
         """One question and its answer, in seconds of ``time.time()`` on either machine."""
         self._rounds.append((max(0.0, back - sent) / 2, there - (sent + back) / 2))
 

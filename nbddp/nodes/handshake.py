@@ -24,7 +24,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from nbddp.errors import RequestError
-from nbddp.nodes.node_connection import BROKEN, BUFFER, Frame, FrameConnection
+from nbddp.nodes.node_connection import BUFFER, FRAME_ERRORS, Frame, FrameConnection
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GREETING = 20.0  # seconds for TLS and the first frame
-MOST_OF_ADDRESS = 64  # connections of one address that are not admitted yet
-MOST = 512  # of all addresses
+HANDSHAKE_TIMEOUT = 20.0  # seconds for TLS and the first frame
+MAX_PENDING_PER_ADDRESS = 64  # connections of one address that are not admitted yet
+MAX_PENDING = 512  # of all addresses
 BACKLOG = 512
-PAUSE = 0.5  # seconds until the next attempt where no connection can be accepted
+RETRY_DELAY = 0.5  # seconds until the next attempt where no connection can be accepted
 
 
 class Handshake:
@@ -84,40 +84,42 @@ class Handshake:
                 sock, name = await loop.sock_accept(listener)
             except OSError as error:  # the peer has gone, or a cell has taken all descriptors
                 logger.debug("no connection accepted: %s", error)
-                await asyncio.sleep(PAUSE if not isinstance(error, ConnectionError) else 0)
+                await asyncio.sleep(RETRY_DELAY if not isinstance(error, ConnectionError) else 0)
                 continue
             address = str(name[0])
             waiting = list(self._pending.values())
-            if len(waiting) >= MOST or waiting.count(address) >= MOST_OF_ADDRESS:
+            if len(waiting) >= MAX_PENDING or waiting.count(address) >= MAX_PENDING_PER_ADDRESS:
                 self.refused += 1
                 sock.close()
             else:
-                task = loop.create_task(self._greet(sock))
+                task = loop.create_task(self._handshake(sock))
                 self._pending[task] = address
                 task.add_done_callback(self._pending.pop)
             await asyncio.sleep(0)  # serve the nodes between two of many attempts
 
-    async def _greet(self, sock: socket.socket) -> None:
+    async def _handshake(self, sock: socket.socket) -> None:
         try:
-            connection, frame = await asyncio.wait_for(self._first_frame(sock), GREETING)
-        except (*BROKEN, asyncio.TimeoutError) as error:
+            connection, frame = await asyncio.wait_for(
+                self._read_first_frame(sock), HANDSHAKE_TIMEOUT
+            )
+        except (*FRAME_ERRORS, asyncio.TimeoutError) as error:
             logger.debug("not admitted: %s", error)
             clear_frames(error.__traceback__)  # else a cycle keeps 256 KB of asyncio's buffers
             self.refused += 1
             return
         try:
             self._admit(connection, frame)
-        except BROKEN as error:
+        except FRAME_ERRORS as error:
             logger.debug("not admitted: %s", error)
             connection.close()
             self.refused += 1
 
-    async def _first_frame(self, sock: socket.socket) -> tuple[FrameConnection, Frame]:
+    async def _read_first_frame(self, sock: socket.socket) -> tuple[FrameConnection, Frame]:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(BUFFER)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=GREETING
+            lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT
         )
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         connection = FrameConnection(reader, writer)
@@ -137,29 +139,29 @@ class Handshake:
             task.cancel()
 
 
-_DOOR, _NODE = "nbddp door", "nbddp node"
-_BEGIN = datetime.datetime(2000, 1, 1)
-_END = datetime.datetime(2100, 1, 1)
-MISSING = "many machines need the package cryptography: `pip install 'nbddp[nodes]'`"
+_LISTENER, _NODE = "nbddp listener", "nbddp node"
+_VALID_FROM = datetime.datetime(2000, 1, 1)
+_VALID_UNTIL = datetime.datetime(2100, 1, 1)
+MISSING_CRYPTOGRAPHY = "many machines need the package cryptography: `pip install 'nbddp[nodes]'`"
 
 
-def at_the_door(secret: bytes) -> ssl.SSLContext:
+def listener_context(secret: bytes) -> ssl.SSLContext:
     """What the notebook's side listens with."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER, secret, mine=_DOOR, theirs=_NODE)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, secret, mine=_LISTENER, theirs=_NODE)
     context.num_tickets = 0  # nobody comes in a second time without a proof
     return context
 
 
-def at_a_node(secret: bytes) -> ssl.SSLContext:
+def node_context(secret: bytes) -> ssl.SSLContext:
     """What a node dials with."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, secret, mine=_NODE, theirs=_DOOR)
+    return _context(ssl.PROTOCOL_TLS_CLIENT, secret, mine=_NODE, theirs=_LISTENER)
 
 
 def _context(protocol: int, secret: bytes, *, mine: str, theirs: str) -> ssl.SSLContext:
     try:
-        own, other = _pair(secret, mine), _pair(secret, theirs)
+        own, other = _key_and_certificate(secret, mine), _key_and_certificate(secret, theirs)
     except ImportError:
-        raise RequestError(MISSING) from None
+        raise RequestError(MISSING_CRYPTOGRAPHY) from None
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # who has the key is meant, whatever the machine's name
@@ -173,13 +175,13 @@ def _context(protocol: int, secret: bytes, *, mine: str, theirs: str) -> ssl.SSL
     return context
 
 
-def _pair(secret: bytes, name: str) -> tuple[bytes, bytes]:
+def _key_and_certificate(secret: bytes, name: str) -> tuple[bytes, bytes]:
     """A key and its certificate, as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.x509.oid import NameOID
 
-    key = _key(secret, name)
+    key = _derive_key(secret, name)
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
         x509.CertificateBuilder()
@@ -187,8 +189,8 @@ def _pair(secret: bytes, name: str) -> tuple[bytes, bytes]:
         .issuer_name(who)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(_BEGIN)
-        .not_valid_after(_END)
+        .not_valid_before(_VALID_FROM)
+        .not_valid_after(_VALID_UNTIL)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     )
     pem = serialization.Encoding.PEM
@@ -198,7 +200,7 @@ def _pair(secret: bytes, name: str) -> tuple[bytes, bytes]:
     return private, builder.sign(key, None).public_bytes(pem)
 
 
-def _key(secret: bytes, name: str) -> Ed25519PrivateKey:
+def _derive_key(secret: bytes, name: str) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF

@@ -33,7 +33,7 @@ class JoinFile:
         secret: 32 random bytes.
 
     >>> join = JoinFile.new("10.0.0.5", 29400)
-    >>> JoinFile.read_token(join.token()) == join
+    >>> JoinFile.from_token(join.token()) == join
     True
     """
 
@@ -58,7 +58,7 @@ class JoinFile:
         return base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
     @classmethod
-    def read_token(cls, token: str) -> JoinFile:
+    def from_token(cls, token: str) -> JoinFile:
         """Take it from such a line.
 
         Raises:
@@ -102,4 +102,4 @@ class JoinFile:
             raise RequestError(f"no join file at {path}: {error.strerror}") from error
         if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise RequestError(f"others can read {path}: `chmod 600 {path}` first")
-        return cls.read_token(token)
+        return cls.from_token(token)

@@ -22,27 +22,27 @@ from typing import Any
 
 from nbddp.errors import WireError
 from nbddp.nodes.clock_offset import ClockOffset
-from nbddp.nodes.handshake import Handshake, at_the_door
+from nbddp.nodes.handshake import Handshake, listener_context
 from nbddp.nodes.join_file import JoinFile
 from nbddp.nodes.log_sync import LogReceiver
 from nbddp.nodes.node_connection import (
-    BROKEN,
+    FRAME_ERRORS,
     Frame,
     FrameConnection,
     FrameType,
-    facts_of,
+    decode_json,
     forward,
 )
-from nbddp.nodes.rejoin import SurvivingRank, folder_of
-from nbddp.nodes.remote_start import packed
+from nbddp.nodes.rejoin import SurvivingRank, run_folder_of
+from nbddp.nodes.remote_start import pack_start
 from nbddp.sigint import run_in_loop, start_thread, wait_for_result
 from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
-BEAT = 1.0  # seconds between two signs of life
+HEARTBEAT_PERIOD = 1.0  # seconds between two signs of life
 SILENT_AFTER = 5.0  # seconds without one after which a node is gone
-PATIENCE = 5.0  # seconds that the door's thread gets to open and to close
+THREAD_TIMEOUT = 5.0  # seconds that the door's thread gets to open and to close
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +57,8 @@ class Node:
         since: when it came, in seconds of ``time.time()``.
         clock: how its clock differs from this machine's.
         is_leaving: whether it was sent home, and may still be there.
-        why_gone: empty while it is there.
-        living: ranks that it had when it came, and which were taken back.
+        lost_reason: empty while it is there.
+        survivors: ranks that it had when it came, and which were taken back.
     """
 
     name: str
@@ -69,13 +69,13 @@ class Node:
     since: float = field(default_factory=time.time)
     clock: ClockOffset = field(default_factory=ClockOffset)
     is_leaving: bool = False
-    why_gone: str = ""
+    lost_reason: str = ""
     handles: dict[int, RemoteRankHandle] = field(default_factory=dict)
-    living: list[SurvivingRank] = field(default_factory=list)
+    survivors: list[SurvivingRank] = field(default_factory=list)
     forwarding: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-def in_order(nodes: Iterable[Node]) -> list[Node]:
+def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Sort nodes by SLURM's number of the node, then by host name; node2 precedes node10."""
 
     def place(node: Node) -> tuple[int, list[str | int]]:
@@ -85,29 +85,29 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=place)
 
 
-def lost_node(nproc: int) -> Node:
+def placeholder_node(nproc: int) -> Node:
     """One that had so many ranks and of which nothing else is known."""
     return Node(
         name="?",
         address="?",
         nproc=nproc,
         facts={"gpus": 0, "cores": 1},
-        why_gone="it has not come back",
+        lost_reason="it has not come back",
     )
 
 
 class RemoteRankHandle:
     """A rank's process on a node; see :class:`nbddp.launch.local_launcher.RankHandle`."""
 
-    def __init__(self, door: NodeListener, node: Node, number: int, folder: Path) -> None:
-        self._door = door
+    def __init__(self, listener: NodeListener, node: Node, number: int, folder: Path) -> None:
+        self._listener = listener
         self._number = number
         self.node = node
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.exit_reason = ""
-        self.used = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
-        self.files = LogReceiver(folder, door.note_lost)
+        self.cpu_sample = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
+        self.log_receiver = LogReceiver(folder, listener.on_copy_failed)
         self.sentinel, self._writer = os.pipe()
         self._has_ended = threading.Event()
 
@@ -119,7 +119,7 @@ class RemoteRankHandle:
 
     def cpu_time(self) -> tuple[float, float]:
         """Return what the node has told last."""
-        return self.used
+        return self.cpu_sample
 
     def join(self) -> None:
         """Wait until it has ended, and let go of the descriptor."""
@@ -130,22 +130,22 @@ class RemoteRankHandle:
 
     def interrupt(self) -> None:
         """Send SIGINT."""
-        self._door.tell(self.node, FrameType.INTERRUPT, self._number)
+        self._listener.send(self.node, FrameType.INTERRUPT, self._number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._door.tell(self.node, FrameType.TERMINATE, self._number)
+        self._listener.send(self.node, FrameType.TERMINATE, self._number)
 
     def kill(self) -> None:
         """Send SIGKILL; a node that cannot be reached ends its ranks itself."""
-        self._door.tell(self.node, FrameType.KILL, self._number)
+        self._listener.send(self.node, FrameType.KILL, self._number)
 
-    def note_end(self, exitcode: int | None, why: str = "") -> None:
+    def set_exited(self, exitcode: int | None, why: str = "") -> None:
         """It has ended, or nobody will hear of it any more."""
         if not self._has_ended.is_set():
             self.exitcode, self.exit_reason = exitcode, why
             self._has_ended.set()
-            self.files.close()
+            self.log_receiver.close()
             os.close(self._writer)
 
 
@@ -156,9 +156,9 @@ class NodeListener:
         host: the address to listen on, and no other.
         port: 0 for any that is free.
         join: of a door that was there before. Ranks that its nodes have are taken back then, as
-            long as ``takes_back`` says so; else they are ended.
+            long as ``accepts_rejoin`` says so; else they are ended.
         on_change: told on the door's thread when a node has come or gone.
-        on_lost: told there, once, of a folder where copies of nodes' files cannot be written.
+        on_copy_failed: told there, once, of a folder into which no log can be copied.
 
     Raises:
         RequestError: that address is not this machine's, or the port is taken.
@@ -171,26 +171,26 @@ class NodeListener:
         *,
         join: JoinFile | None = None,
         on_change: Callable[[Node], None] = lambda _: None,
-        on_lost: Callable[[Path, OSError], None] = lambda *_: None,
+        on_copy_failed: Callable[[Path, OSError], None] = lambda *_: None,
     ) -> None:
         self._on_change = on_change
-        self._on_lost = on_lost
-        self._torn: set[Path] = set()  # folders where a copy could not be written
+        self._on_copy_failed = on_copy_failed
+        self._failed_folders: set[Path] = set()  # folders where a copy could not be written
         self._numbers = itertools.count(1)
         self._store_port = 0
-        self._serves = asyncio.Event()  # whether there is a store
+        self._store_ready = asyncio.Event()  # whether there is a store
         self._connections: dict[Node, FrameConnection] = {}  # never changed, but replaced
-        self._serving: set[asyncio.Task[None]] = set()
-        self.why_refused = ""  # the last of those that proved it, and do not fit
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refusal = ""  # the last of those that proved it, and do not fit
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
-        self.takes_back = join is not None
+        self.accepts_rejoin = join is not None
         self.join = join or JoinFile.new(host, port)
-        self._handshake = Handshake(at_the_door(self.join.secret), self._admit)
+        self._handshake = Handshake(listener_context(self.join.secret), self._admit)
         start_thread(self._thread)
         try:
-            self._call(self._listen(host, port))
+            self._run(self._listen(host, port))
         except BaseException:
             self._stop_loop()
             raise
@@ -206,16 +206,16 @@ class NodeListener:
         return list(self._connections)
 
     @property
-    def staying(self) -> list[Node]:
+    def available_nodes(self) -> list[Node]:
         """Nodes that are here and were not sent home."""
         return [node for node in self.nodes if not node.is_leaving]
 
     async def _listen(self, host: str, port: int) -> None:
         address, number = await self._handshake.listen(host, port)
         self.join = replace(self.join, address=address, port=number)
-        self._loop.call_later(BEAT, self._look, self._loop.time())
+        self._loop.call_later(HEARTBEAT_PERIOD, self._check_nodes, self._loop.time())
 
-    def _call(self, work: Any) -> Any:
+    def _run(self, work: Any) -> Any:
         return wait_for_result(run_in_loop(self._loop, work))
 
     # ---- nodes that come and go
@@ -225,29 +225,29 @@ class NodeListener:
         kind, number, data = frame
         match kind:
             case FrameType.HELLO:
-                self._admit_node(connection, facts_of(data))
+                self._admit_node(connection, decode_json(data))
             case FrameType.STORE:
                 self._admit_store(connection, number)
             case _:
                 raise WireError(f"a connection does not begin with {kind.name}")
 
     def _admit_node(self, connection: FrameConnection, facts: dict[str, Any]) -> None:
-        reason = why_not(facts)
+        reason = incompatibility(facts)
         if reason:
-            connection.tell(FrameType.REFUSED, reason=reason)
-            self.why_refused = reason
+            connection.send_json(FrameType.REFUSED, reason=reason)
+            self.refusal = reason
             raise WireError(reason)
         node = Node(
-            name=self._name(str(facts["host"])),
+            name=self._unique_name(str(facts["host"])),
             address=str(facts.get("address") or connection.peer),
             nproc=int(facts["nproc"]),
             facts=facts,
             number=next(self._numbers),
         )
-        keep = self._take_back(node, facts.pop("living", []))
-        connection.tell(FrameType.WELCOME, node.number, keep=keep)
+        keep = self._rejoin_ranks(node, facts.pop("living", []))
+        connection.send_json(FrameType.WELCOME, node.number, keep=keep)
         self._connections = {**self._connections, node: connection}
-        self._start(self._serving, self._serve(node, connection))
+        self._start_task(self._tasks, self._read_frames(node, connection))
         self._on_change(node)
 
     def _admit_store(self, connection: FrameConnection, number: int) -> None:
@@ -255,84 +255,86 @@ class NodeListener:
         if node is None:  # it was lost a moment ago
             connection.abort()
             return
-        self._start(node.forwarding, self._forward(node, connection))
+        self._start_task(node.forwarding, self._forward(node, connection))
 
-    def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    async def _serve(self, node: Node, connection: FrameConnection) -> None:
+    async def _read_frames(self, node: Node, connection: FrameConnection) -> None:
         try:
             while True:
                 self._on_frame(node, *await connection.read())
-        except BROKEN as error:
+        except FRAME_ERRORS as error:
             # a killed process resets a connection that had unread bytes
             is_end = isinstance(error, (EOFError, ConnectionResetError))
             how = "closed" if is_end else f"lost ({error})"
-            self._lose(node, f"the connection was {how}")
+            self._drop_node(node, f"the connection was {how}")
         finally:
             connection.abort()
 
     async def _forward(self, node: Node, connection: FrameConnection) -> None:
         """Connect a rank of this node to the store, once there is one."""
         try:
-            await self._serves.wait()
+            await self._store_ready.wait()
             with suppress(OSError):  # the store is gone, and so is this connection
                 store = await asyncio.open_connection("127.0.0.1", self._store_port)
                 await forward(store, connection, self._connections[node])
         finally:
             connection.close()
 
-    def _take_back(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
+    def _rejoin_ranks(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
         """The processes that are wanted back, and how much of their logs is here."""
-        if not self.takes_back:
+        if not self.accepts_rejoin:
             return {}
         keep = {}
         for each in living:
             number, start = int(each["number"]), each["start"]
             if start["store_prefix"]:
                 continue  # a rank of a script ends with the notebook that started it
-            folder = folder_of(start)
+            folder = run_folder_of(start)
             handle = RemoteRankHandle(self, node, number, folder)
             handle.pid = each["pid"]
             node.handles[number] = handle
-            node.living.append(SurvivingRank(handle, start))
+            node.survivors.append(SurvivingRank(handle, start))
             self._numbers = itertools.count(max(next(self._numbers), number + 1))
             log = folder / str(start["log"])
             keep[number] = {log.name: log.stat().st_size} if log.exists() else {}
         return keep
 
-    def _name(self, host: str) -> str:
+    def _unique_name(self, host: str) -> str:
         known = {node.name for node in self.nodes}
         names = itertools.chain([host], (f"{host}#{count}" for count in itertools.count(2)))
         return next(name for name in names if name not in known)
 
-    def _look(self, last: float) -> None:
+    def _check_nodes(self, last: float) -> None:
         """Once a second: say that this side lives, and see who does not."""
         now = self._loop.time()
-        was_held_up = now - last > 2 * BEAT  # this process stood still: nobody could be heard
+        was_held_up = (
+            now - last > 2 * HEARTBEAT_PERIOD
+        )  # this process stood still: nobody could be heard
         for node, connection in self._connections.items():
             if was_held_up:
-                connection.heard_at = now
-            elif now - connection.heard_at > SILENT_AFTER:
-                self._lose(node, f"no sign of life for {SILENT_AFTER:.0f} s")
+                connection.last_received_at = now
+            elif now - connection.last_received_at > SILENT_AFTER:
+                self._drop_node(node, f"no sign of life for {SILENT_AFTER:.0f} s")
                 connection.abort()
                 continue
-            connection.tell(FrameType.BEAT, at=time.time())
-        self._loop.call_later(BEAT, self._look, now)
+            connection.send_json(FrameType.BEAT, at=time.time())
+        self._loop.call_later(HEARTBEAT_PERIOD, self._check_nodes, now)
 
-    def _lose(self, node: Node, why: str) -> None:
-        if node.why_gone:
+    def _drop_node(self, node: Node, why: str) -> None:
+        if node.lost_reason:
             return
-        node.why_gone = why
+        node.lost_reason = why
         self._connections = {
             each: connection for each, connection in self._connections.items() if each is not node
         }
         for task in node.forwarding:
             task.cancel()
         for handle in node.handles.values():
-            handle.note_end(None, f"node {node.name}: {why}")
+            handle.set_exited(None, f"node {node.name}: {why}")
         self._on_change(node)
 
     # ---- what nodes say
@@ -341,38 +343,38 @@ class NodeListener:
         match kind:
             case FrameType.LOG:
                 name, _, text = data.partition(b"\0")
-                node.handles[number].files.append(Path(name.decode()).name, text)
+                node.handles[number].log_receiver.append(Path(name.decode()).name, text)
             case FrameType.STARTED:
-                node.handles[number].pid = int(facts_of(data)["pid"])
+                node.handles[number].pid = int(decode_json(data)["pid"])
             case FrameType.FAILED:
-                node.handles[number].note_end(None, str(facts_of(data)["reason"]))
+                node.handles[number].set_exited(None, str(decode_json(data)["reason"]))
             case FrameType.EXITED:
-                node.handles.pop(number).note_end(facts_of(data)["exitcode"])
+                node.handles.pop(number).set_exited(decode_json(data)["exitcode"])
             case FrameType.BEAT:
-                facts = facts_of(data)
+                facts = decode_json(data)
                 for started, seconds in facts.get("cpu", {}).items():
                     if handle := node.handles.get(int(started)):
-                        handle.used = float(facts["at"]), float(seconds)
+                        handle.cpu_sample = float(facts["at"]), float(seconds)
             case FrameType.ECHO:
-                facts = facts_of(data)
-                node.clock.note(float(facts["sent"]), float(facts["at"]), time.time())
+                facts = decode_json(data)
+                node.clock.add_round(float(facts["sent"]), float(facts["at"]), time.time())
             case FrameType.LEAVE:
-                self._lose(node, str(facts_of(data)["reason"]) or "it has left")
+                self._drop_node(node, str(decode_json(data)["reason"]) or "it has left")
             case _:
                 raise ValueError(f"a node does not say {kind.name}")
 
-    def note_lost(self, folder: Path, error: OSError) -> None:
+    def on_copy_failed(self, folder: Path, error: OSError) -> None:
         """A copy of a file could not be written there; the user is told once."""
-        if folder not in self._torn:
-            self._torn.add(folder)
-            self._on_lost(folder, error)
+        if folder not in self._failed_folders:
+            self._failed_folders.add(folder)
+            self._on_copy_failed(folder, error)
 
     # ---- what the notebook asks, from any thread
 
-    def serve_store(self, port: int) -> None:
+    def set_store_port(self, port: int) -> None:
         """Ranks that dial the store find it at this port of this machine."""
         self._store_port = port
-        self._loop.call_soon_threadsafe(self._serves.set)
+        self._loop.call_soon_threadsafe(self._store_ready.set)
 
     def launch(self, node: Node, start: RankStart) -> RemoteRankHandle:
         """Have a node start a rank; returns before it has.
@@ -380,39 +382,39 @@ class NodeListener:
         If the node is gone, or goes meanwhile, the rank has ended.
         """
         handle = RemoteRankHandle(self, node, next(self._numbers), Path(start.log_path).parent)
-        facts = packed(start)
+        facts = pack_start(start)
 
         def add_handle() -> None:
             node.handles[handle._number] = handle
-            if node.why_gone:
-                handle.note_end(None, f"node {node.name}: {node.why_gone}")
-            self._tell(node, FrameType.START, handle._number, facts)
+            if node.lost_reason:
+                handle.set_exited(None, f"node {node.name}: {node.lost_reason}")
+            self._send(node, FrameType.START, handle._number, facts)
 
         self._loop.call_soon_threadsafe(add_handle)
         return handle
 
-    def tell(self, node: Node, kind: FrameType, number: int = 0, **facts: Any) -> None:
+    def send(self, node: Node, kind: FrameType, number: int = 0, **facts: Any) -> None:
         """Send something to a node; to one that is gone, nothing."""
-        self._loop.call_soon_threadsafe(self._tell, node, kind, number, facts)
+        self._loop.call_soon_threadsafe(self._send, node, kind, number, facts)
 
-    def _tell(self, node: Node, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
+    def _send(self, node: Node, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
         if connection := self._connections.get(node):
-            connection.tell(kind, number, **facts)
+            connection.send_json(kind, number, **facts)
 
-    def close(self, *, sends_home: bool = True) -> None:
+    def close(self, *, releases_nodes: bool = True) -> None:
         """End the thread, and send all nodes home; else they wait for somebody else."""
-        self._call(self._close(sends_home=sends_home))
+        self._run(self._close(releases_nodes=releases_nodes))
         self._stop_loop()
 
-    async def _close(self, *, sends_home: bool) -> None:
+    async def _close(self, *, releases_nodes: bool) -> None:
         self._handshake.close()
         for node, connection in self._connections.items():
-            if sends_home:
-                connection.tell(FrameType.LEAVE, reason="")
-            self._lose(node, "the door was closed")
+            if releases_nodes:
+                connection.send_json(FrameType.LEAVE, reason="")
+            self._drop_node(node, "the door was closed")
             connection.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        _, late = await asyncio.wait(others, timeout=PATIENCE)
+        _, late = await asyncio.wait(others, timeout=THREAD_TIMEOUT)
         for task in late:
             task.cancel()
         if late:
@@ -420,12 +422,12 @@ class NodeListener:
 
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
+        self._thread.join(THREAD_TIMEOUT)
         if not self._thread.is_alive():
             self._loop.close()
 
 
-def why_not(facts: Mapping[str, Any]) -> str:
+def incompatibility(facts: Mapping[str, Any]) -> str:
     """Why a node with these cannot work with this notebook; empty if it can."""
     versions = facts["versions"]
     mine = version("nbddp")

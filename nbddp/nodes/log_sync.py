@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PIECE = 1 << 20  # bytes sent at once
+CHUNK_SIZE = 1 << 20  # bytes sent at once
 
 
 @dataclass(slots=True)
-class _Growing:
+class _GrowingFile:
     path: Path
     numbers: list[int]  # of the processes that write it
     sent: int
@@ -31,7 +31,7 @@ class LogSender:
 
     def __init__(self, send: Callable[[int, str, bytes], None]) -> None:
         self._send = send
-        self._files: dict[Path, _Growing] = {}
+        self._files: dict[Path, _GrowingFile] = {}
 
     def follow(self, number: int, path: Path, *, whole_lines: bool = False) -> None:
         """Send what comes from here on into this file, which may not be there yet.
@@ -40,7 +40,7 @@ class LogSender:
         """
         if path not in self._files:
             size = path.stat().st_size if path.exists() else 0
-            self._files[path] = _Growing(path, [], size, whole_lines)
+            self._files[path] = _GrowingFile(path, [], size, whole_lines)
         self._files[path].numbers.append(number)
 
     def rewind(self, number: int, sizes: Mapping[str, int]) -> None:
@@ -49,7 +49,7 @@ class LogSender:
             if number in each.numbers and each.path.name in sizes:
                 each.sent = min(each.sent, sizes[each.path.name])
 
-    def forget(self, number: int) -> None:
+    def unfollow(self, number: int) -> None:
         """Send nothing more under the number of a process, which has ended.
 
         A file that other processes also write is sent under the number of one of them.
@@ -58,18 +58,18 @@ class LogSender:
             each.numbers = [other for other in each.numbers if other != number]
         self._files = {path: each for path, each in self._files.items() if each.numbers}
 
-    def send_news(self) -> None:
+    def send_new_data(self) -> None:
         """Look at all files, and send what is new."""
         for each in self._files.values():
             self._send_new(each)
 
-    def _send_new(self, growing: _Growing) -> None:
+    def _send_new(self, growing: _GrowingFile) -> None:
         try:
             if growing.path.stat().st_size <= growing.sent:
                 return
             with growing.path.open("rb") as file:
                 file.seek(growing.sent)
-                while data := file.read(PIECE):
+                while data := file.read(CHUNK_SIZE):
                     if growing.whole_lines:
                         data = data[: data.rfind(b"\n") + 1]
                     if not data:
@@ -86,19 +86,19 @@ class LogReceiver:
 
     Args:
         folder: the run's.
-        on_lost: told of each copy that cannot be written, and why. It stays as it is then: the
+        on_failed: told of each copy that cannot be written, and why. It stays as it is then: the
             node has the whole file.
     """
 
-    def __init__(self, folder: Path, on_lost: Callable[[Path, OSError], None]) -> None:
+    def __init__(self, folder: Path, on_failed: Callable[[Path, OSError], None]) -> None:
         self.folder = folder
-        self._on_lost = on_lost
+        self._on_failed = on_failed
         self._open: dict[str, int] = {}
-        self._given_up: set[str] = set()
+        self._failed: set[str] = set()
 
     def append(self, name: str, data: bytes) -> None:
         """Add what is new in the original to a copy."""
-        if name in self._given_up:
+        if name in self._failed:
             return
         try:
             if name not in self._open:
@@ -108,8 +108,8 @@ class LogReceiver:
             while view:
                 view = view[os.write(self._open[name], view) :]
         except OSError as error:
-            self._given_up.add(name)
-            self._on_lost(self.folder, error)
+            self._failed.add(name)
+            self._on_failed(self.folder, error)
 
     def close(self) -> None:
         """Close the copies."""

@@ -24,27 +24,29 @@ import psutil
 
 from nbddp.child_processes import cpu_time
 from nbddp.launch.local_launcher import LocalLauncher, RankHandle
-from nbddp.nodes.handshake import at_a_node
+from nbddp.nodes.handshake import node_context
 from nbddp.nodes.join_file import JoinFile
 from nbddp.nodes.log_sync import LogSender
 from nbddp.nodes.node_connection import (
-    BROKEN,
     BUFFER,
+    FRAME_ERRORS,
     FrameConnection,
     FrameType,
     StoreForwarder,
-    facts_of,
+    decode_json,
 )
 from nbddp.nodes.remote_start import NodeSettings, interface_of
-from nbddp.nodes.stale_files import LockedPath, tidy_folder
+from nbddp.nodes.stale_files import LockedPath, remove_stale_in
 from nbddp.topology import cores_here
 from nbddp.wire.rank_start import RankStart
 
-BEAT = 1.0  # seconds between two signs of life
-LOOK = 0.05  # seconds between two looks for what ranks have written
-ENDING = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
-DIALING = 0.5  # seconds between two tries to come in
-GREETING = 5.0  # seconds for one: where a cable is cut, the system itself tries for two minutes
+HEARTBEAT_PERIOD = 1.0  # seconds between two signs of life
+LOG_PERIOD = 0.05  # seconds between two looks for what ranks have written
+STOP_TIMEOUT = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
+RETRY_DELAY = 0.5  # seconds between two tries to come in
+CONNECT_TIMEOUT = (
+    5.0  # seconds for one: where a cable is cut, the system itself tries for two minutes
+)
 SILENT_AFTER = 6.0  # seconds without a sign of life of the door, after which another try is made
 BACKLOG = 512  # connections of ranks that wait while the notebook is gone
 
@@ -64,82 +66,87 @@ class NodeAgent:
         self, join: JoinFile, *, nproc: int, folder: Path, agent_pid: int, orphan_timeout: float
     ) -> None:
         self._join = join
-        self._context = at_a_node(join.secret)
+        self._context = node_context(join.secret)
         self._nproc = nproc
         self._folder = folder
-        self._held = LockedPath(folder)
+        self._lock = LockedPath(folder)
         self._agent_pid = agent_pid
         self._orphan_timeout = orphan_timeout
         self._launcher = LocalLauncher()
-        self._forking = ThreadPoolExecutor(1, "nbddp-fork")
+        self._launch_thread = ThreadPoolExecutor(1, "nbddp-fork")
         self._handles: dict[int, RankHandle] = {}
-        self._outlet = LogSender(self._send_log)
+        self._log_sender = LogSender(self._send_log)
         self._control: FrameConnection | None = None
-        self._next: FrameConnection | None = None  # takes the place of one that is silent
+        self._new_control: FrameConnection | None = None  # takes the place of one that is silent
         self._forwarder: StoreForwarder | None = None  # once the door has said what it has of logs
-        self._here: NodeSettings | None = None
+        self._settings: NodeSettings | None = None
         self._starts: dict[int, dict[str, Any]] = {}  # what the door said of those that live
         self._unwanted: set[int] = set()  # of those that live: the door does not know them
         self._listener: socket.socket | None = None
-        self._trying: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[str] = self._loop.create_future()
+        self._finished: asyncio.Future[str] = self._loop.create_future()
 
-    async def keep(self) -> str:
+    async def run(self) -> str:
         """Come in and serve until there is no more to do; why it ended, empty if it ended well."""
         loop = self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end, "")
+            loop.add_signal_handler(number, self._finish, "")
         self._launcher.preload()
-        loop.run_in_executor(None, tidy_folder, self._folder.parent)
-        agent = self._watch_agent()
+        loop.run_in_executor(None, remove_stale_in, self._folder.parent)
+        agent = self._watch_torchrun()
         try:
             # who is here can run a cell at once: torch takes seconds to import, on NFS a minute
-            await self._unless_over(loop.run_in_executor(None, self._launcher.wait_until_preloaded))
-            for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
-                self._every(period, repeat)
+            await self._wait_or_finish(
+                loop.run_in_executor(None, self._launcher.wait_until_preloaded)
+            )
+            for repeat, period in (
+                (self._send_heartbeat, HEARTBEAT_PERIOD),
+                (self._send_logs, LOG_PERIOD),
+            ):
+                self._repeat(period, repeat)
             serving = loop.create_task(self._serve())
-            await self._unless_over(serving)
+            await self._wait_or_finish(serving)
             if serving.done():
                 serving.result()
-            return self._over.result()
+            return self._finished.result()
         finally:
             if agent is not None:
                 loop.remove_reader(agent)
                 os.close(agent)
-            await self._leave()
+            await self._shut_down()
 
-    async def _unless_over(self, work: asyncio.Future[Any]) -> None:
-        await asyncio.wait({work, self._over}, return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_or_finish(self, work: asyncio.Future[Any]) -> None:
+        await asyncio.wait({work, self._finished}, return_when=asyncio.FIRST_COMPLETED)
 
     # ---- coming in
 
     async def _serve(self) -> None:
         """Serve the notebook, and the one that comes after it, until there is none."""
         why = f"no way in at {self._join.address}:{self._join.port}"
-        while (control := await self._come_in()) is not None:
+        while (control := await self._connect()) is not None:
             self._control = control
             try:
-                await self._introduce(control)
+                await self._register(control)
                 while True:
                     self._on_frame(control, *await control.read())
-            except BROKEN as error:
+            except FRAME_ERRORS as error:
                 how = "" if isinstance(error, EOFError) else f" ({error})"
-                why = self._say_gone(f"the notebook is gone{how}")
+                why = self._with_duration(f"the notebook is gone{how}")
             finally:
-                self._stand_alone()
-        self._end(why)
+                self._disconnect()
+        self._finish(why)
 
-    async def _come_in(self) -> FrameConnection | None:
+    async def _connect(self) -> FrameConnection | None:
         """Dial until the door answers. Return None when it is time to end."""
         deadline = time.monotonic() + self._orphan_timeout
-        while not self._over.done():
-            control, self._next = self._next or await self._dial(), None
+        while not self._finished.done():
+            control, self._new_control = self._new_control or await self._dial(), None
             if control is not None:
                 return control
             if time.monotonic() > deadline:
                 return None
-            await asyncio.sleep(DIALING)
+            await asyncio.sleep(RETRY_DELAY)
         return None
 
     async def _dial(self) -> FrameConnection | None:
@@ -147,11 +154,11 @@ class NodeAgent:
         address, port = self._join.address, self._join.port
         dialing = asyncio.open_connection(address, port, ssl=self._context, limit=BUFFER)
         try:
-            return FrameConnection(*await asyncio.wait_for(dialing, GREETING))
+            return FrameConnection(*await asyncio.wait_for(dialing, CONNECT_TIMEOUT))
         except (OSError, asyncio.TimeoutError):
             return None
 
-    async def _introduce(self, control: FrameConnection) -> None:
+    async def _register(self, control: FrameConnection) -> None:
         """Describe this node, and forward its ranks' connections if the door accepts it.
 
         The socket that ranks dial stays while no notebook is there: they wait in its backlog.
@@ -161,40 +168,40 @@ class NodeAgent:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
             interface = interface_of(address) if not address.startswith("127.") else ""
             port = self._listener.getsockname()[1]
-            self._here = NodeSettings(store_port=port, folder=self._folder, interface=interface)
+            self._settings = NodeSettings(store_port=port, folder=self._folder, interface=interface)
             self._loop.run_in_executor(None, self._launcher.preload_more)
-        about = about_this_node(self._nproc)
+        about = node_facts(self._nproc)
         living = [
             {"number": number, "pid": handle.pid, "start": self._starts[number]}
             for number, handle in self._handles.items()
         ]
-        control.tell(
+        control.send_json(
             FrameType.HELLO, **about, address=address, agent=self._agent_pid, living=living
         )
         kind, number, data = await control.read()
-        facts = facts_of(data)
+        facts = decode_json(data)
         if kind is not FrameType.WELCOME:
-            self._end(str(facts["reason"]))
+            self._finish(str(facts["reason"]))
             return
-        self._keep_only(facts["keep"])
-        self._forwarder = StoreForwarder(control, number, self._dial, self._send_news)
+        self._kill_unwanted(facts["keep"])
+        self._forwarder = StoreForwarder(control, number, self._dial, self._send_logs)
         self._forwarder.serve(self._listener)
 
-    def _every(self, period: float, act: Callable[[], None]) -> None:
-        if not self._over.done():
+    def _repeat(self, period: float, act: Callable[[], None]) -> None:
+        if not self._finished.done():
             act()
-            self._loop.call_later(period, self._every, period, act)
+            self._loop.call_later(period, self._repeat, period, act)
 
-    def _beat(self) -> None:
-        self._held.touch()
+    def _send_heartbeat(self) -> None:
+        self._lock.touch()
         if self._control is None:
             return
-        self._control.tell(FrameType.BEAT, at=time.time(), cpu=self._cpu_times())
-        silence = self._loop.time() - self._control.heard_at
+        self._control.send_json(FrameType.BEAT, at=time.time(), cpu=self._cpu_times())
+        silence = self._loop.time() - self._control.last_received_at
         if silence > SILENT_AFTER + self._orphan_timeout:
-            self._end(self._say_gone("the notebook is gone"))
-        elif silence > SILENT_AFTER and (self._trying is None or self._trying.done()):
-            self._trying = self._loop.create_task(self._try_another(self._control))
+            self._finish(self._with_duration("the notebook is gone"))
+        elif silence > SILENT_AFTER and (self._reconnecting is None or self._reconnecting.done()):
+            self._reconnecting = self._loop.create_task(self._try_reconnect(self._control))
 
     def _cpu_times(self) -> dict[int, float]:
         """Return the CPU seconds of each rank: one that holds Python's lock cannot report them."""
@@ -204,7 +211,7 @@ class NodeAgent:
                 found[number] = cpu_time(handle.pid or 0)
         return found
 
-    async def _try_another(self, silent: FrameConnection) -> None:
+    async def _try_reconnect(self, silent: FrameConnection) -> None:
         """Dial while the door is silent: is this node cut off, or does its process stand still?
 
         If somebody answers, the door has given this node up. If nobody does, there may be no way to
@@ -214,15 +221,18 @@ class NodeAgent:
         control = await self._dial()
         if control is None:
             return
-        if self._control is not silent or self._loop.time() - silent.heard_at < SILENT_AFTER:
+        if (
+            self._control is not silent
+            or self._loop.time() - silent.last_received_at < SILENT_AFTER
+        ):
             control.abort()
             return
-        self._next = control
+        self._new_control = control
         silent.abort()  # its reader goes on with the next one
 
-    def _send_news(self) -> None:
+    def _send_logs(self) -> None:
         if self._forwarder is not None:
-            self._outlet.send_news()
+            self._log_sender.send_new_data()
 
     # ---- what the door says
 
@@ -232,7 +242,9 @@ class NodeAgent:
         handle = self._handles.get(number)
         match kind:
             case FrameType.START:
-                self._loop.run_in_executor(self._forking, self._fork, number, facts_of(data))
+                self._loop.run_in_executor(
+                    self._launch_thread, self._launch, number, decode_json(data)
+                )
             case FrameType.INTERRUPT if handle is not None:
                 handle.interrupt()
             case FrameType.TERMINATE if handle is not None:
@@ -240,11 +252,11 @@ class NodeAgent:
             case FrameType.KILL if handle is not None:
                 handle.kill()
             case FrameType.BEAT:
-                control.tell(FrameType.ECHO, sent=facts_of(data)["at"], at=time.time())
+                control.send_json(FrameType.ECHO, sent=decode_json(data)["at"], at=time.time())
             case FrameType.LEAVE:
-                self._end(str(facts_of(data)["reason"]))
+                self._finish(str(decode_json(data)["reason"]))
 
-    def _stand_alone(self) -> None:
+    def _disconnect(self) -> None:
         """The notebook, or another one, may come back."""
         if self._control is not None:
             self._control.abort()
@@ -252,10 +264,10 @@ class NodeAgent:
             self._forwarder.close()
         self._control = self._forwarder = None
 
-    def _say_gone(self, why: str) -> str:
+    def _with_duration(self, why: str) -> str:
         return f"{why}, for {self._orphan_timeout:g} s"
 
-    def _keep_only(self, wanted: dict[str, dict[str, int]]) -> None:
+    def _kill_unwanted(self, wanted: dict[str, dict[str, int]]) -> None:
         """End the ranks that nobody wants back; of the others, send again what has not arrived.
 
         Args:
@@ -265,34 +277,34 @@ class NodeAgent:
             sizes = wanted.get(str(number))
             if sizes is None:
                 self._unwanted.add(number)
-                self._outlet.forget(number)
+                self._log_sender.unfollow(number)
                 handle.kill()
             else:
-                self._outlet.rewind(number, sizes)
+                self._log_sender.rewind(number, sizes)
 
-    def _fork(self, number: int, facts: dict[str, Any]) -> None:
+    def _launch(self, number: int, facts: dict[str, Any]) -> None:
         """On the forking thread: a helper that still imports keeps it waiting."""
         try:
-            assert self._here is not None
-            start = self._here.unpacked(facts)
+            assert self._settings is not None
+            start = self._settings.build_start(facts)
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - whatever it is, the door waits for this rank
             reason = f"{type(error).__name__}: {error}"
             news = FrameType.FAILED, number, {"reason": reason}
-            self._loop.call_soon_threadsafe(self._tell, *news)
+            self._loop.call_soon_threadsafe(self._send, *news)
         else:
-            self._loop.call_soon_threadsafe(self._adopt, number, facts, start, handle)
+            self._loop.call_soon_threadsafe(self._add_rank, number, facts, start, handle)
 
-    def _adopt(
+    def _add_rank(
         self, number: int, facts: dict[str, Any], start: RankStart, handle: RankHandle
     ) -> None:
         log = Path(start.log_path)
         self._starts[number] = facts
         self._handles[number] = handle
-        self._outlet.follow(number, log)
-        self._outlet.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
+        self._log_sender.follow(number, log)
+        self._log_sender.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
         self._loop.add_reader(handle.sentinel, self._on_exit, number)
-        self._tell(FrameType.STARTED, number, {"pid": handle.pid})
+        self._send(FrameType.STARTED, number, {"pid": handle.pid})
 
     def _on_exit(self, number: int) -> None:
         handle = self._handles.pop(number)
@@ -300,14 +312,14 @@ class NodeAgent:
         self._loop.remove_reader(handle.sentinel)
         handle.join()
         if number not in self._unwanted:
-            self._send_news()
-            self._outlet.forget(number)
-            self._tell(FrameType.EXITED, number, {"exitcode": handle.exitcode})
-        self._forking.submit(self._launcher.kill_orphans, handle)
+            self._send_logs()
+            self._log_sender.unfollow(number)
+            self._send(FrameType.EXITED, number, {"exitcode": handle.exitcode})
+        self._launch_thread.submit(self._launcher.kill_orphans, handle)
 
-    def _tell(self, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
+    def _send(self, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
         if self._control is not None:
-            self._control.tell(kind, number, **facts)
+            self._control.send_json(kind, number, **facts)
 
     def _send_log(self, number: int, name: str, data: bytes) -> None:
         if self._control is not None:
@@ -315,42 +327,42 @@ class NodeAgent:
 
     # ---- the end
 
-    def _watch_agent(self) -> int | None:
+    def _watch_torchrun(self) -> int | None:
         """Torchrun's agent, when it is killed, leaves those that it started running."""
         if not self._agent_pid or not hasattr(os, "pidfd_open"):
             return None
         try:
             agent = os.pidfd_open(self._agent_pid)
         except ProcessLookupError:
-            self._end("torchrun's agent is gone")
+            self._finish("torchrun's agent is gone")
             return None
-        self._loop.add_reader(agent, self._end, "torchrun's agent is gone")
+        self._loop.add_reader(agent, self._finish, "torchrun's agent is gone")
         return agent
 
-    def _end(self, reason: str) -> None:
-        if not self._over.done():
-            self._over.set_result(reason)
+    def _finish(self, reason: str) -> None:
+        if not self._finished.done():
+            self._finished.set_result(reason)
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         """Say why, then end all ranks, and then the helper.
 
         Said first: else the ranks' ends would be news of their own.
         """
         if self._control is not None:
-            reason = self._over.result() if self._over.done() else ""
-            self._control.tell(FrameType.LEAVE, reason=reason)
-        await self._end_ranks()
-        self._send_news()
+            reason = self._finished.result() if self._finished.done() else ""
+            self._control.send_json(FrameType.LEAVE, reason=reason)
+        await self._stop_ranks()
+        self._send_logs()
         for each in (self._control, self._forwarder, self._listener):
             if each is not None:
                 each.close()
-        await self._loop.run_in_executor(self._forking, self._launcher.close)
-        self._forking.shutdown()
+        await self._loop.run_in_executor(self._launch_thread, self._launcher.close)
+        self._launch_thread.shutdown()
 
-    async def _end_ranks(self) -> None:
+    async def _stop_ranks(self) -> None:
         for handle in self._handles.values():
             handle.terminate()
-        deadline = time.monotonic() + ENDING
+        deadline = time.monotonic() + STOP_TIMEOUT
         while self._handles and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         for handle in self._handles.values():
@@ -366,7 +378,7 @@ def count_gpus() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def about_this_node(nproc: int) -> dict[str, Any]:
+def node_facts(nproc: int) -> dict[str, Any]:
     """What the door must know of it."""
     found = dict.fromkeys(("torch", "nbddp", "cloudpickle"), "")
     for name in found:

@@ -25,14 +25,20 @@ from nbddp.errors import WireError
 logger = logging.getLogger(__name__)
 
 BUFFER = 1 << 20  # bytes that a stream reads ahead
-MAX_BYTES = 16 << 20  # of one frame
-PIECE = 64 << 10  # bytes read at once
-PAUSE = 0.2  # seconds until the next attempt to dial for a rank
-DIALS = 8  # connections that one node dials at the same time; see handshake.MOST_OF_ADDRESS
-ENDED = (OSError, EOFError, ValueError, WireError)  # what FrameConnection.read raises
-BROKEN = (*ENDED, KeyError, TypeError)  # with what a frame causes that is not one of ours
+MAX_FRAME_BYTES = 16 << 20  # of one frame
+CHUNK_SIZE = 64 << 10  # bytes read at once
+RETRY_DELAY = 0.2  # seconds until the next attempt to dial for a rank
+MAX_DIALS = (
+    8  # connections that one node dials at the same time; see handshake.MAX_PENDING_PER_ADDRESS
+)
+READ_ERRORS = (OSError, EOFError, ValueError, WireError)  # what FrameConnection.read raises
+FRAME_ERRORS = (
+    *READ_ERRORS,
+    KeyError,
+    TypeError,
+)  # with what a frame causes that is not one of ours
 
-_HEAD = struct.Struct("!BIQ")  # type, number, bytes that follow
+_HEADER = struct.Struct("!BIQ")  # type, number, bytes that follow
 
 
 class FrameType(IntEnum):
@@ -63,8 +69,8 @@ class FrameConnection:
     """One end of a connection, in an event loop.
 
     Attributes:
-        sent: frames that were sent.
-        heard_at: when something last arrived, in the loop's time.
+        frames_sent: frames that were sent.
+        last_received_at: when something last arrived, in the loop's time.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,8 +79,8 @@ class FrameConnection:
         self._received = 0
         self._handled = 0
         self._progress = asyncio.Condition()
-        self.sent = 0
-        self.heard_at = asyncio.get_running_loop().time()
+        self.frames_sent = 0
+        self.last_received_at = asyncio.get_running_loop().time()
 
     @property
     def peer(self) -> str:
@@ -88,11 +94,11 @@ class FrameConnection:
 
     def send(self, kind: FrameType, number: int = 0, data: bytes = b"") -> None:
         """Send a frame. It is dropped if the connection has ended."""
-        self.sent += 1
+        self.frames_sent += 1
         if not self._writer.is_closing():
-            self._writer.write(_HEAD.pack(kind, number, len(data)) + data)
+            self._writer.write(_HEADER.pack(kind, number, len(data)) + data)
 
-    def tell(self, kind: FrameType, number: int = 0, **facts: Any) -> None:
+    def send_json(self, kind: FrameType, number: int = 0, **facts: Any) -> None:
         """Send a frame of JSON."""
         self.send(kind, number, json.dumps(facts).encode())
 
@@ -110,18 +116,18 @@ class FrameConnection:
         async with self._progress:
             self._handled = self._received
             self._progress.notify_all()
-        kind, number, size = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-        self.heard_at = asyncio.get_running_loop().time()
-        if size > MAX_BYTES:
+        kind, number, size = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+        self.last_received_at = asyncio.get_running_loop().time()
+        if size > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {size} bytes")
         data = bytearray()
         while len(data) < size:  # each piece is a sign of life: a slow network takes long
-            data += await self._reader.readexactly(min(PIECE, size - len(data)))
-            self.heard_at = asyncio.get_running_loop().time()
+            data += await self._reader.readexactly(min(CHUNK_SIZE, size - len(data)))
+            self.last_received_at = asyncio.get_running_loop().time()
         self._received += 1
         return FrameType(kind), number, bytes(data)
 
-    async def await_handled(self, count: int) -> None:
+    async def wait_handled(self, count: int) -> None:
         """Wait until this side has handled so many frames."""
         async with self._progress:
             await self._progress.wait_for(lambda: self._handled >= count)
@@ -135,7 +141,7 @@ class FrameConnection:
         self._writer.transport.abort()
 
 
-def facts_of(data: bytes) -> dict[str, Any]:
+def decode_json(data: bytes) -> dict[str, Any]:
     """Read a frame of JSON.
 
     Raises:
@@ -168,17 +174,17 @@ async def forward(
 
     async def send() -> None:
         with suppress(OSError):
-            while data := await reader.read(PIECE):
+            while data := await reader.read(CHUNK_SIZE):
                 before()
-                far.send(FrameType.DATA, control.sent, data)
+                far.send(FrameType.DATA, control.frames_sent, data)
                 await far.drain()
 
     async def receive() -> None:
-        with suppress(*ENDED):
+        with suppress(*READ_ERRORS):
             while True:
                 _, count, data = await far.read()
-                control.heard_at = far.heard_at
-                await control.await_handled(count)
+                control.last_received_at = far.last_received_at
+                await control.wait_handled(count)
                 writer.write(data)
                 await writer.drain()
 
@@ -216,7 +222,7 @@ class StoreForwarder:
         self._number = number
         self._dial = dial
         self._before = before
-        self._dials = asyncio.Semaphore(DIALS)
+        self._dials = asyncio.Semaphore(MAX_DIALS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, listener: socket.socket) -> None:
@@ -241,7 +247,7 @@ class StoreForwarder:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:  # the rank has gone, or there are no descriptors
                 logger.debug("no connection accepted: %s", error)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_DELAY)
             else:
                 self._start(self._forward(sock))
 
@@ -250,7 +256,7 @@ class StoreForwarder:
         try:
             async with self._dials:
                 while (far := await self._dial()) is None:
-                    await asyncio.sleep(PAUSE)
+                    await asyncio.sleep(RETRY_DELAY)
             far.send(FrameType.STORE, self._number)
             await forward((reader, writer), far, self._control, self._before)
         finally:

@@ -32,7 +32,7 @@ class SurvivingRank:
         return int(self.start["attempt"])
 
     @property
-    def place(self) -> Topology:
+    def topology(self) -> Topology:
         """Its place in the world."""
         return Topology(**self.start["topology"])
 
@@ -43,7 +43,7 @@ class SurvivingGroup:
 
     Attributes:
         ranks: those that are back.
-        serve: lets them find the store at this port of this machine.
+        set_store_port: lets them find the store at this port of this machine.
         attempt: which start of their group it was.
         world_size: how many ranks there were.
         secret: what their messages are signed with.
@@ -52,7 +52,7 @@ class SurvivingGroup:
     """
 
     ranks: Mapping[int, SurvivingRank]
-    serve: Callable[[int], None]
+    set_store_port: Callable[[int], None]
     attempt: int
     world_size: int
     secret: bytes
@@ -60,34 +60,38 @@ class SurvivingGroup:
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, living: Sequence[SurvivingRank], serve: Callable[[int], None]) -> SurvivingGroup:
+    def newest(
+        cls, survivors: Sequence[SurvivingRank], set_store_port: Callable[[int], None]
+    ) -> SurvivingGroup:
         """The newest attempt of these.
 
         Raises:
             RequestError: there are none.
         """
-        if not living:
+        if not survivors:
             raise RequestError("no rank has come back: `%ddp nodes` lists the nodes that have")
-        newest = max(living, key=lambda each: each.attempt)
-        start, world_size = newest.start, newest.place.world_size
+        newest = max(survivors, key=lambda each: each.attempt)
+        start, world_size = newest.start, newest.topology.world_size
         known = {name: start[name] for name in ("backend", "timeout", "joins_group")}
         env = {name: text for name, text in start["env"].items() if name != "NBDDP_STRUCK"}
         return cls(
-            ranks={each.place.rank: each for each in living if each.attempt == newest.attempt},
-            serve=serve,
+            ranks={
+                each.topology.rank: each for each in survivors if each.attempt == newest.attempt
+            },
+            set_store_port=set_store_port,
             attempt=newest.attempt,
             world_size=world_size,
             secret=base64.b64decode(start["secret"]),
-            folder=folder_of(start),
+            folder=run_folder_of(start),
             options=known | {"nproc": world_size, "env": env},
         )
 
-    def event(self) -> RejoinAsked:
+    def rejoin_event(self) -> RejoinAsked:
         """What the lifecycle must know of it."""
-        living = tuple((rank, each.incarnation) for rank, each in self.ranks.items())
-        return RejoinAsked(attempt=self.attempt, world_size=self.world_size, living=living)
+        survivors = tuple((rank, each.incarnation) for rank, each in self.ranks.items())
+        return RejoinAsked(attempt=self.attempt, world_size=self.world_size, survivors=survivors)
 
 
-def folder_of(start: Mapping[str, Any]) -> Path:
+def run_folder_of(start: Mapping[str, Any]) -> Path:
     """The run's folder, which is the notebook's."""
     return Path(start["cwd"]) / ".nbddp" / "runs" / Path(start["run_id"]).name

@@ -19,13 +19,20 @@ import psutil
 from nbddp.topology import Topology
 from nbddp.wire.rank_start import RankStart
 
-_OWN = ("store_port", "log_path", "kernel_pid", "sys_path", "interface", "can_rejoin")  # the node's
-_AGENTS = "TORCHELASTIC_"  # what the variables of torchrun's agent begin with
+_NODE_FIELDS = (
+    "store_port",
+    "log_path",
+    "kernel_pid",
+    "sys_path",
+    "interface",
+    "can_rejoin",
+)  # the node's
+_TORCHELASTIC = "TORCHELASTIC_"  # what the variables of torchrun's agent begin with
 
 
-def packed(start: RankStart) -> dict[str, Any]:
+def pack_start(start: RankStart) -> dict[str, Any]:
     """What of it travels; its environment is what the user asked for."""
-    facts = {name: value for name, value in asdict(start).items() if name not in _OWN}
+    facts = {name: value for name, value in asdict(start).items() if name not in _NODE_FIELDS}
     secret = base64.b64encode(start.secret).decode()
     path = Path(start.log_path)
     begin = path.stat().st_size if path.exists() else 0
@@ -46,7 +53,7 @@ class NodeSettings:
     folder: Path
     interface: str
 
-    def unpacked(self, facts: Mapping[str, Any]) -> RankStart:
+    def build_start(self, facts: Mapping[str, Any]) -> RankStart:
         """The whole of it, for a rank that is started here."""
         cwd = facts["cwd"] if Path(facts["cwd"]).is_dir() else str(Path.cwd())
         log = self._log(facts)
@@ -80,7 +87,7 @@ class NodeSettings:
 
 def _environment() -> dict[str, str]:
     """The node's own, without what torchrun has told the keeper of its store and its files."""
-    return {name: text for name, text in os.environ.items() if not name.startswith(_AGENTS)}
+    return {name: text for name, text in os.environ.items() if not name.startswith(_TORCHELASTIC)}
 
 
 def interface_of(address: str) -> str:

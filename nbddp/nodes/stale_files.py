@@ -21,8 +21,8 @@ from nbddp.errors import RequestError
 from nbddp.nodes.join_file import FOLDER, JoinFile
 
 HOME = ".nbddp"  # in the home folder
-AGE = 7 * 86400.0  # seconds since the last sign of life
-TOUCHING = 60.0  # seconds between two signs of life
+MAX_AGE = 7 * 86400.0  # seconds since the last sign of life
+TOUCH_PERIOD = 60.0  # seconds between two signs of life
 _NAMES = {
     "nodes": re.compile(r".+-\d+"),  # a host, and its keeper's process
     "agents": re.compile(r"[0-9a-f]{8}-\d+\.log"),
@@ -40,13 +40,13 @@ class LockedPath:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._touched_at = time.monotonic()
-        self._lock: int | None = _opened(path)
+        self._lock: int | None = _open_for_lock(path)
         with suppress(OSError):  # no locks here
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def touch(self) -> None:
         """Say now and then that we live, where locks say nothing."""
-        if time.monotonic() - self._touched_at > TOUCHING:
+        if time.monotonic() - self._touched_at > TOUCH_PERIOD:
             self._touched_at = time.monotonic()
             with suppress(OSError):  # somebody deleted it
                 os.utime(self._path)
@@ -58,7 +58,7 @@ class LockedPath:
         self._lock = None
 
 
-def left_open(name: str = "") -> JoinFile:
+def find_left_join_file(name: str = "") -> JoinFile:
     """The door that a notebook has left open which is gone.
 
     Args:
@@ -72,45 +72,45 @@ def left_open(name: str = "") -> JoinFile:
         path = Path(name).expanduser()
         path = path if path.exists() else folder / name
         join = JoinFile.load(path)
-        if _is_held(path):
+        if _is_locked(path):
             raise RequestError(
                 f"the notebook that has opened the door of {path} is still there: restart its "
                 "kernel, or end it, and its ranks can be taken back"
             )
         return join
     files = [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
-    left = [each for each in files if not _is_held(each)]
+    left = [each for each in files if not _is_locked(each)]
     if not left:
         raise RequestError(f"no notebook that is gone has left a door open: see {folder}")
     return JoinFile.load(max(left, key=lambda path: path.stat().st_mtime))
 
 
-def _is_held(path: Path) -> bool:
-    with _trying_lock(path) as is_held:
+def _is_locked(path: Path) -> bool:
+    with _try_lock(path) as is_held:
         return is_held
 
 
-def tidy(home: Path) -> None:
+def remove_stale_files(home: Path) -> None:
     """Take away all that is old and nobody's, in what belongs to us of a home folder."""
     for name in _NAMES:
-        tidy_folder(home / HOME / name, _NAMES[name])
+        remove_stale_in(home / HOME / name, _NAMES[name])
 
 
-def tidy_folder(folder: Path, names: re.Pattern[str] = _NAMES["nodes"]) -> None:
+def remove_stale_in(folder: Path, names: re.Pattern[str] = _NAMES["nodes"]) -> None:
     """Take away what is old and nobody's; what is called otherwise is not ours."""
     with suppress(OSError):  # there is no such folder, or it cannot be read
         for path in folder.iterdir():
             if names.fullmatch(path.name):
-                _take_away_if_left(path)
+                _remove_if_stale(path)
 
 
-def _take_away_if_left(path: Path) -> None:
+def _remove_if_stale(path: Path) -> None:
     with suppress(OSError):  # another one takes it away at this moment
         facts = path.lstat()
         is_link = stat.S_ISLNK(facts.st_mode)
-        if is_link or facts.st_uid != os.getuid() or time.time() - facts.st_mtime < AGE:
+        if is_link or facts.st_uid != os.getuid() or time.time() - facts.st_mtime < MAX_AGE:
             return
-        with _trying_lock(path) as is_held:
+        with _try_lock(path) as is_held:
             if is_held:
                 return
             if stat.S_ISDIR(facts.st_mode):
@@ -119,16 +119,16 @@ def _take_away_if_left(path: Path) -> None:
                 path.unlink()
 
 
-def _opened(path: Path) -> int:
+def _open_for_lock(path: Path) -> int:
     """For a lock: a file for writing, as NFS wants it, a folder as that can be."""
     mode = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR
     return os.open(path, mode | os.O_NOFOLLOW)
 
 
 @contextmanager
-def _trying_lock(path: Path) -> Iterator[bool]:
+def _try_lock(path: Path) -> Iterator[bool]:
     """Lock a file or folder within; yield whether another process holds it."""
-    lock, is_held = _opened(path), False
+    lock, is_held = _open_for_lock(path), False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # any other error: no locks here

@@ -11,7 +11,7 @@ from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT
-from nbddp.nodes.stale_files import left_open
+from nbddp.nodes.stale_files import find_left_join_file
 
 JOB_FILE = Path("nbddp-nodes.sbatch")
 REJOIN_TIMEOUT = 10.0  # seconds: nodes look twice a second for a notebook that is gone
@@ -87,6 +87,6 @@ def _nodes_spec(args: Namespace) -> NodesSpec:
 def _rejoin(notebook: NotebookState, args: Namespace) -> str:
     if notebook.group.nodes is not None:
         raise RequestError(ALREADY_LISTENING)
-    join = left_open(args.rejoin)
+    join = find_left_join_file(args.rejoin)
     spec = replace(_nodes_spec(args), host=join.address, port=join.port)
     return notebook.group.rejoin(spec, join, args.wait or REJOIN_TIMEOUT)

@@ -20,22 +20,22 @@ from nbddp.topology import TORCHRUN
 
 # The options of an agent that meets no other agent, at any free port, and starts one process. If an
 # option is missing, torchrun reads it from a variable PET_...; Kubeflow sets them in each pod.
-ALONE = (
+SINGLE_NODE_OPTIONS = (
     "--nnodes=1",
     "--node-rank=0",
     "--rdzv-backend=static",
     "--rdzv-endpoint=127.0.0.1:0",
     "--nproc-per-node=1",
 )
-ENDING = 15.0  # seconds that agents get to end
-_OURS = "nbddp: "  # what the lines of a log begin with that are not torchrun's
+EXIT_TIMEOUT = 15.0  # seconds that agents get to end
+_LOG_PREFIX = "nbddp: "  # what the lines of a log begin with that are not torchrun's
 
 
 @dataclass(slots=True)
 class _Agent:
     process: subprocess.Popen[bytes]
     log: Path
-    has_come: bool = False
+    has_joined: bool = False
 
 
 class LocalAgents:
@@ -73,24 +73,24 @@ class LocalAgents:
                 )
                 self._agents.append(_Agent(process, path))
 
-    def note(self, node: Node) -> None:
+    def on_node_joined(self, node: Node) -> None:
         """A node has come in, which may be one of these."""
         if node.facts["host"] == socket.gethostname():
             for agent in self._agents:
-                agent.has_come = agent.has_come or agent.process.pid == node.facts.get("agent")
+                agent.has_joined = agent.has_joined or agent.process.pid == node.facts.get("agent")
 
     @property
-    def awaited(self) -> int:
+    def pending(self) -> int:
         """How many run and are still to come in."""
-        return sum(not each.has_come and each.process.poll() is None for each in self._agents)
+        return sum(not each.has_joined and each.process.poll() is None for each in self._agents)
 
-    def take_failed(self) -> str:
+    def pop_failures(self) -> str:
         """What became of those that ended before they came in, once; empty if none did."""
         said = []
         for each in self._agents:
-            if not each.has_come and each.process.poll() is not None:
-                each.has_come = True  # nobody waits for it, and nobody is told again
-                said.append(_say_ended(each))
+            if not each.has_joined and each.process.poll() is not None:
+                each.has_joined = True  # nobody waits for it, and nobody is told again
+                said.append(_describe_exit(each))
         return "; ".join(said)
 
     def close(self) -> None:
@@ -99,21 +99,23 @@ class LocalAgents:
         Nobody has sent those home that were still on their way.
         """
         for agent in self._agents:
-            if not agent.has_come:
+            if not agent.has_joined:
                 agent.process.terminate()
-        deadline = time.monotonic() + ENDING
+        deadline = time.monotonic() + EXIT_TIMEOUT
         for agent in self._agents:
             try:
                 agent.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 agent.process.terminate()  # torchrun ends what it started
-                agent.process.wait(ENDING)
+                agent.process.wait(EXIT_TIMEOUT)
         self._agents.clear()
 
 
-def _say_ended(agent: _Agent) -> str:
+def _describe_exit(agent: _Agent) -> str:
     how = describe_exit(agent.process.returncode)
     lines = agent.log.read_text(errors="replace").splitlines()
-    why = next((line[len(_OURS) :] for line in reversed(lines) if line.startswith(_OURS)), "")
+    why = next(
+        (line[len(_LOG_PREFIX) :] for line in reversed(lines) if line.startswith(_LOG_PREFIX)), ""
+    )
     said = f": {why}" if why else ""
     return f"an agent on this machine {how} before it came in{said}; its log is {agent.log}"

@@ -98,9 +98,9 @@ def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtT
     sent, *others = nodes.listener.nodes
     nodes.release(sent.name)
     assert sent in nodes.listener.nodes, "it has not gone yet"
-    assert nodes.launcher.room() == 8
+    assert nodes.launcher.capacity() == 8
     nodes.launcher.assign(8)
-    assert [slot.node for slot in nodes.launcher.slots] == others
+    assert [slot.node for slot in nodes.launcher.assignments] == others
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_ranks_follow_slurms_order_or_the_host_names_and_a_spare_moves_none(
     nodes = at_the_door.nodes
     for host, facts in arrive:
         at_the_door.bring(host=host, **facts)
-    nodes.launcher.assign(nodes.launcher.room())
-    assert [slot.node.name for slot in nodes.launcher.slots] == ordered
+    nodes.launcher.assign(nodes.launcher.capacity())
+    assert [slot.node.name for slot in nodes.launcher.assignments] == ordered
     spare = [host for host, _ in arrive if host not in ordered]
     shown = re.findall(r"^(\S+) +127\.0\.0\.1 ", nodes.table(), re.MULTILINE)
     assert shown == [*ordered, *spare]
@@ -136,7 +136,7 @@ def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(at_the_door:
     first.leave()
     assert wait_until(lambda: [node.name for node in nodes.listener.nodes] == ["a#2"])
     at_the_door.bring(host="a")
-    assert [node.name for node in nodes.launcher.chosen()] == ["a#2", "a"]
+    assert [node.name for node in nodes.launcher.selected_nodes()] == ["a#2", "a"]
 
 
 def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
@@ -145,13 +145,13 @@ def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
     nodes = at_the_door.nodes
 
     def room() -> str:
-        return refusal(RequestError, nodes.launcher.room).replace(nodes.command, "COMMAND")
+        return refusal(RequestError, nodes.launcher.capacity).replace(nodes.command, "COMMAND")
 
     def last_line() -> str:
         return nodes.table().splitlines()[-1]
 
     said = [room(), last_line()]
-    monkeypatch.setattr(nodes._agents.__class__, "awaited", 2)
+    monkeypatch.setattr(nodes._agents.__class__, "pending", 2)
     said += [room(), last_line()]
     for _ in range(2):
         at_the_door.bring()

@@ -82,7 +82,7 @@ READY = after(HEALING, ready(1))
 MEETING = after(READY, GIVEN)
 HEALED = after(MEETING, met(0), met(1))
 HEALING_AGAIN = after(HEALING, NO_NAMES, HEAL)
-BACK = RejoinAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
+BACK = RejoinAsked(attempt=4, world_size=3, survivors=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
 IN_VAIN = (State.BROKEN, kill(1), HealFailed)
 

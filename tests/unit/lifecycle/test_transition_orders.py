@@ -207,7 +207,7 @@ class AnyOrder(RuleBasedStateMachine):
         ranks = tuple((rank, 0) for rank in sorted(living) if rank < world_size)
         if ranks:
             attempt = self.life.attempt + 1
-            self.step(ev.RejoinAsked(attempt=attempt, world_size=world_size, living=ranks))
+            self.step(ev.RejoinAsked(attempt=attempt, world_size=world_size, survivors=ranks))
 
     @precondition(lambda self: self.life.alive)
     @rule(

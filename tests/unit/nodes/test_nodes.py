@@ -31,12 +31,12 @@ from nbddp.nodes.clock_offset import ClockOffset
 from nbddp.nodes.join_file import JoinFile
 from nbddp.nodes.listener import Node, NodeListener, RemoteRankHandle
 from nbddp.nodes.log_sync import LogReceiver, LogSender
-from nbddp.nodes.node_agent import about_this_node
+from nbddp.nodes.node_agent import node_facts
 from nbddp.nodes.node_connection import (
     FrameConnection,
     FrameType,
     StoreForwarder,
-    facts_of,
+    decode_json,
     forward,
 )
 
@@ -104,7 +104,7 @@ class AtTheDoor(Guests):
         door = NodeListener(
             "127.0.0.1",
             on_change=self.changes.append,
-            on_lost=lambda folder, _: self.lost.append(folder),
+            on_copy_failed=lambda folder, _: self.lost.append(folder),
         )
         super().__init__(door)
 
@@ -158,9 +158,9 @@ def test_another_version_is_refused_with_the_reason(at_the_door: AtTheDoor) -> N
     assert wait_until(guest.is_lost.is_set)
     [(kind, data)] = guest.frames
     assert kind is FrameType.REFUSED
-    assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", facts_of(data)["reason"])
+    assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", decode_json(data)["reason"])
     assert at_the_door.has_refused()
-    assert at_the_door.door.why_refused == facts_of(data)["reason"]
+    assert at_the_door.door.refusal == decode_json(data)["reason"]
 
 
 @pytest.mark.parametrize("kind", [FrameType.DATA, FrameType.STARTED, FrameType.LEAVE])
@@ -186,21 +186,21 @@ def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
         guest.tell(kind, number=99)
     assert wait_until(lambda: len(at_the_door.changes) == 2)
     gone = at_the_door.changes[1]
-    assert "connection" in gone.why_gone
+    assert "connection" in gone.lost_reason
     assert not at_the_door.door.nodes
 
 
 def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtTheDoor) -> None:
     monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
-    at_the_door.come().tell(FrameType.HELLO, **about_this_node(1))  # and no sign of life after that
+    at_the_door.come().tell(FrameType.HELLO, **node_facts(1))  # and no sign of life after that
     assert wait_until(lambda: len(at_the_door.changes) == 2)
-    assert at_the_door.changes[1].why_gone.endswith(" 1 s")
+    assert at_the_door.changes[1].lost_reason.endswith(" 1 s")
 
 
 def test_of_many_that_say_nothing_one_too_many_is_sent_away_at_once(
     at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "MOST_OF_ADDRESS", 2)
+    monkeypatch.setattr(handshake, "MAX_PENDING_PER_ADDRESS", 2)
     address = ("127.0.0.1", at_the_door.door.join.port)
     with socket.create_connection(address) as first, socket.create_connection(address):
         with socket.create_connection(address) as third, suppress(ConnectionError):
@@ -387,11 +387,11 @@ def test_a_log_grows_here_as_it_grows_there(tmp_path: Path) -> None:
     inlet = LogReceiver(run, lambda _folder, error: lost.append(error))
     outlet = LogSender(lambda _number, name, data: inlet.append(name, data))
     outlet.follow(1, original)
-    outlet.send_news()
+    outlet.send_new_data()
     for text in ("a line\n", "half", " and half\n", "x" * 3_000_000):
         with original.open("a") as file:
             file.write(text)
-        outlet.send_news()
+        outlet.send_new_data()
         assert (run / "rank0.log").read_bytes() == original.read_bytes()
     inlet.close()
     assert not lost
@@ -443,14 +443,14 @@ def test_a_file_that_several_write_is_sent_in_whole_lines_in_the_name_of_one_tha
     outlet = LogSender(lambda number, _name, data: sent.append((number, data)))
     for number in (3, 4):
         outlet.follow(number, original, whole_lines=True)
-    outlet.forget(4)
+    outlet.unfollow(4)
     for text in ('{"a": 1}\n{"a"', "", ": 2}\n"):
         with original.open("a") as file:
             file.write(text)
-        outlet.send_news()
-    outlet.forget(3)
+        outlet.send_new_data()
+    outlet.unfollow(3)
     original.write_text("longer than all of it before\n")
-    outlet.send_news()
+    outlet.send_new_data()
     assert sent == [(3, b'{"a": 1}\n'), (3, b'{"a": 2}\n')]
 
 
@@ -459,9 +459,9 @@ def test_a_file_that_several_write_is_sent_in_whole_lines_in_the_name_of_one_tha
 
 def test_the_quickest_round_trip_is_believed() -> None:
     clock = ClockOffset()
-    clock.note(0.0, 5.9, 1.0)  # ± 0.5
-    clock.note(10.0, 15.05, 10.1)  # ± 0.05
-    clock.note(20.0, 25.5, 20.8)  # ± 0.4
+    clock.add_round(0.0, 5.9, 1.0)  # ± 0.5
+    clock.add_round(10.0, 15.05, 10.1)  # ± 0.05
+    clock.add_round(20.0, 25.5, 20.8)  # ± 0.4
     assert clock.offset == pytest.approx(5.0)
     assert clock.error == pytest.approx(0.05)
 

@@ -23,7 +23,7 @@ from nbddp.group.rank_group import RankGroup
 from nbddp.launch.local_launcher import Launcher
 from nbddp.nodes.join_file import JoinFile
 from nbddp.nodes.listener import NodeListener
-from nbddp.nodes.stale_files import LockedPath, left_open
+from nbddp.nodes.stale_files import LockedPath, find_left_join_file
 
 
 class Back:
@@ -37,7 +37,7 @@ class Back:
         self.group = RankGroup(GroupSpec(nproc=1), Session(self.launcher))
 
     def take_back(self, seconds: float) -> str:
-        join = left_open()
+        join = find_left_join_file()
         spec = NodesSpec(host=join.address, port=join.port)
         return self.group.rejoin(spec, join, seconds)
 
@@ -84,15 +84,15 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
         use(chosen)
         signal.raise_signal(signal.SIGINT)
 
-    def stop_and_close(self: NodeListener, *, sends_home: bool = True) -> None:
+    def stop_and_close(self: NodeListener, *, releases_nodes: bool = True) -> None:
         signal.raise_signal(signal.SIGINT)
-        closed(self, sends_home=sends_home)
+        closed(self, releases_nodes=releases_nodes)
 
-    monkeypatch.setattr(group.session, "use", use_and_stop)
+    monkeypatch.setattr(group.session, "use_launcher", use_and_stop)
     with pytest.raises(KeyboardInterrupt):
         group.open_nodes(NodesSpec())
     assert group.nodes is not None
-    monkeypatch.setattr(group.session, "use", use)
+    monkeypatch.setattr(group.session, "use_launcher", use)
     monkeypatch.setattr(NodeListener, "close", stop_and_close)
     with pytest.raises(KeyboardInterrupt):
         group.stop()
@@ -106,10 +106,10 @@ def test_a_door_whose_notebook_is_there_is_not_taken_over(
 ) -> None:
     with_it = LockedPath(back.join_file)
     for name in (str(back.join_file), back.join_file.name):
-        said = refusal(RequestError, left_open, name)
+        said = refusal(RequestError, find_left_join_file, name)
         assert said.replace(str(back.join_file), "FILE") == snapshot(name="open")
     with_it.close()
-    assert left_open(back.join_file.name) == left_open()
+    assert find_left_join_file(back.join_file.name) == find_left_join_file()
 
 
 def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
@@ -130,5 +130,5 @@ def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
     nodes = back.group.nodes
     assert nodes is not None
     assert re.match(r"2 nodes .* \(4 ranks\)", said)
-    assert nodes.launcher.room() == 8
+    assert nodes.launcher.capacity() == 8
     guests[0].close()

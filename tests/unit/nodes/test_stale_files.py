@@ -16,7 +16,7 @@ from processes import wait_until
 
 from nbddp.nodes import stale_files
 from nbddp.nodes.engines.local import LocalAgents
-from nbddp.nodes.stale_files import AGE, LockedPath, tidy
+from nbddp.nodes.stale_files import MAX_AGE, LockedPath, remove_stale_files
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def things(home: Path) -> list[Path]:
     return sorted((home / ".nbddp").glob("*/*"))
 
 
-def age(path: Path, seconds: float = AGE + 10) -> None:
+def age(path: Path, seconds: float = MAX_AGE + 10) -> None:
     at = time.time() - seconds
     os.utime(path, (at, at))
 
@@ -46,8 +46,8 @@ def age(path: Path, seconds: float = AGE + 10) -> None:
 @pytest.mark.parametrize("past", [-60, 10], ids=["younger", "older"])
 def test_what_is_old_and_nobodys_is_taken_away(home: Path, past: float) -> None:
     for path in things(home):
-        age(path, AGE + past)
-    tidy(home)
+        age(path, MAX_AGE + past)
+    remove_stale_files(home)
     assert len(things(home)) == (3 if past < 0 else 0)
 
 
@@ -55,13 +55,13 @@ def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
     held = [LockedPath(path) for path in things(home)]
     for path in things(home):
         age(path)
-    tidy(home)
+    remove_stale_files(home)
     assert len(things(home)) == 3
     for each in held:
         each.close()
-    tidy(home)
+    remove_stale_files(home)
     assert things(home) == []
-    tidy(home)  # there is nothing any more
+    remove_stale_files(home)  # there is nothing any more
 
 
 def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
@@ -74,17 +74,17 @@ def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        tidy(home)
+        remove_stale_files(home)
         assert len(things(home)) == 3
         holder.kill()
-    tidy(home)
+    remove_stale_files(home)
     assert things(home) == []
 
 
 def test_what_is_called_otherwise_or_leads_elsewhere_is_not_ours(
     home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    tidy(home)
+    remove_stale_files(home)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "kept"
     elsewhere.mkdir()
     link = home / ".nbddp" / "nodes" / "gpu-07-4712"
@@ -94,7 +94,7 @@ def test_what_is_called_otherwise_or_leads_elsewhere_is_not_ours(
         path.write_text("x")
         age(path)
     os.utime(link, (0, 0), follow_symlinks=False)
-    tidy(home)
+    remove_stale_files(home)
     assert elsewhere.is_dir()
     assert things(home) == sorted([*others, link])
 
@@ -106,11 +106,11 @@ def test_where_there_are_no_locks_who_gives_signs_of_life_keeps_what_he_has(
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(stale_files, "TOUCHING", 0.0)
+    monkeypatch.setattr(stale_files, "TOUCH_PERIOD", 0.0)
     lives, *left = things(home)
     held = LockedPath(lives)
     held.touch()
-    tidy(home)
+    remove_stale_files(home)
     assert things(home) == [lives]
     assert not any(path.exists() for path in left)
     held.close()
@@ -123,10 +123,10 @@ def test_the_log_of_an_agent_is_held_while_it_runs(tmp_path: Path) -> None:
     agents.start(1)
     [agent] = agents._agents
     age(agent.log)
-    tidy(tmp_path)
+    remove_stale_files(tmp_path)
     assert agent.log.exists()
     agent.process.kill()
     agents.close()
     assert wait_until(lambda: agent.process.poll() is not None)
-    tidy(tmp_path)
+    remove_stale_files(tmp_path)
     assert not agent.log.exists()
