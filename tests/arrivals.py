@@ -47,7 +47,7 @@ def told(
             came[rank].append(end)
         now = max(ends) + 1e-4
     waiting = CollectiveMatcher()
-    waiting.begin_cell(range(ranks))
+    waiting.reset_for_cell(range(ranks))
     for rank in range(ranks):
         for letter in letters([at + ahead(rank) for at in came[rank]]):
             waiting.add(rank, letter, now, ahead=ahead(rank), error=abs(ahead(rank)) / 100)

@@ -144,10 +144,10 @@ def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
         memory=st.integers(0, 2**45),
         gpu=st.sampled_from(["", "NVIDIA T4", "<b>"]),
         gpu_memory=st.integers(0, 2**45),
-        bars=st.lists(BARS, max_size=3).map(tuple),
+        progress_bars=st.lists(BARS, max_size=3).map(tuple),
         is_alive=st.booleans(),
-        is_well=st.booleans(),
-        is_cause=st.booleans(),
+        is_healthy=st.booleans(),
+        is_first_cause=st.booleans(),
     )
 
 
@@ -185,8 +185,8 @@ SNAPSHOTS = st.builds(
     ranks=st.integers(0, 3).flatmap(lambda count: st.tuples(*map(ranks, range(count)))),
     events=st.lists(EVENTS, max_size=9).map(tuple),
     alarm=TEXT,
-    missed=COUNTS,
-    refused=COUNTS,
+    missed_rows=COUNTS,
+    rejected_messages=COUNTS,
 )
 
 

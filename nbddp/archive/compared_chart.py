@@ -33,7 +33,7 @@ def compared_chart(
     marks = tuple(
         ChartMark(at, is_heal, line.color)
         for line in lines
-        for at, is_heal in comparison.runs[line.color or 0].marks(over)
+        for at, is_heal in comparison.runs[line.color or 0].resume_marks(over)
     )
     log, unit = is_log(lines, scale), UNITS[over]
     return Chart(name=name, lines=lines, drawn=lines, marks=marks, is_log=log, unit=unit)

@@ -80,7 +80,7 @@ class ComparedRun:
         """The numbers that its ranks reported."""
         return self.run.metrics()
 
-    def marks(self, over: XAxis) -> Iterator[tuple[float, bool]]:
+    def resume_marks(self, over: XAxis) -> Iterator[tuple[float, bool]]:
         """Yield where the run was resumed on this axis, and whether by a heal."""
         for event in self.run.events:
             if event.kind != "resumed":
@@ -164,7 +164,7 @@ class Comparison:
         return [(name, values) for name, values in rows if len(set(values)) > 1]
 
     @cached_property
-    def code(self) -> list[list[str]]:
+    def code_diffs(self) -> list[list[str]]:
         """How the cells of each run differ from those of the first one, as a diff.
 
         It is empty for a run without cells: its cells may not have been recorded.

@@ -104,7 +104,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A word of ``%ddp runs``: a comparison, or without a ``sign`` a part of a name or note.
+    """A word of ``%ddp runs``: a comparison, or without one a part of a name or note.
 
     >>> run = Summary(path=Path("digits"), config={"lr": 0.1, "model": "resnet18"})
     >>> words = ("lr=1e-1", "lr<0.1", "model=res*", "seed!=3", "digi", "odd")
@@ -113,7 +113,7 @@ class Condition:
     """
 
     name: str
-    sign: str = ""
+    comparison: str = ""
     value: str = ""
 
     @classmethod
@@ -135,18 +135,18 @@ class Condition:
 
     def fits(self, run: Summary) -> bool:
         """Whether a run meets the condition."""
-        if not self.sign:
+        if not self.comparison:
             return self.name in run.name or self.name in run.note
-        there, sign, number = value_of(run, self.name), COMPARISONS[self.sign], None
+        there, compare, number = value_of(run, self.name), COMPARISONS[self.comparison], None
         with suppress(ValueError):
             number = float(self.value)
         if is_number(there) and number is not None and not isinstance(there, bool):
-            return sign(there, number)
-        if sign is operator.eq:
+            return compare(there, number)
+        if compare is operator.eq:
             return there is not None and fnmatchcase(str(there), self.value)
-        if sign is operator.ne:
+        if compare is operator.ne:
             return there is None or not fnmatchcase(str(there), self.value)
-        return isinstance(there, str) and sign(there, self.value)
+        return isinstance(there, str) and compare(there, self.value)
 
 
 def list_runs(
@@ -173,7 +173,7 @@ def list_runs(
     conditions = [*map(Condition.parse, asked)]
     known, left_out = _read_all(base, current)
     names = dict.fromkeys(name for run in known for name in (*run.config, *run.last))
-    for name in filter(None, [*(each.name for each in conditions if each.sign), sort]):
+    for name in filter(None, [*(each.name for each in conditions if each.comparison), sort]):
         if known and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
             shown = [*[*names][:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])]
             there = ", ".join([*shown, *sorted(COLUMNS)])

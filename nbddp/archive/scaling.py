@@ -24,7 +24,7 @@ class Repetition:
     """What one run of the cell came to.
 
     Attributes:
-        pace: steps a second, once it was warm; of a cell that reports none, cells a second.
+        rate: steps a second, once it was warm; of a cell that reports none, cells a second.
         counts_steps: whether they were steps.
         batch: samples of all ranks together in a step, None if unknown.
         waiting: the share of the ranks' time in which they waited for another one to come to a
@@ -34,7 +34,7 @@ class Repetition:
         memory: of the largest rank at the end, in bytes; of its tensors on a GPU ``gpu_memory``.
     """
 
-    pace: float
+    rate: float
     counts_steps: bool = True
     batch: int | None = None
     waiting: float | None = None
@@ -53,9 +53,9 @@ class WorldSizeResult:
     rounds: tuple[Repetition, ...]
 
     @property
-    def pace(self) -> float:
+    def rate(self) -> float:
         """The median of its rounds."""
-        return median(each.pace for each in self.rounds)
+        return median(each.rate for each in self.rounds)
 
     @property
     def batch(self) -> int | None:
@@ -64,9 +64,9 @@ class WorldSizeResult:
         return found.pop() if len(found) == 1 else None
 
     @property
-    def samples(self) -> float | None:
+    def samples_per_second(self) -> float | None:
         """A second, of all ranks together."""
-        return None if self.batch is None or not self.counts_steps else self.pace * self.batch
+        return None if self.batch is None or not self.counts_steps else self.rate * self.batch
 
     @property
     def counts_steps(self) -> bool:
@@ -76,8 +76,8 @@ class WorldSizeResult:
     @property
     def spread(self) -> float:
         """How far the rounds lie apart, as a part of their median."""
-        paces = [each.pace for each in self.rounds]
-        return (max(paces) - min(paces)) / self.pace
+        rates = [each.rate for each in self.rounds]
+        return (max(rates) - min(rates)) / self.rate
 
     def share(self, name: str) -> float | None:
         """The median of a share, or of the memory; None where no round has it."""
@@ -109,15 +109,15 @@ class Scaling:
     @property
     def has_samples(self) -> bool:
         """Whether the samples a second are known of all."""
-        return self.counts_steps and all(size.samples for size in self.sizes)
+        return self.counts_steps and all(size.samples_per_second for size in self.sizes)
 
     def speed_up(self, size: WorldSizeResult) -> float:
         """How many times as much work a second as the smallest size."""
         first = self.sizes[0]
-        if self.has_samples and size.samples and first.samples:
-            return size.samples / first.samples
+        if self.has_samples and size.samples_per_second and first.samples_per_second:
+            return size.samples_per_second / first.samples_per_second
         grows = size.ranks / first.ranks if self.is_weak else 1.0
-        return size.pace / first.pace * grows
+        return size.rate / first.rate * grows
 
     def efficiency(self, size: WorldSizeResult) -> float:
         """The speed-up as a part of what so many ranks would have if none cost anything."""
@@ -125,10 +125,10 @@ class Scaling:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the numbers of each world size by name; None for those that are unknown."""
-        pace = "steps_per_second" if self.counts_steps else "cells_per_second"
+        rate = "steps_per_second" if self.counts_steps else "cells_per_second"
         shares = ("waiting", "loading", "communication", "exposed", "memory", "gpu_memory")
         return [
-            {"ranks": size.ranks, pace: size.pace, "samples_per_second": size.samples}
+            {"ranks": size.ranks, rate: size.rate, "samples_per_second": size.samples_per_second}
             | {"speed_up": self.speed_up(size), "efficiency": self.efficiency(size)}
             | {name: size.share(name) for name in shares}
             for size in self.sizes
@@ -140,7 +140,7 @@ class Scaling:
         return [size for size in self.sizes if size.spread > MAX_SPREAD]
 
     @property
-    def crowded(self) -> str:
+    def oversubscribed(self) -> str:
         """The world sizes for which there are too few cores or GPUs, such as 4 ranks on 2 cores."""
         gpus = len({each for each in self.devices if each != "cpu"})
         there, what = (gpus, "GPU") if gpus else (self.cores, "core")
@@ -168,28 +168,28 @@ def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
         name = next((each for each in row if each not in NOT_METRICS), "")
         if name and row["time"] >= began:
             loops.setdefault(row["rank"], {}).setdefault(name, []).append(row)
-    paces, counts = [], []
+    rates, counts = [], []
     for by_name in loops.values():
         loop = max(by_name.values(), key=len)
         warm = loop[max(1, len(loop) // WARM_UP_DIVISOR) :]
         if len(warm) > 1 and (seconds := warm[-1]["time"] - warm[0]["time"]) > 0:
             numbers = [row.get("step", math.nan) for row in warm]
             ascends = all(one < other for one, other in itertools.pairwise(numbers))
-            paces.append((numbers[-1] - numbers[0] if ascends else len(warm) - 1) / seconds)
+            rates.append((numbers[-1] - numbers[0] if ascends else len(warm) - 1) / seconds)
             counts.append(len(warm) - 1)
-    return (fmean(paces), min(counts)) if paces else None
+    return (fmean(rates), min(counts)) if rates else None
 
 
-def time_shares(line: Timeline, pace: float) -> dict[str, float | None]:
+def time_shares(line: Timeline, rate: float) -> dict[str, float | None]:
     """Where the time of the steps went, by the name that a round has for it."""
     if not line.meetings:
         return {}
     # not all meetings of a long cell are kept: what is looked at begins with the first of these
-    began = max(line.span[0], min(line.meetings[0].came.values()))
+    began = max(line.span[0], min(line.meetings[0].arrivals.values()))
     whole = (line.span[1] - began) * len(line.ranks)
     if not whole > 0:
         return {}
-    waited = sum(each.waited for each in line.meetings)
+    waited = sum(each.total_wait for each in line.meetings)
     loaded = sum(
         max(0.0, end - max(begin, began)) for spans in line.loads.values() for begin, end in spans
     )
@@ -201,5 +201,5 @@ def time_shares(line: Timeline, pace: float) -> dict[str, float | None]:
     if ranks:  # DDP's is a mean of other steps than those that the pace is of
         for name in ("communication", "exposed"):
             seconds = sum(getattr(each, name) for each in line.overlaps) / len(ranks)
-            found[name] = min(1.0, seconds * pace)
+            found[name] = min(1.0, seconds * rate)
     return found

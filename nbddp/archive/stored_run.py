@@ -275,6 +275,6 @@ def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> Ran
         step=rate.step if rate else None,
         steps_per_second=rate.per_second if rate else 0.0,
         is_alive=False,
-        is_well=not wrong,
-        is_cause=bool(failures),
+        is_healthy=not wrong,
+        is_first_cause=bool(failures),
     )

@@ -215,13 +215,15 @@ def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: fl
     """Draw a line at each last arrival, from that rank to the ranks that waited for it."""
     rows = {rank: row for row, rank in enumerate(ranks)}
     waited = sorted(
-        (collective for collective in timeline.meetings if collective.waited),
-        key=lambda it: -it.waited,
+        (collective for collective in timeline.meetings if collective.total_wait),
+        key=lambda it: -it.total_wait,
     )
     for collective in waited[:MAX_ARRIVALS]:
-        waiting = [rows[rank] for rank, wait in collective.waits.items() if wait and rank in rows]
-        if waiting and collective.awaited in rows:
-            ends = [*waiting, rows[collective.awaited]]
+        waiting = [
+            rows[rank] for rank, wait in collective.wait_seconds.items() if wait and rank in rows
+        ]
+        if waiting and collective.last_rank in rows:
+            ends = [*waiting, rows[collective.last_rank]]
             at = (collective.at - timeline.span[0]) * scale
             ax.vlines(at, min(ends), max(ends), colors=INK, linewidth=0.6)
 
@@ -250,7 +252,7 @@ def _draw_speed_up(ax: Axes, scaling: Scaling) -> None:
     ax.plot(places, linear, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="linear")
     ax.plot(places, speed_ups, "o-", color=color, linewidth=1.3, markersize=3, label="measured")
     for at, size in enumerate(sizes):
-        paces = [each.pace / size.pace * speed_ups[at] for each in size.rounds]
+        paces = [each.rate / size.rate * speed_ups[at] for each in size.rounds]
         ax.vlines(at, min(paces), max(paces), colors=color, linewidth=2.2, alpha=0.5)
         text: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "weight": "bold"}
         ax.annotate(f"{speed_ups[at]:.2f}", (at, speed_ups[at]), (0, -11), **text)

@@ -24,7 +24,7 @@ from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult, NoticeRouter
 from nbddp.record.event_log import EventLog
 from nbddp.record.push_store import PushRecord
-from nbddp.record.rank_monitor import LOOK_PERIOD, RankMonitor
+from nbddp.record.rank_monitor import CHECK_PERIOD, RankMonitor
 from nbddp.record.replay_log import ReplayLog
 from nbddp.wire import messages as msg
 
@@ -108,17 +108,17 @@ class Executor:
     def watch_cell(self, handle: CellHandle) -> None:
         """A cell runs: see whether it goes on."""
         purpose, now = handle.request.purpose, time.monotonic()
-        self.rank_monitor.begin_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
-        self.active_runtime.event_thread.call_later(LOOK_PERIOD, self._check_progress, handle)
+        self.rank_monitor.reset_for_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
+        self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
         self.router.deliver_pending(handle)
 
     def _check_progress(self, handle: CellHandle) -> None:
         cell = self.life.cell
         if cell is None or cell.number != handle.number:
             return
-        self.active_runtime.event_thread.call_later(LOOK_PERIOD, self._check_progress, handle)
+        self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
         self._write_run_json(pause=WRITE_INTERVAL)
-        text = self.rank_monitor.hangs.look(
+        text = self.rank_monitor.hangs.check(
             cell.number, cell.waiting, handle.ranks, time.monotonic()
         )
         if text and self.life.state is GroupState.RUNNING:
@@ -278,7 +278,7 @@ class Executor:
         self._start_error = None
         self.messages.ready = {}
         self.replay_log.clear()
-        self.rank_monitor.forget()
+        self.rank_monitor.clear_ranks()
         self.router.drop_rank_output()
         self.ranks = RankProcesses(
             action.attempt, self.active_runtime, self.launcher, self.messages
@@ -361,6 +361,6 @@ class Executor:
             error = self._start_error or StartError("stopped while it started")
             self.futures.reject(error, "start")
             self.event_log.close()
-            self.rank_monitor.begin_run()
+            self.rank_monitor.reset_totals()
         self._reject_heal("the group was stopped")
         self.futures.resolve("stop")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from typing import Any
 
-from nbddp.record.snapshot import UNKNOWN, GpuUsage
+from nbddp.record.snapshot import UNKNOWN_USAGE, GpuUsage
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ class GpuMonitor:
     def _query(self, uuid: str, ranks: Set[int]) -> GpuUsage:
         found = self._nvml
         if found is None:
-            return UNKNOWN
+            return UNKNOWN_USAGE
         handle = self._first_supported(
             lambda: found.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"),
             lambda: found.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"),
         )
         if handle is None:
-            return UNKNOWN
+            return UNKNOWN_USAGE
         memory = self._first_supported(lambda: found.nvmlDeviceGetMemoryInfo(handle))
         rates = self._first_supported(lambda: found.nvmlDeviceGetUtilizationRates(handle))
         running = self._first_supported(lambda: found.nvmlDeviceGetComputeRunningProcesses(handle))
@@ -85,7 +85,7 @@ class GpuMonitor:
             load=float(rates.gpu) if rates is not None else -1.0,
             used=int(memory.used) if memory is not None else 0,
             total=int(memory.total) if memory is not None else 0,
-            others=_memory_of_others(running or (), ranks),
+            used_by_others=_memory_of_others(running or (), ranks),
         )
 
     def _first_supported(self, *ways: Callable[[], Any]) -> Any:

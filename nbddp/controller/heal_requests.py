@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
-from nbddp.record.heal.heal_report import SHOWN_PLACES, SHOWN_VALUES, Healed
+from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
 from nbddp.record.replay_log import cell_that_assigned
 from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
@@ -163,7 +163,7 @@ class HealRequests:
         if self._packed_names is None:
             raise RuntimeError("a heal has ended without names")
         given, do = self._packed_names, self._executor
-        do.rank_monitor.values.note_healed(self.ranks)
+        do.rank_monitor.values.clear_deaths(self.ranks)
         own = self._reported["taken"]
         left = self._not_loaded | given.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
@@ -197,10 +197,10 @@ class HealRequests:
             names=healed.names,
             left=dict(healed.left),
             more=dict(healed.more),
-            places=[*healed.places[:SHOWN_PLACES]],
-            more_places=max(0, len(healed.places) - SHOWN_PLACES),
-            own=[*healed.own[:SHOWN_VALUES]],
-            unknown=[*healed.unknown[:SHOWN_VALUES]],
+            places=[*healed.places[:MAX_SHOWN_PLACES]],
+            more_places=max(0, len(healed.places) - MAX_SHOWN_PLACES),
+            own=[*healed.own[:MAX_SHOWN_VALUES]],
+            unknown=[*healed.unknown[:MAX_SHOWN_VALUES]],
             bytes=healed.size,
             fork=round(healed.fork, 3),
             carry=round(healed.carry, 3),

@@ -77,7 +77,7 @@ class MessageHandler:
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
                 self._executor.router.publish(notice_of(rank, said))
             case Answer() as answer:
-                self._executor.rank_monitor.values.note(
+                self._executor.rank_monitor.values.add(
                     rank, self.newest_cell, answer.content.get("values")
                 )
                 event = self._executor.heal.event_from(answer) if self._executor.heal else None
@@ -97,9 +97,9 @@ class MessageHandler:
                 self._executor.step(unable)
             case CollectiveArrivals() as came:
                 clock = self._executor.launcher.clock_offset(rank)
-                self._executor.rank_monitor.note(rank, came, time.monotonic(), clock)
+                self._executor.rank_monitor.add(rank, came, time.monotonic(), clock)
             case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
-                self._executor.rank_monitor.note(rank, sighting, time.monotonic())
+                self._executor.rank_monitor.add(rank, sighting, time.monotonic())
                 self._record_recovery()
             case msg.EventReported(kind=kind, facts=facts):
                 self._executor.event_log.record_reported(rank, kind, facts)
@@ -123,7 +123,7 @@ class MessageHandler:
         try:
             if self._executor.cell is not None and self._executor.cell.number == report.cell:
                 self._executor.cell.add_report(rank, report)
-                self._executor.rank_monitor.values.note(rank, report.cell, report.values)
+                self._executor.rank_monitor.values.add(rank, report.cell, report.values)
                 trouble = self._executor.cell.failure(rank)
                 if trouble is not None and not trouble.is_consequence:
                     self._executor.event_log.record("failure", rank=rank, what=trouble.headline())
@@ -172,7 +172,7 @@ class MessageHandler:
         try:
             self._read_final_output(rank, exitcode, why)
         finally:
-            self._executor.rank_monitor.values.note_exit(
+            self._executor.rank_monitor.values.add_exit(
                 rank, self._executor.life.cell, self._executor.cell
             )
             exited = ev.ProcessExited(
@@ -196,7 +196,7 @@ class MessageHandler:
                     self._executor.ranks.final_output(rank),
                     self._executor.ranks.was_killed(rank),
                 )
-                used = self._executor.rank_monitor.hangs.memory()
+                used = self._executor.rank_monitor.hangs.memory_used()
                 hint = why or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
         finally:
             if self._executor.cell is not None:

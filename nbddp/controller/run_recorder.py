@@ -70,9 +70,9 @@ def _device_names(ready: Mapping[int, Ready], rank_monitor: RankMonitor) -> list
     """By rank; of a GPU that no cell has touched yet it is not known."""
     names = []
     for rank in sorted(ready):
-        sign = rank_monitor.hangs.signs.get(rank)
+        heartbeat = rank_monitor.hangs.heartbeats.get(rank)
         is_cpu = ready[rank].device == "cpu" and ready[rank].host == platform.node()
-        names.append(processor() if is_cpu else sign.pulse.gpu_name if sign else "")
+        names.append(processor() if is_cpu else heartbeat.status.gpu_name if heartbeat else "")
     return names
 
 

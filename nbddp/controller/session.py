@@ -127,8 +127,8 @@ class Session:
             event_log=self.event_log,
             ready=self._executor.messages.ready,
             is_for_cell=cell is not None,
-            refused=self._executor.runtime.link.refused if self._executor.runtime else 0,
-            look=self._gpus.sample,
+            rejected_messages=self._executor.runtime.link.refused if self._executor.runtime else 0,
+            sample_gpus=self._gpus.sample,
             nodes=self.launcher.nodes(),
         )
 

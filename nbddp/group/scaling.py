@@ -107,7 +107,7 @@ class ScalingStudy:
         if not row.state.is_done:
             return describe_row(row)
         last = self._rounds[row.trial.settings["ranks"]][-1]
-        return f"{last.pace:.3g} steps/s" if last.counts_steps else f"{1 / last.pace:.3g} s"
+        return f"{last.rate:.3g} steps/s" if last.counts_steps else f"{1 / last.rate:.3g} s"
 
     def _measure(self, session: Session, result: CellResult) -> Repetition:
         """Measure a cell that succeeded, while its ranks are idle."""
@@ -128,7 +128,7 @@ class ScalingStudy:
                 known["waiting"] = None  # NCCL: the timeline has the times of enqueueing
         ranks = session.snapshot().ranks
         return Repetition(
-            pace=pace,
+            rate=pace,
             counts_steps=steady is not None,
             **known,
             memory=max((each.memory for each in ranks), default=0),

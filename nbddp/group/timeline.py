@@ -15,8 +15,8 @@ from nbddp.record.waiting.collective_timeline import (
     DdpOverlap,
     Timeline,
     build_timeline,
+    find_unfinished,
     overlap_of,
-    unmet,
 )
 from nbddp.wire.request_messages import Pull
 
@@ -37,7 +37,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     end_event = _find_event(session, "cell ended", history.cell)
     went_well = end_event is not None and end_event.facts.get("outcome") == "ok"  # then nobody hung
     end_time = time.time() if end_event is None else end_event.at
-    at_end = () if went_well else unmet(history, end_time, is_over=is_over)
+    at_end = () if went_well else find_unfinished(history, end_time, is_over=is_over)
     exits = session.event_log.since(history.began) if history.began else ()
     died = {
         each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= end_time

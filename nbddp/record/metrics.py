@@ -18,10 +18,10 @@ from nbddp.record.step_rate import RATE_WINDOW, RateEstimator, StepRate
 MAX_NAMES = 64
 MAX_DROPPED = 10_000  # names without a curve that are counted
 MAX_BUCKETS = 1000  # of one metric of one rank: more than a chart has pixels for
-MAX_PAIRS = 48  # of a coarse curve
+MAX_COARSE_PAIRS = 48  # of a coarse curve
 MAX_RESUMES = 64  # marks of one curve, the newest
 MAX_STEP = 2.0**53  # a float cannot hold all larger whole numbers
-HUGE = 1e300  # a million values below it have a finite sum; larger values count as infinite
+MAX_FINITE = 1e300  # a million values below it have a finite sum; larger values count as infinite
 
 Pairs = Sequence[Sequence[float]]
 
@@ -58,7 +58,7 @@ class Curve:
 
 def _coarse(pairs: Pairs) -> list[list[float]]:
     """Merge neighbours until at most 48 pairs are left; NaN where no value was finite."""
-    width = math.ceil(len(pairs) / MAX_PAIRS) or 1
+    width = math.ceil(len(pairs) / MAX_COARSE_PAIRS) or 1
     merged = []
     for start in range(0, len(pairs), width):
         known = [pair for pair in pairs[start : start + width] if math.isfinite(pair[0] + pair[1])]
@@ -81,14 +81,14 @@ class MetricSeries:
     Attributes:
         last: the newest value.
         step: the newest step, NaN if there is none.
-        done: number of steps, those done again included.
-        changes: steps that followed another one without a pause, and the ``seconds`` of these.
+        step_count: number of steps, those done again included.
+        timed_steps: steps that followed another one without a pause, and the ``seconds`` of these.
         rate: estimates the step rate, if this metric is the first of its reports.
     """
 
     def __init__(self) -> None:
         self.last = self.step = nan
-        self.done = self.changes = 0
+        self.step_count = self.timed_steps = 0
         self.seconds = 0.0
         self.rate: RateEstimator | None = None
         self._columns = [array("d") for _ in _MERGES]
@@ -106,11 +106,11 @@ class MetricSeries:
         if step is None:
             step = 0.0 if math.isnan(self.step) else self.step + 1.0
         if step != self.step or self._is_resuming:
-            self._begin_step(at, step)
+            self._start_step(at, step)
         self._times[-1] += at
         self._steps[-1] += step + self._offset
         self.last = value
-        if not -HUGE < value < HUGE:  # true for NaN
+        if not -MAX_FINITE < value < MAX_FINITE:  # true for NaN
             self._nonfinite[-1] += 1
             return
         self._totals[-1] += value
@@ -121,7 +121,7 @@ class MetricSeries:
             self._highs[-1] = value
 
     def fill(self, times: Sequence[float], steps: Sequence[float], values: Sequence[float]) -> None:
-        """Add the first values, if :func:`_is_plain`: all of a run in a tenth of the time."""
+        """Add the first values, if :func:`_can_fill`: all of a run in a tenth of the time."""
         count = len(values)
         while math.ceil(count / self._width) > MAX_BUCKETS:
             self._width *= 2
@@ -134,7 +134,11 @@ class MetricSeries:
         self._highs.extend([max(values[part]) for part in parts])
         self.last, self.step, self._at = values[-1], float(steps[-1]), times[-1]
         self._stride = float(steps[-1] - steps[-2]) if count > 1 else 1.0
-        self.done, self.changes, self.seconds = count, count - 1, max(0.0, times[-1] - times[0])
+        self.step_count, self.timed_steps, self.seconds = (
+            count,
+            count - 1,
+            max(0.0, times[-1] - times[0]),
+        )
 
     def resume(self) -> None:
         """Expect the next value from another attempt at the same work."""
@@ -168,29 +172,29 @@ class MetricSeries:
             resume_points=tuple(self._resume_points),
         )
 
-    def _begin_step(self, at: float, step: float) -> None:
+    def _start_step(self, at: float, step: float) -> None:
         if self._is_resuming:
             self._resume_at(step)
         elif step < self.step:
-            self._count_on(step)
+            self._continue_count(step)
             self._has_fallen = True
         elif step > self.step:  # not so for the first, after NaN
             self._stride = step - self.step
-        self.done += 1
+        self.step_count += 1
         if at >= self._at:  # not so after a pause, nor where the clock was set back
-            self.changes += 1
+            self.timed_steps += 1
             self.seconds += at - self._at
         self.step, self._at = step, at
         if not self._counts or self._counts[-1] + self._nonfinite[-1] >= self._width:
             self._open_bucket()
 
-    def _count_on(self, step: float) -> None:
+    def _continue_count(self, step: float) -> None:
         self._offset += self.step + self._stride - step
 
     def _resume_at(self, step: float) -> None:
         self._is_resuming, self._at = False, nan
         if step <= self.step and self._has_fallen:
-            self._count_on(step)
+            self._continue_count(step)
         elif step <= self.step:
             counts, steps = self._counts, self._steps
             while counts and steps[-1] >= step * (counts[-1] + self._nonfinite[-1]):
@@ -210,11 +214,13 @@ class MetricSeries:
             column.append(value)
 
 
-def _is_plain(steps: Sequence[float], values: Sequence[float]) -> bool:
+def _can_fill(steps: Sequence[float], values: Sequence[float]) -> bool:
     """Return whether steps ascend and all values are finite."""
     is_ascending = all(map(operator.lt, steps, steps[1:]))
     is_small = steps[0] >= -MAX_STEP and steps[-1] <= MAX_STEP
-    are_finite = min(values) > -HUGE and max(values) < HUGE and math.isfinite(sum(values))
+    are_finite = (
+        min(values) > -MAX_FINITE and max(values) < MAX_FINITE and math.isfinite(sum(values))
+    )
     return is_ascending and is_small and are_finite
 
 
@@ -225,14 +231,14 @@ class MetricsSnapshot:
     Attributes:
         versions: of each metric, in the order in which they came; it changes with every value.
         curves: the curves by rank of each metric that has changed since the known version.
-        left_out: number of metrics without a curve.
-        others: the names of those, as far as they are known.
+        hidden: number of metrics without a curve.
+        hidden_names: the names of those, as far as they are known.
     """
 
     versions: Mapping[str, int]
     curves: Mapping[str, Mapping[int, Curve]]
-    left_out: int
-    others: tuple[str, ...] = ()
+    hidden: int
+    hidden_names: tuple[str, ...] = ()
 
 
 class MetricStore:
@@ -280,7 +286,7 @@ class MetricStore:
                 self._versions[name] = self._version
             if first is not None:
                 first.rate = first.rate or RateEstimator()
-                first.rate.note(at, first.step)
+                first.rate.add(at, first.step)
 
     def extend(
         self,
@@ -293,7 +299,7 @@ class MetricStore:
         """Add all that a rank reported under a name, in its order."""
         known = [step for step in steps if step is not None]
         is_new = rank not in self._series.get(name, {})
-        if not (is_new and len(known) == len(steps) and _is_plain(known, values)):
+        if not (is_new and len(known) == len(steps) and _can_fill(known, values)):
             for at, step, value in zip(times, steps, values, strict=True):
                 self.add(rank, at, step, {name: value})
             return
@@ -308,7 +314,7 @@ class MetricStore:
             series.rate = RateEstimator()
             newest = slice(bisect_left(times, times[-1] - 2 * RATE_WINDOW), None)
             for at, step in zip(times[newest], known[newest], strict=True):
-                series.rate.note(at, step)
+                series.rate.add(at, step)
 
     def resume(self) -> None:
         """Expect the next values from another attempt at the same work."""
@@ -335,13 +341,13 @@ class MetricStore:
     ) -> MetricsSnapshot:
         """Return the chosen metrics, or the first ``most``; curves only of those not ``known``."""
         names, known = self.names(), known or {}
-        taken = names[:most] if chosen is None else [each for each in names if each in chosen]
-        shown = {name: self._versions.get(name, 0) for name in taken}
+        selected = names[:most] if chosen is None else [each for each in names if each in chosen]
+        shown = {name: self._versions.get(name, 0) for name in selected}
         return MetricsSnapshot(
             versions=shown,
             curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
-            left_out=len(names) - len(taken) + self.dropped_names,
-            others=tuple(name for name in names if name not in shown),
+            hidden=len(names) - len(selected) + self.dropped_names,
+            hidden_names=tuple(name for name in names if name not in shown),
         )
 
     def names(self) -> list[str]:
@@ -393,7 +399,7 @@ class MetricStore:
 @dataclass(frozen=True, slots=True)
 class _MetricTotals:
     steps: int = 0  # of the rank with the most
-    changes: int = 0  # of all ranks
+    timed_steps: int = 0  # of all ranks
     seconds: float = 0.0
     last: Mapping[int, float] = field(default_factory=dict)
     curve: Pairs = ()
@@ -406,39 +412,39 @@ class RunTotals:
     """
 
     def __init__(self) -> None:
-        self._ended: dict[str, _MetricTotals] = {}
+        self._of_ended_cells: dict[str, _MetricTotals] = {}
 
     def add(self, cell: MetricStore) -> None:
         """Add the numbers of a cell that has ended."""
-        self._ended = self._with(cell)
+        self._of_ended_cells = self._with(cell)
 
     def clear(self) -> None:
         """Begin another run."""
-        self._ended = {}
+        self._of_ended_cells = {}
 
     def facts(self, cell: MetricStore | None = None) -> dict[str, Any]:
         """Return the totals, with the numbers of the cell that runs; empty if there are none."""
-        totals = self._with(cell) if cell is not None else self._ended
+        totals = self._with(cell) if cell is not None else self._of_ended_cells
         if not totals:
             return {}
         loop = max(totals.values(), key=lambda each: each.steps)
         return {
             "steps": loop.steps,
-            "steps_per_second": round(loop.changes / loop.seconds, 4) if loop.seconds else None,
+            "steps_per_second": round(loop.timed_steps / loop.seconds, 4) if loop.seconds else None,
             "last": {name: spread(each.last) for name, each in totals.items()},
             "curves": {name: each.curve for name, each in totals.items()},
         }
 
     def _with(self, cell: MetricStore) -> dict[str, _MetricTotals]:
-        totals = dict(self._ended)
+        totals = dict(self._of_ended_cells)
         for name in cell.names():
             if name not in totals and len(totals) >= MAX_NAMES:
                 continue
             before, series = totals.get(name, _MetricTotals()), cell.series(name)
             known = series.values()
             totals[name] = _MetricTotals(
-                steps=before.steps + max(each.done for each in known),
-                changes=before.changes + sum(each.changes for each in known),
+                steps=before.steps + max(each.step_count for each in known),
+                timed_steps=before.timed_steps + sum(each.timed_steps for each in known),
                 seconds=before.seconds + sum(each.seconds for each in known),
                 last={**before.last, **{rank: each.last for rank, each in series.items()}},
                 curve=_coarse([*before.curve, *series[min(series)].curve().coarse()]),

@@ -15,8 +15,8 @@ from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.messages import Metrics, Progress, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
-Sighting = RankStatus | CollectiveArrivals | Metrics | Progress
+CHECK_PERIOD = 1.0  # seconds between two looks at whether anything moves
+StatusMessage = RankStatus | CollectiveArrivals | Metrics | Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class RankMonitor:
 
     Attributes:
         version: another number whenever a rank said something of itself.
-        bars: the loops that each rank is in, outermost first.
-        missed: rows of metrics that only the file has.
+        progress_bars: the loops that each rank is in, outermost first.
+        missed_rows: rows of metrics that only the file has.
         first_step: the first step that any rank reported in this cell, None if none did;
             ``last_step`` is the highest one so far.
     """
@@ -64,23 +64,23 @@ class RankMonitor:
         self.collectives = CollectiveMatcher()
         self.values = RankValues()
         self.hangs = HangDetector(is_stopped, is_working)
-        self.version = self.missed = 0
-        self.bars: dict[int, tuple[LoopProgress, ...]] = {}
+        self.version = self.missed_rows = 0
+        self.progress_bars: dict[int, tuple[LoopProgress, ...]] = {}
         self.first_step: float | None = None
         self.last_step: float | None = None
         self._totals = RunTotals()  # of the cells before this one
         self._is_counted = False  # whether the numbers of the last cell are of this run
         self._is_replay = False
 
-    def begin_cell(
+    def reset_for_cell(
         self, ranks: Sequence[int], now: float, *, cell: int = 0, purpose: Purpose = Purpose.USER
     ) -> None:
         """A cell begins: what was seen before says nothing about it.
 
         The curves of a cell that is tried again go on, and a replay adds nothing to them.
         """
-        self.hangs.begin_cell(ranks, now)
-        self.collectives.begin_cell(ranks, cell)
+        self.hangs.reset_for_cell(ranks, now)
+        self.collectives.reset_for_cell(ranks, cell)
         self._is_replay = purpose is Purpose.REPLAY
         if purpose is Purpose.RETRY:
             self.metrics.resume()
@@ -89,26 +89,26 @@ class RankMonitor:
                 self._totals.add(self.metrics)
             self.metrics.clear()
             self._is_counted = True
-        self.missed = 0
-        self.bars = {}
+        self.missed_rows = 0
+        self.progress_bars = {}
         self.first_step = self.last_step = None
 
     def totals(self) -> dict[str, Any]:
         """Return what the ranks of this run reported in all of its cells, for ``run.json``."""
         return self._totals.facts(self.metrics if self._is_counted else None)
 
-    def begin_run(self) -> None:
+    def reset_totals(self) -> None:
         """Begin the totals of another run; the metrics of the last cell can still be shown."""
         self._totals.clear()
         self._is_counted = False
 
-    def forget(self) -> None:
+    def clear_ranks(self) -> None:
         """The ranks that were seen are gone."""
-        self.hangs.forget()
-        self.values.forget()
+        self.hangs.clear()
+        self.values.clear()
 
-    def note(
-        self, rank: int, message: Sighting, now: float, clock: tuple[float, float] = (0.0, 0.0)
+    def add(
+        self, rank: int, message: StatusMessage, now: float, clock: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         """A rank said something of itself.
 
@@ -118,12 +118,12 @@ class RankMonitor:
         self.version += 1
         match message:
             case RankStatus():
-                self.hangs.signs[rank] = Heartbeat(message, now)
+                self.hangs.heartbeats[rank] = Heartbeat(message, now)
             case CollectiveArrivals():
                 ahead, error = clock
                 self.collectives.add(rank, message, now, ahead=ahead, error=error)
             case Metrics(rows=rows, missed=missed):
-                self.missed += missed
+                self.missed_rows += missed
                 for at, step, values in rows:
                     self.collectives.add_step(rank, at, step)
                     if self._is_replay:
@@ -134,7 +134,7 @@ class RankMonitor:
                             self.first_step = self.last_step = step
                         self.last_step = max(step, self.last_step)
             case Progress(bars=bars):
-                self.bars[rank] = tuple(LoopProgress(*each) for each in bars)
+                self.progress_bars[rank] = tuple(LoopProgress(*each) for each in bars)
 
     def lags(self, ranks: Iterable[int]) -> dict[int, StragglerLag]:
         """Those that are slower than the others, and by how much.

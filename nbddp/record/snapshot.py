@@ -25,17 +25,17 @@ class GpuUsage:
     Attributes:
         load: percent of the last moments in which something ran on it; below 0 if not known.
         used: bytes of its memory that are in use, of ``total``.
-        others: bytes that processes use which are no ranks of this group, such as the notebook's
-            own; below 0 where that is not known, as in most containers.
+        used_by_others: bytes that processes use which are no ranks of this group, such as the
+            notebook's own; below 0 where that is not known, as in most containers.
     """
 
     load: float = -1.0
     used: int = 0
     total: int = 0
-    others: int = -1
+    used_by_others: int = -1
 
 
-UNKNOWN = GpuUsage()
+UNKNOWN_USAGE = GpuUsage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class RankSnapshot:
         cpu: percent of one core, below 0 while it is not known; ``memory`` in bytes.
         gpu: the name of its GPU, empty without one; ``gpu_memory`` is what its tensors hold there,
             ``gpu_reserved`` what torch has taken for them, in bytes.
-        gpu_use: what is known of that GPU as a whole.
+        gpu_usage: what is known of that GPU as a whole.
         gpu_ranks: the other ranks that are on it.
         lag: by how much it is slower than the others, None if it is not, or nobody can tell.
         is_alive: whether its process is there.
-        is_well: whether nothing went wrong with it; ``is_cause`` tells whether it went wrong by
-            itself, and not for a reason elsewhere, such as an interrupt.
+        is_healthy: whether nothing went wrong with it; ``is_first_cause`` tells whether it went
+            wrong by itself, and not for a reason elsewhere, such as an interrupt.
         is_over: whether the rank has ended the cell, well or not.
     """
 
@@ -80,24 +80,24 @@ class RankSnapshot:
     gpu: str = ""
     gpu_memory: int = 0
     gpu_reserved: int = 0
-    gpu_use: GpuUsage = UNKNOWN
+    gpu_usage: GpuUsage = UNKNOWN_USAGE
     gpu_ranks: tuple[int, ...] = ()
-    bars: tuple[LoopProgress, ...] = ()
+    progress_bars: tuple[LoopProgress, ...] = ()
     lag: StragglerLag | None = None
     is_alive: bool = True
-    is_well: bool = True
-    is_cause: bool = False
+    is_healthy: bool = True
+    is_first_cause: bool = False
     is_over: bool = False
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """The line as short as can be: ``12``, ``train.py:12``."""
         return f"{self.file}:{self.line}" if self.file else str(self.line)
 
     @property
-    def goes_on(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the rank still works on the cell."""
-        return self.is_alive and self.is_well and not self.is_over
+        return self.is_alive and self.is_healthy and not self.is_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,9 @@ class Snapshot:
         ranks: those of the group, or of the cell if the group is another by now.
         events: what happened since the cell, or the group, began.
         alarm: a hang or a silent rank, as a card of several lines; empty if all is well.
-        awaited: the rank that the others wait for, None if there is none.
-        missed: rows of metrics that only the file has.
-        refused: messages that were not signed by this group.
+        straggler: the rank that the others wait for, None if there is none.
+        missed_rows: rows of metrics that only the file has.
+        rejected_messages: messages that were not signed by this group.
     """
 
     state: GroupState
@@ -130,9 +130,9 @@ class Snapshot:
     ranks: tuple[RankSnapshot, ...] = ()
     events: tuple[RunEvent, ...] = ()
     alarm: str = ""
-    awaited: Straggler | None = None
-    missed: int = 0
-    refused: int = 0
+    straggler: Straggler | None = None
+    missed_rows: int = 0
+    rejected_messages: int = 0
 
     @property
     def alive(self) -> list[int]:
@@ -140,8 +140,8 @@ class Snapshot:
         return [each.rank for each in self.ranks if each.is_alive]
 
 
-LookAtGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, GpuUsage]]
-_State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
+SampleGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, GpuUsage]]
+_StateWords = tuple[str, bool, bool]  # what a rank does in words, is_healthy, is_first_cause
 
 
 def build_snapshot(
@@ -151,9 +151,9 @@ def build_snapshot(
     rank_monitor: RankMonitor,
     event_log: EventLog,
     ready: Mapping[int, Ready],
-    refused: int = 0,
+    rejected_messages: int = 0,
     is_for_cell: bool = True,
-    look: LookAtGpus = lambda _pids: {},
+    sample_gpus: SampleGpus = lambda _pids: {},
     nodes: Mapping[int, str] = MappingProxyType({}),
 ) -> Snapshot:
     """Draw up what is known right now; may be called from any thread.
@@ -171,11 +171,11 @@ def build_snapshot(
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
-    asked = _asked(life, shown, rank_monitor)
+    asked = _open_question(life, shown, rank_monitor)
     cause = cell.verdict.first.headline() if cell and cell.verdict else ""
     ranks = []
-    for each in _ranks(life, shown):
-        drawn = _rank(each, cell, _state(each, shown), rank_monitor, asked, now)
+    for each in _rank_lives(life, shown):
+        drawn = _rank_snapshot(each, cell, _rank_state(each, shown), rank_monitor, asked, now)
         place, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
         if place is not None:
             drawn = replace(drawn, pid=place.pid, device=place.device)
@@ -193,31 +193,31 @@ def build_snapshot(
         devices=tuple(each.device for _, each in known),
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
-        ranks=_with_gpus(ranks, rank_monitor, look),
+        ranks=_with_gpus(ranks, rank_monitor, sample_gpus),
         events=merge_equal_failures(events, cause=cause, alarm=alarm),
         alarm=alarm,
-        awaited=rank_monitor.collectives.straggler() if lags else None,
-        missed=rank_monitor.missed if cell else 0,
-        refused=refused,
+        straggler=rank_monitor.collectives.straggler() if lags else None,
+        missed_rows=rank_monitor.missed_rows if cell else 0,
+        rejected_messages=rejected_messages,
     )
 
 
 def _with_gpus(
-    ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, look: LookAtGpus
+    ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, sample_gpus: SampleGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add what is known of the GPUs as a whole, and who else is on them."""
     on: dict[str, list[RankSnapshot]] = defaultdict(list)
     for each in ranks:
-        sign = rank_monitor.hangs.signs.get(each.rank)
-        if each.gpu and sign is not None:
-            on[sign.pulse.gpu].append(each)
+        heartbeat = rank_monitor.hangs.heartbeats.get(each.rank)
+        if each.gpu and heartbeat is not None:
+            on[heartbeat.status.gpu].append(each)
     if not on:
         return tuple(ranks)
-    uses = look({uuid: {each.pid for each in there} for uuid, there in on.items() if uuid})
+    uses = sample_gpus({uuid: {each.pid for each in there} for uuid, there in on.items() if uuid})
     found = {
         each.rank: replace(
             each,
-            gpu_use=uses.get(uuid, UNKNOWN),
+            gpu_usage=uses.get(uuid, UNKNOWN_USAGE),
             gpu_ranks=tuple(other.rank for other in there if uuid and other is not each),
         )
         for uuid, there in on.items()
@@ -226,77 +226,77 @@ def _with_gpus(
     return tuple(found.get(each.rank, each) for each in ranks)
 
 
-def _ranks(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
+def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
     """The group's, unless it was stopped or started anew since the cell: then the cell's."""
     if cell is None or (life.attempt == cell.attempt and life.ranks):
         return life.ranks
     return tuple(RankLife(rank, RankState.GONE, cell.exits.get(rank)) for rank in cell.ranks)
 
 
-def _rank(
+def _rank_snapshot(
     each: RankLife,
     cell: CellHandle | None,
-    state: _State,
+    state: _StateWords,
     rank_monitor: RankMonitor,
     asked: str,
     now: float,
 ) -> RankSnapshot:
     """Draw a rank by its last sign of life; ``asked`` asks the user, on whatever rank."""
-    sign = rank_monitor.hangs.signs.get(each.rank)
-    pulse = sign.pulse if sign else RankStatus(cell=0, line=0, function="")
-    age = now - sign.at if sign else 0.0
-    is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
-    pace = rank_monitor.metrics.step_rate(each.rank) if cell else None
-    is_of_cell = cell is not None and pulse.last_cell == cell.number
-    steps = pulse.steps if is_of_cell else {}  # of the same moment as the collective
-    words, is_well, is_cause = state
-    if is_inside and pulse.asks:
-        words = f"in {pulse.asks}"
-    elif is_inside and pulse.collective:
+    heartbeat = rank_monitor.hangs.heartbeats.get(each.rank)
+    status = heartbeat.status if heartbeat else RankStatus(cell=0, line=0, function="")
+    age = now - heartbeat.at if heartbeat else 0.0
+    is_inside = each.state is RankState.RUNNING and cell is not None and status.cell == cell.number
+    rate = rank_monitor.metrics.step_rate(each.rank) if cell else None
+    is_of_cell = cell is not None and status.last_cell == cell.number
+    steps = status.steps if is_of_cell else {}  # of the same moment as the collective
+    words, is_healthy, is_first_cause = state
+    if is_inside and status.asks:
+        words = f"in {status.asks}"
+    elif is_inside and status.collective:
         words = f"waiting for {asked}" if asked else "waiting"
     return RankSnapshot(
         rank=each.rank,
         state=words,
-        line=pulse.line if is_inside else 0,
-        file=pulse.file if is_inside else "",
-        code=pulse.code if is_inside else "",
-        seconds=pulse.seconds + age if is_inside and pulse.seconds else 0.0,
-        collective=str(pulse.last or "") if is_of_cell else "",
-        step=steps.get(pace.loop, pace.step) if pace else None,
-        steps_per_second=pace.per_second if pace else 0.0,
-        cpu=pulse.cpu if is_inside or not pulse.cell else -1.0,  # not that of a cell that ended
-        memory=pulse.memory,
-        gpu=pulse.gpu_name if each.is_alive else "",
-        gpu_memory=pulse.gpu_memory,
-        gpu_reserved=pulse.gpu_reserved,
-        bars=rank_monitor.bars.get(each.rank, ()) if cell else (),
+        line=status.line if is_inside else 0,
+        file=status.file if is_inside else "",
+        code=status.code if is_inside else "",
+        seconds=status.seconds + age if is_inside and status.seconds else 0.0,
+        collective=str(status.last or "") if is_of_cell else "",
+        step=steps.get(rate.loop, rate.step) if rate else None,
+        steps_per_second=rate.per_second if rate else 0.0,
+        cpu=status.cpu if is_inside or not status.cell else -1.0,  # not that of a cell that ended
+        memory=status.memory,
+        gpu=status.gpu_name if each.is_alive else "",
+        gpu_memory=status.gpu_memory,
+        gpu_reserved=status.gpu_reserved,
+        progress_bars=rank_monitor.progress_bars.get(each.rank, ()) if cell else (),
         is_alive=each.is_alive,
-        is_well=is_well,
-        is_cause=is_cause,
+        is_healthy=is_healthy,
+        is_first_cause=is_first_cause,
         is_over=cell is not None and (cell.is_finished or cell.has_ended(each.rank)),
     )
 
 
-def _asked(life: Life, cell: CellHandle | None, rank_monitor: RankMonitor) -> str:
+def _open_question(life: Life, cell: CellHandle | None, rank_monitor: RankMonitor) -> str:
     """What asks the user right now; empty if nothing does."""
     if cell is None:
         return ""
-    signs = [rank_monitor.hangs.signs.get(each.rank) for each in life.ranks]
-    pulses = [sign.pulse for sign in signs if sign is not None]
-    return next((each.asks for each in pulses if each.asks and each.cell == cell.number), "")
+    heartbeats = [rank_monitor.hangs.heartbeats.get(each.rank) for each in life.ranks]
+    statuses = [heartbeat.status for heartbeat in heartbeats if heartbeat is not None]
+    return next((each.asks for each in statuses if each.asks and each.cell == cell.number), "")
 
 
-def _state(each: RankLife, cell: CellHandle | None) -> _State:
+def _rank_state(each: RankLife, cell: CellHandle | None) -> _StateWords:
     if each.state is RankState.GONE and cell is not None and cell.was_ended_by_user(each.rank):
         return f"ended by the {cell.ended_by}", False, False
     if each.state is RankState.GONE:
-        is_well = each.exitcode == 0
-        return describe_exit(each.exitcode), is_well, not is_well
+        is_healthy = each.exitcode == 0
+        return describe_exit(each.exitcode), is_healthy, not is_healthy
     if cell is None or each.rank not in cell.ranks or not cell.has_ended(each.rank):
         return each.state.value, True, False
-    trouble = cell.failure(each.rank)
-    if trouble is None:
+    failure = cell.failure(each.rank)
+    if failure is None:
         return "done", True, False
     if cell.verdict is not None and cell.verdict.is_error_of(each.rank):
         return "failed", False, True
-    return trouble.headline(), False, not trouble.is_consequence
+    return failure.headline(), False, not failure.is_consequence

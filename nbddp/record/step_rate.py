@@ -35,20 +35,20 @@ class StepRate:
 class RateEstimator:
     """Estimates how fast a loop is, from marks of the last seconds."""
 
-    __slots__ = ("_at", "_known", "_marks", "_step")
+    __slots__ = ("_at", "_cached", "_marks", "_step")
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
         self._at = self._step = -inf
-        self._known: StepRate | None = None  # callers ask several times between two steps
+        self._cached: StepRate | None = None  # callers ask several times between two steps
 
-    def note(self, at: float, step: float) -> None:
+    def add(self, at: float, step: float) -> None:
         """Note a step; forget the marks if the step or the clock fell back."""
         if step == self._step:
             return
         if step < self._step or at < self._at:
             self._marks.clear()
-        self._at, self._step, self._known = at, step, None
+        self._at, self._step, self._cached = at, step, None
         if not self._marks or at - self._marks[-1][0] >= MARK_PERIOD:
             self._marks.append((at, step))
         while len(self._marks) > 1 and at - self._marks[1][0] >= RATE_WINDOW:
@@ -56,13 +56,13 @@ class RateEstimator:
 
     def rate(self, loop: str) -> StepRate:
         """Return the rate over the window, or over one step where that takes longer."""
-        if self._known is None:
+        if self._cached is None:
             at, step = self._marks[0]
             seconds = self._at - at
             per_second = (self._step - step) / seconds if seconds > 0 else 0.0
             error = self._error(per_second)
-            self._known = StepRate(self._step, per_second, self._at, seconds, error, loop)
-        return self._known
+            self._cached = StepRate(self._step, per_second, self._at, seconds, error, loop)
+        return self._cached
 
     def _error(self, per_second: float) -> float:
         """Estimate the error from how much the time between two marks varies."""

@@ -57,9 +57,11 @@ def metrics_text(metrics: MetricsSnapshot) -> list[str]:
 
 
 def _note_left_out(metrics: MetricsSnapshot) -> list[str]:
-    count = metrics.left_out
+    count = metrics.hidden
     return (
-        [describe_left_out(metrics.others[:MAX_NAMED], count, does="draws them")] if count else []
+        [describe_left_out(metrics.hidden_names[:MAX_NAMED], count, does="draws them")]
+        if count
+        else []
     )
 
 

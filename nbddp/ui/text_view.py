@@ -325,17 +325,19 @@ class ProgressLine:
 
     def _describe(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
-        ranks = [each for each in snapshot.ranks if each.bars or each.step]
+        ranks = [each for each in snapshot.ranks if each.progress_bars or each.step]
         progress: list[str] = []
         if ranks:
             slowest = min(ranks, key=_progress_key)
-            progress = [*map(format_progress_bar, slowest.bars)] or [f"step {format_step(slowest)}"]
-        straggler = [describe_straggler(snapshot.awaited)] if snapshot.awaited else []
+            progress = [*map(format_progress_bar, slowest.progress_bars)] or [
+                f"step {format_step(slowest)}"
+            ]
+        straggler = [describe_straggler(snapshot.straggler)] if snapshot.straggler else []
         return " · ".join([*progress, *_format_metrics(self._session), *straggler])
 
 
 def _progress_key(each: RankSnapshot) -> tuple[float, int]:
-    return each.step or 0.0, sum(bar.done for bar in each.bars)
+    return each.step or 0.0, sum(bar.done for bar in each.progress_bars)
 
 
 def _format_metrics(session: Session) -> Iterator[str]:
@@ -370,9 +372,9 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
     data = {"image/png": b64encode(png).decode(), "text/plain": values}
     sizes = {"image/png": {"width": width}}
     screen.display(data, sizes, display_id="", is_update=False)
-    if metrics.left_out:
-        many = plural(metrics.left_out, "more metric")
-        screen.write(f"nbddp: {many} {'is' if metrics.left_out == 1 else 'are'} in metrics.jsonl\n")
+    if metrics.hidden:
+        many = plural(metrics.hidden, "more metric")
+        screen.write(f"nbddp: {many} {'is' if metrics.hidden == 1 else 'are'} in metrics.jsonl\n")
 
 
 class UnfinishedLines:

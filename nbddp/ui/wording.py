@@ -146,7 +146,10 @@ def describe_unfinished(
     >>> describe_unfinished(unmet, is_over=True, died=[1])
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
     """
-    seconds, has_one = format_seconds(max(unfinished.waits.values())), len(unfinished.came) == 1
+    seconds, has_one = (
+        format_seconds(max(unfinished.wait_seconds.values())),
+        len(unfinished.arrivals) == 1,
+    )
     waited = f"waited in {unfinished.call} to the end, {seconds}"
     if not is_over:
         waited = f"{'has' if has_one else 'have'} waited in {unfinished.call} for {seconds}"
@@ -158,7 +161,7 @@ def describe_unfinished(
     reasons += [f"{format_ranks(dead)} died"] if dead else []
     was = "it was" if len(unfinished.missing) == 1 else "they were mostly"
     at = f", {was} at {format_place(*unfinished.place)}" if unfinished.place else ""
-    return f"{format_ranks(sorted(unfinished.came))} {waited}: {', '.join(reasons)}{at}"
+    return f"{format_ranks(sorted(unfinished.arrivals))} {waited}: {', '.join(reasons)}{at}"
 
 
 def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
@@ -298,7 +301,7 @@ def _describe_other(kind: str, facts: dict[str, Any]) -> str:
 
 def gpu_facts(rank: RankSnapshot) -> Iterator[str]:
     """Yield the facts about the GPU, the most important first: a table cuts the end."""
-    usage = rank.gpu_use
+    usage = rank.gpu_usage
     if not rank.gpu:
         return
     if usage.load >= 0:
@@ -307,18 +310,18 @@ def gpu_facts(rank: RankSnapshot) -> Iterator[str]:
         yield format_bytes(rank.gpu_memory)
     if rank.gpu_ranks:
         yield f"shared with {format_ranks(rank.gpu_ranks)}"
-    if usage.others > 0:
-        yield f"others {format_bytes(usage.others)}"
+    if usage.used_by_others > 0:
+        yield f"others {format_bytes(usage.used_by_others)}"
     yield rank.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ").removeprefix("GeForce ")
 
 
 def format_gpu_facts(rank: RankSnapshot) -> str:
     """Return all facts about the GPU, one on each line."""
-    usage = rank.gpu_use
+    usage = rank.gpu_usage
     tensors, reserved = format_bytes(rank.gpu_memory), format_bytes(rank.gpu_reserved)
     lines = [rank.gpu, f"rank {rank.rank}: {tensors} in tensors, {reserved} reserved by torch"]
-    if usage.others >= 0:
-        lines.append(f"processes that are no ranks: {format_bytes(usage.others)}")
+    if usage.used_by_others >= 0:
+        lines.append(f"processes that are no ranks: {format_bytes(usage.used_by_others)}")
     if usage.total:
         lines.append(f"in use: {format_bytes(usage.used)} of {format_bytes(usage.total)}")
     if usage.load >= 0:

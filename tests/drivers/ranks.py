@@ -257,7 +257,7 @@ class Ranks(WorkerGroup):
 
     def last_sign(self, rank: int) -> Heartbeat | None:
         """When and where a rank gave its last sign of life."""
-        return self.session.rank_monitor.hangs.signs.get(rank)
+        return self.session.rank_monitor.hangs.heartbeats.get(rank)
 
     def awaited(self) -> Straggler | None:
         """Return the rank that the others wait for, if one is named."""

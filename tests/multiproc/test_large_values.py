@@ -175,7 +175,7 @@ def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
         """When each rank gave its last sign of life in this cell."""
         last = [group.last_sign(rank) for rank in range(4)]
         number = handle.number
-        return [each.at if each and each.pulse.cell == number else 0.0 for each in last]
+        return [each.at if each and each.status.cell == number else 0.0 for each in last]
 
     time.sleep(4)
     for _ in range(3):  # whoever stands still for a moment gives its next sign then

@@ -119,7 +119,9 @@ def test_a_rank_whose_loader_is_slow_is_told_apart(group: Ranks) -> None:
     line = group.timeline()
     quick, slow = ([end - began for began, end in line.loads.get(rank, ())] for rank in (0, 1))
     assert median(slow) > 5 * median(quick or [0.0])
-    shares = [each.loading / each.waits[0] for each in line.meetings if each.waits.get(0)]
+    shares = [
+        each.loading / each.wait_seconds[0] for each in line.meetings if each.wait_seconds.get(0)
+    ]
     assert median(shares) > 0.5
     assert line.loading_awaited() == pytest.approx(sum(each.loading for each in line.meetings))
 
@@ -206,7 +208,7 @@ def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
         group.run(APART.format(seconds=2))
     line = group.timeline()
     (last,) = line.unmet
-    assert (last.call.name, set(last.came), last.missing, last.place) == (
+    assert (last.call.name, set(last.arrivals), last.missing, last.place) == (
         "barrier",
         {0, 2},
         (1,),
@@ -231,7 +233,7 @@ def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(grou
     line = group.timeline()
     (last,) = line.unmet
     assert (line.is_over, last.missing) == (True, (1,))
-    assert last.waits[0] > now.unmet[0].waits[0]
+    assert last.wait_seconds[0] > now.unmet[0].wait_seconds[0]
 
 
 def test_a_script_is_told_of_as_a_cell_is(group: Ranks, folder: Path) -> None:

@@ -33,7 +33,9 @@ class Device(str):
     """The name of a ``torch.device``; this module does not import torch."""
 
 
-def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate_assignments(
+    source: str, topology: Topology, names: Mapping[str, Any]
+) -> dict[str, Any]:
     r"""Return the values that a cell's plain assignments give to names on one rank.
 
     An assignment counts if its expression reads only the rank, the environment that torchrun sets,
@@ -41,17 +43,19 @@ def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[st
 
     Args:
         source: the cell.
-        place: the rank's place.
+        topology: of the rank.
         names: plain values that the rank's names had before the cell.
 
     >>> place = Topology.local(2)[1]
     >>> code = "r = int(os.environ['RANK'])\nif r >= 0:\n    main, seed = r == 0, 7 + r\nx = f()"
-    >>> evaluated(code, place, {})
+    >>> evaluate_assignments(code, place, {})
     {'r': 1, 'main': False, 'seed': 8}
     """
     found: dict[str, Any] = {}
-    env = place.to_env()
-    dist = SimpleNamespace(get_rank=lambda: place.rank, get_world_size=lambda: place.world_size)
+    env = topology.to_env()
+    dist = SimpleNamespace(
+        get_rank=lambda: topology.rank, get_world_size=lambda: topology.world_size
+    )
     known: dict[str, Any] = {
         "__builtins__": {},
         "int": int,
@@ -66,15 +70,15 @@ def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[st
         "Path": Path,
         "pathlib": SimpleNamespace(Path=Path),
         **vars(dist),
-        **{each: getattr(place, each) for each in ("rank", "local_rank", "world_size")},
+        **{each: getattr(topology, each) for each in ("rank", "local_rank", "world_size")},
         **names,
     }
-    _follow(_body(source), known, found)
+    _execute(_parse(source), known, found)
     return found
 
 
 @lru_cache(maxsize=1)
-def _body(source: str) -> list[ast.stmt]:
+def _parse(source: str) -> list[ast.stmt]:
     """Parse a cell once for all ranks."""
     try:
         return ast.parse(without_ipython(source)).body
@@ -88,20 +92,20 @@ def _device(kind: str | int, index: int | None = None) -> Device:
     return Device(kind if index is None else f"{kind}:{index}")
 
 
-def _follow(body: Sequence[ast.stmt], known: dict[str, Any], found: dict[str, Any]) -> None:
+def _execute(body: Sequence[ast.stmt], known: dict[str, Any], found: dict[str, Any]) -> None:
     for each in body:
-        if isinstance(each, ast.If) and (test := _value(each.test, known)):
-            _follow(each.body if test[0] else each.orelse, known, found)
+        if isinstance(each, ast.If) and (test := _evaluate(each.test, known)):
+            _execute(each.body if test[0] else each.orelse, known, found)
             continue
-        for name in _bound(each):
+        for name in _names_bound_by(each):
             known.pop(name, None)
             found.pop(name, None)
-        for target, value in _assigned(each):
-            if held := _value(value, known):
+        for target, value in _plain_assignments(each):
+            if held := _evaluate(value, known):
                 known[target] = found[target] = held[0]
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
+def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
     """Return the names that a statement may set."""
     for each in ast.walk(statement):
         if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
@@ -110,7 +114,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
             yield each.name
 
 
-def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """Return the names that a plain assignment sets, each with its expression."""
     pairs: Iterable[tuple[ast.expr, ast.expr]] = ()
     match statement:
@@ -123,7 +127,7 @@ def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     yield from ((to.id, its) for to, its in pairs if isinstance(to, ast.Name))
 
 
-def _value(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:
+def _evaluate(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:
     """Return the value of an expression, or nothing if it cannot be known."""
     if not _is_plain(expression, known):
         return ()

@@ -9,8 +9,8 @@ from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes
 from nbddp.wire.request_messages import MADE_BY_ALL
 
-SHOWN_PLACES = 20  # of those that got another number
-SHOWN_VALUES = 100  # of those that a rank has again, or that the user must set
+MAX_SHOWN_PLACES = 20  # of those that got another number
+MAX_SHOWN_VALUES = 100  # of those that a rank has again, or that the user must set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class Healed:
             f"{self.seconds:.2f} s ({self.names} names, {format_bytes(self.size)})"
         ]
         if self.places:
-            lines.append(f"set to the new rank's own number: {_say_few(self.places)}")
+            lines.append(f"set to the new rank's own number: {_join_few(self.places)}")
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
-            own = _say_few(self.own, SHOWN_VALUES)
+            own = _join_few(self.own, MAX_SHOWN_VALUES)
             lines.append(f"{format_ranks(self.ranks)} {have} own values, not the donor's: {own}")
         if self.unknown:
-            unknown = _say_few(self.unknown, SHOWN_VALUES)
+            unknown = _join_few(self.unknown, MAX_SHOWN_VALUES)
             lines.append(
                 f"copied from rank {self.donor}, although {format_ranks(self.ranks)} had or may "
                 f"have had other values: {unknown}; set them {self._where('')} if they must differ"
@@ -95,7 +95,7 @@ class Healed:
         return f"; cell [{self.cells[name]}] makes it: run that line {ranks}"
 
 
-def _say_few(paths: Sequence[str], most: int = SHOWN_PLACES) -> str:
+def _join_few(paths: Sequence[str], most: int = MAX_SHOWN_PLACES) -> str:
     more = len(paths) - most
     rest = [f"{more:,} more"] if more > 0 else []
     return ", ".join([*paths[:most], *rest])

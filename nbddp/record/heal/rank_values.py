@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 from nbddp.lifecycle.group_state import CellLife
 from nbddp.record.cell import CellHandle
-from nbddp.record.heal.evaluated import Device, evaluated
+from nbddp.record.heal.evaluated import Device, evaluate_assignments
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.topology import Topology
 from nbddp.wire.marks import DEVICE, plain_mark, read_plain
 
 Rule = Callable[[Topology], object]
-_LAST_WORD = re.compile(r"(\w+)\W*$")
+_LAST_NAME = re.compile(r"(\w+)\W*$")
 _RANK = re.compile(r"(?i)_?((ddp|dp|dist|my|global|world)_)?rank|(global_)?process_(index|id)")
-_LOCAL = re.compile(
+_LOCAL_RANK = re.compile(
     r"(?i)_?((ddp|dist|my)_)?local_(rank|process_index)|gpu(_id|_index)?|device_(id|index)"
 )
-_MAIN = re.compile(r"(?i)(\w+_)?(main|master|primary|chief|leader|rank_?(0|zero))(_\w+)?")
+_IS_MAIN = re.compile(r"(?i)(\w+_)?(main|master|primary|chief|leader|rank_?(0|zero))(_\w+)?")
 _DEVICE = re.compile(r"(?i)(\w+_)?(device|dev)")
 
 
@@ -38,7 +38,7 @@ class OwnValues:
     unknown: Sequence[str] = ()
 
 
-class _Known(NamedTuple):
+class _KnownValue(NamedTuple):
     """What is known of a value.
 
     Attributes:
@@ -56,15 +56,15 @@ class RankValues:
     """Stores the marks of all ranks by path. A path is an expression such as ``trainer.rank``."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[str, _Known]] = {}
+        self._known: dict[int, dict[str, _KnownValue]] = {}
         self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all marks, because all ranks are new."""
         self._known.clear()
         self._deaths.clear()
 
-    def note(self, rank: int, cell: int, changes: Mapping[str, Any] | None) -> None:
+    def add(self, rank: int, cell: int, changes: Mapping[str, Any] | None) -> None:
         """Store the changes that a rank reports, such as at the end of a cell."""
         if not changes:
             return
@@ -75,25 +75,25 @@ class RankValues:
         for path, mark in changes["new"].items():
             known = before.get(path)
             if known is None or known.mark != mark:
-                known = _Known(mark, cell, path in changes.get("late", ()))
+                known = _KnownValue(mark, cell, path in changes.get("late", ()))
             now[path] = known
 
-    def note_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
+    def add_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
         """Note that a rank has exited. If it ran a cell, the values that it set there are lost."""
         if running is not None and cell is not None and rank in running.waiting:
-            self.note_death(rank, running.number, cell.request.source)
+            self.add_death(rank, running.number, cell.request.source)
 
-    def note_death(self, rank: int, cell: int, source: str) -> None:
+    def add_death(self, rank: int, cell: int, source: str) -> None:
         """Note that a rank died in a cell: the values that it set there are lost."""
         self._deaths[rank] = (cell, source)
 
-    def note_healed(self, ranks: Sequence[int]) -> None:
+    def clear_deaths(self, ranks: Sequence[int]) -> None:
         """Note that these ranks have replacements."""
         for rank in ranks:
             self._deaths.pop(rank, None)
 
     def of_replacement(
-        self, rank: int, donor: int, alive: Sequence[int], places: Sequence[Topology]
+        self, rank: int, donor: int, alive: Sequence[int], topologies: Sequence[Topology]
     ) -> OwnValues:
         """Find the values that the replacement of a rank must have instead of the donor's.
 
@@ -101,21 +101,21 @@ class RankValues:
             rank: the rank that died.
             donor: the rank whose names the replacement gets.
             alive: the ranks that did not die.
-            places: of all ranks.
+            topologies: of all ranks.
         """
         cell, source = self._deaths.get(rank, (0, ""))
-        mine, theirs = self._known.get(rank, {}), self._dated(donor, cell)
+        mine, theirs = self._known.get(rank, {}), self._known_before(donor, cell)
         derive = _Derivation(
-            {each: _marks(self._dated(each, cell)) for each in {*alive, donor}},
+            {each: _marks(self._known_before(each, cell)) for each in {*alive, donor}},
             _marks(mine),
             rank,
-            places,
+            topologies,
             source,
         )
         own: dict[str, tuple[str, str]] = {}
         unknown: list[str] = []
         missing = [path for path in mine if path not in theirs and path.isidentifier()]
-        for path, (mark, since, _) in (theirs | dict.fromkeys(missing, _Known("", 0))).items():
+        for path, (mark, since, _) in (theirs | dict.fromkeys(missing, _KnownValue("", 0))).items():
             is_reset = bool(cell) and since >= cell
             known = "" if is_reset or path not in mine else mine[path].mark
             known = known or derive.own(path)
@@ -127,7 +127,7 @@ class RankValues:
                 unknown.append(path)
         return OwnValues(own, unknown)
 
-    def _dated(self, rank: int, cell: int) -> dict[str, _Known]:
+    def _known_before(self, rank: int, cell: int) -> dict[str, _KnownValue]:
         """Return what is known, without values that this cell or an earlier one may have set."""
         known = self._known.get(rank, {})
         return {
@@ -137,7 +137,7 @@ class RankValues:
         }
 
 
-def _marks(known: Mapping[str, _Known]) -> dict[str, str]:
+def _marks(known: Mapping[str, _KnownValue]) -> dict[str, str]:
     return {path: each.mark for path, each in known.items()}
 
 
@@ -148,7 +148,7 @@ class _Derivation:
         living: the marks of the ranks that live.
         before: the marks of the rank before the cell in which it died.
         rank: which rank.
-        places: of all ranks.
+        topologies: of all ranks.
         source: the cell in which it died.
     """
 
@@ -157,14 +157,14 @@ class _Derivation:
         living: Mapping[int, Mapping[str, str]],
         before: Mapping[str, str],
         rank: int,
-        places: Sequence[Topology],
+        topologies: Sequence[Topology],
         source: str,
     ) -> None:
         self._living = living
         self._rank = rank
-        self._places = places
+        self._topologies = topologies
         self._by_code = {
-            each: _evaluated_marks(source, places[each], marks)
+            each: _evaluated_marks(source, topologies[each], marks)
             for each, marks in {**living, rank: before}.items()
         }
 
@@ -176,9 +176,9 @@ class _Derivation:
         if all(self._by_code[rank].get(path) == mark for rank, mark in marks.items()):
             return self._by_code[self._rank].get(path, "")
         found = {
-            _mark(rule(self._places[self._rank]))
+            _mark(rule(self._topologies[self._rank]))
             for rule in _rules(path)
-            if all(_mark(rule(self._places[rank])) == mark for rank, mark in marks.items())
+            if all(_mark(rule(self._topologies[rank])) == mark for rank, mark in marks.items())
         }
         return found.pop() if len(found) == 1 else ""
 
@@ -195,36 +195,38 @@ class _Derivation:
 
 def _rules(path: str) -> list[Rule]:
     """Return the rules for a name, such as ``rank == 0`` for ``is_main``."""
-    found = _LAST_WORD.search(path)
+    found = _LAST_NAME.search(path)
     name = found[1] if found else ""
-    if _LOCAL.fullmatch(name):
-        return [lambda place: place.local_rank, *_rules_of_devices]
+    if _LOCAL_RANK.fullmatch(name):
+        return [lambda topology: topology.local_rank, *_device_rules]
     if _RANK.fullmatch(name):
-        return [lambda place: place.rank]
-    if _MAIN.fullmatch(name):
+        return [lambda topology: topology.rank]
+    if _IS_MAIN.fullmatch(name):
         if "local" in name.lower():
-            return [lambda place: place.local_rank == 0]
-        return [lambda place: place.rank == 0]
-    return _rules_of_devices if _DEVICE.fullmatch(name) else []
+            return [lambda topology: topology.local_rank == 0]
+        return [lambda topology: topology.rank == 0]
+    return _device_rules if _DEVICE.fullmatch(name) else []
 
 
-_rules_of_devices: list[Rule] = [
-    lambda place: f"cuda:{place.local_rank}",
-    lambda place: Device(f"cuda:{place.local_rank}"),
+_device_rules: list[Rule] = [
+    lambda topology: f"cuda:{topology.local_rank}",
+    lambda topology: Device(f"cuda:{topology.local_rank}"),
 ]
 
 
-def _evaluated_marks(source: str, place: Topology, marks: Mapping[str, str]) -> dict[str, str]:
-    names = {path: _read(mark) for path, mark in marks.items() if path.isidentifier()}
+def _evaluated_marks(source: str, topology: Topology, marks: Mapping[str, str]) -> dict[str, str]:
+    names = {path: _value_of(mark) for path, mark in marks.items() if path.isidentifier()}
     known = {name: value for name, value in names.items() if value is not Ellipsis}
-    return {name: _mark(value) for name, value in evaluated(source, place, known).items()}
+    return {
+        name: _mark(value) for name, value in evaluate_assignments(source, topology, known).items()
+    }
 
 
 def _mark(value: object) -> str:
     return f"{DEVICE}{value}" if isinstance(value, Device) else plain_mark(value)
 
 
-def _read(mark: str) -> object:
+def _value_of(mark: str) -> object:
     """Return the value of a mark; an ellipsis if the cell may change it, or if it is not known."""
     if mark.startswith(DEVICE):
         return Device(mark.removeprefix(DEVICE))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from nbddp.wire.collective import Collective
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-MAX_SPANS = 5000  # of a rank's waits for data, of its samples, and of its steps
+MAX_TRACK_ENTRIES = 5000  # of a rank's waits for data, of its samples, and of its steps
 MAX_KINDS = 200  # of collectives whose time on the GPU is kept
 
 Place = tuple[int, str]  # a line, and the script that it is in; "" for a cell
@@ -38,39 +38,39 @@ class MatchedCollective:
 
     Attributes:
         call: which collective it is.
-        came: when each rank came, in seconds of ``time.time()`` on this machine.
-        waits: seconds that each rank waited for the last one; empty where no rank waits.
-        awaited: the rank that came last.
-        places: how often the awaited rank was seen at which line while others waited.
-        loading: seconds of the waiting in which the awaited rank waited for data itself.
+        arrivals: when each rank came, in seconds of ``time.time()`` on this machine.
+        wait_seconds: seconds that each rank waited for the last one; empty where no rank waits.
+        last_rank: the rank that came last.
+        places: how often the last rank was seen at which line while others waited.
+        loading: seconds of the waiting in which the last rank waited for data itself.
     """
 
     call: Collective
-    came: Mapping[int, float]
-    waits: Mapping[int, float]
-    awaited: int
+    arrivals: Mapping[int, float]
+    wait_seconds: Mapping[int, float]
+    last_rank: int
     places: Mapping[Place, int]
     loading: float = 0.0
 
     @property
     def at(self) -> float:
         """When the last rank came."""
-        return self.came[self.awaited]
+        return self.arrivals[self.last_rank]
 
     @property
-    def waited(self) -> float:
+    def total_wait(self) -> float:
         """Seconds that all ranks waited, together."""
-        return sum(self.waits.values())
+        return sum(self.wait_seconds.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a rank came to a collective; ``turn``, ``meets``: see :class:`CollectiveArrivals`."""
+    """When a rank came to a collective; for the others see :class:`CollectiveArrivals`."""
 
     at: float
     call: Collective
     turn: int
-    meets: bool
+    waits_for_all: bool
 
 
 @dataclass(slots=True)
@@ -81,25 +81,34 @@ class RankTrack:
         samples: when the rank was seen at which line.
         loads: begin and end of each wait for a batch of a ``DataLoader``.
         steps: when it reported which step.
-        starved: spans, each with the seconds in which the rank would have run and had no core.
+        cpu_starvation: spans, each with the seconds in which the rank would have run and had no
+            core.
         reported_at: until when it has reported; ``began``: since when.
         error: seconds by which its clock may be wrong.
         is_over: whether the cell is over on this rank.
     """
 
-    samples: deque[tuple[float, Place]] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
-    loads: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
-    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
-    starved: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=100))
+    samples: deque[tuple[float, Place]] = field(
+        default_factory=lambda: deque(maxlen=MAX_TRACK_ENTRIES)
+    )
+    loads: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=MAX_TRACK_ENTRIES)
+    )
+    steps: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=MAX_TRACK_ENTRIES)
+    )
+    cpu_starvation: deque[tuple[float, float, float]] = field(
+        default_factory=lambda: deque(maxlen=100)
+    )
     began: float = 0.0
     reported_at: float = 0.0
     error: float = 0.0
-    last: Arrival | None = None
+    last_arrival: Arrival | None = None
     is_over: bool = False
 
     def copy(self) -> RankTrack:
         """Return a copy that does not change any more."""
-        lists = ("samples", "loads", "steps", "starved")
+        lists = ("samples", "loads", "steps", "cpu_starvation")
         return replace(self, **{name: copy(getattr(self, name)) for name in lists})
 
     def extend(self, message: CollectiveArrivals, base: float, error: float) -> None:
@@ -107,7 +116,7 @@ class RankTrack:
         self.began, self.error = base, error
         at, since = base + message.sent_at / 1e6, max(base, self.reported_at)
         if at > since:
-            self.starved.append(
+            self.cpu_starvation.append(
                 (since, at, max(0.0, (message.awake_time - message.cpu_time) / 1e6))
             )
             self.reported_at = at
@@ -123,13 +132,13 @@ class RankTrack:
     def starved_share(self, began: float, ended: float) -> float:
         """Return the share of this time in which the rank would have run and had no core."""
         found = whole = 0.0
-        for start, end, seconds in self.starved:
+        for start, end, seconds in self.cpu_starvation:
             part = max(0.0, min(end, ended) - max(start, began))
             whole += part
             found += part * seconds / (end - start)
         return found / whole if whole else 0.0
 
-    def seen_at(self, began: float, ended: float) -> Counter[Place]:
+    def count_places(self, began: float, ended: float) -> Counter[Place]:
         """Count how often the rank was seen at which line in this time."""
         found: Counter[Place] = Counter()
         for at, place in reversed(self.samples):
@@ -138,7 +147,7 @@ class RankTrack:
             found[place] += at <= ended
         return +found
 
-    def loading(self, began: float, ended: float) -> float:
+    def loading_seconds(self, began: float, ended: float) -> float:
         """Return the seconds of this time in which the rank waited for data."""
         found = 0.0
         for start, end in reversed(self.loads):

@@ -25,24 +25,26 @@ from nbddp.record.waiting.stragglers import StragglerLag, WaitWindow
 from nbddp.wire.collective import Collective
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-MAX_ARRIVALS = 60_000  # that are kept as matched collectives; of earlier ones only the sums are,
-MIN_MATCHED = 500  # but so many collectives in any case
+MAX_KEPT_ARRIVALS = (
+    60_000  # that are kept as matched collectives; of earlier ones only the sums are,
+)
+MIN_KEPT_COLLECTIVES = 500  # but so many collectives in any case
 MAX_GROUPS = 64  # of ranks, whose collectives are matched
 MAX_OPEN = 1000  # collectives that not all ranks have reported: so many in any case, and
 MAX_OPEN_ARRIVALS = 60_000  # of few ranks more: one may report seconds after the others
-LOADING = 0.5  # of the waiting: from there on it is for data that the awaited rank waits
+MIN_LOADING_SHARE = 0.5  # of the waiting: from there on it is for data that the awaited rank waits
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCollective:
     """A collective that not all ranks have reported."""
 
     call: Collective
-    meets: bool
-    came: dict[int, float] = field(default_factory=dict)
+    waits_for_all: bool
+    arrivals: dict[int, float] = field(default_factory=dict)
 
 
-_Match = tuple[_Open, dict[int, float]]  # all ranks came; the seconds that each waited
+_Match = tuple[_OpenCollective, dict[int, float]]  # all ranks came; the seconds that each waited
 
 
 class GroupMatcher:
@@ -51,8 +53,8 @@ class GroupMatcher:
     def __init__(self, ranks: Iterable[int]) -> None:
         self.ranks = frozenset(ranks)
         self.window = WaitWindow(self.ranks)
-        self._met_at = self._heard_at = 0.0  # by ``time.monotonic()``
-        self._open: dict[int, _Open] = {}
+        self._matched_at = self._reported_at = 0.0  # by ``time.monotonic()``
+        self._open: dict[int, _OpenCollective] = {}
         self._matched = 0
         self._newest = 0.0  # when the newest matched collective was
 
@@ -63,34 +65,34 @@ class GroupMatcher:
 
         ``meets``: whether no rank is through before all are there; ``now`` is ``time.monotonic()``.
         """
-        self._heard_at, number = now, call.number
+        self._reported_at, number = now, call.number
         if number <= self._matched or rank not in self.ranks:
             return []
-        came = self._open.setdefault(number, _Open(call, meets)).came
-        came[rank] = at
+        arrivals = self._open.setdefault(number, _OpenCollective(call, meets)).arrivals
+        arrivals[rank] = at
         if len(self._open) > max(MAX_OPEN, MAX_OPEN_ARRIVALS // len(self.ranks)):
             del self._open[next(iter(self._open))]
-        if len(came) == len(self.ranks):
-            self._met_at = now
+        if len(arrivals) == len(self.ranks):
+            self._matched_at = now
             return [*self._match(number - 1), *self._match(number)]
         return []
 
     def stragglers(self) -> dict[int, StragglerLag] | None:
         """See :meth:`WaitWindow.stragglers`."""
-        return self.window.stragglers(self._heard_at - self._met_at)
+        return self.window.stragglers(self._reported_at - self._matched_at)
 
     def _match(self, number: int) -> Iterator[_Match]:
         """Match a collective once all ranks have reported it and the one that they called next."""
         found, following = self._open.get(number), self._open.get(number + 1)
         if found is None or following is None:
             return
-        if {len(found.came), len(following.came)} != {len(self.ranks)}:
+        if {len(found.arrivals), len(following.arrivals)} != {len(self.ranks)}:
             return
-        last = max(found.came.values())
+        last = max(found.arrivals.values())
         waits = {
-            rank: last - at if following.came[rank] >= last else 0.0
-            for rank, at in found.came.items()
-            if found.meets
+            rank: last - at if following.arrivals[rank] >= last else 0.0
+            for rank, at in found.arrivals.items()
+            if found.waits_for_all
         }
         if self._newest and number == self._matched + 1:
             self.window.add(last, max(0.0, last - self._newest), waits)
@@ -128,13 +130,13 @@ class CollectiveMatcher:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.begin_cell(())
+        self.reset_for_cell(())
 
-    def begin_cell(self, ranks: Iterable[int], cell: int = 0) -> None:
+    def reset_for_cell(self, ranks: Iterable[int], cell: int = 0) -> None:
         """Begin a cell on these ranks; without its number it is the first that ranks report of."""
         with self._lock:
             known = tuple(ranks)
-            most = max(MIN_MATCHED, MAX_ARRIVALS // max(1, len(known)))
+            most = max(MIN_KEPT_COLLECTIVES, MAX_KEPT_ARRIVALS // max(1, len(known)))
             tracks = {rank: RankTrack() for rank in known}
             self._history = CollectiveHistory(cell, known, deque(maxlen=most), tracks)
             self._groups: dict[tuple[str, int], GroupMatcher] = {}
@@ -167,10 +169,10 @@ class CollectiveMatcher:
                 name, shape, group, meets, turn = message.kinds[kind]
                 call, at = Collective(name, number, group, shape), base + microseconds / 1e6
                 history.newest[group, turn, rank] = number
-                track.last = Arrival(at, call, turn, bool(meets))
-                self._arrive(rank, track.last, now)
+                track.last_arrival = Arrival(at, call, turn, bool(meets))
+                self._add_arrival(rank, track.last_arrival, now)
             if message.is_over:
-                self._end(rank, base + message.sent_at / 1e6, now)
+                self._end_rank(rank, base + message.sent_at / 1e6, now)
 
     def add_step(self, rank: int, at: float, step: float | None) -> None:
         """Add that a rank has reported a step, at its ``time.time()``."""
@@ -178,15 +180,15 @@ class CollectiveMatcher:
             if step is not None and rank in self._history.tracks:
                 self._history.tracks[rank].steps.append((at, step))
 
-    def _end(self, rank: int, at: float, now: float) -> None:
+    def _end_rank(self, rank: int, at: float, now: float) -> None:
         """The cell is over on this rank: it did not go on to another collective before."""
         self._history.tracks[rank].is_over = True
         for group, turn in self._groups:
             if (newest := self._history.newest.get((group, turn, rank))) is not None:
                 nothing = Collective("", newest + 1, group)
-                self._arrive(rank, Arrival(at, nothing, turn, meets=False), now)
+                self._add_arrival(rank, Arrival(at, nothing, turn, waits_for_all=False), now)
 
-    def _arrive(self, rank: int, arrival: Arrival, now: float) -> None:
+    def _add_arrival(self, rank: int, arrival: Arrival, now: float) -> None:
         call, key = arrival.call, (arrival.call.group, arrival.turn)
         if key not in self._groups:
             ranks = self._history.ranks_in(call.group)
@@ -194,24 +196,28 @@ class CollectiveMatcher:
             if len(self._groups) >= MAX_GROUPS or not is_known:
                 return
             self._groups[key] = GroupMatcher(ranks)
-        for match in self._groups[key].add(rank, call, arrival.at, now, meets=arrival.meets):
-            self._keep(*match)
+        for match in self._groups[key].add(
+            rank, call, arrival.at, now, meets=arrival.waits_for_all
+        ):
+            self._add_match(*match)
 
-    def _keep(self, found: _Open, waits: dict[int, float]) -> None:
-        history, came = self._history, found.came
+    def _add_match(self, found: _OpenCollective, waits: dict[int, float]) -> None:
+        history, arrivals = self._history, found.arrivals
         history.count += 1
-        awaited = max(came, key=lambda rank: came[rank])
+        awaited = max(arrivals, key=lambda rank: arrivals[rank])
         waiting = {rank: seconds for rank, seconds in waits.items() if seconds}
         for rank, seconds in waiting.items():
             history.waits[rank, awaited] += seconds
         places: Counter[Place] = Counter()
         loading = 0.0
         if waiting:
-            first, last = min(came[rank] for rank in waiting), came[awaited]
+            first, last = min(arrivals[rank] for rank in waiting), arrivals[awaited]
             track = history.tracks[awaited]
-            places = track.seen_at(first, last)
-            loading = track.loading(first, last) / (last - first) * sum(waits.values())
-        history.matched.append(MatchedCollective(found.call, came, waits, awaited, places, loading))
+            places = track.count_places(first, last)
+            loading = track.loading_seconds(first, last) / (last - first) * sum(waits.values())
+        history.matched.append(
+            MatchedCollective(found.call, arrivals, waits, awaited, places, loading)
+        )
 
     # ---- what follows from it
 
@@ -254,11 +260,11 @@ def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Stra
         return None
     end, began = newest.at, newest.at - lag.seconds
     recent = [newest, *takewhile(lambda each: each.at >= began, newest_first)]
-    awaited = [each for each in recent if each.awaited == rank]
+    awaited = [each for each in recent if each.last_rank == rank]
     titles = defaultdict[str, float](float)
     places: Counter[Place] = Counter()
     for each in awaited:
-        titles[each.call.kind] += each.waited
+        titles[each.call.kind] += each.total_wait
         places.update(each.places)
     waited = sum(titles.values())
     title = max(titles, key=titles.__getitem__, default="")
@@ -270,6 +276,7 @@ def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Stra
         steps=len({step for at, step in history.tracks[rank].steps if began <= at <= end}),
         title=title,
         place=main_place(places),
-        is_loading=waited > 0 and sum(each.loading for each in awaited) > LOADING * waited,
+        is_loading=waited > 0
+        and sum(each.loading for each in awaited) > MIN_LOADING_SHARE * waited,
         numbers=(min(numbers), max(numbers)) if numbers else None,
     )

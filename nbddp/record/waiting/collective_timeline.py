@@ -19,7 +19,8 @@ from nbddp.record.waiting.collective_history import (
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.wire.collective import Collective
 
-LATE = 3.0  # seconds that a rank of a cell that runs may be late in telling that it came
+# seconds that a rank of a cell that runs may be late in telling that it came
+MAX_REPORT_DELAY = 3.0
 Span = tuple[float, float]  # begin and end, in seconds of time.time()
 
 
@@ -96,31 +97,31 @@ class UnfinishedCollective:
 
     Attributes:
         call: which collective it is.
-        came: when each of those that waited came, in seconds of ``time.time()``.
-        until: until when each of them waited.
+        arrivals: when each of those that waited came, in seconds of ``time.time()``.
+        waited_until: until when each of them waited.
         missing: the ranks that did not come.
         places: how often one of these was seen at which line meanwhile.
     """
 
     call: Collective
-    came: Mapping[int, float]
-    until: Mapping[int, float]
+    arrivals: Mapping[int, float]
+    waited_until: Mapping[int, float]
     missing: tuple[int, ...]
     places: Mapping[Place, int]
 
     @property
-    def waits(self) -> dict[int, float]:
+    def wait_seconds(self) -> dict[int, float]:
         """Seconds that each rank waited."""
-        return {rank: self.until[rank] - at for rank, at in self.came.items()}
+        return {rank: self.waited_until[rank] - at for rank, at in self.arrivals.items()}
 
     @property
     def place(self) -> Place | None:
         """Where those that were missing mostly were."""
         return main_place(self.places)
 
-    def between(self) -> Iterator[tuple[int, int, float]]:
+    def waits_by_pair(self) -> Iterator[tuple[int, int, float]]:
         """Waiter, awaited and seconds; of several that were missing each has a part of them."""
-        for rank, seconds in self.waits.items():
+        for rank, seconds in self.wait_seconds.items():
             for missing in self.missing:
                 yield rank, missing, seconds / len(self.missing)
 
@@ -204,11 +205,11 @@ class Timeline:
                 **each.call._asdict(),
                 "rank": rank,
                 "came": came,
-                "waited": each.waits.get(rank, 0.0),
-                "awaited": each.awaited,
+                "waited": each.wait_seconds.get(rank, 0.0),
+                "awaited": each.last_rank,
             }
             for each in self.meetings
-            for rank, came in sorted(each.came.items())
+            for rank, came in sorted(each.arrivals.items())
         ]
 
     def frame(self) -> Any:
@@ -231,17 +232,17 @@ class Timeline:
         for began, end in self.loads.get(rank, ()):
             yield "data", began, end
         for each in self.meetings:
-            if each.waits.get(rank):
-                yield "wait", each.came[rank], each.at
+            if each.wait_seconds.get(rank):
+                yield "wait", each.arrivals[rank], each.at
         for last in self.unmet:
-            if rank in last.came:
-                yield "wait", last.came[rank], last.until[rank]
+            if rank in last.arrivals:
+                yield "wait", last.arrivals[rank], last.waited_until[rank]
         if rank in self.died:
             yield "gone", self.died[rank], self.span[1]
 
 
 def build_timeline(
-    told: CollectiveHistory,
+    history: CollectiveHistory,
     awaited: Straggler | None = None,
     *,
     last: int | None = None,
@@ -251,46 +252,46 @@ def build_timeline(
     """What was told of a cell as its time line.
 
     Args:
-        told: what is kept of it.
+        history: what is kept of it.
         awaited: the rank that is waited for, if one is.
         last: look at the last so many steps, or collectives where no steps were reported.
         unmet: what ranks waited in at its end.
         died: when ranks died.
     """
     apart = {each.call.position for each in unmet}  # where ranks are in different ones
-    meetings = [each for each in told.matched if each.call.position not in apart]
+    meetings = [each for each in history.matched if each.call.position not in apart]
     first: dict[float, float] = {}  # when each step was reported first
-    for track in told.tracks.values():
+    for track in history.tracks.values():
         for at, step in track.steps:
             first[step] = min(at, first.get(step, at))
     steps = sorted((at, step) for step, at in first.items())
-    began, end = _span(told, meetings, steps, last)
+    began, end = _span(history, meetings, steps, last)
     died = died or {}
-    end = max([end, *(at for each in unmet for at in each.until.values()), *died.values()])
+    end = max([end, *(at for each in unmet for at in each.waited_until.values()), *died.values()])
     meetings = [each for each in meetings if each.at >= began]
     waits = defaultdict[tuple[int, int], float](float)
-    if last is None and told.count > len(meetings):  # of a long cell, not all are kept
-        waits |= told.waits
+    if last is None and history.count > len(meetings):  # of a long cell, not all are kept
+        waits |= history.waits
     else:
         for met in meetings:
-            for rank, seconds in met.waits.items():
-                waits[rank, met.awaited] += seconds
+            for rank, seconds in met.wait_seconds.items():
+                waits[rank, met.last_rank] += seconds
     for each in unmet:
-        for waiter, missing, seconds in each.between():
+        for waiter, missing, seconds in each.waits_by_pair():
             waits[waiter, missing] += seconds
     return Timeline(
-        cell=told.cell,
-        ranks=told.ranks,
+        cell=history.cell,
+        ranks=history.ranks,
         span=(began, end),
         meetings=tuple(meetings),
         steps=tuple(each for each in steps if began <= each[0] <= end),
-        loads={rank: _within(each.loads, began, end) for rank, each in told.tracks.items()},
+        loads={rank: _clip(each.loads, began, end) for rank, each in history.tracks.items()},
         waits={pair: seconds for pair, seconds in sorted(waits.items()) if seconds},
-        lines=_lines(meetings, unmet),
-        on_gpu=told.seconds_on_gpu(),
-        lost=told.lost,
-        thinned=told.thinned,
-        error=max((each.error for each in told.tracks.values()), default=0.0),
+        lines=_seconds_by_line(meetings, unmet),
+        on_gpu=history.seconds_on_gpu(),
+        lost=history.lost,
+        thinned=history.thinned,
+        error=max((each.error for each in history.tracks.values()), default=0.0),
         awaited=awaited,
         unmet=tuple(unmet),
         died=died,
@@ -298,37 +299,37 @@ def build_timeline(
 
 
 def _span(
-    told: CollectiveHistory,
+    history: CollectiveHistory,
     meetings: Sequence[MatchedCollective],
     steps: Sequence[Span],
     last: int | None,
 ) -> Span:
-    began, newest = told.began, meetings[-1].at if meetings else 0.0
-    end = max([began, newest, *(each.reported_at for each in told.tracks.values())])
+    began, newest = history.began, meetings[-1].at if meetings else 0.0
+    end = max([began, newest, *(each.reported_at for each in history.tracks.values())])
     if last is None:
         return began, end
     if len(steps) > 1:
         return steps[max(0, len(steps) - 1 - last)][0], max(steps[-1][0], newest)
     shown = meetings[-last:]
-    return min([*shown[0].came.values()] if shown else [began]), end
+    return min([*shown[0].arrivals.values()] if shown else [began]), end
 
 
-def _within(spans: Sequence[Span], began: float, end: float) -> list[Span]:
+def _clip(spans: Sequence[Span], began: float, end: float) -> list[Span]:
     return [(max(a, began), min(b, end)) for a, b in spans if b > began and a < end]
 
 
-def _lines(
+def _seconds_by_line(
     meetings: Sequence[MatchedCollective], unmet: Sequence[UnfinishedCollective]
 ) -> dict[str, float]:
     """Seconds of waiting by line: those for a rank are shared out by where it was seen."""
     waited = defaultdict[int, float](float)
     seen = defaultdict[int, Counter[Place]](Counter)
     for each in meetings:
-        waited[each.awaited] += each.waited
-        seen[each.awaited].update(each.places)
+        waited[each.last_rank] += each.total_wait
+        seen[each.last_rank].update(each.places)
     shares: list[tuple[float, Mapping[Place, int]]] = [
         *((waited[rank], places) for rank, places in seen.items()),
-        *((sum(each.waits.values()), each.places) for each in unmet),
+        *((sum(each.wait_seconds.values()), each.places) for each in unmet),
     ]
     found = defaultdict[str, float](float)
     for seconds, places in shares:
@@ -337,57 +338,59 @@ def _lines(
     return dict(sorted(found.items(), key=lambda line: -line[1]))
 
 
-def unmet(told: CollectiveHistory, until: float, *, is_over: bool) -> list[UnfinishedCollective]:
+def find_unfinished(
+    history: CollectiveHistory, until: float, *, is_over: bool
+) -> list[UnfinishedCollective]:
     """What ranks wait in at a cell's end, or now.
 
     Args:
-        told: what is kept of the cell.
+        history: what is kept of the cell.
         until: when it ended, or what time it is, as ``time.time()`` has it.
         is_over: which of the two.
     """
     waiting: dict[tuple[Collective, int], dict[int, Arrival]] = {}
-    for rank, track in told.tracks.items():
-        last = track.last
-        if last is not None and last.meets:
+    for rank, track in history.tracks.items():
+        last = track.last_arrival
+        if last is not None and last.waits_for_all:
             key = last.call._replace(shape=""), last.turn
             waiting.setdefault(key, {})[rank] = last
-    found = (_unmet(told, lasts, until) for lasts in waiting.values())
+    found = (_unfinished(history, lasts, until) for lasts in waiting.values())
     return [
         each
         for each in found
-        if each.missing and (is_over or until - max(each.came.values()) > LATE)
+        if each.missing and (is_over or until - max(each.arrivals.values()) > MAX_REPORT_DELAY)
     ]
 
 
-def _unmet(
-    told: CollectiveHistory, lasts: Mapping[int, Arrival], until: float
+def _unfinished(
+    history: CollectiveHistory, lasts: Mapping[int, Arrival], until: float
 ) -> UnfinishedCollective:
     last = next(iter(lasts.values()))
-    ranks = told.ranks_in(last.call.group)
-    missing = tuple(rank for rank in ranks if not _has_come(told, rank, last))
-    tracks = {rank: told.tracks[rank] for rank in lasts}
+    ranks = history.ranks_in(last.call.group)
+    missing = tuple(rank for rank in ranks if not _has_arrived(history, rank, last))
+    tracks = {rank: history.tracks[rank] for rank in lasts}
     came = {rank: each.at for rank, each in lasts.items()}
     ends = {rank: each.reported_at if each.is_over else until for rank, each in tracks.items()}
     places: Counter[Place] = Counter()
     for rank in missing:
-        if rank in told.tracks:
+        if rank in history.tracks:
             first, end = min(came.values()), max(ends.values())
-            places.update(told.tracks[rank].seen_at(first, end))
+            places.update(history.tracks[rank].count_places(first, end))
     return UnfinishedCollective(
         call=last.call,
-        came=came,
-        until={rank: max(came[rank], end) for rank, end in ends.items()},
+        arrivals=came,
+        waited_until={rank: max(came[rank], end) for rank, end in ends.items()},
         missing=missing,
         places=places,
     )
 
 
-def _has_come(told: CollectiveHistory, rank: int, to: Arrival) -> bool:
+def _has_arrived(history: CollectiveHistory, rank: int, to: Arrival) -> bool:
     """Whether a rank came to this collective, or went beyond it."""
-    newest = told.newest.get((to.call.group, to.turn, rank), 0)
+    newest = history.newest.get((to.call.group, to.turn, rank), 0)
     if newest != to.call.number:
         return newest > to.call.number
-    track = told.tracks.get(rank)
-    last = None if track is None else track.last
+    track = history.tracks.get(rank)
+    last = None if track is None else track.last_arrival
     is_there = last is not None and (last.call.group, last.turn) == (to.call.group, to.turn)
     return not is_there or last is None or last.call.name == to.call.name

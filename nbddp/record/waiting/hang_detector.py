@@ -12,14 +12,14 @@ from nbddp.wire.messages import RankStatus
 HANG_AFTER = 10.0  # seconds without progress on any rank
 SILENT_AFTER = 8.0  # seconds without a sign of life
 # those to which every rank must give the same type and sizes
-_EVEN = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
+_SAME_SIZE_CALLS = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A pulse, and when it came."""
 
-    pulse: RankStatus
+    status: RankStatus
     at: float
 
 
@@ -33,7 +33,7 @@ class HangDetector:
 
     Attributes:
         hang_after: seconds without progress on any rank that make a hang.
-        signs: when and where each rank was last seen.
+        heartbeats: when and where each rank was last seen.
         alarm: what is wrong right now: nobody moves, or a rank is silent; empty if nothing is.
     """
 
@@ -45,27 +45,27 @@ class HangDetector:
         self.is_stopped = is_stopped
         self._is_working = is_working
         self.hang_after = HANG_AFTER
-        self.signs: dict[int, Heartbeat] = {}
-        self._told: set[object] = set()
+        self.heartbeats: dict[int, Heartbeat] = {}
+        self._reported: set[object] = set()
         self.alarm = ""
 
-    def memory(self) -> int:
+    def memory_used(self) -> int:
         """Bytes that all ranks together used when they were last seen."""
-        return sum(sign.pulse.memory for sign in self.signs.values())
+        return sum(heartbeat.status.memory for heartbeat in self.heartbeats.values())
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The ranks that were seen are gone."""
-        self.signs.clear()
+        self.heartbeats.clear()
         self.alarm = ""
 
-    def begin_cell(self, ranks: Iterable[int], now: float) -> None:
+    def reset_for_cell(self, ranks: Iterable[int], now: float) -> None:
         """A cell begins: whatever was seen before says nothing about it."""
-        self._told.clear()
+        self._reported.clear()
         self.alarm = ""
         for rank in ranks:
-            self.signs[rank] = Heartbeat(RankStatus(cell=0, line=0, function=""), now)
+            self.heartbeats[rank] = Heartbeat(RankStatus(cell=0, line=0, function=""), now)
 
-    def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
+    def check(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
         """What is new: a rank that is silent, or a hang; empty if nothing is.
 
         Args:
@@ -75,34 +75,41 @@ class HangDetector:
             now: the time, in the seconds of ``Heartbeat.at``.
         """
         running = sorted(waiting)
-        late = [rank for rank in running if now - self.signs[rank].at > SILENT_AFTER]
+        late = [rank for rank in running if now - self.heartbeats[rank].at > SILENT_AFTER]
         silent = [rank for rank in late if not self._is_working(rank)]
-        text = self._say_silent(silent) if silent else self._say_hang(cell, running, ranks)
+        text = (
+            self._describe_silent(silent) if silent else self._describe_hang(cell, running, ranks)
+        )
         self.alarm = text
         news = tuple(silent) or text
-        if not text or news in self._told:
+        if not text or news in self._reported:
             return ""
-        self._told.add(news)
+        self._reported.add(news)
         return text
 
-    def _say_silent(self, silent: list[int]) -> str:
+    def _describe_silent(self, silent: list[int]) -> str:
         stopped = [rank for rank in silent if self.is_stopped(rank)]
         who = stopped or silent
         why = "in code that holds Python's lock, or the machine is too busy"
         why = "stopped (SIGSTOP)" if stopped else why
         return f"no sign of life from {format_ranks(who)}: {why}; `%ddp kill {who[0]}` ends it"
 
-    def _say_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
-        pulses = {rank: self.signs[rank].pulse for rank in running}
+    def _describe_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
+        statuses = {rank: self.heartbeats[rank].status for rank in running}
         is_stuck = all(
-            pulse.cell == cell and pulse.seconds >= self.hang_after for pulse in pulses.values()
+            status.cell == cell and status.seconds >= self.hang_after
+            for status in statuses.values()
         )
-        is_asked = any(pulse.asks for pulse in pulses.values())  # the user is waited for
-        if not is_stuck or is_asked or not any(pulse.collective for pulse in pulses.values()):
+        is_asked = any(status.asks for status in statuses.values())  # the user is waited for
+        if not is_stuck or is_asked or not any(status.collective for status in statuses.values()):
             return ""
-        ended = {rank: self.signs[rank].pulse for rank in ranks if rank not in pulses}
-        waits = _grouped({rank: _where(pulse) for rank, pulse in pulses.items()})
-        lines = [f"no progress for {self.hang_after:.0f} s: {why_in_vain(cell, pulses, ended)}"]
+        ended = {rank: self.heartbeats[rank].status for rank in ranks if rank not in statuses}
+        waits = _group_by_text(
+            {rank: _describe_position(status) for rank, status in statuses.items()}
+        )
+        lines = [
+            f"no progress for {self.hang_after:.0f} s: {describe_mismatch(cell, statuses, ended)}"
+        ]
         lines += [f"  {format_ranks(who)} {what}" for what, who in waits.items()]
         if ended:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
@@ -110,7 +117,7 @@ class HangDetector:
         return "\n".join(lines)
 
 
-def _grouped(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
+def _group_by_text(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the ranks of each text."""
     groups: dict[str, list[int]] = {}
     for rank, text in by_rank.items():
@@ -118,18 +125,18 @@ def _grouped(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
     return groups
 
 
-def _where(pulse: RankStatus) -> str:
-    place = format_place(pulse.line, pulse.file)
-    inside = f" in {pulse.function}()" if pulse.function else ""
-    if pulse.thread:
-        waiting = f"waiting in {pulse.collective} in {pulse.thread}"
+def _describe_position(status: RankStatus) -> str:
+    place = format_place(status.line, status.file)
+    inside = f" in {status.function}()" if status.function else ""
+    if status.thread:
+        waiting = f"waiting in {status.collective} in {status.thread}"
         return f"{waiting}; the main thread is at {place}{inside}"
-    if pulse.collective:
-        return f"waiting in {pulse.collective}, {place}"
+    if status.collective:
+        return f"waiting in {status.collective}, {place}"
     return f"never came: {place}{inside}"
 
 
-def why_in_vain(
+def describe_mismatch(
     cell: int, running: Mapping[int, RankStatus], ended: Mapping[int, RankStatus]
 ) -> str:
     """Who called what and who did not, in one line.
@@ -141,44 +148,48 @@ def why_in_vain(
 
     >>> def at(name):
     ...     return RankStatus(cell=1, line=1, function="", collective=Collective(name, 1))
-    >>> why_in_vain(1, {0: at("all_reduce"), 1: at("broadcast")}, {})
+    >>> describe_mismatch(1, {0: at("all_reduce"), 1: at("broadcast")}, {})
     'rank 0 called all_reduce #1, rank 1 broadcast #1'
     """
-    calls = {rank: pulse.collective for rank, pulse in running.items() if pulse.collective}
+    calls = {rank: status.collective for rank, status in running.items() if status.collective}
     waited_in = set(calls.values())
-    for rank, pulse in {**running, **ended}.items():
-        call = pulse.last
-        if call is None or rank in calls or pulse.last_cell != cell:
+    for rank, status in {**running, **ended}.items():
+        call = status.last
+        if call is None or rank in calls or status.last_cell != cell:
             continue
         rivals = [each for each in waited_in if each.position == call.position]
         # it made another call in the place of one that is waited in, and went on
-        if any(each.name != call.name or _is_uneven([each, call]) for each in rivals):
+        if any(each.name != call.name or _sizes_differ([each, call]) for each in rivals):
             calls[rank] = call
-    told = [_say_calls(calls)]
+    parts = [_describe_calls(calls)]
     absent = [rank for rank in running if rank not in calls]
     gone = [rank for rank in ended if rank not in calls]
     if absent:
-        told.append(f"{format_ranks(absent)} never came")
+        parts.append(f"{format_ranks(absent)} never came")
     if gone:
-        told.append(f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} done with the cell")
-    return ", ".join(told)
+        parts.append(f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} done with the cell")
+    return ", ".join(parts)
 
 
-def _is_uneven(calls: Iterable[Collective]) -> bool:
+def _sizes_differ(calls: Iterable[Collective]) -> bool:
     """Whether one call was given different sizes, and must not be."""
     known = set(calls)
     titles, shapes = {each.title for each in known}, {each.shape for each in known}
-    is_one = len(titles) == 1 and all(each.name.strip("_").startswith(_EVEN) for each in known)
+    is_one = len(titles) == 1 and all(
+        each.name.strip("_").startswith(_SAME_SIZE_CALLS) for each in known
+    )
     return is_one and len(shapes) > 1
 
 
-def _say_calls(calls: Mapping[int, Collective]) -> str:
-    is_uneven, ordered = _is_uneven(calls.values()), sorted(calls.items())
-    groups = _grouped({rank: each.shape if is_uneven else each.title for rank, each in ordered})
+def _describe_calls(calls: Mapping[int, Collective]) -> str:
+    is_uneven, ordered = _sizes_differ(calls.values()), sorted(calls.items())
+    groups = _group_by_text(
+        {rank: each.shape if is_uneven else each.title for rank, each in ordered}
+    )
     if is_uneven:
-        told = [f"{format_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]
+        parts = [f"{format_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]
         title = next(iter(calls.values())).title
-        return "sizes differ: " + ", ".join(told).replace(" with", f" called {title} with", 1)
-    told = [f"{format_ranks(ranks)} {title}" for title, ranks in groups.items()]
+        return "sizes differ: " + ", ".join(parts).replace(" with", f" called {title} with", 1)
+    parts = [f"{format_ranks(ranks)} {title}" for title, ranks in groups.items()]
     first = format_ranks(next(iter(groups.values())))
-    return f"{first} called" + ", ".join(told).removeprefix(first)
+    return f"{first} called" + ", ".join(parts).removeprefix(first)

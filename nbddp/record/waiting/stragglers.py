@@ -11,17 +11,18 @@ from statistics import mean, median_low, stdev
 
 from nbddp.record.step_rate import StepRate
 
-MARGIN = 0.2  # by which a rank has to be slower; a busy machine makes one a tenth slower for long
-SURE = 4.0  # standard errors: noise does not reach so far
-WINDOW = 20.0  # seconds that are the recent past, if ranks waited in enough of them
-ENOUGH = 10  # seconds with a wait; where these are rare, the recent past is longer,
-LONGEST = 120.0  # up to so many seconds
-SHORTEST = 10.0  # seconds of collectives from which something follows,
-FEWEST = 8  # and in so many of them ranks waited
-STALE = 10.0  # seconds without a collective, or three times as long as one takes, that are too many
-PER_SECOND = 4  # parts; where a rank is late in each of
-PARTS = 6  # the last few,
-STEADY = 0.5  # by so much of its average, it is named before the seconds are enough
+MIN_LAG = 0.2  # by which a rank has to be slower; a busy machine makes one a tenth slower for long
+MIN_Z_SCORE = 4.0  # standard errors: noise does not reach so far
+MIN_WINDOW = 20.0  # seconds that are the recent past, if ranks waited in enough of them
+ENOUGH_WAITS = 10  # seconds with a wait; where these are rare, the recent past is longer,
+MAX_WINDOW = 120.0  # up to so many seconds
+MIN_SECONDS = 10.0  # seconds of collectives from which something follows,
+MIN_WAITS = 8  # and in so many of them ranks waited
+# seconds without a collective, or three times as long as one takes, that are too many
+MAX_IDLE = 10.0
+PARTS_PER_SECOND = 4  # parts; where a rank is late in each of
+STEADY_PARTS = 6  # the last few,
+MIN_STEADY_SHARE = 0.5  # by so much of its average, it is named before the seconds are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ StarvedShare = Callable[[int, float, float], float]
 
 
 @dataclass(slots=True)
-class _Span:
+class _Period:
     """The collectives of a part of a second, or of a second.
 
     What a busy machine does to one step it does to the next: times are the samples, not steps.
@@ -72,17 +73,17 @@ class WaitWindow:
 
     def __init__(self, ranks: Collection[int]) -> None:
         self._ranks = sorted(ranks)
-        self._parts: deque[_Span] = deque()
+        self._parts: deque[_Period] = deque()
         self._newest = 0.0
 
     def add(self, at: float, seconds: float, waits: Mapping[int, float]) -> None:
         """Add a collective that was matched: when, how long after the one before, who waited."""
-        number = int(at * PER_SECOND)
+        number = int(at * PARTS_PER_SECOND)
         if not self._parts or self._parts[-1].number != number:
-            self._parts.append(_Span(number))
-        late = _late(waits)
+            self._parts.append(_Period(number))
+        late = _lateness(waits)
         self._parts[-1].add(bool(late), seconds, late)
-        while self._parts[0].number < number - LONGEST * PER_SECOND:
+        while self._parts[0].number < number - MAX_WINDOW * PARTS_PER_SECOND:
             self._parts.popleft()
         self._newest = at
 
@@ -95,25 +96,27 @@ class WaitWindow:
         spans = self._recent_seconds()
         count = sum(each.count for each in spans)
         seconds = sum(each.seconds for each in spans)
-        if not count or seconds < SHORTEST or seconds_since > max(STALE, 3 * seconds / count):
+        if not count or seconds < MIN_SECONDS or seconds_since > max(MAX_IDLE, 3 * seconds / count):
             return None
         found = {}
         for rank in self._ranks:
             late = [each.late[rank] for each in spans if each.has_waited]
-            if sum(late) < MARGIN * seconds or len(late) < FEWEST:
+            if sum(late) < MIN_LAG * seconds or len(late) < MIN_WAITS:
                 continue
-            if mean(late) > SURE * stdev(late) / sqrt(len(late)):  # noise does not reach so far
+            if mean(late) > MIN_Z_SCORE * stdev(late) / sqrt(
+                len(late)
+            ):  # noise does not reach so far
                 found[rank] = StragglerLag(min(1.0, sum(late) / seconds), seconds)
         return found
 
-    def _recent_seconds(self) -> list[_Span]:
-        found: list[_Span] = []
+    def _recent_seconds(self) -> list[_Period]:
+        found: list[_Period] = []
         newest_first = reversed(self._parts)
-        for second, parts in groupby(newest_first, lambda each: each.number // PER_SECOND):
+        for second, parts in groupby(newest_first, lambda each: each.number // PARTS_PER_SECOND):
             waited = sum(each.has_waited for each in found)
-            if waited >= ENOUGH and sum(each.seconds for each in found) >= WINDOW:
+            if waited >= ENOUGH_WAITS and sum(each.seconds for each in found) >= MIN_WINDOW:
                 break
-            found.append(_Span(second))
+            found.append(_Period(second))
             for part in parts:
                 found[-1].add(part.count, part.seconds, part.late)
         return found
@@ -128,24 +131,26 @@ class WaitWindow:
             starved_share: the share of a time in which a rank would have run and had no core: so
                 much of its lag may be the machine's, even where the others lacked a core, too.
         """
-        parts = list(self._parts)[-PARTS - 1 : -1]  # the last one is not over
-        if not parts or parts[-1].number - parts[0].number > 2 * PARTS:
+        parts = list(self._parts)[-STEADY_PARTS - 1 : -1]  # the last one is not over
+        if not parts or parts[-1].number - parts[0].number > 2 * STEADY_PARTS:
             return {}  # they meet so seldom that each part has one collective
         seconds = sum(each.seconds for each in parts)
-        if not seconds or not all(each.has_waited for each in parts) or len(parts) < PARTS:
+        if not seconds or not all(each.has_waited for each in parts) or len(parts) < STEADY_PARTS:
             return {}
         found = {}
         for rank in self._ranks:
             share = sum(each.late[rank] for each in parts) / seconds
-            is_steady = all(each.late[rank] >= STEADY * share * each.seconds for each in parts)
-            if share < MARGIN or not is_steady:
+            is_steady = all(
+                each.late[rank] >= MIN_STEADY_SHARE * share * each.seconds for each in parts
+            )
+            if share < MIN_LAG or not is_steady:
                 continue
-            if share - starved_share(rank, self._newest - seconds, self._newest) >= MARGIN:
+            if share - starved_share(rank, self._newest - seconds, self._newest) >= MIN_LAG:
                 found[rank] = StragglerLag(min(1.0, share), seconds)
         return found
 
 
-def _late(waits: Mapping[int, float]) -> dict[int, float]:
+def _lateness(waits: Mapping[int, float]) -> dict[int, float]:
     """By how many seconds at least half of the others waited longer than each rank."""
     if len(waits) < 2:
         return {}
@@ -157,16 +162,16 @@ def _late(waits: Mapping[int, float]) -> dict[int, float]:
     }
 
 
-def slow_by_step_rate(paces: Mapping[int, StepRate]) -> dict[int, StragglerLag]:
+def slow_by_step_rate(rates: Mapping[int, StepRate]) -> dict[int, StragglerLag]:
     """Return the ranks that make fewer steps than most that report steps of the same loop."""
     found = {}
-    for rank, pace in paces.items():
-        others = [each for it, each in paces.items() if it != rank and each.loop == pace.loop]
+    for rank, rate in rates.items():
+        others = [each for it, each in rates.items() if it != rank and each.loop == rate.loop]
         usual = median_low(each.per_second for each in others) if others else 0.0
         if usual <= 0:
             continue
-        share = 1 - pace.per_second / usual
-        error = hypot(pace.error, median_low(each.error for each in others))
-        if share >= MARGIN and share > SURE * error:
-            found[rank] = StragglerLag(share, pace.seconds, is_waited_for=False)
+        share = 1 - rate.per_second / usual
+        error = hypot(rate.error, median_low(each.error for each in others))
+        if share >= MIN_LAG and share > MIN_Z_SCORE * error:
+            found[rank] = StragglerLag(share, rate.seconds, is_waited_for=False)
     return found

@@ -67,7 +67,7 @@ class ChartArea:
         if shown != list(self.box.children):
             self.box.children = shown
         if self._charts:
-            self._update_names([*snapshot.versions, *snapshot.others])
+            self._update_names([*snapshot.versions, *snapshot.hidden_names])
 
     def close(self) -> None:
         """Close all widgets, also those that are not on show."""

@@ -296,7 +296,7 @@ class PanelView:
         curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
         merged, snapshot = self.log_buffer.lines(), self._snapshot(handle)
         earlier = self._describe_earlier(merged, RECORD_LINES)
-        missed = f"{snapshot.missed:,} more rows of numbers are in metrics.jsonl"
+        missed = f"{snapshot.missed_rows:,} more rows of numbers are in metrics.jsonl"
         return CellReport(
             snapshot=snapshot,
             result=result,
@@ -308,7 +308,7 @@ class PanelView:
             scale=scale,
             attempts=self._earlier_attempts,
             curves=curves,
-            notes=[missed if snapshot.missed else "", self._input_queue.leftover_hint],
+            notes=[missed if snapshot.missed_rows else "", self._input_queue.leftover_hint],
             findings=self._check(handle),
         )
 

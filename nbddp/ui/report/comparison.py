@@ -110,7 +110,7 @@ def _value(value: str) -> Cell:
 
 def _code(comparison: Comparison) -> Iterator[Details]:
     """Return the diff from the first run to each other one."""
-    for index, diff in enumerate(comparison.code):
+    for index, diff in enumerate(comparison.code_diffs):
         if not diff:  # always so for the first
             continue
         added = sum(line.startswith("+") for line in diff[2:])
@@ -131,7 +131,7 @@ def _notes(comparison: Comparison) -> list[str]:
     is_compared = comparison.runs[0].cells and len(notes) < len(comparison.runs) - 1
     if is_compared and not any(_code(comparison)):
         notes.append(SAME_CODE if not notes else "the code of the others is the same")
-    if any(any(run.marks(XAxis.TIME)) for run in comparison.runs):
+    if any(any(run.resume_marks(XAxis.TIME)) for run in comparison.runs):
         notes.append("marks in a chart: orange is a restart, green a heal")
     if comparison.left_out:
         more = plural(comparison.left_out, "metric")

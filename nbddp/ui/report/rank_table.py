@@ -60,7 +60,7 @@ def rank_blocks(
 
 def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
     """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
-    causes = [rank for rank in ranks if rank.is_cause][:MAX_DETAILED_RANKS]
+    causes = [rank for rank in ranks if rank.is_first_cause][:MAX_DETAILED_RANKS]
     text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
     return [Markup(lambda: blocks_html(rank_table(causes)), text)]
 
@@ -86,7 +86,7 @@ def _note_more(count: int, what: str) -> Text:
 def _urgency(rank: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
     """Sort the failed ranks first, then those that others may wait for."""
     is_on_time, waits = rank.lag is None, rank.state == "waiting"
-    return not rank.is_cause, rank.is_well, is_on_time, waits, rank.rank
+    return not rank.is_first_cause, rank.is_healthy, is_on_time, waits, rank.rank
 
 
 def _row(rank: RankSnapshot, columns: _Columns, curves: DrawCurve | None = None) -> list[Cell]:
@@ -113,11 +113,11 @@ def _rank(rank: RankSnapshot) -> Cell:
 
 def _state(rank: RankSnapshot) -> Cell:
     mood = Mood.PLAIN
-    if not rank.is_well:
-        mood = Mood.BAD if rank.is_cause else Mood.WARN
+    if not rank.is_healthy:
+        mood = Mood.BAD if rank.is_first_cause else Mood.WARN
     elif rank.state.startswith("waiting"):
         mood = Mood.WARN
-    return Cell(rank.state, mood, title="" if rank.is_well else rank.state)
+    return Cell(rank.state, mood, title="" if rank.is_healthy else rank.state)
 
 
 def _line(rank: RankSnapshot) -> Cell:
@@ -126,10 +126,10 @@ def _line(rank: RankSnapshot) -> Cell:
     duration = format_seconds(rank.seconds) if rank.seconds else ""
     muted = f'<span class="nbddp-muted">{duration}</span> ' if duration else ""
     code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
-    style = "" if rank.bars else ' style="max-width:24em"'
-    html = f'<span class="nbddp-code"{style}>{escape(rank.place)} {muted}{code}</span>'
+    style = "" if rank.progress_bars else ' style="max-width:24em"'
+    html = f'<span class="nbddp-code"{style}>{escape(rank.position)} {muted}{code}</span>'
     title = f"{format_place(rank.line, rank.file)}: {rank.code}"
-    return Cell(rank.place + (f" for {duration}" if duration else ""), title=title, html=html)
+    return Cell(rank.position + (f" for {duration}" if duration else ""), title=title, html=html)
 
 
 def _collective(rank: RankSnapshot) -> Cell:
@@ -141,17 +141,18 @@ def _collective(rank: RankSnapshot) -> Cell:
 
 def _progress(rank: RankSnapshot) -> Cell:
     text = ", ".join(
-        format_progress_bar(bar, is_short=True, goes_on=rank.goes_on) for bar in rank.bars
+        format_progress_bar(bar, is_short=True, goes_on=rank.is_active)
+        for bar in rank.progress_bars
     )
-    return Cell(text, html="<br>".join(_bar(bar, rank) for bar in rank.bars))
+    return Cell(text, html="<br>".join(_bar(bar, rank) for bar in rank.progress_bars))
 
 
 def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
-    text = escape(format_progress_bar(bar, is_short=True, goes_on=rank.goes_on))
-    if rank.goes_on and bar.seconds_left:
+    text = escape(format_progress_bar(bar, is_short=True, goes_on=rank.is_active))
+    if rank.is_active and bar.seconds_left:
         text, _, left = text.rpartition(" · ")
         text += f'<span class="nbddp-left"> · {left}</span>'
-    title = escape(format_progress_bar(bar, goes_on=rank.goes_on))
+    title = escape(format_progress_bar(bar, goes_on=rank.is_active))
     return f'<span title="{title}">{_filled(bar, rank) if bar.total else ""}{text}</span>'
 
 
@@ -219,7 +220,9 @@ def _node_table(nodes: _Nodes) -> list[Block]:
 
 def _needs_attention(rank: RankSnapshot) -> bool:
     return (
-        not rank.is_well or rank.lag is not None or (rank.goes_on and rank.seconds >= STALL_AFTER)
+        not rank.is_healthy
+        or rank.lag is not None
+        or (rank.is_active and rank.seconds >= STALL_AFTER)
     )
 
 
@@ -257,13 +260,13 @@ def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
 
 def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
     """Return the seconds until the last rank has finished its loop; None if no rank knows them."""
-    known = [_seconds_left(rank.bars) for rank in ranks if rank.goes_on]
+    known = [_seconds_left(rank.progress_bars) for rank in ranks if rank.is_active]
     return max((left for left in known if left is not None), default=None)
 
 
 def slowest(ranks: Sequence[RankSnapshot]) -> int | None:
     """Return the slowest rank among those that are slow and go on."""
-    slow_ranks = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.goes_on]
+    slow_ranks = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.is_active]
     return min(slow_ranks)[1] if slow_ranks else None
 
 
@@ -283,12 +286,12 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
 
 
 def _states(ranks: Sequence[RankSnapshot]) -> list[str]:
-    counts = Counter(rank.state if rank.is_well else _trouble(rank) for rank in ranks)
+    counts = Counter(rank.state if rank.is_healthy else _trouble(rank) for rank in ranks)
     return [f"{count} {state}" for state, count in counts.most_common(4)]
 
 
 def _trouble(rank: RankSnapshot) -> str:
-    if rank.is_cause:
+    if rank.is_first_cause:
         return "failed"
     return "interrupted" if rank.state.startswith("interrupted") else "ended"
 
@@ -312,9 +315,9 @@ def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
 
 
 def _grid_field(rank: RankSnapshot) -> str:
-    is_odd = not rank.is_well or rank.state == "waiting" or rank.lag is not None
-    kind = "nbddp-wrong" if rank.is_cause else "nbddp-waits" if is_odd else ""
-    bar = next((bar for bar in rank.bars if bar.total), None)
+    is_odd = not rank.is_healthy or rank.state == "waiting" or rank.lag is not None
+    kind = "nbddp-wrong" if rank.is_first_cause else "nbddp-waits" if is_odd else ""
+    bar = next((bar for bar in rank.progress_bars if bar.total), None)
     step, on_node = format_step(rank), f" on {rank.node}" if rank.node else ""
     facts = [f"rank {rank.rank}{on_node}: {rank.state}", f"step {step}" if step else ""]
     facts += [_memory(rank.memory), describe_lag(rank.lag) if rank.lag else ""]

@@ -53,8 +53,10 @@ def _bar(efficiency: float) -> str:
 
 
 def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
-    pace = format_rate(size.pace) if scaling.counts_steps else format_seconds(1 / size.pace)
-    samples = f"{size.samples:,.0f}" if scaling.has_samples and size.samples else ""
+    pace = format_rate(size.rate) if scaling.counts_steps else format_seconds(1 / size.rate)
+    samples = (
+        f"{size.samples_per_second:,.0f}" if scaling.has_samples and size.samples_per_second else ""
+    )
     return [
         str(size.ranks),
         pace,
@@ -93,8 +95,8 @@ def _memory(size: WorldSizeResult) -> str:
 
 
 def _notes(scaling: Scaling) -> Iterator[str]:
-    if scaling.crowded:
-        yield f"{scaling.crowded}: not a scaling of your model"
+    if scaling.oversubscribed:
+        yield f"{scaling.oversubscribed}: not a scaling of your model"
     noisy = [
         f"{format_share(size.spread)} on {plural(size.ranks, 'rank')}" for size in scaling.noisy
     ]

@@ -62,12 +62,15 @@ def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
 
 def alarm_blocks(snapshot: Snapshot) -> list[Block]:
     """Show the hang card, and that forged messages were refused."""
-    return [Card(snapshot.alarm, is_error=False), note(describe_refused(snapshot.refused))]
+    return [
+        Card(snapshot.alarm, is_error=False),
+        note(describe_refused(snapshot.rejected_messages)),
+    ]
 
 
 def straggler_block(snapshot: Snapshot) -> Text:
     """Name the rank that the others wait for."""
-    return Text(describe_straggler(snapshot.awaited) if snapshot.awaited else "", Mood.WARN)
+    return Text(describe_straggler(snapshot.straggler) if snapshot.straggler else "", Mood.WARN)
 
 
 def events_block(snapshot: Snapshot) -> Markup:

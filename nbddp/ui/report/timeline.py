@@ -230,7 +230,7 @@ def _notes(timeline: Timeline) -> Iterator[str]:
         yield f"{plural(left_out, 'more collective')}: too many, or too fast, to keep"
     if timeline.error:
         yield f"clocks of the nodes: ± {1000 * timeline.error:.1f} ms"
-    if not timeline.unmet and not any(each.waits for each in timeline.meetings):
+    if not timeline.unmet and not any(each.wait_seconds for each in timeline.meetings):
         measured = (
             "" if timeline.on_gpu else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds those on the GPU"
         )

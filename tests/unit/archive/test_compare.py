@@ -109,7 +109,7 @@ def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> N
     one = make_run(folder, "a")
     again = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
     other = make_run(folder, "b", extra=[{**again, "time": BEGAN + 5, "kind": "cell"}])
-    assert compare([one, other]).code[1] == []
+    assert compare([one, other]).code_diffs[1] == []
     assert text_of(compare([one, other])).endswith(SAME_CODE)
 
 

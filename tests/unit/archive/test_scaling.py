@@ -37,7 +37,7 @@ def cell(line: str) -> Namespace:
 
 
 def size(ranks: int, *paces: float, **facts: Any) -> WorldSizeResult:
-    return WorldSizeResult(ranks, tuple(Repetition(pace=pace, **facts) for pace in paces))
+    return WorldSizeResult(ranks, tuple(Repetition(rate=pace, **facts) for pace in paces))
 
 
 def scaling(
@@ -113,9 +113,9 @@ def line(*meetings: MatchedCollective, **facts: Any) -> Timeline:
 def met(at: float, waited: float) -> MatchedCollective:
     return MatchedCollective(
         call=Collective("all_reduce", 1),
-        came={0: at - waited, 1: at},
-        waits={0: waited},
-        awaited=1,
+        arrivals={0: at - waited, 1: at},
+        wait_seconds={0: waited},
+        last_rank=1,
         places={},
     )
 
@@ -148,7 +148,7 @@ def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
 
 def test_a_median_stands_for_its_rounds_and_says_how_far_they_lie_apart() -> None:
     one = size(2, 10.0, 30.0, 11.0, batch=8)
-    assert (one.pace, one.samples) == (11.0, 88.0)
+    assert (one.rate, one.samples_per_second) == (11.0, 88.0)
     assert one.spread == pytest.approx(20 / 11)
 
 

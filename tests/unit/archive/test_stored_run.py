@@ -78,7 +78,7 @@ def test_a_snapshot_of_it_can_be_drawn_as_any_other(tmp_path: Path) -> None:
     assert snapshot.state is GroupState.OFF
     assert (snapshot.began, snapshot.seconds, snapshot.attempt) == (100.0, 6.0, 1)
     assert [each.state for each in snapshot.ranks] == ["done", WHAT]
-    assert [each.is_cause for each in snapshot.ranks] == [False, True]
+    assert [each.is_first_cause for each in snapshot.ranks] == [False, True]
     assert snapshot.ranks[0].step == 4
     page = Page(record_html(CellReport(snapshot=snapshot)))
     assert WHAT in page.text

@@ -13,7 +13,7 @@ from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
-from nbddp.record.snapshot import UNKNOWN, GpuUsage, RankSnapshot, build_snapshot
+from nbddp.record.snapshot import UNKNOWN_USAGE, GpuUsage, RankSnapshot, build_snapshot
 from nbddp.ui.wording import format_gpu_facts, gpu_facts
 from nbddp.wire.messages import RankStatus, Ready
 
@@ -28,7 +28,7 @@ def test_a_gpu_is_asked_once_for_all_of_its_ranks_and_not_at_every_look(
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
     nvml = FakeNvml({"GPU-a": BUSY})
     watch = GpuMonitor(lambda: nvml)
-    expected = GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB)
+    expected = GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, used_by_others=GIB)
     assert watch.sample({"a": {11, 12}}) == {"a": expected}
     assert watch.sample({"a": {11, 12}}) == {"a": expected}
     assert nvml.asked == ["GPU-a"]
@@ -48,7 +48,7 @@ def test_what_others_use_is_not_guessed_where_nvml_knows_no_processes_of_ours(
     processes: dict[int, int | None],
 ) -> None:
     nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
-    assert GpuMonitor(lambda: nvml).sample({"a": {11, 12}})["a"].others == -1
+    assert GpuMonitor(lambda: nvml).sample({"a": {11, 12}})["a"].used_by_others == -1
 
 
 def test_a_mig_device_knows_its_memory_alone() -> None:
@@ -62,11 +62,11 @@ def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again
     watch = GpuMonitor(lambda: loads.append(1))
     assert watch.sample({}) == {}
     assert loads == []  # nobody has a GPU
-    assert watch.sample({"a": {11}}) == {"a": UNKNOWN}
-    assert watch.sample({"b": {11}}) == {"b": UNKNOWN}
+    assert watch.sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
+    assert watch.sample({"b": {11}}) == {"b": UNKNOWN_USAGE}
     assert loads == [1]
     nvml = FakeNvml({"GPU-a": BUSY}, starts=False)
-    assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": UNKNOWN}
+    assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
 
 
 def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
@@ -74,7 +74,7 @@ def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
     ranks = tuple(RankLife(rank, RankState.IDLE) for rank in range(4))
     for rank, uuid in enumerate(["a", "a", "b"]):
         pulse = RankStatus(cell=0, line=0, function="", gpu=uuid, gpu_name="NVIDIA T4")
-        rank_monitor.note(rank, pulse, 0.0)
+        rank_monitor.add(rank, pulse, 0.0)
     asked: list[object] = []
 
     def look(pids: object) -> dict[str, GpuUsage]:
@@ -87,11 +87,11 @@ def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
         rank_monitor=rank_monitor,
         event_log=EventLog(lambda _text: None),
         ready={r: Ready(pid=10 + r, device="", backend="", host="") for r in range(4)},
-        look=look,
+        sample_gpus=look,
     )
     assert asked == [{"a": {10, 11}, "b": {12}}]
     assert [each.gpu_ranks for each in snapshot.ranks] == [(1,), (0,), (), ()]
-    assert [each.gpu_use.load for each in snapshot.ranks] == [3.0, 3.0, -1.0, -1.0]
+    assert [each.gpu_usage.load for each in snapshot.ranks] == [3.0, 3.0, -1.0, -1.0]
 
 
 def test_a_ranks_gpu_is_said_in_short_and_in_whole(snapshot: SnapshotAssertion) -> None:
@@ -101,7 +101,7 @@ def test_a_ranks_gpu_is_said_in_short_and_in_whole(snapshot: SnapshotAssertion) 
         gpu="Tesla T4",
         gpu_memory=2 * GIB,
         gpu_reserved=3 * GIB,
-        gpu_use=GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB),
+        gpu_usage=GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, used_by_others=GIB),
         gpu_ranks=(0, 2),
     )
     alone = RankSnapshot(rank=0, state="idle", gpu="NVIDIA H100")

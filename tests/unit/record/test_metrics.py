@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from traced import keeps_less_than
 
 from nbddp.record.metrics import (
-    HUGE,
     MAX_BUCKETS,
+    MAX_COARSE_PAIRS,
     MAX_DROPPED,
+    MAX_FINITE,
     MAX_NAMES,
-    MAX_PAIRS,
     Curve,
     MetricStore,
     RunTotals,
@@ -314,7 +314,11 @@ def test_others_may_read_while_one_thread_adds() -> None:
     adder.join()
     assert len(metrics.names()) == 7
     assert (
-        sum(series.done for name in metrics.names() for series in metrics.series(name).values())
+        sum(
+            series.step_count
+            for name in metrics.names()
+            for series in metrics.series(name).values()
+        )
         == 10_000
     )
 
@@ -322,7 +326,7 @@ def test_others_may_read_while_one_thread_adds() -> None:
 # ---- all of a run at once, as from a file
 
 STEPS = st.none() | st.integers(-5, 300) | st.just(10**400)
-VALUES = st.floats() | st.integers(-5, 5) | st.sampled_from([10**400, HUGE])
+VALUES = st.floats() | st.integers(-5, 5) | st.sampled_from([10**400, MAX_FINITE])
 
 
 @given(
@@ -349,11 +353,11 @@ def test_values_added_at_once_are_the_curve_of_values_added_one_by_one(
 # ---- coarse curves
 
 
-@given(st.lists(st.floats(), max_size=5 * MAX_PAIRS))
+@given(st.lists(st.floats(), max_size=5 * MAX_COARSE_PAIRS))
 def test_the_lowest_and_the_highest_value_are_in_a_coarse_curve(values: list[float]) -> None:
     pairs = curve_of(enumerate(values)).coarse() if values else []
-    assert len(pairs) <= MAX_PAIRS
-    finite = [value for value in values if abs(value) < HUGE]
+    assert len(pairs) <= MAX_COARSE_PAIRS
+    finite = [value for value in values if abs(value) < MAX_FINITE]
     shown = [end for pair in pairs for end in pair if not math.isnan(end)]
     assert (min(shown, default=0), max(shown, default=0)) == (
         min(finite, default=0),
@@ -435,4 +439,4 @@ def test_totals_of_a_run_are_bounded() -> None:
         totals.add(store_of(*((0, 0.0, step, dict.fromkeys(names, 1.0)) for step in range(60))))
     facts = totals.facts()
     assert len(facts["last"]) == len(facts["curves"]) == MAX_NAMES
-    assert max(map(len, facts["curves"].values())) <= MAX_PAIRS
+    assert max(map(len, facts["curves"].values())) <= MAX_COARSE_PAIRS

@@ -16,7 +16,7 @@ from nbddp.wire.messages import Metrics, Progress, RankStatus
 @pytest.fixture
 def rank_monitor() -> RankMonitor:
     rank_monitor = RankMonitor(is_stopped=lambda _rank: False)
-    rank_monitor.begin_cell([0, 1], now=0.0)
+    rank_monitor.reset_for_cell([0, 1], now=0.0)
     return rank_monitor
 
 
@@ -59,52 +59,52 @@ def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
 def test_the_last_sign_of_life_is_kept_with_its_time_until_its_ranks_are_gone(
     rank_monitor: RankMonitor,
 ) -> None:
-    rank_monitor.note(1, pulse(1.0), now=3.0)
-    rank_monitor.note(1, pulse(2.0), now=4.0)
-    assert rank_monitor.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
-    rank_monitor.note(1, numbers(0), now=4.0)
-    rank_monitor.begin_cell([0], now=5.0)
-    assert rank_monitor.hangs.signs[1] == Heartbeat(pulse(2.0), 4.0)
-    assert rank_monitor.hangs.signs[0].pulse.cell == 0
-    rank_monitor.note(0, numbers(0), now=6.0)
-    rank_monitor.forget()
-    assert rank_monitor.hangs.signs == {}
+    rank_monitor.add(1, pulse(1.0), now=3.0)
+    rank_monitor.add(1, pulse(2.0), now=4.0)
+    assert rank_monitor.hangs.heartbeats[1] == Heartbeat(pulse(2.0), 4.0)
+    rank_monitor.add(1, numbers(0), now=4.0)
+    rank_monitor.reset_for_cell([0], now=5.0)
+    assert rank_monitor.hangs.heartbeats[1] == Heartbeat(pulse(2.0), 4.0)
+    assert rank_monitor.hangs.heartbeats[0].status.cell == 0
+    rank_monitor.add(0, numbers(0), now=6.0)
+    rank_monitor.clear_ranks()
+    assert rank_monitor.hangs.heartbeats == {}
     assert rank_monitor.metrics.names() == ["loss"]
 
 
 def test_the_memory_is_that_of_all_ranks_together(rank_monitor: RankMonitor) -> None:
     for rank in range(2):
-        rank_monitor.note(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
-    assert rank_monitor.hangs.memory() == 2 << 20
+        rank_monitor.add(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
+    assert rank_monitor.hangs.memory_used() == 2 << 20
 
 
 def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted(
     rank_monitor: RankMonitor,
 ) -> None:
-    rank_monitor.note(1, numbers(0, 1, missed=3), now=1.0)
-    rank_monitor.note(1, numbers(2), now=2.0)
-    rank_monitor.note(0, numbers(0, missed=4), now=2.0)
+    rank_monitor.add(1, numbers(0, 1, missed=3), now=1.0)
+    rank_monitor.add(1, numbers(2), now=2.0)
+    rank_monitor.add(0, numbers(0, missed=4), now=2.0)
     curves = rank_monitor.metrics.curves("loss")
     assert (curves[1].steps, curves[0].steps) == ((0.0, 1.0, 2.0), (0.0,))
     pace = rank_monitor.metrics.step_rate(1)
     assert pace is not None
     assert (pace.step, pace.at) == (2.0, 102.0)
-    assert rank_monitor.missed == 7
+    assert rank_monitor.missed_rows == 7
 
 
 def test_the_bars_of_a_rank_are_those_that_it_named_last(rank_monitor: RankMonitor) -> None:
     outer: list[Any] = ["epochs", 1, 3, 9.0]
     inner: list[Any] = ["batches", 10, 0, 2.5]
-    rank_monitor.note(0, Progress(bars=[outer, inner]), now=1.0)
-    assert rank_monitor.bars == {0: (LoopProgress(*outer), LoopProgress(*inner))}
-    rank_monitor.note(0, Progress(bars=[outer]), now=2.0)
-    assert rank_monitor.bars == {0: (LoopProgress(*outer),)}
+    rank_monitor.add(0, Progress(bars=[outer, inner]), now=1.0)
+    assert rank_monitor.progress_bars == {0: (LoopProgress(*outer), LoopProgress(*inner))}
+    rank_monitor.add(0, Progress(bars=[outer]), now=2.0)
+    assert rank_monitor.progress_bars == {0: (LoopProgress(*outer),)}
 
 
 def test_the_version_is_another_after_anything_that_was_said(rank_monitor: RankMonitor) -> None:
     seen = [rank_monitor.version]
     for message in (pulse(), numbers(0), Progress(bars=[]), pulse()):
-        rank_monitor.note(0, message, now=1.0)
+        rank_monitor.add(0, message, now=1.0)
         seen.append(rank_monitor.version)
     assert len(set(seen)) == 5
 
@@ -113,13 +113,13 @@ def test_the_version_is_another_after_anything_that_was_said(rank_monitor: RankM
 
 
 def test_a_new_cell_begins_without_what_an_earlier_one_said(rank_monitor: RankMonitor) -> None:
-    rank_monitor.note(0, numbers(0, missed=2), now=1.0)
-    rank_monitor.note(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
+    rank_monitor.add(0, numbers(0, missed=2), now=1.0)
+    rank_monitor.add(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
     assert (rank_monitor.first_step, rank_monitor.last_step) == (0, 0)
-    rank_monitor.begin_cell([0, 1], now=2.0)
-    assert rank_monitor.missed == 0
+    rank_monitor.reset_for_cell([0, 1], now=2.0)
+    assert rank_monitor.missed_rows == 0
     assert rank_monitor.metrics.names() == []
-    assert rank_monitor.bars == {}
+    assert rank_monitor.progress_bars == {}
     assert rank_monitor.first_step is rank_monitor.last_step is None
 
 
@@ -136,10 +136,10 @@ def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
     restarts: tuple[float, ...],
     purpose: Purpose,
 ) -> None:
-    rank_monitor.note(0, numbers(0, 1, 2), now=0.0)
-    rank_monitor.begin_cell([0], now=1.0, purpose=Purpose.REPLAY)
-    rank_monitor.note(0, numbers(100, 101), now=1.0)
-    rank_monitor.begin_cell([0], now=2.0, purpose=purpose)
-    rank_monitor.note(0, numbers(1, 2, 3), now=2.0)
+    rank_monitor.add(0, numbers(0, 1, 2), now=0.0)
+    rank_monitor.reset_for_cell([0], now=1.0, purpose=Purpose.REPLAY)
+    rank_monitor.add(0, numbers(100, 101), now=1.0)
+    rank_monitor.reset_for_cell([0], now=2.0, purpose=purpose)
+    rank_monitor.add(0, numbers(1, 2, 3), now=2.0)
     curve = rank_monitor.metrics.curves("loss")[0]
     assert (curve.steps, curve.resume_points) == (steps, restarts)

@@ -63,7 +63,7 @@ class Group:
     def __init__(self) -> None:
         self.cell = cell_on(0, 1)
         self.rank_monitor = RankMonitor(is_stopped=lambda _rank: False)
-        self.rank_monitor.begin_cell([0, 1], now=time.monotonic())
+        self.rank_monitor.reset_for_cell([0, 1], now=time.monotonic())
         self.event_log = EventLog(lambda _text: None)
 
     def look(self, life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
@@ -72,7 +72,7 @@ class Group:
 
     def note(self, rank: int, *messages: Any, ago: float = 0.0) -> None:
         for message in messages:
-            self.rank_monitor.note(rank, message, time.monotonic() - ago)
+            self.rank_monitor.add(rank, message, time.monotonic() - ago)
 
     def rank(self, rank: int, life: Life = RUNNING, **more: Any) -> RankSnapshot:
         """A rank of the group in its cell."""
@@ -134,8 +134,8 @@ def test_a_rank_in_a_cell(
     act(group.cell)
     snapshot = group.look(with_rank_1(RUNNING, rank), group.cell)
     other, each = snapshot.ranks
-    assert (each.state, each.is_well, each.is_cause) == told
-    assert (other.rank, other.state, other.is_well) == (0, "running", True)
+    assert (each.state, each.is_healthy, each.is_first_cause) == told
+    assert (other.rank, other.state, other.is_healthy) == (0, "running", True)
     assert snapshot.alive == ([0] if rank.state is RankState.GONE else [0, 1])
 
 
@@ -150,7 +150,7 @@ def test_a_rank_in_a_cell(
 )
 def test_a_rank_without_a_cell(group: Group, rank: RankLife, told: tuple[str, bool, bool]) -> None:
     each = group.look(with_rank_1(IDLE, rank)).ranks[1]
-    assert (each.state, each.is_well, each.is_cause) == told
+    assert (each.state, each.is_healthy, each.is_first_cause) == told
 
 
 def test_a_rank_that_the_cell_does_not_run_on_has_its_own_state(group: Group) -> None:
@@ -163,7 +163,7 @@ def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(grou
     group.cell.add_report(0, WELL)
     group.cell.add_report(1, BADLY)
     snapshot = group.look(IDLE, group.cell, is_for_cell=False)
-    assert [(each.state, each.is_well) for each in snapshot.ranks] == [("ready", True)] * 2
+    assert [(each.state, each.is_healthy) for each in snapshot.ranks] == [("ready", True)] * 2
 
 
 def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its_rank_too(
@@ -180,7 +180,7 @@ def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its
 def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_cell: bool) -> None:
     group.cell.add_report(1, WELL)
     snapshot = group.look(with_rank_1(RUNNING, IS_IDLE), group.cell, is_for_cell=is_for_cell)
-    assert [each.goes_on for each in snapshot.ranks] == [True, False]
+    assert [each.is_active for each in snapshot.ranks] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_where_the_group_is_another_the_ranks_are_those_of_the_cell_unless_it_is
 ) -> None:
     group.cell.add_exit(1, -9)
     snapshot = group.look(life, group.cell)
-    assert [(each.state, each.is_alive, each.is_well) for each in snapshot.ranks] == [
+    assert [(each.state, each.is_alive, each.is_healthy) for each in snapshot.ranks] == [
         ("disappeared", False, False),
         ("was killed by SIGKILL", False, False),
     ]
@@ -219,7 +219,7 @@ def test_a_rank_waits_in_a_collective_of_this_cell_and_of_no_earlier_one(group: 
     group.note(1, replace(PULSE, cell=6, collective=PULSE.last))
     assert group.shows("state", "line", "code") == ("running", 0, "")
     group.note(1, replace(PULSE, collective=PULSE.last, seconds=2.0))
-    assert group.shows("state", "is_well") == ("waiting", True)
+    assert group.shows("state", "is_healthy") == ("waiting", True)
     assert group.shows("state", rank=0) == ("running",)
     group.note(1, replace(PULSE, cell=0, last_cell=6))
     assert group.shows("collective") == ("",)
@@ -252,13 +252,13 @@ def test_steps_and_bars_are_those_that_the_rank_reported_in_a_cell_of_this_group
 ) -> None:
     group.note(0, rows(0, 10, 20, 30, 40), Progress(bars=[["epoch", 1, 2, 4.0]]))
     bars = (LoopProgress("epoch", 1, 2, 4.0),)
-    names = ("step", "steps_per_second", "bars")
+    names = ("step", "steps_per_second", "progress_bars")
     assert group.shows(*names, rank=0) == (40.0, pytest.approx(10.0), bars)
     assert group.shows(*names, rank=1) == (None, 0.0, ())
-    assert group.look(RUNNING, group.cell).missed == 3
+    assert group.look(RUNNING, group.cell).missed_rows == 3
     group.event_log.record("start", attempt=3)
     other = group.look(replace(IDLE, attempt=3), group.cell, is_for_cell=False)
-    assert (other.ranks[0].step, other.ranks[0].bars, other.missed) == (None, (), 0)
+    assert (other.ranks[0].step, other.ranks[0].progress_bars, other.missed_rows) == (None, (), 0)
     assert [event.kind for event in other.events] == ["start"]
 
 
@@ -286,9 +286,13 @@ def test_backends_and_devices_are_those_of_the_ranks_in_order(group: Group) -> N
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
         0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
     }
-    snapshot = group.look(RUNNING, ready=ready, refused=3)
+    snapshot = group.look(RUNNING, ready=ready, rejected_messages=3)
     assert (snapshot.backend, snapshot.devices) == ("nccl", ("cuda:0", "cuda:1"))
-    assert (snapshot.state, snapshot.attempt, snapshot.refused) == (GroupState.RUNNING, 2, 3)
+    assert (snapshot.state, snapshot.attempt, snapshot.rejected_messages) == (
+        GroupState.RUNNING,
+        2,
+        3,
+    )
     assert group.look(RUNNING).backend == ""
 
 
@@ -296,8 +300,8 @@ def test_an_alarm_is_passed_on(group: Group) -> None:
     now = time.monotonic()
     for rank in (0, 1):
         waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
-        group.rank_monitor.note(rank, waits, now)
-    card = group.rank_monitor.hangs.look(7, [0, 1], [0, 1], now=now)
+        group.rank_monitor.add(rank, waits, now)
+    card = group.rank_monitor.hangs.check(7, [0, 1], [0, 1], now=now)
     assert group.look(RUNNING).alarm == card != ""
 
 
@@ -345,7 +349,7 @@ def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(group: Group
     for rank, late in ((0, 0.0), (1, 0.1)):
         group.note(rank, *letters([step * 0.3 + late for step in range(100)], cell=5))
     assert group.rank(0).lag is None
-    lag, awaited = group.rank(1).lag, group.look(RUNNING, group.cell).awaited
+    lag, awaited = group.rank(1).lag, group.look(RUNNING, group.cell).straggler
     assert lag is not None
     assert awaited is not None
     assert (round(lag.share, 2), lag.is_waited_for) == (0.33, True)

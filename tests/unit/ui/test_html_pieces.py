@@ -64,7 +64,7 @@ def test_notes_cards_and_alarms_are_ours(text: str) -> None:
 def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() -> None:
     assert blocks_html(alarm_blocks(with_alarm(""))) == ""
     hang, said = "no progress for 10 s", describe_refused(3)
-    text = Page(blocks_html(alarm_blocks(replace(with_alarm(hang), refused=3)))).text
+    text = Page(blocks_html(alarm_blocks(replace(with_alarm(hang), rejected_messages=3)))).text
     assert text.index(hang) < text.index(said)
 
 

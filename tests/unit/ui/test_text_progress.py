@@ -36,7 +36,7 @@ class Cell:
         monkeypatch.setattr(room.time, "time", lambda: self.handle.began_at + self.seconds)
 
     def snapshot(self, _cell: object) -> Any:
-        return SimpleNamespace(ranks=self.ranks, awaited=None)
+        return SimpleNamespace(ranks=self.ranks, straggler=None)
 
     def progress(self, **options: bool) -> ProgressLine:
         known = {"is_terminal": False, "has_pictures": False} | options
@@ -76,7 +76,7 @@ def test_where_there_is_nothing_to_say_or_nothing_new_nothing_is_said(cell: Cell
 
 def looping(rank: int, done: int) -> RankSnapshot:
     bar = LoopProgress("epoch 1", done, 80, 4.0)
-    return RankSnapshot(rank=rank, state="running", step=done, bars=(bar,))
+    return RankSnapshot(rank=rank, state="running", step=done, progress_bars=(bar,))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Role(Enum):
 def values_of(namespaces: dict[int, dict[str, Any]], cell: int = 1) -> RankValues:
     values = RankValues()
     for rank, namespace in namespaces.items():
-        values.note(rank, cell, PlainValues(namespace).changes())
+        values.add(rank, cell, PlainValues(namespace).changes())
     return values
 
 
@@ -58,12 +58,12 @@ class TwoCells:
         self._plain = [PlainValues(each) for each in namespaces]
         self._values = RankValues()
         for rank, plain in enumerate(self._plain):
-            self._values.note(rank, 1, plain.changes())
+            self._values.add(rank, 1, plain.changes())
 
     def die_in(self, source: str) -> OwnValues:
         """What is known of rank 1's values once rank 0 has done the cell that rank 1 died in."""
-        self._values.note_death(1, 2, source)
-        self._values.note(0, 2, self._plain[0].changes())
+        self._values.add_death(1, 2, source)
+        self._values.add(0, 2, self._plain[0].changes())
         return own_of(self._values, 1, [0])
 
     def take(self, own: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[str]]:
@@ -134,7 +134,7 @@ def test_the_dying_cells_values_follow_from_the_rank_where_that_is_certain(
     source: str, alive: dict[int, dict[str, Any]], own: dict[str, str]
 ) -> None:
     values = values_of(alive)
-    values.note_death(0, 1, source)
+    values.add_death(0, 1, source)
     found = own_of(values, 0, [*alive])
     marks = {path: mark for path, (_, mark) in found.own.items()}
     assert marks | dict.fromkeys(found.unknown, "?") == own
@@ -333,8 +333,8 @@ def test_a_value_for_which_a_report_had_no_time_is_not_named(
     for cell, patience, living in ((1, 9.0, 2), (2, -1.0, 2), (3, 9.0, 1)):
         monkeypatch.setattr(plain_values, "PATIENCE", patience)
         for rank in range(living):
-            values.note(rank, cell, ranks[rank].changes())
-    values.note_death(1, 3, "")
+            values.add(rank, cell, ranks[rank].changes())
+    values.add_death(1, 3, "")
     assert own_of(values, 1, [0]) == OwnValues({}, [])
 
 

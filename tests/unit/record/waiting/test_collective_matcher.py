@@ -9,8 +9,8 @@ import pytest
 from arrivals import BASE, KIND, letters, told
 
 from nbddp.record.waiting.collective_matcher import (
-    MAX_ARRIVALS,
-    MIN_MATCHED,
+    MAX_KEPT_ARRIVALS,
+    MIN_KEPT_COLLECTIVES,
     CollectiveMatcher,
 )
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -25,7 +25,7 @@ def late(rank: int, _step: int) -> float:
 def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> CollectiveMatcher:
     """What ranks tell that came to collectives at these seconds."""
     waiting = CollectiveMatcher()
-    waiting.begin_cell(range(ranks))
+    waiting.reset_for_cell(range(ranks))
     for rank, at in came.items():
         for letter in letters(at, **more):
             waiting.add(rank, letter, 0.0)
@@ -40,8 +40,8 @@ def test_a_rank_waits_from_when_it_comes_until_the_last_one_does() -> None:
         (1, 2): pytest.approx(40 * LATE, rel=1e-3),
     }
     first = found.matched[0]
-    assert (first.call.number, first.call.kind, first.awaited) == (1, "all_reduce float [72]", 2)
-    assert first.waits == {0: pytest.approx(LATE), 1: pytest.approx(LATE), 2: 0.0}
+    assert (first.call.number, first.call.kind, first.last_rank) == (1, "all_reduce float [72]", 2)
+    assert first.wait_seconds == {0: pytest.approx(LATE), 1: pytest.approx(LATE), 2: 0.0}
     assert first.at == pytest.approx(BASE + 0.15)
 
 
@@ -126,12 +126,14 @@ def test_numbers_that_begin_anew_are_not_matched_with_those_before() -> None:
                 waiting.add(rank, replace(letter, is_over=bool(turn and letter.is_over)), 0.0)
     found = waiting.history()
     assert found.count == 2 * 4
-    assert max(sum(each.waits.values()) for each in found.matched) == pytest.approx(0.02, rel=1e-3)
+    assert max(sum(each.wait_seconds.values()) for each in found.matched) == pytest.approx(
+        0.02, rel=1e-3
+    )
 
 
 def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
     waiting = told(late)
-    waiting.begin_cell([0, 1], 2)
+    waiting.reset_for_cell([0, 1], 2)
     assert waiting.stragglers() is None
     waiting.add_step(0, BASE + 100, 7)
     waiting.add(0, CollectiveArrivals(cell=1, base=BASE, kinds=[KIND], rows=[99, 0, 0]), 0.0)
@@ -145,14 +147,14 @@ def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
 
 def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() -> None:
     waiting = CollectiveMatcher()
-    ranks = MAX_ARRIVALS // MIN_MATCHED
-    waiting.begin_cell(range(ranks))
+    ranks = MAX_KEPT_ARRIVALS // MIN_KEPT_COLLECTIVES
+    waiting.reset_for_cell(range(ranks))
     for rank in range(ranks):
         at = [0.01 * step + (0.005 if rank == 3 else 0.0) for step in range(1, 700)]
         for letter in letters(at, lost=1 if not rank else 0, omitted=2 if not rank else 0):
             waiting.add(rank, letter, 0.0)
     found = waiting.history()
-    assert (found.count, len(found.matched)) == (699, MIN_MATCHED)
+    assert (found.count, len(found.matched)) == (699, MIN_KEPT_COLLECTIVES)
     assert (found.lost, found.thinned) == (7, 14)
     assert found.waits[0, 3] == pytest.approx(699 * 0.005, rel=1e-3)
 
@@ -162,5 +164,5 @@ def test_nobody_waits_where_ranks_do_not_wait_for_each_other() -> None:
     waiting = waiting_of(came, kind=["broadcast", "float [1]", "", False, 0])
     found = waiting.history()
     assert (found.count, dict(found.waits)) == (29, {})
-    assert found.matched[0].waits == {}
+    assert found.matched[0].wait_seconds == {}
     assert waiting.straggler() is None

@@ -21,8 +21,8 @@ from nbddp.record.waiting.collective_timeline import (
     DdpOverlap,
     Timeline,
     build_timeline,
+    find_unfinished,
     overlap_of,
-    unmet,
 )
 from nbddp.ui.report.finished_cell import CellReport, record_html
 from nbddp.ui.report.render import render_html, render_text
@@ -80,7 +80,7 @@ def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> No
 def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
     """What each rank has told of a cell."""
     found = CollectiveMatcher()
-    found.begin_cell(range(len(told_by_ranks)))
+    found.reset_for_cell(range(len(told_by_ranks)))
     for rank, told_of in enumerate(told_by_ranks):
         for letter in told_of:
             found.add(rank, letter, 0.0)
@@ -136,8 +136,8 @@ def ended_apart() -> CollectiveMatcher:
 
 def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
     told = ended_apart().history()
-    (last,) = unmet(told, BASE + 3, is_over=True)
-    assert (last.call.number, last.missing, set(last.came)) == (4, (1,), {0, 2})
+    (last,) = find_unfinished(told, BASE + 3, is_over=True)
+    assert (last.call.number, last.missing, set(last.arrivals)) == (4, (1,), {0, 2})
     line = build_timeline(told, unmet=[last])
     assert line.waits[0, 1] == pytest.approx(2.2)
     assert line.span[1] == pytest.approx(BASE + 3)
@@ -151,7 +151,9 @@ def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
 
 def test_a_rank_that_died_has_an_end() -> None:
     told = ended_apart().history()
-    line = build_timeline(told, unmet=unmet(told, BASE + 3, is_over=True), died={1: BASE + 1.5})
+    line = build_timeline(
+        told, unmet=find_unfinished(told, BASE + 3, is_over=True), died={1: BASE + 1.5}
+    )
     assert list(line.pieces(1))[-1] == ("gone", BASE + 1.5, pytest.approx(BASE + 3))
     rows = rows_of(line)
     assert (rows[0][-1], rows[1][-34:].strip(), rows[1][34]) == ("#", "", ".")
@@ -162,9 +164,11 @@ def test_of_a_cell_that_runs_a_rank_is_missed_when_it_must_have_told() -> None:
     told = ended_apart().history()
     for track in told.tracks.values():
         track.is_over = False
-    assert unmet(told, BASE + 3, is_over=False) == [], "it may be there and have told nobody yet"
-    (last,) = unmet(told, BASE + 9, is_over=False)
-    assert last.waits == {0: pytest.approx(8.2), 2: pytest.approx(8.18)}
+    assert find_unfinished(told, BASE + 3, is_over=False) == [], (
+        "it may be there and have told nobody yet"
+    )
+    (last,) = find_unfinished(told, BASE + 9, is_over=False)
+    assert last.wait_seconds == {0: pytest.approx(8.2), 2: pytest.approx(8.18)}
 
 
 def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None:
@@ -174,8 +178,8 @@ def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None
         last, end = letters([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
         told_of.append([before, last, replace(end, sent_at=2_000_000)])
     found = heard(*told_of).history()
-    both = unmet(found, BASE + 2, is_over=True)
-    assert [(each.call.name, set(each.came), each.missing) for each in both] == [
+    both = find_unfinished(found, BASE + 2, is_over=True)
+    assert [(each.call.name, set(each.arrivals), each.missing) for each in both] == [
         ("all_reduce", {0, 1}, (2,)),
         ("barrier", {2}, (0, 1)),
     ]
@@ -184,7 +188,7 @@ def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None
 
 def test_who_waits_in_the_first_collective_of_all_is_told_too() -> None:
     found = heard(letters([0.2]), [], []).history()
-    line = build_timeline(found, unmet=unmet(found, BASE + 5, is_over=True))
+    line = build_timeline(found, unmet=find_unfinished(found, BASE + 5, is_over=True))
     assert not line.is_empty
     assert line.waits == {(0, 1): pytest.approx(0.075), (0, 2): pytest.approx(0.075)}
     assert picture(line)
@@ -202,8 +206,8 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Collecti
 
 def test_where_ranks_do_not_wait_for_each_other_nobody_is_missed() -> None:
     found = of_kind("broadcast", [0.1, 0.2], [0.1])
-    assert unmet(found.history(), BASE + 5, is_over=True) == []
-    assert unmet(waiting().history(), BASE + 99, is_over=True) == []
+    assert find_unfinished(found.history(), BASE + 5, is_over=True) == []
+    assert find_unfinished(waiting().history(), BASE + 99, is_over=True) == []
 
 
 def test_of_many_ranks_those_are_shown_that_matter() -> None:
@@ -265,7 +269,7 @@ def whole() -> Timeline:
 
 def test_the_text(snapshot: Any) -> None:
     apart, empty = ended_apart().history(), Timeline(cell=1, ranks=(0,), span=(0.0, 0.0))
-    missed = build_timeline(apart, unmet=unmet(apart, BASE + 3, is_over=True))
+    missed = build_timeline(apart, unmet=find_unfinished(apart, BASE + 3, is_over=True))
     enqueued = {
         took: line_of(of_kind("all_reduce", [0.1, 0.2], [0.1, 0.2], took=took))
         for took in ((), (8000, 1000))
@@ -307,8 +311,8 @@ def test_a_page_gets_the_picture_with_the_numbers_below(snapshot: Any) -> None:
 
 
 def test_the_panel_its_record_and_the_status_say_who_is_waited_for_and_else_nothing() -> None:
-    snapshot = Snapshot(state=GroupState.RUNNING, awaited=AWAITED)
-    equal, said = replace(snapshot, awaited=None), describe_straggler(AWAITED)
+    snapshot = Snapshot(state=GroupState.RUNNING, straggler=AWAITED)
+    equal, said = replace(snapshot, straggler=None), describe_straggler(AWAITED)
     assert said in record_html(CellReport(snapshot=snapshot))
     assert said in render_text(status_report(snapshot))
     assert "38 %" not in record_html(CellReport(snapshot=equal)) + render_text(status_report(equal))

@@ -12,7 +12,7 @@ from nbddp.record.waiting.hang_detector import (
     SILENT_AFTER,
     HangDetector,
     Heartbeat,
-    why_in_vain,
+    describe_mismatch,
 )
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
@@ -24,7 +24,7 @@ LATE = SILENT_AFTER + 1
 @pytest.fixture
 def dog() -> HangDetector:
     dog = HangDetector(is_stopped=lambda rank: rank == 1)
-    dog.begin_cell(ALL, now=0.0)
+    dog.reset_for_cell(ALL, now=0.0)
     return dog
 
 
@@ -48,8 +48,8 @@ def look(
 ) -> str:
     """What the watch says once the first ranks have told this."""
     for rank, pulse in enumerate(pulses):
-        dog.signs[rank] = Heartbeat(pulse, now)
-    return dog.look(5, running, ALL, now=now)
+        dog.heartbeats[rank] = Heartbeat(pulse, now)
+    return dog.check(5, running, ALL, now=now)
 
 
 def hang(dog: HangDetector, now: float = 20.0) -> str:
@@ -72,21 +72,21 @@ def test_ranks_that_move_or_compute_are_left_alone(
 
 def test_news_of_another_cell_is_no_hang_of_this_one(dog: HangDetector) -> None:
     hang(dog)
-    assert dog.look(6, ALL, ALL, now=20.0) == ""
+    assert dog.check(6, ALL, ALL, now=20.0) == ""
 
 
 def test_the_words_of_a_hang(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
     said = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
-    dog.begin_cell(ALL, now=0.0)
+    dog.reset_for_cell(ALL, now=0.0)
     of_script = [waiting(file="train.py"), elsewhere(file="train.py"), elsewhere(file="train.py")]
     said["in a script"] = look(dog, *of_script)
-    dog.begin_cell(ALL, now=0.0)
+    dog.reset_for_cell(ALL, now=0.0)
     said["one is through"] = look(dog, waiting(), waiting(), running=[0, 1])
-    dog.begin_cell(ALL, now=0.0)
+    dog.reset_for_cell(ALL, now=0.0)
     said["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
-    dog.begin_cell([0, 2], now=100.0)
-    dog.signs[0] = Heartbeat(elsewhere(seconds=0.0), 100 + LATE)
-    said["one is silent"] = dog.look(5, [0, 2], [0, 2], now=100 + LATE)
+    dog.reset_for_cell([0, 2], now=100.0)
+    dog.heartbeats[0] = Heartbeat(elsewhere(seconds=0.0), 100 + LATE)
+    said["one is silent"] = dog.check(5, [0, 2], [0, 2], now=100 + LATE)
     assert said == snapshot
 
 
@@ -100,7 +100,7 @@ def test_how_long_nothing_may_move_can_be_said(dog: HangDetector) -> None:
 def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
     busy = [2]
     dog = HangDetector(is_stopped=lambda _rank: False, is_working=lambda rank: rank in busy)
-    dog.begin_cell(ALL, now=0.0)
+    dog.reset_for_cell(ALL, now=0.0)
     assert look(dog, elsewhere(0.0), elsewhere(0.0), now=LATE) == dog.alarm == ""
     busy.clear()
     assert "rank 2" in look(dog, now=LATE)
@@ -121,19 +121,19 @@ def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(
     assert dog.alarm == ""
     assert hang(dog, 40.0) == ""
     assert dog.alarm == text
-    dog.begin_cell(ALL, now=41.0)
+    dog.reset_for_cell(ALL, now=41.0)
     assert dog.alarm == ""
     assert hang(dog, 60.0) == text
-    dog.forget()
+    dog.clear()
     assert dog.alarm == ""
 
 
 def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangDetector) -> None:
-    dog.signs[2] = Heartbeat(elsewhere(seconds=0.0), LATE)
+    dog.heartbeats[2] = Heartbeat(elsewhere(seconds=0.0), LATE)
     text = look(dog, elsewhere(seconds=0.0), now=LATE)
     assert dog.alarm == text
     assert "rank 1" in text
-    dog.signs[1] = Heartbeat(elsewhere(seconds=0.0), LATE + 1)
+    dog.heartbeats[1] = Heartbeat(elsewhere(seconds=0.0), LATE + 1)
     assert look(dog, now=LATE + 1) == dog.alarm == ""
 
 
@@ -173,5 +173,5 @@ def test_it_is_said_outright_who_called_what(snapshot: SnapshotAssertion) -> Non
     said = {}
     for name, (running, ended) in CASES.items():
         among, done = dict(enumerate(running)), dict(enumerate(ended, start=len(running)))
-        said[name] = why_in_vain(5, among, done)
+        said[name] = describe_mismatch(5, among, done)
     assert said == snapshot

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nbddp.record.waiting.collective_matcher import GroupMatcher
-from nbddp.record.waiting.stragglers import FEWEST, LONGEST, STALE, StragglerLag
+from nbddp.record.waiting.stragglers import MAX_IDLE, MAX_WINDOW, MIN_WAITS, StragglerLag
 from nbddp.wire.collective import Collective
 
 RANKS = range(4)
@@ -114,8 +114,8 @@ def test_a_few_meetings_say_nothing() -> None:
     def work(rank: int, _step: int) -> float:
         return 2.0 if rank == 2 else 1.0
 
-    assert not meet(work, steps=FEWEST + 1).stragglers()
-    assert meet(work, steps=FEWEST + 3).stragglers()
+    assert not meet(work, steps=MIN_WAITS + 1).stragglers()
+    assert meet(work, steps=MIN_WAITS + 3).stragglers()
     short = meet(lambda rank, _step: 0.01 * rank, steps=100)
     assert short.stragglers() is None, "in so short a time"
 
@@ -125,12 +125,12 @@ def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
     assert slow.stragglers() == {}
     group = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1)
     last = BEGIN + 200 * 0.2001
-    arrive(group, 0, [[201, last, True]], last + STALE / 2)
+    arrive(group, 0, [[201, last, True]], last + MAX_IDLE / 2)
     assert group.stragglers()
-    arrive(group, 0, [[202, last, True]], last + STALE + 1)
+    arrive(group, 0, [[202, last, True]], last + MAX_IDLE + 1)
     assert group.stragglers() is None
     rare = lags_of(lambda rank, _step: 9.0 if rank == 2 else 6.0, steps=40)
-    assert 80 < rare[2].seconds <= LONGEST + 9
+    assert 80 < rare[2].seconds <= MAX_WINDOW + 9
 
 
 def test_a_gap_in_what_is_told_counts_for_nothing() -> None:

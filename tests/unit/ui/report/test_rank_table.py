@@ -29,7 +29,12 @@ from nbddp.ui.wording import describe_lag, format_progress_bar
 
 ONE = RankSnapshot(rank=0, state="running")
 BAR = LoopProgress("epoch 1", 50, 250, 50.0)
-GONE = {"state": "was killed by SIGKILL", "is_alive": False, "is_well": False, "is_cause": True}
+GONE = {
+    "state": "was killed by SIGKILL",
+    "is_alive": False,
+    "is_healthy": False,
+    "is_first_cause": True,
+}
 
 
 def table(ranks: Sequence[RankSnapshot]) -> Page:
@@ -62,8 +67,8 @@ def test_a_row_says_all_of_the_rank_and_is_escaped(each: RankSnapshot) -> None:
     assert page.holds(each.state)
     assert page.holds(each.collective)
     assert page.holds(each.code) or not each.line
-    for bar in each.bars:
-        assert page.holds(format_progress_bar(bar, goes_on=each.goes_on))
+    for bar in each.progress_bars:
+        assert page.holds(format_progress_bar(bar, goes_on=each.is_active))
 
 
 @BIG
@@ -87,12 +92,20 @@ def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
         ({"line": 3, "code": "x = 1", "seconds": 12.0}, "line", "3 12.0 s x = 1"),
         ({"step": 0.0}, "step", "0"),
         ({"step": 120.0, "steps_per_second": 5.0}, "step", "120 · 5.0/s"),
-        ({"bars": (LoopProgress("epoch", 1, 4, 2.0),)}, "progress", "epoch 1/4 · 6.0 s left"),
-        ({"bars": (LoopProgress("batches", 20, 0, 4.0),)}, "progress", "batches 20 · 5.0/s"),
+        (
+            {"progress_bars": (LoopProgress("epoch", 1, 4, 2.0),)},
+            "progress",
+            "epoch 1/4 · 6.0 s left",
+        ),
+        (
+            {"progress_bars": (LoopProgress("batches", 20, 0, 4.0),)},
+            "progress",
+            "batches 20 · 5.0/s",
+        ),
         ({"cpu": -1.0, "memory": 3 << 30}, "memory", "3.0 GiB"),
         ({"cpu": 98.0, "memory": 3 << 30}, "CPU", "98 %"),
         ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", "2.0 GiB · T4"),
-        ({"gpu": "T4", "gpu_use": GpuUsage(load=0.0)}, "GPU", "0 % · T4"),
+        ({"gpu": "T4", "gpu_usage": GpuUsage(load=0.0)}, "GPU", "0 % · T4"),
         ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", "shared with rank 0 · T4"),
     ],
 )
@@ -118,8 +131,8 @@ def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
     for facts, mood in (
         ({}, set()),
         ({"state": "waiting"}, {"nbddp-waits"}),
-        ({"state": "was killed", "is_well": False, "is_cause": True}, {"nbddp-wrong"}),
-        ({"state": "interrupted", "is_well": False}, {"nbddp-waits"}),
+        ({"state": "was killed", "is_healthy": False, "is_first_cause": True}, {"nbddp-wrong"}),
+        ({"state": "interrupted", "is_healthy": False}, {"nbddp-waits"}),
     ):
         page = table([replace(ONE, **facts)])
         assert {*page.values("class")} & {"nbddp-wrong", "nbddp-waits"} == mood, facts
@@ -128,7 +141,7 @@ def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
 def test_a_bar_is_filled_as_far_as_it_is() -> None:
     for done, total, width in ((0, 4, "0.0%"), (1, 4, "25.0%"), (9, 4, "100.0%"), (20, 0, "")):
         bars = (LoopProgress("", done, total, 1.0),)
-        styles = table([replace(ONE, bars=bars)]).values("style")
+        styles = table([replace(ONE, progress_bars=bars)]).values("style")
         filled = [style.partition(";")[0] for style in styles if "width" in style]
         assert filled == ([f"width:{width}"] if width else [])
 
@@ -144,9 +157,9 @@ def test_of_many_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_cou
     page = table(group(MAX_ROWS))
     assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
     assert "more" not in page.text
-    many = change(group(128), 100, state="ValueError: no", is_well=False, is_cause=True)
-    many = change(many, 90, state="interrupted", is_well=False)
-    waiting = [replace(each, state="waiting") if each.is_well else each for each in many]
+    many = change(group(128), 100, state="ValueError: no", is_healthy=False, is_first_cause=True)
+    many = change(many, 90, state="interrupted", is_healthy=False)
+    waiting = [replace(each, state="waiting") if each.is_healthy else each for each in many]
     page = table(change(waiting, 80, state="running"))
     assert column(page, "rank") == [str(rank) for rank in [*range(MAX_ROWS - 3), 80, 90, 100]]
     assert "96 more ranks" in page.text
@@ -155,7 +168,7 @@ def test_of_many_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_cou
 @given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
 def test_no_cause_is_left_out_while_there_is_room(causes: set[int], ill: set[int]) -> None:
     many = [
-        replace(ONE, rank=rank, is_well=rank not in causes | ill, is_cause=rank in causes)
+        replace(ONE, rank=rank, is_healthy=rank not in causes | ill, is_first_cause=rank in causes)
         for rank in range(100)
     ]
     shown = {int(text) for text in column(table(many), "rank")}
@@ -193,8 +206,8 @@ def shown_ranks(known: Sequence[RankSnapshot]) -> list[int]:
 
 
 def test_ranks_of_three_nodes_on_a_page_and_as_text(snapshot: Any) -> None:
-    known = change(on_nodes(3, 4), *range(12), bars=(BAR,))
-    known = change(known, 10, bars=(replace(BAR, done=40),))
+    known = change(on_nodes(3, 4), *range(12), progress_bars=(BAR,))
+    known = change(known, 10, progress_bars=(replace(BAR, done=40),))
     known = change(change(known, 5, **GONE), 9, lag=StragglerLag(0.3, 10.0))
     assert readable(ranks_html(known, is_open=True)) == snapshot(name="page")
     assert as_text(known) == snapshot(name="text")
@@ -219,8 +232,8 @@ def test_while_all_go_on_there_is_a_row_for_each_node() -> None:
     "facts",
     [
         GONE,
-        {"state": "ValueError: no", "is_well": False, "is_cause": True},
-        {"state": "interrupted, line 4", "is_well": False},
+        {"state": "ValueError: no", "is_healthy": False, "is_first_cause": True},
+        {"state": "interrupted, line 4", "is_healthy": False},
         {"lag": StragglerLag(0.3, 10.0)},
         {"seconds": STALL_AFTER},
     ],
@@ -264,7 +277,7 @@ def test_whatever_ranks_of_nodes_say_is_escaped(known: list[RankSnapshot]) -> No
 
 
 def training(count: int) -> list[RankSnapshot]:
-    return group(count, step=50, steps_per_second=10.0, bars=(BAR,))
+    return group(count, step=50, steps_per_second=10.0, progress_bars=(BAR,))
 
 
 def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
@@ -303,12 +316,12 @@ def test_the_time_left_is_that_of_the_whole_run() -> None:
         ((LoopProgress("no total", 7, 0, 5.0),), None),
         ((), None),
     ):
-        assert seconds_left([replace(ONE, bars=bars)]) == left, bars
+        assert seconds_left([replace(ONE, progress_bars=bars)]) == left, bars
 
 
 def test_a_rank_that_has_ended_has_no_time_left() -> None:
     running, dead = training(2)
-    dead = replace(dead, state="was killed by SIGKILL", is_alive=False, is_well=False)
+    dead = replace(dead, state="was killed by SIGKILL", is_alive=False, is_healthy=False)
     done = replace(running, state="done", is_over=True)
     assert seconds_left([running, dead]) == 200.0
     assert seconds_left([dead, done]) is None
@@ -318,7 +331,7 @@ def test_a_rank_that_has_ended_has_no_time_left() -> None:
 
 
 def test_of_64_ranks_all_are_in_the_grid_when_it_is_open_and_the_failed_ones_have_a_row() -> None:
-    ranks = change(training(64), 9, state="ValueError: <no>", is_well=False, is_cause=True)
+    ranks = change(training(64), 9, state="ValueError: <no>", is_healthy=False, is_first_cause=True)
     closed, opened = (ranks_html(ranks, is_open=each) for each in (False, True))
     assert "nbddp-grid" not in closed
     assert opened.count("nbddp-field") == 64
@@ -330,9 +343,9 @@ def test_of_64_ranks_all_are_in_the_grid_when_it_is_open_and_the_failed_ones_hav
 
 
 def test_ranks_that_were_interrupted_did_not_fail() -> None:
-    ranks = [replace(each, state="interrupted, line 4", is_well=False) for each in training(12)]
+    ranks = [replace(each, state="interrupted, line 4", is_healthy=False) for each in training(12)]
     assert overview(ranks) == "12 interrupted"
     assert "nbddp-wrong" not in grid(ranks)
-    ranks[3] = replace(ranks[3], state="was killed", is_cause=True)
+    ranks[3] = replace(ranks[3], state="was killed", is_first_cause=True)
     assert overview(ranks) == "11 interrupted · 1 failed"
     assert grid(ranks).count("nbddp-wrong") == 1

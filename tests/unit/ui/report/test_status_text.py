@@ -58,14 +58,14 @@ def test_each_kind_of_group_in_text(snapshot: Any) -> None:
         memory=512 << 20,
         gpu_memory=2 << 30,
         pid=4711,
-        bars=(LoopProgress("epoch", 1, 4, 2.0),),
+        progress_bars=(LoopProgress("epoch", 1, 4, 2.0),),
     )
     hang = replace(
         known,
         events=(failure(1), RunEvent(102.0, "ready", {}), failure(3)),
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
         folder="/elsewhere/2025-first",
-        refused=3,
+        rejected_messages=3,
     )
     gone = with_ranks(state="was killed by SIGKILL", is_alive=False, pid=4711, memory=1 << 20)
     off = Snapshot(state=GroupState.OFF)
@@ -92,8 +92,8 @@ def test_any_group_can_be_said(snapshot: Snapshot) -> None:
         return
     for each in snapshot.ranks:
         assert each.state.rstrip() in text
-        for bar in each.bars:
-            assert format_progress_bar(bar, is_short=True, goes_on=each.goes_on) in text
+        for bar in each.progress_bars:
+            assert format_progress_bar(bar, is_short=True, goes_on=each.is_active) in text
     assert all(describe_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
     assert snapshot.alarm in text
 
