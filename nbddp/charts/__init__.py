@@ -1,1 +1,1 @@
-"""Charts of metrics: as SVG for pages, and as matplotlib figures for files."""
+"""Charts of metrics: as SVG for pages, as matplotlib figures for files."""

@@ -18,10 +18,10 @@ class AxisScale(Enum):
 
 
 def wants_log(values: Sequence[float]) -> bool:
-    """Return whether values span many orders of magnitude, also without the extremes.
+    """Return whether values span many orders of magnitude, even without the extremes.
 
-    Zeros are left out of a log axis. A warm-up that begins at 0 is better seen on a linear one:
-    values with zeros among them want a log only if a linear axis would flatten most of them.
+    A log axis leaves out zeros. A linear axis shows a warm-up from 0 better. So values with zeros
+    among them get a log axis only if a linear axis would flatten most of them.
 
     >>> wants_log([100.0, 10.0, 1.0, 0.1]), wants_log([1e6, 1.0, 2.0, 3.0])
     (True, False)
@@ -38,7 +38,7 @@ def wants_log(values: Sequence[float]) -> bool:
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """Return limits with room around the values, also where all values are equal.
+    """Return limits with a margin around the values, also if all values are equal.
 
     >>> padded(0.0, 100.0), padded(0.0, 0.0)
     ((-6.0, 106.0), (-1.12, 1.12))
@@ -53,7 +53,7 @@ def padded(low: float, high: float) -> tuple[float, float]:
 
 
 def round_ticks(low: float, high: float, *, at_most: int = 5, least: float = 0.0) -> list[float]:
-    """Return a few round numbers between two others; they are at least ``least`` apart.
+    """Return a few round numbers from ``low`` to ``high``, at least ``least`` apart.
 
     >>> round_ticks(-0.3, 2.1), round_ticks(0, 3, least=1), round_ticks(7, 7)
     ([0.0, 0.5, 1.0, 1.5, 2.0], [0, 1, 2, 3], [7])
@@ -70,7 +70,7 @@ def round_ticks(low: float, high: float, *, at_most: int = 5, least: float = 0.0
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return a few round numbers between two exponents of ten: decades, or parts of one.
+    """Return a few round numbers between two powers of ten, given as exponents.
 
     >>> log_ticks(-3.2, 0.1), log_ticks(0.9, 2.1), log_ticks(1.3, 1.4)
     ([0.001, 0.01, 0.1, 1.0], [10.0, 20.0, 50.0, 100.0], [20.0, 22.0, 24.0])

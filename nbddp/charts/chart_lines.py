@@ -1,4 +1,4 @@
-"""The content of a chart as values: lines with bands, marks, and notes."""
+"""The content of a chart: lines with bands, marks, and notes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Numbers = NDArray[np.float64]
 
 RESTART = "#d9822b"
 HEAL = "#2e9e44"
-MANY_RANKS = 8  # more ranks get a band, and lines for the lowest and the highest only
-MAX_POINTS = 160  # of a drawn line, at most
+MANY_RANKS = 8  # above that, only the lowest and the highest rank have a line, with a band
+MAX_POINTS = 160  # of a drawn line
 MAX_DOTS = 25  # a line with more points has no dots
 MAX_STEPS = 2000  # of a mean line
-MAX_LAG = 0.05  # of the steps; a rank further behind does not hold the mean line back
-SMOOTHING = 0.02  # of the width: the range over which a smooth line averages
+MAX_LAG = 0.05  # share of the steps; the mean line does not wait for ranks further behind
+SMOOTHING = 0.02  # share of the width over which a smooth line averages
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line. Its steps ascend.
+    """A line, with ascending steps.
 
     Attributes:
         values: the mean at each step, NaN where no value is finite.
-        low: the lowest finite value of each point; ``high`` is the highest.
-        nonfinite: the number of values of each point that are not finite.
+        low: the lowest finite value at each step; ``high`` is the highest.
+        nonfinite: the number of values at each step that are not finite.
         last: the newest value, finite or not.
         label: "rank 3", or the letter of a run.
         key: the text in the legend.
-        color: a number of the palette; None for a mean of ranks.
+        color: an index into the palette; None for a mean of ranks.
     """
 
     steps: Numbers
@@ -54,17 +54,17 @@ class ChartLine:
 
     @property
     def css_color(self) -> str:
-        """The colour on a page of unknown theme."""
+        """The colour on a page with an unknown theme."""
         return INK if self.color is None else rank_color(self.color)
 
     @property
     def has_band(self) -> bool:
-        """Whether the values of some point differ."""
+        """Whether the lowest and the highest value differ at some step."""
         return bool((self.low < self.high).any())
 
     @property
     def dots(self) -> NDArray[np.bool_]:
-        """Which points get a dot: all if they are few, else those without a neighbour."""
+        """A mask of the points with a dot: all of few points, else those without a neighbour."""
         is_finite = np.isfinite(self.values)
         if is_finite.sum() <= MAX_DOTS:
             return is_finite
@@ -72,7 +72,7 @@ class ChartLine:
         return is_finite & ~padded[:-2] & ~padded[2:]
 
     def logarithms(self) -> ChartLine:
-        """Return the line of the logarithms; zeros are left out."""
+        """Return the line of the logarithms, without zeros."""
         low, values, high = (
             np.log10(np.where(numbers == 0, np.nan, numbers))
             for numbers in (self.low, self.values, self.high)
@@ -80,7 +80,7 @@ class ChartLine:
         return replace(self, values=values, low=low, high=high)
 
     def thinned(self, grid: Numbers) -> ChartLine:
-        """Merge the points between each two steps of a grid."""
+        """Return a line with the points between two grid steps merged."""
         cells = np.searchsorted(grid, self.steps, side="right")
         starts = np.flatnonzero(np.diff(cells, prepend=-1))
         if len(starts) == len(cells):
@@ -98,10 +98,10 @@ class ChartLine:
         )
 
     def smoothed(self, span: float) -> Numbers:
-        """Return a mean of the earlier values at each point; the nearest ones weigh most.
+        """Return the mean of the earlier values at each step, weighted by their distance.
 
         Args:
-            span: the number of steps of the whole chart.
+            span: the number of steps in the whole chart.
         """
         reach = max(span * SMOOTHING, 1e-9)
         smooth = np.full_like(self.values, np.nan)
@@ -118,7 +118,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class ChartMark:
-    """A restart or a heal after which the work resumed; ``color`` is that of the run."""
+    """The step at which work resumed after a restart or a heal; ``color`` is that of the run."""
 
     at: float
     is_heal: bool = False
@@ -136,8 +136,8 @@ class Chart:
 
     Attributes:
         lines: of all ranks, or of all runs.
-        drawn: the lines that are drawn, strong ones last.
-        legend: the text in the legend for the only strong line.
+        drawn: the lines to draw, strong ones last.
+        legend: the legend text of the strong line.
         value: the mean of the newest values of the ranks.
         unit: of the horizontal axis: "step", "samples" or "s".
     """
@@ -165,21 +165,21 @@ class Chart:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The lowest and the highest value that can be drawn; None if there are none."""
+        """The lowest and the highest drawable value; None if there are none."""
         numbers = _finite(end for line in self.lines for end in (line.low, line.high))
         if self.is_log:
             numbers = numbers[numbers > 0]
         return (float(numbers.min()), float(numbers.max())) if len(numbers) else None
 
     def curves(self) -> list[ChartLine]:
-        """Return the drawn lines with few points; as logarithms if the axis is logarithmic."""
+        """Return the lines to draw, thinned, and as logarithms for a log axis."""
         grid = np.linspace(*self.steps, MAX_POINTS)
         lines = [line.logarithms() for line in self.drawn] if self.is_log else self.drawn
         return [line.thinned(grid) for line in lines]
 
     @property
     def facts(self) -> list[str]:
-        """Notes on the picture: its scale, and the values that it does not show."""
+        """Notes on the chart: its scale, and the values that it does not show."""
         facts = []
         if self.is_log:
             has_zeros = any((line.low == 0).any() for line in self.lines)
@@ -208,10 +208,10 @@ class Chart:
 
 
 def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO) -> Chart:
-    """Make the chart of a metric: a line for each rank, and a strong line for their mean.
+    """Return the chart of a metric: a line for each rank, and a strong line for their mean.
 
-    Of more than 8 ranks, only the lines with the lowest and the highest newest value are drawn,
-    with a band around all.
+    With more than 8 ranks, draw only the lines with the lowest and the highest newest value, and a
+    band around all lines.
     """
     lines = rank_lines(curves)
     marks = {at for curve in curves.values() for at in curve.resume_points}
@@ -238,7 +238,7 @@ def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisSc
 
 
 def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
-    """Make a line of each curve that has points, ordered by rank."""
+    """Return a line for each curve that has points, ordered by rank."""
     return [
         ChartLine(
             steps=_numbers(curve.steps),
@@ -257,7 +257,7 @@ def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
 
 
 def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
-    """Return whether the value axis is logarithmic: if asked for and possible, or if it helps."""
+    """Return whether the value axis is logarithmic: as asked for if possible, else if it helps."""
     numbers = _finite(end for line in lines for end in (line.low, line.high))
     if scale is AxisScale.LINEAR or not (numbers > 0).any() or (numbers < 0).any():
         return False
@@ -269,7 +269,8 @@ def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
 def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
     """Return the mean of ranks, with a band from the lowest to the highest value.
 
-    It ends where the slowest rank is, unless that is far behind: else its end would flicker.
+    The line ends at the step of the slowest rank, or its end would flicker. Ranks that are far
+    behind do not count.
     """
     steps = np.unique(np.concatenate([line.steps for line in lines]))
     steps = steps[steps <= min(line.steps[-1] for line in _up_to_date(lines))]
@@ -279,7 +280,7 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
         in_range = (steps >= line.steps[0]) & (steps <= line.steps[-1])
         totals[in_range] += np.interp(steps[in_range], line.steps, line.values)
         counts += in_range
-    is_known = counts > 0  # where steps are as large as can be, one that counts on is not above
+    is_known = counts > 0  # False where steps are so large that floats no longer ascend
     steps, means = steps[is_known], totals[is_known] / counts[is_known]
     grid = np.linspace(steps[0], steps[-1], MAX_POINTS)
     low, high = np.full(MAX_POINTS + 1, np.nan), np.full(MAX_POINTS + 1, np.nan)
@@ -307,7 +308,7 @@ def slices(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _up_to_date(lines: Sequence[ChartLine]) -> list[ChartLine]:
-    """Return the lines that are not far behind, as that of a lost rank is."""
+    """Return the lines that are not far behind, unlike the line of a dead rank."""
     if not lines:
         return []
     last = max(line.steps[-1] for line in lines)

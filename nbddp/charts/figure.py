@@ -1,7 +1,8 @@
-"""Charts, a timeline and a scaling study as figures; importing this loads matplotlib.
+"""Charts, a timeline and a scaling study as matplotlib figures.
 
-A figure has a transparent background and middle greys, for light pages, dark pages and paper. The
-user's settings for plots are neither used nor changed; pyplot is not loaded.
+Importing this module loads matplotlib, but not pyplot. Figures have a transparent background and
+medium greys, for light pages, dark pages and paper. They ignore the user's matplotlib settings, and
+do not change them.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     from nbddp.record.waiting.collective_timeline import Timeline
 
 COLUMNS = 2  # of charts
-WIDE, HIGH = 3.7, 2.4  # inches of a chart; an inch is 100 CSS pixels
+WIDE, HIGH = 3.7, 2.4  # size of a chart in inches; an inch is 100 CSS pixels
 MAX_NAME_LENGTH = 36  # characters of a shown name
-LEGEND_COLUMNS = 5  # in a row of a legend
-MAX_ARRIVALS = 400  # lines at the last arrival at a collective
+LEGEND_COLUMNS = 5
+MAX_ARRIVALS = 400  # lines that mark the last arrival at a collective
 MAX_STEPS = 24  # numbered steps of a timeline
-# the colours of waiting have a contrast of 3 : 1 against white and #111
+# the colours for waiting have a contrast of 3 : 1 against white and #111
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
 WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
 DATA: dict[str, Any] = {"facecolor": "#2f86dd", "alpha": 0.9, "linewidth": 0}
-# a context with this file has matplotlib's defaults instead of the user's settings
+# rc_context() with this file uses matplotlib's defaults instead of the user's settings
 _STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows although pyplot does not know it."""
+    """A figure that a notebook can show without pyplot."""
 
     def _repr_png_(self) -> bytes:
         return png_of(self)[0]
@@ -73,8 +74,8 @@ def draw_charts(
     """Draw charts next to each other.
 
     Args:
-        charts: one or more.
-        names: of the runs whose lines are in the charts, for a legend above all of them.
+        charts: one chart or more.
+        names: the names of the compared runs, for a common legend at the top.
         is_smooth: draw smooth lines over faint ones.
     """
     columns = min(COLUMNS, len(charts))
@@ -152,7 +153,7 @@ def _write_head(ax: Axes, chart: Chart) -> None:
 
 
 def printable_name(name: str) -> str:
-    r"""Return a name in one line, with a mark for each letter that the font lacks.
+    r"""Return a name in one line, with U+FFFD for each letter that the font lacks.
 
     >>> printable_name("learning\trate \N{CJK UNIFIED IDEOGRAPH-4E2D}")
     'learning rate �'
@@ -167,7 +168,7 @@ def printable_name(name: str) -> str:
 
 
 def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
-    """Draw when each rank computed and when it waited."""
+    """Draw a row for each rank that shows when it computed and when it waited."""
     began, end = timeline.span
     unit, scale = ("ms", 1000.0) if timeline.seconds < 1 else ("s", 1.0)
     with mpl.rc_context(fname=_STYLE):
@@ -212,7 +213,7 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
 
 
 def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: float) -> None:
-    """Draw a line at each last arrival, from that rank to the ranks that waited for it."""
+    """Draw a line at each last arrival, between that rank and the ranks that waited for it."""
     rows = {rank: row for row, rank in enumerate(ranks)}
     waited = sorted(
         (collective for collective in timeline.meetings if collective.total_wait),
@@ -232,7 +233,7 @@ def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: fl
 
 
 def draw_scaling(scaling: Scaling) -> Figure:
-    """Draw the speed-up next to a linear one, and how the ranks spent their time."""
+    """Draw the speed-up with the ideal linear one, and how the ranks spent their time."""
     with mpl.rc_context(fname=_STYLE):
         figure = _new_figure(7.2, 2.3)
         speed_up, shares = figure.subplots(1, 2, width_ratios=(6, 5))

@@ -1,4 +1,4 @@
-"""Small curves: as SVG for pages, as block characters for text."""
+"""Sparklines: as SVG for pages, as block characters for text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
-HUGE = 1e300  # differences of larger values overflow
+HUGE = 1e300  # the difference of larger values overflows
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_BLOCKS = 16
 HEIGHT = 16  # CSS pixels
@@ -22,15 +22,15 @@ def sparkline(
     width: int = 96,
     is_static: bool = True,
 ) -> str:
-    """Draw a curve; return an empty text for fewer than two values.
+    """Return a sparkline as HTML; empty for fewer than two values.
 
     Args:
-        values: those that are not finite are gaps with a red mark.
-        label: the tooltip, and the description for a screen reader; it must be escaped.
-        color: a number of the palette; None for grey.
-        low: the value at the bottom; None for the lowest.
+        values: a value that is not finite becomes a gap with a red mark.
+        label: the tooltip, also read by screen readers. It must be escaped already.
+        color: an index into the palette; None for grey.
+        low: the value at the bottom; None for the lowest value.
         width: in CSS pixels.
-        is_static: also draw an image, for pages that remove SVG.
+        is_static: also embed an image, for pages that remove SVG.
     """
     known = [value for value in values if abs(value) < HUGE]
     if len(values) < 2 or not known:
@@ -64,12 +64,12 @@ def sparkline(
 
 
 def svg_source(picture: str) -> str:
-    """Return an SVG picture as the source of an image, for pages that remove SVG."""
+    """Return an SVG picture as the ``src`` of an image, for pages that remove SVG."""
     return f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
 
 
 def block_characters(values: Sequence[float]) -> str:
-    """Write a curve in block characters, with a dot where a value is not finite.
+    """Return a curve in block characters, with a dot for each value that is not finite.
 
     >>> block_characters([1.0, 2.0, float("nan"), 8.0])
     '▁▂·█'

@@ -1,4 +1,4 @@
-"""A chart as SVG."""
+"""Draw a chart as SVG."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nbddp.charts.axes import format_number, format_ticks, log_ticks, padded, ro
 from nbddp.charts.chart_lines import Chart, ChartLine, ChartMark, Numbers, slices
 from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
-WIDTH, HEIGHT = 360, 190  # CSS pixels, unless the page scales it
+WIDTH, HEIGHT = 360, 190  # CSS pixels, before a page scales the chart
 FONT_SIZE = 10.0  # font size of the ticks
-DIGIT_WIDTH = 0.64  # the width of a digit divided by the font size
+DIGIT_WIDTH = 0.64  # divided by the font size
 INSET = 3.0  # keeps the first and the last dot inside the axes
 
 Align = Literal["center", "right"]
@@ -25,7 +25,7 @@ _BOX = f'viewBox="0 0 {WIDTH * 10} {HEIGHT * 10}"'
 
 
 class Frame:
-    """The area inside the axes of a chart, in CSS pixels from its lower left corner."""
+    """The area inside the axes of a chart, in CSS pixels from the lower left corner."""
 
     def __init__(self, chart: Chart) -> None:
         self._steps = chart.steps
@@ -54,7 +54,7 @@ class Frame:
         return self.left + INSET + (steps - low) / (high - low) * width
 
     def y_pixels(self, heights: Numbers) -> Numbers:
-        """Return the vertical positions of values; of logarithms on a logarithmic axis."""
+        """Return the vertical positions of values, or of logarithms on a log axis."""
         low, high = self._heights
         return self.bottom + (heights - low) / (high - low) * (self.top - self.bottom)
 
@@ -70,7 +70,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The text of a tick; its baseline is ``y`` below the upper edge."""
+    """The text of a tick; ``y`` is the distance of its baseline from the upper edge."""
 
     x: float
     y: float
@@ -79,11 +79,11 @@ class Label:
 
 
 class SvgCanvas:
-    """Collects shapes. A pixel has ten units in the file, so that all numbers are whole.
+    """Collects shapes. The file has ten units a pixel, so that all numbers are whole.
 
     Attributes:
-        labels: the texts. They are not part of the shapes, as a page that removes SVG tags keeps
-            the text inside.
+        labels: the texts. They are separate from the shapes, because pages that remove SVG tags
+            keep the text in them.
     """
 
     def __init__(self) -> None:
@@ -101,14 +101,13 @@ class SvgCanvas:
             )
 
     def dots(self, xs: Numbers, ys: Numbers, *, color: str) -> None:
-        """Draw dots."""
         places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
         dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
         if dots:
             self._parts.append(f"<g fill={_color_attributes(color)}>{dots}</g>")
 
     def shapes(self, corners: Sequence[Numbers], *, color: str, alpha: float = 1.0) -> None:
-        """Fill shapes, each given by rows of x and y."""
+        """Fill shapes; each is an array with a row of x and y for each corner."""
         path = "".join(f"{_path(each[:, 0], each[:, 1])}z" for each in corners)
         if path:
             self._parts.append(f'<path d="{path}" fill={_color_attributes(color, alpha)}/>')
@@ -119,7 +118,7 @@ class SvgCanvas:
 
     @contextmanager
     def part(self, name: str, color: int | None = None) -> Iterator[None]:
-        """Put what is drawn inside into a group, with the class of a colour of the palette."""
+        """Group all shapes drawn in this block, with the CSS class of a palette colour."""
         classes = "" if color is None else f" {rank_class(color)}"
         self._parts.append(f'<g class="nbddp-{name}{classes}">')
         yield
@@ -128,7 +127,7 @@ class SvgCanvas:
     def inline(self, label: str) -> str:
         """Return an SVG element without labels, as wide as its parent.
 
-        ``label`` describes it to a screen reader. It must be escaped.
+        ``label`` is the description for screen readers. It must be escaped already.
         """
         return f'<svg {_BOX} role="img" aria-label="{label}">{"".join(self._parts)}</svg>'
 
@@ -151,9 +150,9 @@ class SvgCanvas:
 def draw(chart: Chart, frame: Frame) -> SvgCanvas:
     """Draw axes, lines and marks.
 
-    Values that are not finite are gaps with a red mark above. A point that stands for several
-    values has a band from the lowest to the highest. An orange mark is a restart, a green one a
-    heal. Smooth lines are included; the page shows them on demand.
+    A value that is not finite becomes a gap with a red mark above. A point that merges several
+    values has a band from the lowest to the highest. An orange mark is a restart, a green mark is a
+    heal. Smooth lines are included, and the page shows them on demand.
     """
     canvas = SvgCanvas()
     _draw_axes(canvas, frame)
@@ -238,13 +237,13 @@ def _box(left: float, right: float, bottom: float, top: float) -> Numbers:
 
 
 def _color_attributes(color: str, alpha: float = 1.0) -> str:
-    """Return a colour as the end of an attribute, and an attribute for the opacity."""
+    """Return the quoted colour, and an attribute for the opacity if needed."""
     shown = "currentColor" if color == INK else color
     return f'"{shown}"' if alpha == 1.0 else f'"{shown}" opacity="{alpha:g}"'
 
 
 def _path(xs: Numbers, ys: Numbers) -> str:
-    """Return the path through points, in relative coordinates."""
+    """Return an SVG path through the points, in relative coordinates."""
     is_finite = np.isfinite(xs) & np.isfinite(ys)
     pixels = np.column_stack([xs, HEIGHT - ys]) * 10
     parts: list[str] = []

@@ -1,1 +1,1 @@
-"""What a person sees."""
+"""The user interface: panel, text, reports, and input."""

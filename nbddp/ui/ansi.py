@@ -1,13 +1,13 @@
-r"""What a rank printed, as HTML that is safe in any page, or as plain text.
+r"""Convert rank output to HTML that is safe in any page, or to plain text.
 
-Everything is escaped. Colours, bold, italic, underline and inverse are drawn, in the classes that
-JupyterLab, nbconvert and GitHub know. All other escape sequences and control characters are left
-out, but for newline and tab. Characters that could make text read as something else are shown as
-U+FFFD: direction overrides, separators that break lines, half characters.
+Everything is escaped. Colours, bold, italic, underline and inverse become CSS classes that
+JupyterLab, nbconvert and GitHub know. All other escape sequences and control characters are
+removed, except newline and tab. Characters that can disguise text become U+FFFD: direction
+overrides, line and paragraph separators, and lone surrogates.
 """
 
-# Our own, as nbconvert's ansi2html takes 1.1 s to import and 0.5 s for 400 kB of escapes, draws no
-# italics, and leaves OSC, charsets and backspaces in the page.
+# nbconvert's ansi2html is not used: it takes 1.1 s to import and 0.5 s for 400 kB of escapes, draws
+# no italics, and leaves OSC, charsets and backspaces in the page.
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from html import escape
 
 _ESCAPE = re.compile(
     r"""\x1b(?:
-            \[ ([0-9;]*) m                              # SGR, drawn
-          | \[ [0-?]* [ -/]* [@-~]?                     # any other CSI; it may have been cut off
-          | [\]PX^_] [^\x07\x1b\n]* (?:\x07|\x1b\\)     # OSC and its kin, with what they hold
-          | [ -/]* [0-~]?                               # charsets and so on, or nothing but ESC
+            \[ ([0-9;]*) m                              # SGR: converted
+          | \[ [0-?]* [ -/]* [@-~]?                     # any other CSI, even if it was cut off
+          | [\]PX^_] [^\x07\x1b\n]* (?:\x07|\x1b\\)     # OSC, DCS, PM, APC and SOS, with their text
+          | [ -/]* [0-~]?                               # charsets and so on, or a lone ESC
         )
       | [\x00-\x08\x0b-\x1f\x7f-\x9f]""",
     re.VERBOSE,
 )
 _DISGUISE = re.compile(r"[\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-_Color = int | str  # one of the 16, or rgb(red,green,blue)
+_Color = int | str  # the index of one of 16 colours, or "rgb(red,green,blue)"
 
-_MAX_CODES = 64  # of one sequence; terminals take 16 to 32
+_MAX_CODES = 64  # in one sequence; terminals accept 16 to 32
 _HUES = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _NAMES = (*_HUES, *(f"{hue}-intense" for hue in _HUES))
 _ON = {1: "bold", 3: "italic", 4: "underline", 7: "inverse"}
@@ -36,7 +36,7 @@ _OFF = {22: "bold", 23: "italic", 24: "underline", 27: "inverse"}
 
 
 def to_html(text: str) -> str:
-    r"""Draw it with spans; a style that is left on ends with the text.
+    r"""Return the text as HTML with a span for each style.
 
     >>> to_html("\x1b[31m<b>\x1b[m & \x1b]0;title\x07co")
     '<span class="ansi-red-fg">&lt;b&gt;</span> &amp; co'
@@ -57,7 +57,7 @@ def to_html(text: str) -> str:
 
 
 def strip(text: str) -> str:
-    r"""Leave the words only: what is to be read in the HTML.
+    r"""Return the text without escape sequences: the words that the HTML shows.
 
     >>> strip("\x1b[31m<b>\x1b[m & \x1b]0;title\x07co")
     '<b> & co'
@@ -70,7 +70,7 @@ def _unmask(text: str) -> str:
 
 
 class _Style:
-    """The style of text after the SGR sequences so far."""
+    """The text style after the SGR sequences that were applied."""
 
     def __init__(self) -> None:
         self._colors: dict[int, _Color | None] = {}  # 38: text, 48: background, 58: underline
@@ -88,16 +88,16 @@ class _Style:
                 case [38 | 48 | 58 as target, 2, red, green, blue, *codes]:
                     if all(0 <= part < 256 for part in (red, green, blue)):
                         self._colors[target] = _rgb(red, green, blue)
-                case [38 | 48 | 58, *_]:  # how many codes belong to it is not known
+                case [38 | 48 | 58, *_]:  # unknown: it could have any number of codes
                     return
                 case [code, *codes]:
                     self._switch(code)
 
     def tag(self) -> str:
-        """Return the opening tag; empty for text that is drawn like the page around it."""
+        """Return the opening tag; empty for text without a style."""
         front, back = self._colors.get(38), self._colors.get(48)
         if "bold" in self._marks and isinstance(front, int):
-            front = front % 8 + 8  # bright, as in JupyterLab
+            front = front % 8 + 8  # the bright colour, as in JupyterLab
         is_inverse = "inverse" in self._marks
         if is_inverse:
             front, back = back, front
@@ -132,7 +132,7 @@ class _Style:
 
 
 def _indexed(number: int) -> _Color:
-    """One of the 256: the 16, a cube of 6 x 6 x 6, and 24 greys."""
+    """Return one of the 256 colours: 16 named ones, a cube of 6 x 6 x 6, and 24 greys."""
     if number < 16:
         return number
     if number >= 232:

@@ -1,7 +1,7 @@
-"""A chart as HTML: its name, a key for each line, the picture, and tooltips.
+"""A chart as HTML: its name, a legend, the picture, and tooltips.
 
-A page that removes styles and SVG still shows the name, the keys and the chart as an image. Ticks
-and tooltips are in attributes, which such a page removes too.
+A page that removes styles and SVG still shows the name, the legend and an image of the chart. Such
+a page also removes attributes, and with them the ticks and the tooltips.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from nbddp.ui.wording import describe_left_out
 
 logger = logging.getLogger(__name__)
 
-MAX_NAMED = 20  # metrics without a chart
-MAX_TOOLTIPS = 60  # of a chart
-TOOLTIP_REACH = 0.03  # of the steps: a tooltip shows a line if it has a point this near
+MAX_NAMED = 20  # metrics without a chart that are named
+MAX_TOOLTIPS = 60  # for each chart
+TOOLTIP_REACH = 0.03  # share of the steps; a tooltip lists the lines with a point this near
 CHART_STYLE = (  # for pages that remove the style sheet
     f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
 )
@@ -38,12 +38,12 @@ _SWITCH = (
 
 
 def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) -> str:
-    """Render the charts of a record, and name the metrics without a chart."""
+    """Render the charts of a record, and name the metrics that have no chart."""
     charts, notes = [], _note_left_out(metrics)
     for name, curves in metrics.curves.items():
         try:
             charts.append(render(rank_chart(name, curves, scale)))
-        except Exception as error:  # draw the others
+        except Exception as error:  # the other charts can still be drawn
             logger.exception("the chart of %r could not be drawn", name)
             notes.append(f"{name} could not be drawn: {type(error).__name__}: {error}")
     note_lines = "".join(f'<div class="nbddp-muted">{escape(note)}</div>' for note in notes)
@@ -51,7 +51,7 @@ def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) ->
 
 
 def metrics_text(metrics: MetricsSnapshot) -> list[str]:
-    """Describe each chart in a line, and name the metrics without a chart."""
+    """Describe each chart in one line, and name the metrics that have no chart."""
     charts = [rank_chart(name, curves) for name, curves in metrics.curves.items()]
     return [*(chart.text for chart in charts), *_note_left_out(metrics)]
 
@@ -66,7 +66,7 @@ def _note_left_out(metrics: MetricsSnapshot) -> list[str]:
 
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:
-    """Put rendered charts next to each other, with a switch for smooth lines."""
+    """Join rendered charts, and add a switch for smooth lines."""
     joined = "".join(charts)
     switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
     switch = switch if "<svg" in joined else ""
@@ -76,8 +76,8 @@ def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:
 def render(chart: Chart, *, is_live: bool = False) -> str:
     """Render a chart as HTML.
 
-    A chart of a record also has an image, for pages that remove SVG. There, a metric that was
-    reported once is only a number.
+    A chart in a record also has an image, for pages that remove SVG. A metric that was reported
+    once has no chart in a record, only a number.
     """
     if not is_live and chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
         values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
@@ -112,7 +112,7 @@ def _head(chart: Chart, value: str) -> str:
 
 
 def _legend(chart: Chart) -> str:
-    """Return the legend. The line of a key is highlighted while the pointer is over the key."""
+    """Return the legend. The page highlights a line while the pointer is over its key."""
     html = ""
     if chart.legend:
         color = chart.drawn[-1].color
@@ -132,7 +132,7 @@ def _legend(chart: Chart) -> str:
 
 
 def _tick(label: Label) -> str:
-    """Return the text of a tick."""
+    """Return the label of a tick."""
     style = f"left:{label.x / WIDTH:.1%};top:{label.y / HEIGHT:.1%}"
     return f'<s class="nbddp-{label.align}" style="{style}" data-t="{escape(label.text)}"></s>'
 
@@ -142,7 +142,7 @@ def _tick(label: Label) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tooltip:
-    """A column over the chart, in CSS pixels, with the text for the step at ``at`` in it."""
+    """A column of the chart, in CSS pixels, with a text for the step at ``at`` in the column."""
 
     left: float
     width: float
@@ -158,7 +158,7 @@ def _tooltip(tip: Tooltip) -> str:
 
 
 def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
-    """Return tooltips that cover the chart, from left to right."""
+    """Return tooltips from left to right that cover the whole chart."""
     if not chart.lines:
         return []
     steps = np.unique(np.concatenate([line.steps for line in chart.lines]))
@@ -182,7 +182,7 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
 
 
 def _rows(values: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
-    """Return the mean and each line; of many lines the lowest and the highest."""
+    """Yield a row for the mean and for each line; of many lines, only the lowest and highest."""
     lines = [(line, value) for line, value in values if line.color is not None]
     for line, value in values:
         if line.color is None:
@@ -196,7 +196,7 @@ def _rows(values: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
 
 
 def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
-    """Return the value at the nearest point to each step; None if no point is near."""
+    """Return the value at the point nearest to each step; None if no point is near."""
     at = np.searchsorted((line.steps[1:] + line.steps[:-1]) / 2, steps)
     is_near = np.abs(line.steps[at] - steps) <= near
     pairs = zip(line.values[at].tolist(), is_near.tolist(), strict=True)

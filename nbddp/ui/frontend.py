@@ -1,4 +1,4 @@
-"""What the front end can show, and where: widgets, rich output, or a stream of text."""
+"""The output targets of a view, and the capabilities of the front end."""
 
 from __future__ import annotations
 
@@ -18,59 +18,58 @@ from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import Display, JsonDict
 
 COALESCE_SECONDS = 0.002  # output that ranks print within this time is shown in one or two pieces
-# replaces an output that is to go; a rule of the style sheet removes the room that it takes
+# removes an output by replacing it; a rule in panel.css hides the empty space
 EMPTY_OUTPUT: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
 PAGE_CHARACTERS_PER_SECOND = 1e6  # on average; Jupyter's server drops more
 PAGE_PROTOCOL_VERSION = "5.2"  # of Jupyter's JavaScript; jupyter_client sends 5.3 since 2017
-COLAB_VARIABLE = "COLAB_RELEASE_TAG"  # it is in the environment of every kernel there
+COLAB_VARIABLE = "COLAB_RELEASE_TAG"  # set in every kernel on Colab
 KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" when saved
 
 
-Check = Callable[[CellHandle], Sequence[Finding]]  # what is to be said under a cell that ended
+Check = Callable[[CellHandle], Sequence[Finding]]  # returns the findings to show below a cell
 
 
 def no_check(_handle: CellHandle) -> Sequence[Finding]:
-    """Nothing."""
+    """Find nothing."""
     return ()
 
 
 class View(Protocol):
-    """Shows one cell; ``has_record`` tells whether that includes why it failed."""
+    """Shows one cell; ``has_record`` is whether the view also shows why a cell failed."""
 
     has_record: bool
 
     def show(self, handle: CellHandle) -> CellResult:
-        """Show a cell from its beginning to its end."""
+        """Show a cell until it ends."""
 
     def continue_from(self, before: View) -> None:
-        """Go on in the place of the view of an earlier attempt, which has failed."""
+        """Replace the view of an earlier attempt, which has failed."""
 
     def show_status(self, text: str) -> None:
-        """Say what is done about the failure that it has shown."""
+        """Show how nbddp recovers from the failure that this view has shown."""
 
 
 class StreamTarget:
-    """Where a view puts things: here a text stream, which shows rich things as their text."""
+    """The output target of a view; this one prints, and shows rich output as plain text."""
 
     def write(self, text: str) -> None:
-        """Print."""
         sys.stdout.write(text)
 
     def flush(self) -> None:
-        """Print now: ipykernel would hold it for 200 ms."""
+        """Flush standard output, which ipykernel would buffer for 200 ms."""
         sys.stdout.flush()
 
     def display(
         self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
     ) -> None:
-        """Print the text/plain form, if there is one and it is new."""
-        del metadata, display_id  # for screens that can show more
+        """Print the text/plain form of a new MIME bundle, if it has one."""
+        del metadata, display_id  # for targets that support rich output
         if not is_update and "text/plain" in data:
             sys.stdout.write(f"{data['text/plain']}\n")
 
 
 class NotebookTarget(StreamTarget):
-    """Prints to standard output, as a stream does, and displays through the running IPython."""
+    """Prints to standard output, and displays rich output with IPython."""
 
     def display(
         self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
@@ -81,37 +80,37 @@ class NotebookTarget(StreamTarget):
 
 
 def new_display_id() -> str:
-    """Return an id under which an output can be replaced."""
+    """Return a unique id, by which an output can be replaced."""
     return f"nbddp-{uuid.uuid4().hex}"
 
 
 def publish(data: JsonDict, display_id: str, *, is_update: bool = False) -> None:
-    """Show an output of the cell, or replace it."""
+    """Publish an output of the cell, or replace one."""
     publish_display_data(data, transient={"display_id": display_id}, update=is_update)
 
 
 def supports_color(shell: InteractiveShell) -> bool:
-    """Whether escape sequences become colours: in a notebook, or a terminal that allows them."""
+    """Return whether ANSI colours work: in a notebook, or in a terminal that allows them."""
     if os.environ.get("NO_COLOR") or str(shell.colors).lower() == "nocolor":
         return False
     return hasattr(shell, "kernel") or sys.stdout.isatty()
 
 
 def supports_widgets(shell: InteractiveShell) -> bool:
-    """Whether the cell that runs was sent by a notebook page, which draws widgets.
+    """Return whether the running cell was sent by a notebook page, which can draw widgets.
 
-    A page can ask the user for input, and names the cell that it asks for (JupyterLab, Notebook 7
-    and VS Code do, Colab in a way of its own) or speaks the version of the protocol that pages
-    have stayed with (the classic Notebook). On Colab and in Kaggle's editor it is a page, whatever
-    it names. nbclient, papermill and nbconvert ask for no input; consoles speak a newer version;
-    nobody looks at a batch run of Kaggle's, whatever runs it.
+    A request from a page allows input. It also has a cell id (JupyterLab, Notebook 7, VS Code, and
+    Colab under a different key), or the protocol version 5.2 (the classic Notebook). On Colab and
+    in Kaggle's editor, a request that allows input is enough. Requests of nbclient, papermill and
+    nbconvert allow no input. Consoles send a newer protocol version. A batch run on Kaggle has no
+    page.
     """
     kernel = getattr(shell, "kernel", None)
     if kernel is None or os.environ.get(KAGGLE_VARIABLE) == "Batch":
         return False
     request: dict[str, Any] = kernel.get_parent("shell") or {}
     metadata: dict[str, Any] = request.get("metadata", {})
-    if metadata.get("colab", {}).get("cell_id"):  # as google.colab reads it; nobody else says it
+    if metadata.get("colab", {}).get("cell_id"):  # the key that google.colab reads, unique to Colab
         return True
     takes_input = bool(request.get("content", {}).get("allow_stdin"))
     speaks_as_page = request.get("header", {}).get("version") == PAGE_PROTOCOL_VERSION
@@ -120,18 +119,18 @@ def supports_widgets(shell: InteractiveShell) -> bool:
 
 
 def is_restarting(shell: InteractiveShell) -> bool:
-    """Whether the kernel ends because its user wants it to start anew."""
+    """Return whether the kernel shuts down because the user restarts it."""
     asked = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
     return bool(asked.get("content", {}).get("restart"))
 
 
 def is_plain_text(message: Display) -> bool:
-    """Whether it can as well be printed."""
+    """Return whether the output is only plain text, and can be printed."""
     return not message.display_id and set(message.data) == {"text/plain"}
 
 
 def show_rich(screen: StreamTarget, rank: int, message: Display, *, has_color: bool) -> None:
-    """Show what a rank displayed, or change what it displayed before."""
+    """Display a rank's rich output, or update an earlier one."""
     if not message.is_update:
         screen.write(f"{colored_rank_tag([rank], has_color=has_color)}\n")
         screen.flush()
@@ -146,14 +145,14 @@ def show_rich(screen: StreamTarget, rank: int, message: Display, *, has_color: b
 def show_rich_value(
     screen: StreamTarget, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
 ) -> None:
-    """Show a value that some ranks agree on, which is more than text."""
+    """Display a rich value that some ranks have in common."""
     screen.write(f"{colored_rank_tag(ranks, has_color=has_color)}\n")
     screen.flush()
     screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
 
 
 def colored_rank_tag(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
-    """The name of some ranks, as it stands before what they wrote, in the colour of the first."""
+    """Return the tag before the output of some ranks, in the colour of the first rank."""
     text = format_rank_tag(ranks, mark)
     if not has_color:
         return text

@@ -1,8 +1,8 @@
-"""Pieces of HTML: the style sheet, escaped text, cards, notes, and the events of a cell on a line.
+"""Pieces of HTML: the style sheet, escaped text, cards, notes, and the event line of a cell.
 
-Looks that matter are also inline styles. They stay where a page drops the style sheet, as GitHub
-does, and JupyterLab in a notebook that is not trusted. Where the sheet is there, its own colours,
-which follow the page's theme, come first.
+Important styles are also inline. Some pages remove the style sheet, such as GitHub, and JupyterLab
+for a notebook that is not trusted. On other pages the colours of the sheet win: they follow the
+page's theme.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
 from nbddp.ui.wording import describe_events
 
-MAX_CHARTS = 12  # unless the user chooses others
-MAX_EVENTS = 6  # the newest are listed, all are on the line
+MAX_CHARTS = 12  # unless the user chooses metrics
+MAX_EVENTS = 6  # in the list; the line has a mark for every event
 _EVENT_CLASSES = {
     **dict.fromkeys(("failure", "exit", "start failed", "not healed"), "nbddp-bad"),
     **dict.fromkeys(("interrupt", "restart asked", "stop asked", "kill asked"), "nbddp-warn"),
@@ -30,16 +30,16 @@ STYLE_SHEET = (
 
 
 def escape(text: str) -> str:
-    """Escape a text, and remove what a message to a page cannot hold."""
+    """Escape a text for HTML, and remove characters that a message to a page cannot hold."""
     return escape_tags(strip(text))
 
 
 def card(text: str, *, is_error: bool = False) -> str:
-    """Return a card with a message; ``text`` is HTML already."""
+    """Return a card with a message; ``text`` must be HTML already."""
     kind, label, color = "", "notice", COLORS["warn"]
     if is_error:
         kind, label, color = " nbddp-error", "failure", COLORS["bad"]
-    # the keyboard can scroll it
+    # an element with a tabindex can be scrolled with the keyboard
     attributes = f'tabindex="0" role="region" aria-label="{label}"'
     style = (
         f"border-left:3px solid {color};padding:5px 10px;margin:5px 0;"
@@ -54,7 +54,7 @@ def muted(text: str) -> str:
 
 
 def dot(kind: str) -> str:
-    """Return a dot in one of the colours."""
+    """Return a dot in a colour of ``COLORS``."""
     return (
         f'<span class="nbddp-dot nbddp-{kind}" style="display:inline-block;width:8px;height:8px;'
         f'border-radius:4px;margin-right:6px;background-color:{COLORS[kind]}"></span>'
@@ -62,12 +62,12 @@ def dot(kind: str) -> str:
 
 
 def text_color(kind: str) -> str:
-    """Return the style of words in one of the colours."""
+    """Return the inline style for text in a colour of ``COLORS``."""
     return f"color:{COLORS[kind]}"
 
 
 def event_log(snapshot: Snapshot) -> str:
-    """Draw the events since the cell began as marks on a line, and list the newest."""
+    """Return a line with a mark for each event since the cell began, and a list of the newest."""
     shown = describe_events(snapshot)
     if not shown:
         return ""

@@ -1,1 +1,1 @@
-"""The comms by which the page talks to the kernel."""
+"""Answer widget messages from the page while a cell runs."""
