@@ -1,4 +1,4 @@
-"""What ranks ask the user, one question at a time; a view asks, and goes on showing meanwhile."""
+"""``input()`` of ranks: a view asks the user one request at a time, and shows output meanwhile."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nbddp.record.notices import InputClosed, InputRequest
 from nbddp.ui.frontend import EMPTY_OUTPUT, new_display_id, publish, supports_widgets
 from nbddp.wire.messages import InputReply
 
-POLL_INTERVAL = 0.01  # seconds between two looks for an answer
-SAME_RANK_SECONDS = 0.3  # seconds in which a debugger asks again: its rank goes first
-SECRET_MASK = "········"  # in the place of a secret
-NO_INPUT = "nobody can type here: ask in a notebook's page or a console"
+POLL_INTERVAL = 0.01  # seconds between two checks for an answer
+SAME_RANK_SECONDS = 0.3  # after an answer its rank goes first: a debugger soon asks again
+SECRET_MASK = "········"  # shown instead of a secret
+NO_INPUT = "input is not possible here: run the cell on a notebook page or in a console"
 
 
 class NoInputError(RuntimeError):
-    """Nobody can be asked, and why."""
+    """Input is not possible; the message says why."""
 
 
 class InputBackend:
-    """Where somebody types: here nobody can, and is told why.
+    """The source of input; this one refuses every request.
 
     Attributes:
-        leftover_hint: what to do about a box that nobody has answered.
+        leftover_hint: how the user can close an input box without an answer.
     """
 
     leftover_hint = ""
@@ -39,30 +39,30 @@ class InputBackend:
         """Show a prompt.
 
         Raises:
-            NoInputError: nobody can type.
+            NoInputError: if input is not possible.
         """
         del prompt, is_secret
         raise NoInputError(self._refusal)
 
     def poll(self) -> str | None:
-        """Return what was typed, None while nothing was.
+        """Return the answer, or None if there is none yet.
 
         Raises:
-            EOFError: nothing more will be.
+            EOFError: if the input has ended.
         """
         return None
 
     def close(self) -> bool:
-        """Close a box that needs no answer any more. Return whether it is closed."""
+        """Close an input box that needs no answer. Return whether it is closed."""
         return True
 
 
 class InputQueue:
-    """The questions of one cell.
+    """The input requests of one cell.
 
     Args:
-        backend: where they are asked.
-        send_reply: hands an answer to a rank.
+        backend: the source of input.
+        send_reply: sends an answer to a rank.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class InputQueue:
         self._last_rank = -1
         self._last_rank_first_until = 0.0
         self._page_state: object = None
-        self._is_box_open = False  # a box that nobody has answered yet
+        self._is_box_open = False  # on the page, without an answer
 
     @property
     def leftover_hint(self) -> str:
-        """What to do about a box that was left open when the cell ended; empty without one."""
+        """How to close an input box that is still open after the cell; empty if none is open."""
         return self._backend.leftover_hint if self._is_box_open else ""
 
     @property
     def poll_interval(self) -> float:
-        """How long a view may wait for news, in seconds."""
+        """The longest time between two calls of `poll`, in seconds."""
         return POLL_INTERVAL if self._open is not None or self._pending else math.inf
 
     def handle_notice(self, notice: InputRequest | InputClosed) -> None:
-        """A rank asks, or needs no answer any more."""
+        """Add a request, or remove one that needs no answer any more."""
         if isinstance(notice, InputRequest):
             self._pending.append(notice)
         else:
@@ -96,13 +96,13 @@ class InputQueue:
             self._remove(lambda each: (each.rank, each.asked.question) == closed)
 
     def poll(self, has_ended: Callable[[int], bool]) -> tuple[int, str] | None:
-        """Ask what is next; hand on what was typed.
+        """Show the next prompt, or send an answer to its rank.
 
         Args:
-            has_ended: whether a rank is through with the cell, or dead: it waits for nothing.
+            has_ended: whether a rank has finished the cell or died. Its requests are removed.
 
         Returns:
-            A rank, and its prompt with what somebody typed behind it; a secret is not shown.
+            The rank and its prompt with the answer, if there is one. A secret is masked.
         """
         self._remove(lambda each: has_ended(each.rank))
         if self._open is None:
@@ -123,10 +123,10 @@ class InputQueue:
         return request.rank, _printable(request.asked.prompt + shown)
 
     def cancel_if_page_changed(self, page_state: object) -> None:
-        """What the page has done besides, such as how many cells it sent.
+        """Answer the open request with the end of file if the page state has changed.
 
-        Who does something else has turned away from the question that is open: it is answered with
-        the end of file, or it would stand in his way for ever.
+        The page state is, for example, the number of cells that the page has sent. A user who runs
+        another cell will not answer the open request, and that cell would wait for ever.
         """
         if self._open is not None and page_state != self._page_state:
             self._answer_open(self._open, is_end=True)
@@ -134,26 +134,26 @@ class InputQueue:
         self._page_state = page_state
 
     def close(self) -> None:
-        """Whoever still waits for an answer gets none."""
+        """Answer all requests with the end of file, and close the input box."""
         for request in (*([self._open] if self._open else []), *self._pending):
             self._reply_to(request, is_end=True)
         self._open, self._pending = None, []
         self._close_box()
 
     def _remove(self, is_over: Callable[[InputRequest], bool]) -> None:
-        """Forget the questions that need no answer any more."""
+        """Remove the requests that need no answer any more."""
         self._pending = [each for each in self._pending if not is_over(each)]
         if self._open is not None and is_over(self._open):
             self._open = None
             self._close_box()
 
     def _close_box(self) -> None:
-        """Close a box that no rank waits for: JupyterLab runs no other cell while one is open."""
+        """Close a box without a waiting rank: JupyterLab runs no other cell while one is open."""
         if self._is_box_open:
             self._is_box_open = not self._backend.close()
 
     def _ask_next(self) -> None:
-        """Ask the rank that was asked last before the others: a debugger asks again and again."""
+        """Show the next prompt; the last rank goes first, as a debugger asks several times."""
         request = next((each for each in self._pending if each.rank == self._last_rank), None)
         if request is None:
             if not self._pending or time.monotonic() < self._last_rank_first_until:
@@ -178,24 +178,25 @@ class InputQueue:
 
 
 def _printable(text: str) -> str:
-    """With what no message can hold, half a character, written out."""
+    """Return the text with lone surrogates escaped, which no message can hold."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class ConsoleInput(InputBackend):
-    """A terminal; what is typed there comes by the line."""
+    """Reads lines from a terminal."""
 
     def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
-        """Show the prompt."""
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             raise NoInputError(NO_INPUT)
         if is_secret:
-            raise NoInputError("this terminal would show what is typed: push it with %ddp push")
+            raise NoInputError(
+                "this terminal would show the secret: send it with %ddp push instead"
+            )
         sys.stdout.write(prompt)
         sys.stdout.flush()
 
     def poll(self) -> str | None:
-        """The line, as soon as it is there: who waits for it could not be interrupted."""
+        """Return a line if there is one, without blocking: a blocked read cannot be interrupted."""
         if not select.select([sys.stdin], [], [], 0)[0]:
             return None
         line = sys.stdin.readline()
@@ -204,10 +205,10 @@ class ConsoleInput(InputBackend):
         return line.removesuffix("\n")
 
 
-END_OF_FILE = "\x04"  # what a page sends for the end of file
-CLOSE_TIMEOUT = 1.0  # seconds within which a page closes a box; JupyterLab 4.6 needs 10 to 60 ms
-# JupyterLab runs a script before it puts its output on the page, hence the timer. The box comes on
-# another channel than the script, possibly later. Only boxes of the same cell are closed.
+END_OF_FILE = "\x04"  # the character that a page sends for it
+CLOSE_TIMEOUT = 1.0  # seconds for a page to close a box; JupyterLab 4.6 needs 10 to 60 ms
+# JupyterLab runs the script before the output is on the page, hence the timer. The box arrives on
+# another channel, possibly after the script. The script closes only boxes of the same cell.
 _PRESS_ENTER = """
 function press(tries) {
   const area = typeof element === "undefined" ? null : element.closest?.(".jp-OutputArea");
@@ -224,27 +225,27 @@ setTimeout(press, 0, 10);
 
 
 class StdinPrompt(InputBackend):
-    """The page that runs the cell; used on the kernel's main thread.
+    """The input box of the page that runs the cell; for the kernel's main thread.
 
-    ipykernel's own ``raw_input()`` waits. This class sends the same request on the stdin channel,
-    and looks for the answer while the cell goes on.
+    ipykernel's ``raw_input()`` blocks. This class sends the same request on the stdin channel, and
+    polls for the answer while the cell runs.
 
-    No message takes a box off a page. JupyterLab runs no other cell while it believes that one is
-    open: until somebody presses Enter in it, or the kernel is interrupted. So a box that needs no
-    answer is closed by a script, where the page runs scripts.
+    No Jupyter message removes a box from a page. JupyterLab runs no other cell while a box is open:
+    until the user presses Enter in it, or interrupts the kernel. So a script closes a box that
+    needs no answer, on pages that run scripts.
     """
 
     leftover_hint = (
-        "the input box takes no answer any more: if the page waits for its “pending input”, "
-        "press Enter in it, or interrupt the kernel"
+        "the input box no longer needs an answer: if the page still waits for “pending input”, "
+        "press Enter in the box, or interrupt the kernel"
     )
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._request_id = ""  # the request's id
+        self._request_id = ""
 
     def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
-        """Show the box; answers to an earlier one are dropped."""
+        """Show an input box; answers to earlier ones are dropped."""
         kernel = self._kernel
         if not kernel._allow_stdin:
             raise NoInputError(NO_INPUT)
@@ -252,7 +253,9 @@ class StdinPrompt(InputBackend):
             stream.flush()
         while kernel.stdin_socket.poll(0):
             kernel.stdin_socket.recv_multipart()
-        if hasattr(kernel, "_get_shell_context_var"):  # who asked for the cell, in ipykernel 7
+        if hasattr(
+            kernel, "_get_shell_context_var"
+        ):  # the client that sent the cell, in ipykernel 7
             identity = kernel._get_shell_context_var(kernel._shell_parent_ident)
         else:
             identity = kernel._parent_ident["shell"]
@@ -266,7 +269,6 @@ class StdinPrompt(InputBackend):
         self._request_id = sent["header"]["msg_id"]
 
     def poll(self) -> str | None:
-        """What was typed, None while nothing was."""
         text = self._read_reply()
         if text == END_OF_FILE:
             raise EOFError
@@ -279,11 +281,11 @@ class StdinPrompt(InputBackend):
         if reply is None:
             return None
         if reply["parent_header"].get("msg_id", self._request_id) != self._request_id:
-            return None  # a box that was left open
+            return None  # the answer to an earlier box
         return str(reply["content"].get("value", ""))
 
     def close(self) -> bool:
-        """Press Enter in the box. Return whether the page did so."""
+        """Have the page press Enter in the box. Return whether it did."""
         if not supports_widgets(self._kernel.shell):
             return False
         display_id = new_display_id()
@@ -293,5 +295,5 @@ class StdinPrompt(InputBackend):
             while (reply := self._read_reply()) is None and time.monotonic() < deadline:
                 time.sleep(POLL_INTERVAL)
             return reply is not None
-        finally:  # remove the script: a notebook that is opened again must not run it
+        finally:  # remove the script, so that a reopened notebook does not run it
             publish(EMPTY_OUTPUT, display_id, is_update=True)

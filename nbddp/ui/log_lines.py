@@ -1,4 +1,4 @@
-"""The last lines that ranks wrote in one cell, as HTML or as text; equal values once."""
+"""The last log lines of each rank in one cell, as HTML or as text; equal values shown once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nbddp.wire.messages import JsonDict
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line as it is shown.
+    """A line of the log.
 
     Attributes:
-        ranks: whose it is; empty for nbddp's own words.
-        text: as it was written, escape sequences included.
-        mark: a word before the ranks, like ``Out``.
-        at: when it came, as ``time.time()`` has it; 0 where that is not known.
+        ranks: the ranks that wrote it; empty for a notice of nbddp.
+        text: the line with its escape sequences.
+        mark: a word before the ranks, such as ``Out``.
+        at: the ``time.time()`` of its arrival; 0 if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -33,15 +33,15 @@ class LogLine:
     at: float = field(default=0.0, compare=False)
 
 
-# not yet a LogLine: of a flood, most are gone before they are ever shown
+# A tuple is cheaper than a LogLine: most lines of a flood are dropped before they are shown.
 _Row = tuple[tuple[int, ...], str, float]
 
 
 class LogBuffer:
-    r"""Keeps the last lines of every rank, and of all together in the order they came.
+    r"""Keeps the last lines of each rank, and of all ranks in the order of arrival.
 
-    What a rank has begun and not ended, like a progress bar, is its last line for the time
-    being. One thread writes and reads: nothing here is locked.
+    The unfinished line of a rank, such as a progress bar, counts as its last line. The buffer is
+    not thread-safe: one thread writes and reads.
 
     >>> buffer = LogBuffer(max_lines=2)
     >>> buffer.write(1, "a\nb\nc\n\r10%"), buffer.write(1, "\r20%")
@@ -50,11 +50,11 @@ class LogBuffer:
     (['b', 'c', '20%'], 1)
 
     Args:
-        max_lines: that are kept of each rank.
-        max_merged: and of all together; as many if it is not said.
+        max_lines: the number of lines to keep for each rank.
+        max_merged: the number of lines to keep for all ranks together; default ``max_lines``.
 
     Attributes:
-        version: another number whenever there is something new to see.
+        version: a number that changes with every new line.
     """
 
     def __init__(self, *, max_lines: int = 500, max_merged: int | None = None) -> None:
@@ -66,40 +66,40 @@ class LogBuffer:
         self.version = 0
 
     def write(self, rank: int, text: str) -> None:
-        """Take a piece of a rank's output, cut anywhere."""
+        """Add a piece of a rank's output, which may end within a line."""
         if text:
             if rank not in self._assemblers:
                 self._assemblers[rank] = LineAssembler(log_name(rank), max_line=MAX_PANEL_LINE)
             self._append((rank,), self._assemblers[rank].add(text))
 
     def write_notice(self, text: str) -> None:
-        """Take words of nbddp's own, in one line or several."""
+        """Add a notice of nbddp, of one line or more."""
         self._append((), text.rstrip("\n").split("\n"))
 
     def flush(self, rank: int | None = None) -> None:
-        """Make a line of what has no end yet, of one rank or of all: no more of it will come."""
+        """End the unfinished line of one rank, or of all ranks."""
         for each in self._writers(rank):
             self._append((each,), self._assemblers[each].flush())
 
     def lines(self, rank: int | None = None) -> list[LogLine]:
-        """Return the last lines of one rank, or of all as they came, then the unended ones."""
+        """Return the last lines of one rank or of all ranks, then the unfinished lines."""
         return self.newest(len(self._kept[rank]), rank) + self.unfinished(rank)
 
     def dropped_count(self, rank: int | None = None) -> int:
-        """Return how many lines of one rank, or of all, were there and are not kept."""
+        """Return how many lines of one rank, or of all ranks, were dropped."""
         return self._totals[rank] - len(self._kept[rank])
 
     def total(self, rank: int | None = None) -> int:
-        """Return how many lines of one rank, or of all, have been ended."""
+        """Return how many finished lines one rank, or all ranks, have written."""
         return self._totals[rank]
 
     def newest(self, count: int, rank: int | None = None) -> list[LogLine]:
-        """Return the last ``count`` kept lines that were ended, of one rank or of all."""
+        """Return the last ``count`` finished lines of one rank, or of all ranks."""
         kept = islice(reversed(self._kept[rank]), count)
         return [LogLine(ranks, text, at=at) for ranks, text, at in kept][::-1]
 
     def unfinished(self, rank: int | None = None) -> list[LogLine]:
-        """Return what one rank, or each, is writing now."""
+        """Return the unfinished line of one rank, or of each rank."""
         partial = ((each, self._assemblers[each].partial) for each in self._writers(rank))
         return [LogLine((each,), text) for each, text in partial if text]
 
@@ -115,7 +115,7 @@ class LogBuffer:
 
 
 def group_ranks_by_value(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]]:
-    """Group ranks by what they show, in order of the lowest rank.
+    """Group ranks by equal values, ordered by the lowest rank of each group.
 
     >>> one, two = {"data": {"text/plain": "1"}}, {"data": {"text/plain": "2"}}
     >>> [ranks for ranks, _ in group_ranks_by_value({0: one, 1: two, 2: one})]
@@ -135,7 +135,7 @@ def group_ranks_by_value(results: Mapping[int, JsonDict]) -> list[tuple[list[int
 def split_text_and_rich(
     results: Mapping[int, JsonDict],
 ) -> tuple[list[LogLine], list[tuple[list[int], JsonDict]]]:
-    """Values that are text, as lines of the log, and those that want a display of their own."""
+    """Return text values as log lines, and rich values with their ranks."""
     lines: list[LogLine] = []
     rich: list[tuple[list[int], JsonDict]] = []
     for ranks, bundle in group_ranks_by_value(results):
@@ -146,8 +146,8 @@ def split_text_and_rich(
     return lines, rich
 
 
-# inline, as a page that does not trust the notebook drops the style sheet; the end is in view
-# 260 pixels are 15 whole rows of 17, a border above and padding below
+# Inline, because a page that does not trust the notebook removes the style sheet. Reversed flex
+# keeps the end in view. 260 pixels are 15 rows of 17, a border above and padding below.
 _SCROLL_STYLE = (
     "box-sizing:border-box;max-height:260px;overflow-y:auto;display:flex;"
     "flex-direction:column-reverse;border-top:1px solid #8883"
@@ -155,26 +155,26 @@ _SCROLL_STYLE = (
 
 
 def log_html(lines: Sequence[LogLine], *, earlier: str = "") -> str:
-    """Lines as HTML, which reads as plain text where a page strips all styles.
+    """Return lines as HTML, readable also on a page that removes all styles.
 
     Args:
-        lines: from top to bottom.
-        earlier: what to say, in a first line, of lines that are not there any more.
+        lines: the lines from top to bottom.
+        earlier: a note on earlier lines, shown as the first line.
     """
     rows = [note_row(earlier)] if earlier else []
     return log_block([*rows, *html_rows(lines)])
 
 
 def scroll_box(html: str) -> str:
-    """As high as the panel's log at most, with its end in view."""
-    # whoever has no mouse scrolls it with the keyboard
+    """Return a scrolling box, at most as high as the panel's log, with the end in view."""
+    # the tabindex lets the keyboard scroll it
     attributes = 'tabindex="0" role="region" aria-label="log"'
     return f'<div class="nbddp-kept" {attributes} style="{_SCROLL_STYLE}"><div>{html}</div></div>'
 
 
 def html_rows(lines: Sequence[LogLine], *, has_times: bool = False) -> list[str]:
-    """Each line as HTML; with the time when it came in front, which a page shows on demand."""
-    tag = cache(_html_tag)  # a few tags stand before hundreds of lines
+    """Return each line as HTML, optionally after its time, which a page shows on demand."""
+    tag = cache(_html_tag)  # hundreds of lines share a few tags
     rows = []
     for line, text in _rows(lines):
         shown = "" if text is None else to_html(text)
@@ -187,18 +187,18 @@ def html_rows(lines: Sequence[LogLine], *, has_times: bool = False) -> list[str]
 
 
 def log_block(rows: Sequence[str]) -> str:
-    """Rows of HTML as one block."""
-    # JupyterLab colours the classes of to_html inside jp-RenderedText only
+    """Join rows of HTML to a block."""
+    # JupyterLab has colours for the classes of to_html only inside jp-RenderedText
     return '<div class="jp-RenderedText"><pre class="nbddp-log">' + "\n".join(rows) + "</pre></div>"
 
 
 def note_row(text: str) -> str:
-    """A word of ours between the lines, such as how many are left out."""
+    """Return a row with a note between the lines, such as how many are left out."""
     return _span("earlier", text)
 
 
 def log_text(lines: Sequence[LogLine], *, earlier: str = "") -> str:
-    """The same as plain text, with no newline at the end."""
+    """Return lines as plain text, without a newline at the end."""
     rows = [strip(earlier)] if earlier else []
     for line, text in _rows(lines):
         tag = (
@@ -213,9 +213,9 @@ def log_text(lines: Sequence[LogLine], *, earlier: str = "") -> str:
 
 
 def _rows(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine | None, str | None]]:
-    """Yield each row of text, with the line if its tag precedes the text.
+    """Yield each row of text, with its line if the row starts with the tag.
 
-    A value of several rows has its tag in a row above: its columns stay aligned.
+    A value of several rows has its tag in a row above, so that its columns stay aligned.
     """
     for line in lines:
         texts = line.text.split("\n")

@@ -1,4 +1,4 @@
-"""A cell as plain text: for a terminal, nbclient, papermill, and scripts."""
+"""The text view of a cell: for terminals, nbclient, papermill, and scripts."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ from nbddp.wire.messages import Display, JsonDict
 
 logger = logging.getLogger(__name__)
 
-FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
-PAUSE_ALLOWANCE = 0.1  # seconds of pieces not shown that may be made up for at once
-PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
+FLUSH_PERIOD = 0.02  # seconds on average; without a flush, ipykernel sends every 200 ms
+PAUSE_ALLOWANCE = 0.1  # seconds of unused pauses that count towards the next flushes
+PERIOD_PER_LINE = 60e-6  # seconds added to the period for each line on the screen
 MAX_PERIOD = 1.0  # seconds
 MAX_PENDING = 1 << 20  # characters
-NOTICE_TIMEOUT = 1.0  # seconds; news ends the wait
-BURST_SIZE = 8e6  # characters that may come at once
-CATCH_UP_PERIOD = 0.05  # seconds between two looks while the page catches up
+NOTICE_TIMEOUT = 1.0  # seconds to wait for a notice
+BURST_SIZE = 8e6  # characters that the screen accepts at once
+CATCH_UP_PERIOD = 0.05  # seconds between two checks while the page catches up
 UNFINISHED_LINE_DELAY = 0.15  # seconds until it is shown; most lines are finished before
 PROGRESS_PERIOD = 30.0  # seconds between two lines of progress
-TERMINAL_PERIOD = 1.0  # where a line takes the place of the one before
-SHOWN_METRICS = 4  # in a line
+TERMINAL_PERIOD = 1.0  # the same in a terminal, where a line replaces the last one
+SHOWN_METRICS = 4  # in a line of progress
 _ERASE = "\r\x1b[K"
 
 
 class TextView:
-    """Prints what ranks write, a line at a time, with the rank in front.
+    """Prints the output of ranks, line by line, with the rank in front.
 
-    After a moment, an unfinished line is shown as far as it was written.
+    After a short delay, an unfinished line is shown as far as it was written.
 
     Args:
-        screen: where.
-        is_quiet: whether values and nbddp's own words are all that is shown.
-        has_color: whether ranks have colours.
-        pace: characters a second that the screen can follow. Of what comes faster for long, the
-            end is shown, as a kernel's output queue would grow without end, and the cell's end
-            wait behind it.
-        progress: says how far the cell is; None where nobody shall.
-        input_queue: asks what ranks ask; None where nobody can be asked.
-        check: what checks find in the cell, once it has ended.
+        screen: the output target.
+        is_quiet: print only values and notices of nbddp.
+        has_color: give each rank a colour.
+        pace: characters a second that the screen can show. Of longer floods, only the end is shown.
+            Otherwise the kernel's output queue would grow without limit, and delay the end of the
+            cell.
+        progress: prints lines of progress; None for no progress.
+        input_queue: asks the user for the input of ranks; None if input is not possible.
+        check: returns the findings of the checks after the cell has ended.
     """
 
     has_record = False
@@ -94,7 +94,7 @@ class TextView:
         self._check = check
         self._progress = progress
         self._pace = pace
-        self._caught_up_at = 0.0  # when the screen has followed
+        self._caught_up_at = 0.0  # when the screen will have shown everything
         self._is_quiet = is_quiet
         self._has_color = has_color
         self._assemblers: dict[int, LineAssembler] = {}
@@ -102,22 +102,22 @@ class TextView:
         self._pending: list[str] = []
         self._pending_size = 0
         self._shown_lines = 0
-        self._pauses_end = 0.0  # when the pieces shown so far are made up for
+        self._pauses_end = 0.0  # the sum of all pauses owed for flushes
         self._next_flush = 0.0
-        self._burst_began = 0.0  # when ranks began to write, after a pause,
-        self._burst_ranks: set[int] = set()  # and which have written since
+        self._burst_began = 0.0  # when the first rank wrote after a pause
+        self._burst_ranks: set[int] = set()  # the ranks that have written since then
 
     def continue_from(self, before: View) -> None:
-        """Go on below what the earlier attempt printed."""
+        """Do nothing: the output goes below the output of the earlier attempt."""
 
     def show_status(self, text: str) -> None:
-        """Print it below."""
+        """Print a status line."""
         self._end_line()
         self._screen.write(f"nbddp: {text}\n")
         self._screen.flush()
 
     def show(self, handle: CellHandle) -> CellResult:
-        """Show a cell from its beginning to its end."""
+        """Show a cell until it ends."""
         try:
             self.follow(handle)
         except BaseException:
@@ -136,7 +136,7 @@ class TextView:
         return handle.result
 
     def follow(self, handle: CellHandle) -> None:
-        """Show what a cell says until it ends; may be called again after an interrupt."""
+        """Show the notices of a cell until it ends; can be called again after an interrupt."""
         while not handle.is_drained:
             behind = self._caught_up_at - time.monotonic()
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
@@ -160,9 +160,9 @@ class TextView:
                 self._progress.update(self._screen, handle, self._end_line)
 
     def _flush(self) -> None:
-        """Show what is held back: at once after a pause, else less and less often.
+        """Show pending text: at once after a pause, else less often as the output grows.
 
-        A page draws all lines of an output anew for each piece that is added to it.
+        A page redraws all lines of an output for each piece that is added to it.
         """
         if not self._pending:
             return
@@ -181,7 +181,7 @@ class TextView:
         self._next_flush = max(self._pauses_end, now + COALESCE_SECONDS)
 
     def _delay_flush_in_burst(self, rank: int) -> None:
-        """Show what ranks print at the same moment in one piece, if they did so the last time."""
+        """Delay the next flush if several ranks wrote in the last burst, to join their lines."""
         now = time.monotonic()
         if now - self._burst_began > 2 * COALESCE_SECONDS:
             if len(self._burst_ranks) > 1:
@@ -194,19 +194,19 @@ class TextView:
         self._write(self._unfinished.end_open_line() + text)
 
     def _write(self, text: str) -> None:
-        """Hold text that continues where the last text ended."""
+        """Add pending text that continues where the last text ended."""
         if text:
             self._pending.append(text)
             self._pending_size += len(text)
 
     def _end_line(self) -> None:
-        """Show all held text, and end an unfinished line: the next output goes below it."""
+        """Show all pending text, and end an unfinished line, so that other output can follow."""
         self._write(self._unfinished.end_open_line())
         self._flush()
 
     def finish(self, result: CellResult) -> None:
-        """Show what is left and the values."""
-        first = self._unfinished.open_rank  # its line goes on where it is
+        """Show the remaining lines, the values and the charts."""
+        first = self._unfinished.open_rank  # its line continues in place
         for rank, lines in sorted(self._assemblers.items(), key=lambda it: (it[0] != first, it[0])):
             self._write_lines([rank], lines.flush())
         for ranks, bundle in group_ranks_by_value(result.results):
@@ -235,7 +235,7 @@ class TextView:
                 self._input_queue.handle_notice(notice)
 
     def _show_display(self, rank: int, message: Display) -> None:
-        self._write_lines([rank], self._assembler_of(rank).flush())  # it was printed before
+        self._write_lines([rank], self._assembler_of(rank).flush())  # printed before the display
         self._unfinished.discard(rank)
         if is_plain_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
@@ -263,19 +263,19 @@ class TextView:
             lines = lines[1:]
         if lines:
             tag = colored_rank_tag(ranks, mark, has_color=self._has_color)
-            if mark and len(lines) > 1:  # the columns of a value stay aligned below one tag
+            if mark and len(lines) > 1:  # below one tag, the columns of a value stay aligned
                 self._write_below("\n".join([tag, *lines, ""]))
             else:
                 self._write_below("".join(f"{tag} {line}\n" for line in lines))
 
 
 class ProgressLine:
-    """Says how far a cell is, where there is something to say.
+    """Prints the progress of a cell: loops, metrics and the straggler.
 
     Args:
-        session: whose cell it is.
-        is_terminal: whether a line can take the place of the one before.
-        has_pictures: whether charts can be shown.
+        session: the session that runs the cell.
+        is_terminal: whether a line can replace the last one.
+        has_pictures: whether to show charts at the end.
     """
 
     def __init__(self, session: Session, *, is_terminal: bool, has_pictures: bool) -> None:
@@ -290,7 +290,7 @@ class ProgressLine:
     def update(
         self, screen: StreamTarget, handle: CellHandle, leave_line: Callable[[], object]
     ) -> None:
-        """Print the progress, if an update is due and the progress has changed.
+        """Print the progress if an update is due and the progress has changed.
 
         ``leave_line`` ends a rank's unfinished line, so that this text starts on a new line.
         """
@@ -312,13 +312,13 @@ class ProgressLine:
         screen.flush()
 
     def clear(self, screen: StreamTarget) -> None:
-        """Take away the line that another one would take the place of: something else comes."""
+        """Erase the progress line in a terminal, before other output."""
         if self._is_on_line:
             self._is_on_line = False
             screen.write(_ERASE)
 
     def finish(self, screen: StreamTarget) -> None:
-        """Show the charts, if there are any and they can be shown."""
+        """Erase the progress line, and show the charts if possible."""
         self.clear(screen)
         if self._has_pictures:
             show_charts(screen, self._session)
@@ -341,7 +341,7 @@ def _progress_key(each: RankSnapshot) -> tuple[float, int]:
 
 
 def _format_metrics(session: Session) -> Iterator[str]:
-    """The newest value of each metric, as a mean over ranks."""
+    """Yield the name and newest value of the first metrics, averaged over ranks."""
     store = session.rank_monitor.metrics
     for name in store.names()[:SHOWN_METRICS]:
         if last := store.last(name).values():
@@ -349,7 +349,7 @@ def _format_metrics(session: Session) -> Iterator[str]:
 
 
 def show_charts(screen: StreamTarget, session: Session) -> None:
-    """Show the charts of the metrics that have more than a point, as one picture."""
+    """Show the charts of the metrics with more than one point, as one picture."""
     metrics = session.rank_monitor.metrics.snapshot({}, most=MAX_CHARTS)
     curves = {
         name: each
@@ -358,7 +358,7 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
     }
     if not curves:
         return
-    import_interruptibly("nbddp.charts.figure")  # loads matplotlib: not before there is a curve
+    import_interruptibly("nbddp.charts.figure")  # loads matplotlib, so only if there is a curve
     from nbddp.charts.chart_lines import rank_chart
     from nbddp.charts.figure import draw_charts, png_of
 
@@ -378,29 +378,29 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
 
 
 class UnfinishedLines:
-    """Decides which unfinished lines are shown, when, and which text continues them.
+    """Decides when to show unfinished lines, and which text continues them.
 
-    Only one can be at the end of the screen. If other output is shown below it, the whole line is
-    shown again once it is finished. While it is unfinished, it is shown again after a delay that
-    doubles each time: ranks that print dots at the same time do not flood the screen. A progress
-    bar, which overwrites itself by carriage returns, is shown only once it is finished.
+    Only one unfinished line can be at the end of the screen: the open line. If other output follows
+    it, the whole line is shown again: when it is finished, or after a delay that doubles each time.
+    So ranks that print dots at the same time do not flood the screen. A progress bar, which
+    overwrites itself with carriage returns, is shown only when it is finished.
     """
 
     def __init__(self) -> None:
-        self.open_rank: int | None = None  # the rank whose line is at the end of the screen
-        self._shown = ""  # what is shown of it
-        self._texts: dict[int, str] = {}  # unfinished lines that are not shown in full
+        self.open_rank: int | None = None  # the rank of the open line
+        self._shown = ""  # the part of the open line on the screen
+        self._texts: dict[int, str] = {}  # other unfinished lines
         self._due: dict[int, float] = {}
-        self._delays: dict[int, float] = {}  # seconds until a rank's line is shown again
+        self._delays: dict[int, float] = {}  # seconds until an unfinished line is shown again
         self._bars: set[int] = set()
 
     @property
     def next_due(self) -> float:
-        """When an unfinished line is to be shown; infinite without one."""
+        """The time at which to show the next unfinished line; infinite if there is none."""
         return min(self._due.values(), default=math.inf)
 
     def update(self, rank: int, written: str, partial: str, now: float) -> str:
-        """Note a rank's output and its unfinished line. Return what to add to the open line."""
+        """Record the output and the unfinished line of a rank. Return text for the open line."""
         _, has_ended, last = written.rpartition("\n")
         if has_ended:
             self.discard(rank)
@@ -417,13 +417,13 @@ class UnfinishedLines:
         return ""
 
     def discard(self, rank: int) -> None:
-        """Note that a rank's line has ended."""
+        """Forget the unfinished line of a rank, which has ended."""
         for each in (self._texts, self._due, self._delays):
             each.pop(rank, None)
         self._bars.discard(rank)
 
     def pop_due(self, now: float) -> tuple[int, str, str] | None:
-        """Return a rank whose line is due, the line, and the text that ends the open line."""
+        """Return a rank with a due line, the line, and the text that ends the open line."""
         for rank, due in self._due.items():
             if due <= now:
                 del self._due[rank]
@@ -434,14 +434,14 @@ class UnfinishedLines:
         return None
 
     def finish(self, rank: int, line: str) -> str | None:
-        """Return the rest of a rank's finished line; None if its beginning is not the open line."""
+        """Return the rest of a rank's finished line; None if the open line is not its start."""
         if rank != self.open_rank or not line.startswith(self._shown):
             return None
         self.open_rank = None
         return line[len(self._shown) :]
 
     def end_open_line(self) -> str:
-        """Leave the open line, as other output follows below it. Return the text that ends it."""
+        """End the open line before other output. Return the text that ends it."""
         if self.open_rank is None:
             return ""
         self.open_rank = None

@@ -1,4 +1,4 @@
-"""Numbers, states and events in words, the same in text and in the panel."""
+"""Numbers, states and events in words, for text and for the panel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import UnfinishedCollective
 from nbddp.record.waiting.stragglers import StragglerLag
 
-MAX_NOT_CARRIED = 8  # names that a heal in the list of events tells
+MAX_NOT_CARRIED = 8  # names in the event of a heal
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration in few characters.
+    """Format a duration.
 
     >>> [format_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
     ['31 ms', '7.3 s', '1:00', '1:02:05']
@@ -36,7 +36,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Format a rate; return an empty text for 0, which means unknown.
+    """Format a rate; return an empty text for an unknown rate, which is 0.
 
     >>> format_rate(1234.5), format_rate(12.34), format_rate(0.05), format_rate(0)
     ('1,234/s', '12.3/s', '20.0 s each', '')
@@ -49,7 +49,7 @@ def format_rate(per_second: float) -> str:
 
 
 def describe_left_out(named: Sequence[str], count: int, *, does: str) -> str:
-    """Say which metrics are not shown, and what shows them."""
+    """Say which metrics are not shown, and how to show them."""
     more = [f"{count - len(named):,} more"] if count > len(named) else []
     names, many = ", ".join([*named, *more]), plural(count, "more metric")
     return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
@@ -69,7 +69,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def format_rank_tag(ranks: Sequence[int], mark: str = "") -> str:
-    """Return the tag before a line that some ranks printed.
+    """Return the tag before a line that these ranks printed.
 
     >>> format_rank_tag((0,)), format_rank_tag((0, 1, 2), "Out")
     ('[rank 0]', 'Out [ranks 0-2]')
@@ -83,7 +83,7 @@ def format_cpu(rank: RankSnapshot) -> str:
 
 
 def format_step(rank: RankSnapshot) -> str:
-    """Say the step of a rank, and how many steps it does a second."""
+    """Return the step of a rank and its steps per second."""
     if rank.step is None:
         return ""
     rate = format_rate(rank.steps_per_second)
@@ -105,7 +105,7 @@ def describe_lag(lag: StragglerLag) -> str:
 
 
 def describe_straggler(straggler: Straggler) -> str:
-    """Say which rank the others wait for, how much, before which collective, and where it is.
+    """Say which rank the others wait for, how long, before which collective, and at which line.
 
     >>> call = "all_reduce float [72]"
     >>> describe_straggler(Straggler(2, 0.384, 8.3, 100, call, (9, ""), numbers=(7, 106)))
@@ -134,22 +134,20 @@ def _numbers(straggler: Straggler) -> str:
 def describe_unfinished(
     unfinished: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()
 ) -> str:
-    """Say which ranks wait, or waited to the end, in which collective, and for which ranks.
+    """Say which ranks wait or waited, in which collective, and for which ranks.
 
     >>> from nbddp.wire.collective import Collective
     >>> call, until = Collective("barrier", 6), {0: 4.0, 2: 4.0}
-    >>> unmet = UnfinishedCollective(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
-    >>> describe_unfinished(unmet, is_over=True)
+    >>> barrier = UnfinishedCollective(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
+    >>> describe_unfinished(barrier, is_over=True)
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
-    >>> describe_unfinished(unmet, is_over=False)
+    >>> describe_unfinished(barrier, is_over=False)
     'ranks 0,2 have waited in barrier #6 for 3.0 s: rank 1 has not come, it was at line 9'
-    >>> describe_unfinished(unmet, is_over=True, died=[1])
+    >>> describe_unfinished(barrier, is_over=True, died=[1])
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
     """
-    seconds, has_one = (
-        format_seconds(max(unfinished.wait_seconds.values())),
-        len(unfinished.arrivals) == 1,
-    )
+    seconds = format_seconds(max(unfinished.wait_seconds.values()))
+    has_one = len(unfinished.arrivals) == 1
     waited = f"waited in {unfinished.call} to the end, {seconds}"
     if not is_over:
         waited = f"{'has' if has_one else 'have'} waited in {unfinished.call} for {seconds}"
@@ -165,7 +163,7 @@ def describe_unfinished(
 
 
 def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
-    """Say how far a loop is: count, rate unless it is short, and time left while it runs.
+    """Return the count of a loop, its rate, and the time left while it runs.
 
     >>> format_progress_bar(LoopProgress("epoch 1", 20, 80, 4.0))
     'epoch 1 20/80 · 5.0/s · 12.0 s left'
@@ -181,7 +179,7 @@ def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: b
 
 
 def describe_group(snapshot: Snapshot) -> list[str]:
-    """Return ranks, backend, devices and attempt of a group."""
+    """Return the facts about a group: ranks, backend, devices and attempt."""
     count = len(snapshot.ranks)
     nodes = len({each.node for each in snapshot.ranks if each.node})
     on = f" on {plural(nodes, 'node')}" if nodes else ""
@@ -205,7 +203,7 @@ def format_devices(snapshot: Snapshot) -> str:
 
 
 def describe_refused(count: int) -> str:
-    """Say how many forged messages were refused; return an empty text for none."""
+    """Say how many forged messages were rejected; return an empty text for none."""
     if not count:
         return ""
     what = "message was" if count == 1 else "messages were"
@@ -213,7 +211,7 @@ def describe_refused(count: int) -> str:
 
 
 def _describe_not_carried(facts: Mapping[str, Any]) -> str:
-    """Name some of the names that a heal did not carry; the heal itself printed more."""
+    """List some of the names that a heal could not transfer. The heal printed more of them."""
     names = [*facts["left"]]
     more = len(names[MAX_NOT_CARRIED:]) + sum(facts.get("more", {}).values())
     shown = [*names[:MAX_NOT_CARRIED], *([f"{more:,} more"] if more else [])]
@@ -221,7 +219,7 @@ def _describe_not_carried(facts: Mapping[str, Any]) -> str:
 
 
 def relative_path(path: str) -> str:
-    """Return a path relative to the notebook's folder if it is in there."""
+    """Return a path relative to the notebook's folder, if it is in that folder."""
     with suppress(ValueError, FileNotFoundError):
         return str(Path(path).relative_to(Path.cwd()))
     return path
@@ -260,11 +258,11 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
-_NOT_DESCRIBED = {"ready", "cell", "cell ended", "stopped"}  # the panel shows these in other ways
+_NOT_DESCRIBED = {"ready", "cell", "cell ended", "stopped"}  # shown in another way
 
 
 def describe_event(event: RunEvent) -> str:
-    """Describe an event; return an empty text for one that is shown in another way."""
+    """Describe an event; return an empty text for an event that the panel shows otherwise."""
     if event.kind in _NOT_DESCRIBED:
         return ""
     facts = dict(event.facts)
@@ -276,7 +274,7 @@ def describe_event(event: RunEvent) -> str:
 
 
 def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
-    """Return the events that are shown, each with its time after the start and its text."""
+    """Return the events to show, each with its time after the start and its text."""
     return [
         (event, format_seconds(max(0.0, event.at - snapshot.began)), text)
         for event in snapshot.events
@@ -285,7 +283,7 @@ def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
 
 
 def _describe_other(kind: str, facts: dict[str, Any]) -> str:
-    """Describe a fault, a checkpoint, or an event of the user's own."""
+    """Describe a fault, a checkpoint, or an event that the user logged."""
     prefix = f"rank {facts['rank']}: " if "rank" in facts else ""
     if kind == "fault" and "fault" in facts:
         return f"fault: {facts['fault']}"
@@ -300,7 +298,7 @@ def _describe_other(kind: str, facts: dict[str, Any]) -> str:
 
 
 def gpu_facts(rank: RankSnapshot) -> Iterator[str]:
-    """Yield the facts about the GPU, the most important first: a table cuts the end."""
+    """Yield facts about the GPU, the most important first: a narrow table cuts the end."""
     usage = rank.gpu_usage
     if not rank.gpu:
         return
@@ -321,7 +319,7 @@ def format_gpu_facts(rank: RankSnapshot) -> str:
     tensors, reserved = format_bytes(rank.gpu_memory), format_bytes(rank.gpu_reserved)
     lines = [rank.gpu, f"rank {rank.rank}: {tensors} in tensors, {reserved} reserved by torch"]
     if usage.used_by_others >= 0:
-        lines.append(f"processes that are no ranks: {format_bytes(usage.used_by_others)}")
+        lines.append(f"other processes: {format_bytes(usage.used_by_others)}")
     if usage.total:
         lines.append(f"in use: {format_bytes(usage.used)} of {format_bytes(usage.total)}")
     if usage.load >= 0:
