@@ -1,1 +1,1 @@
-"""A cell as a panel: live widgets while it runs, and the record that stays."""
+"""The panel of a cell: live widgets while it runs, and the record that replaces them."""

@@ -1,4 +1,4 @@
-"""The charts of a running cell, with the controls above them."""
+"""The charts of a running cell, with their controls."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from nbddp.ui.panel.plain_widgets import PlainWidget, box, close, html, toggle
 
 logger = logging.getLogger(__name__)
 
-VISIBLE_NAMES = 6  # of the list of metrics, without scrolling
+VISIBLE_NAMES = 6  # metrics in the list without scrolling
 CLASSES = ("nbddp-shots", "nbddp-columns")
 
 
 class ChartArea:
-    """Keeps the newest picture of each metric; it is empty before the first number.
+    """Shows a chart for each metric; empty before the first reported value.
 
-    "Highlight" and "Smooth" only change classes, which the style sheet knows.
+    "Highlight" and "Smooth" change CSS classes only.
 
     Args:
         metrics: ``MetricStore.snapshot``.
         ranks: the ranks of the cell.
-        on_new_widget: called with every widget that is added.
+        on_new_widget: called with each new widget.
 
     Attributes:
-        choice: the scale, and the metrics that the user chose; None for the first few.
+        choice: the chosen scale and metrics; None instead of metrics means the first few.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class ChartArea:
         self._ranks = ranks
         self._on_new_widget = on_new_widget
         self._scale = AxisScale.AUTO  # of the drawn charts
-        self._drawn_versions: dict[str, int] = {}  # their versions
+        self._drawn_versions: dict[str, int] = {}
         self._charts: dict[str, PlainWidget] = {}
         self._failed: set[str] = set()
         self._is_updating_names = False
 
     def draw(self) -> None:
-        """Draw what has changed."""
+        """Draw the charts that have changed."""
         scale, chosen = self.choice
         if scale is not self._scale:
             self._scale, self._drawn_versions = scale, {}
@@ -70,14 +70,14 @@ class ChartArea:
             self._update_names([*snapshot.versions, *snapshot.hidden_names])
 
     def close(self) -> None:
-        """Close all widgets, also those that are not on show."""
+        """Close all widgets, including hidden ones."""
         for each in (self.root, self.box, *self._charts.values()):
             close(each)
 
     def _draw_chart(self, name: str, curves: Mapping[int, Curve]) -> None:
         try:
             drawn = render(rank_chart(name, curves, self._scale), is_live=True)
-        except Exception:  # draw the others; the record will say why this one is missing
+        except Exception:  # the record will give the reason
             logger.exception("the chart of %r could not be drawn", name)
             self._failed.add(name)
             return
@@ -93,10 +93,12 @@ class ChartArea:
         self._scales = _dropdown("Scale", [(each.value, each) for each in AxisScale])
         ranks = [(f"rank {rank}", rank_class(rank).replace("-r", "-only-")) for rank in self._ranks]
         self._highlight = _dropdown("Highlight", [("all", ""), *ranks])
-        if not 1 < len(ranks) <= MANY_RANKS:  # of more, two have a line
+        if not 1 < len(ranks) <= MANY_RANKS:  # only two of more ranks have a line
             self._highlight.layout.display = "none"
-        self._smooth = toggle("Smooth", "Show the mean of what came before, too")
-        self._names_toggle = toggle("Metrics", "Choose the metrics that are drawn")
+        self._smooth = toggle(
+            "Smooth", "Also show a smoothed line: the weighted mean of earlier values"
+        )
+        self._names_toggle = toggle("Metrics", "Choose the metrics to draw")
         self._names = widgets.SelectMultiple(rows=VISIBLE_NAMES)
         self._names_toggle.layout.display = self._names.layout.display = "none"
         for control, handler in (
@@ -114,7 +116,7 @@ class ChartArea:
         self.root.children = parts
 
     def _update_names(self, names: Sequence[str]) -> None:
-        """Let the user choose metrics, if there are more than are drawn."""
+        """Let the user choose metrics if there are more than fit."""
         if len(names) <= MAX_CHARTS or set(names) == set(self._names.options):
             return
         chosen = self._names.value or names[:MAX_CHARTS]

@@ -1,4 +1,4 @@
-"""The buttons of a panel, and those after a failure; some ask first, and act on a second press."""
+"""The buttons of a panel, and of a failed cell; destructive ones need a second press."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbddp.ui.frontend import EMPTY_OUTPUT, new_display_id, publish
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.plain_widgets import box, close, mime_bundle
 
-CONFIRM_SECONDS = 5.0  # seconds that a button waits for its second press
+CONFIRM_SECONDS = 5.0  # that a button waits for its second press
 
 
 class ButtonPress(Enum):
@@ -31,9 +31,12 @@ class ButtonPress(Enum):
 
 HEAL, RESTART = "Heal", "Restart"
 _TOOLTIPS_AND_ICONS = {  # tooltip and icon
-    "Interrupt": ("End the cell and keep every name; once more: kill what does not obey", "stop"),
+    "Interrupt": (
+        "End the cell and keep all names. Press again to kill ranks that do not react",
+        "stop",
+    ),
     "Restart": ("Restart all ranks; their names are lost. Press twice", "refresh"),
-    "Stop": ("End the ranks. Press twice", "power-off"),
+    "Stop": ("Stop all ranks. Press twice", "power-off"),
     "Kill": ("Kill this rank with SIGKILL, to see what happens. Press twice", "bolt"),
     "Heal": (
         "Replace the dead ranks with new ones; the other ranks keep all their names",
@@ -51,17 +54,17 @@ def _button(label: str, **layout: str) -> widgets.Button:
 
 
 def _set_confirming(button: widgets.Button, label: str, *, is_confirming: bool) -> None:
-    """Have a button ask for a second press, or take the question back."""
+    """Make a button ask for its second press, or reset it."""
     button.description = f"{label}?" if is_confirming else label
     (button.add_class if is_confirming else button.remove_class)("nbddp-asks")
 
 
 class Controls:
-    """The row of buttons; drawn from one thread, pressed on another.
+    """The row of buttons. One thread draws it, another one handles presses.
 
     Args:
-        ranks: those that may be killed.
-        press: told what is to be done, and to which rank.
+        ranks: the ranks to choose from for "Kill".
+        press: called with a pressed button and the chosen rank.
     """
 
     def __init__(self, ranks: Sequence[int], press: Callable[[ButtonPress, int], None]) -> None:
@@ -72,7 +75,7 @@ class Controls:
             made.on_click(lambda _, press=each: self._pressed(press))
         self._kill_rank = widgets.Dropdown(
             options=[(str(rank), rank) for rank in ranks],
-            description="rank",  # who hears the page hears what is chosen there
+            description="rank",  # the label for screen readers
             style={"description_width": "initial"},
             layout={"width": "96px"},
         )
@@ -81,7 +84,7 @@ class Controls:
         self.row = box(widgets.HBox, [*steering, self._kill_rank, kill], "nbddp-buttons")
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Allow what can be done now; a question that was not answered is taken back."""
+        """Enable the buttons that can act now, and reset a button without a second press."""
         state = snapshot.state
         can_act = state.is_live and state is not GroupState.STOPPING
         self.buttons[ButtonPress.INTERRUPT].disabled = not state.is_busy
@@ -98,7 +101,9 @@ class Controls:
         is_second_press = self._unconfirmed is not None and self._unconfirmed[0] is press
         self._cancel_confirmation()
         if press is ButtonPress.INTERRUPT or is_second_press:
-            self.buttons[press].disabled = True  # until it is drawn again: nothing is done twice
+            self.buttons[
+                press
+            ].disabled = True  # until the next drawing, so that it does not act twice
             self._press(press, self._kill_rank.value)
         else:
             self._unconfirmed = press, time.monotonic()
@@ -111,16 +116,16 @@ class Controls:
 
 
 class RetryButtons:
-    """Buttons under the record of a cell that failed; made and published in that cell.
+    """Buttons below the record of a failed cell, created and published in that cell.
 
-    They are pressed between cells and answered by the kernel itself, which knows then of no cell.
-    So what comes of a press is shown as if the cell that failed went on.
+    The user presses them between cells. At that time the kernel has no current cell. So an action
+    runs in the context of the failed cell, and its output is shown there.
 
     Args:
-        kernel: in which the cell ran.
-        actions: what each button does, by its label; it returns what to say of it. ``RESTART`` asks
-            first.
-        root: the widget that a page shows which does not follow the outputs of the cell.
+        kernel: the kernel that ran the cell.
+        actions: a function for each label, which returns the status to show. ``RESTART`` needs a
+            second press.
+        root: the widget that shows the record on pages that do not follow the cell's outputs.
     """
 
     def __init__(
@@ -134,7 +139,7 @@ class RetryButtons:
         self._is_published = False
         self._action_lock = Lock()
         self._is_confirming = False
-        # not flexible: what is said beside a button may be long, and takes two lines
+        # not flexible: the status next to a button can be long, and then takes two lines
         self._buttons = {label: _button(label, flex="none") for label in actions}
         for label, action in actions.items():
             self._buttons[label].on_click(lambda _, it=(label, action): self._press(*it))
@@ -142,14 +147,14 @@ class RetryButtons:
         self._row = box(widgets.HBox, [*self._buttons.values(), self._status], "nbddp-aftermath")
 
     def publish(self) -> None:
-        """Show it; a page without widgets shows nothing."""
+        """Show the buttons; a page without widgets shows nothing."""
         publish({**mime_bundle(self._row), "text/plain": ""}, self._display_id)
         if self._root is not None:
             self._root.children = (*self._root.children, self._row)
         self._is_published = True
 
     def remove(self) -> None:
-        """Take it away: another cell runs."""
+        """Remove the buttons from the page, because another cell runs."""
         if self._is_published:
             self._is_published = False
             if self._root is not None:
@@ -159,8 +164,8 @@ class RetryButtons:
     def close(self) -> None:
         """Remove the buttons from the memory of the kernel.
 
-        JupyterLab ends the second shell of a kernel with the last widget, and then the kernel reads
-        nothing until a handler that runs there has returned. So wait until other cells have run.
+        Call this only after other cells have run. With the last widget, JupyterLab ends the second
+        shell of the kernel, and the kernel reads nothing until a handler there has returned.
         """
         close(self._row)
 
@@ -172,7 +177,7 @@ class RetryButtons:
             _set_confirming(self._buttons[RESTART], RESTART, is_confirming=self._is_confirming)
 
     def _run_action(self, label: str, action: ButtonAction) -> None:
-        # Two quick presses may be answered on two threads of the kernel. The second says nothing.
+        # Two threads of the kernel can handle two quick presses. The second press does nothing.
         if not (self._is_published and self._action_lock.acquire(blocking=False)):
             return
         try:
@@ -190,7 +195,7 @@ class RetryButtons:
             each.disabled = is_busy
 
     def _run_in_cell(self, action: ButtonAction) -> str:
-        """Carry it out as a part of the cell: in older kernels a context does not say so."""
+        """Run an action as part of the failed cell: older kernels need more than the context."""
         parent = self._kernel.get_parent("shell")
         self._kernel.set_parent([], self._cell, "shell")
         try:

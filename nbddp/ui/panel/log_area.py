@@ -1,4 +1,4 @@
-"""The log of the panel: lines are appended; you can choose a rank, or search for a word."""
+"""The log of the panel: new lines are appended, and the user can filter by rank or word."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from nbddp.ui.html_pieces import muted
 from nbddp.ui.log_lines import LogBuffer, LogLine, html_rows, log_block, note_row
 from nbddp.ui.panel.plain_widgets import PlainWidget, box, close, html, toggle
 
-MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
-ALL = -1  # instead of a rank: the logs of all, merged
-MAX_BATCH = 500  # lines that are put on the page at a time; of more the newest
-MAX_ROWS = 2000  # lines of a cell that are kept in memory, to be looked at again or searched
+MAX_TABS = 8  # more ranks are in a dropdown list
+ALL = -1  # instead of a rank: the merged log of all ranks
+MAX_BATCH = 500  # lines appended at a time; of more lines, the newest are shown
+MAX_ROWS = 2000  # lines of a cell in memory, for a change of the filter
 
-PAGE_ROWS = 100  # a page with so many rows is full
-PAGE_SECONDS = 1.0  # and one that is so old: text that somebody reads is not drawn again
-MAX_PAGES = 200  # beyond so many pages the older half is removed
-MAX_PAGE_ROWS = 10_000  # and beyond so many rows, as the pages of a flood are long
+PAGE_ROWS = 100  # a page with this many rows is full
+PAGE_SECONDS = 1.0  # a page of this age is full: text that the user reads is not redrawn
+MAX_PAGES = 200  # with more pages, the older half is removed
+MAX_PAGE_ROWS = 10_000  # the same for rows, because a flood fills long pages
 
 
 class LogArea:
-    """Shows the lines of a cell, in ``root``; drawn from one thread, pressed on another.
+    """Shows the lines of a cell in ``root``. One thread draws it, another one handles input.
 
-    ``on_new_widget`` is given every widget that is made later on.
+    ``on_new_widget`` is called with each new widget.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class LogArea:
         self._search = widgets.Text(
             placeholder="lines with ...", continuous_update=True, layout={"width": "150px"}
         )
-        self._times = toggle("Times", "Show when each line came", "clock-o")
-        self._pause = toggle("Hold", "Let no line come or go for now", "pause")
+        self._times = toggle("Times", "Show the time of each line", "clock-o")
+        self._pause = toggle("Hold", "Pause the log: add and remove no lines", "pause")
         self._match_count, self._earlier_note, self._unfinished, self._path = (
             html() for _ in range(4)
         )
@@ -59,11 +59,11 @@ class LogArea:
 
     @property
     def user_choice(self) -> tuple[object, ...]:
-        """What is looked at, and how: another value when somebody has chosen."""
+        """The chosen rank, the search word, and whether the log is paused."""
         return self._choice.value, self._search.value, self._pause.value
 
     def draw(self, buffer: LogBuffer, folder: str = "") -> None:
-        """Show what is new; ``folder`` is where the logs are."""
+        """Show new lines; ``folder`` is the folder of the log files."""
         choice, word = int(self._choice.value), self._search.value.strip().casefold()
         rank = None if choice == ALL else choice
         if (rank, word) != (self._rank, self._word):
@@ -76,16 +76,14 @@ class LogArea:
         self._update_notes(buffer, log_path(folder, self._rank))
 
     def _reset_counts(self, skipped: int) -> None:
-        self._seen_lines = skipped  # lines so far, those included that nobody looked at
+        self._seen_lines = skipped  # all lines until now, including skipped ones
         self._searched_lines = self._matched_lines = 0
         self._is_first = True
 
     def _append_new_lines(self, buffer: LogBuffer) -> None:
         total = buffer.total(self._rank)
         new = buffer.newest(total - self._seen_lines, self._rank)
-        dropped = (
-            total - self._seen_lines - len(new)
-        )  # in a flood lines go before they are ever seen
+        dropped = total - self._seen_lines - len(new)  # a flood drops lines before they are shown
         self._seen_lines = total
         matching = self._filter(new)
         shown = matching[-MAX_BATCH:]
@@ -95,7 +93,7 @@ class LogArea:
         )
         gap = 0 if self._is_first else len(matching) - len(shown) + dropped
         self._is_first = False
-        rows = [note_row(f"… {gap:,} more lines, which came too fast")] if gap else []
+        rows = [note_row(f"… {gap:,} more lines came too fast to show")] if gap else []
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
 
     def _filter(self, lines: Sequence[LogLine]) -> list[LogLine]:
@@ -104,7 +102,7 @@ class LogArea:
 
     def _update_notes(self, buffer: LogBuffer, path: str) -> None:
         rows = html_rows(self._filter(buffer.unfinished(self._rank)))
-        # what has the focus is scrolled by the keyboard, with all that is around it
+        # the tabindex lets the keyboard scroll the log
         attributes = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
         self._unfinished.value = f"<div {attributes}>{log_block(rows) if rows else ''}</div>"
         count = f"{self._matched_lines:,} of {self._searched_lines:,} lines"
@@ -121,19 +119,19 @@ class LogArea:
 
 
 class LogPages:
-    """Rows of HTML that grow at the end, in pages: only the newest page is sent again.
+    """Rows of HTML in pages. New rows go to the newest page, and only that page is sent again.
 
-    A front end draws all children after a removed one anew, and with them a selection of text is
-    lost. So many pages are removed at once, and seldom.
+    A front end redraws all children after a removed child, and the user's text selection is lost.
+    So pages are removed rarely, and many at once.
 
     Args:
-        on_new_widget: is called with every page that is made.
+        on_new_widget: called with each new page.
     """
 
     def __init__(self, on_new_widget: Callable[[widgets.Widget], None]) -> None:
         self._on_new_widget = on_new_widget
-        # A layout of its own: a page that is loaded again makes the newest widgets first. A widget
-        # with the layout of an older one cannot be made there, and takes the panel with it.
+        # A layout of its own, because a reloaded page creates the newest widgets first. A widget
+        # that shares the layout of an older one cannot be created there, and breaks the panel.
         layout = {"margin": "0", "overflow": "visible", "flex": "0 0 auto"}
         self.root = widgets.VBox((), layout=layout)
         self._pages: list[_Page] = []
@@ -142,11 +140,11 @@ class LogPages:
 
     @property
     def line_count(self) -> int:
-        """How many lines the pages account for."""
+        """The number of lines that the pages stand for."""
         return sum(page.line_count for page in self._pages)
 
     def add(self, rows: Sequence[str], lines: int) -> None:
-        """Append rows that account for so many lines."""
+        """Append rows that stand for this many lines."""
         if not rows:
             return
         now = time.monotonic()
@@ -165,7 +163,7 @@ class LogPages:
             self.remove(len(self._pages) // 2)
 
     def remove(self, count: int | None = None) -> None:
-        """Remove the oldest pages, or all."""
+        """Remove the oldest pages, or all pages."""
         removed = self._pages[:count]
         del self._pages[:count]
         self.root.children = [page.html for page in self._pages]
@@ -181,7 +179,7 @@ class _Page:
 
 
 def log_path(folder: str, rank: int | None) -> str:
-    """Where the whole log of a rank is, or of each.
+    """Return the log file of a rank, or a pattern for all ranks.
 
     >>> log_path("runs/a", 1), log_path("runs/a", None)
     ('runs/a/rank1.log', 'runs/a/rank*.log')
@@ -191,7 +189,7 @@ def log_path(folder: str, rank: int | None) -> str:
 
 
 def describe_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
-    """A word on lines that are not shown; empty if there are none.
+    """Return a note on lines that are not shown; empty if there are none.
 
     >>> describe_earlier(1234, "rank1.log"), describe_earlier(1, "rank*.log", was_searched=False)
     ('1,234 earlier lines in rank1.log', '1 earlier line not searched, in rank*.log')

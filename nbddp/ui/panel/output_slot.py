@@ -1,7 +1,7 @@
-"""The place of a panel among the outputs of its cell.
+"""The output of a panel in its cell.
 
-A page does not tell the kernel that it cleared an output, moved a cell or was loaded again. So a
-record is shown in both ways that a page can follow: as an output, and in the panel's own widget.
+A page does not tell the kernel that it cleared an output, moved a cell or was reloaded. So a record
+is shown twice: as an output of the cell, and in the widget of the panel.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nbddp.wire.messages import JsonDict
 
 
 class OutputSlot:
-    """One slot for all attempts at a cell.
+    """The output of one cell, shared by all its attempts.
 
     Attributes:
-        root: the widget of the panel, and later of its record; None until a panel opens.
-        is_published: an output was published in this slot.
-        has_output_below: an output that belongs below stands there, such as a figure of a rank.
+        root: the widget of the panel, and later of the record; None until a panel opens.
+        is_published: whether an output was published in this slot.
+        has_output_below: whether other output follows, such as a figure of a rank.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class OutputSlot:
         self._hint_id = ""
 
     def show_placeholder(self, html: str, text: str) -> None:
-        """Show this until a panel or a record replaces it; the style sheet is in ``html``."""
+        """Show ``html``, with its style sheet, until a panel or a record replaces it."""
         self._set_content(html)
         self._publish({"text/html": f'<div class="nbddp-soon">{html}</div>', "text/plain": text})
 
     def open(self, parts: Sequence[widgets.Widget]) -> widgets.VBox:
-        """Put the parts of a panel into the root; a page shows them after :meth:`show_panel`."""
+        """Put the parts of a panel into the root; :meth:`show_panel` then shows them."""
         if self.root is None:
             self.root = box(widgets.VBox, (), "nbddp-panel")
             self._record = widgets.HTML()
@@ -45,7 +45,7 @@ class OutputSlot:
         return self.root
 
     def show_panel(self, text: str, hint: str) -> None:
-        """Show the root, and ``hint`` where a page can draw neither a panel nor a record."""
+        """Show the root; a page that can draw neither panel nor record shows ``hint``."""
         if self.root is not None:
             self._replace({**mime_bundle(self.root), "text/plain": text})
         if hint:
@@ -54,18 +54,18 @@ class OutputSlot:
             publish({**data, "text/plain": hint}, self._hint_id, is_update=is_update)
 
     def show_record(self, html: str, text: str) -> None:
-        """Replace the panel."""
+        """Replace the panel with a record."""
         self._replace({"text/html": f'<div class="nbddp-record">{html}</div>', "text/plain": text})
         if self._hint_id:
             publish(EMPTY_OUTPUT, self._hint_id, is_update=True)
         self._set_content(html)
 
     def remove_output(self) -> None:
-        """Remove what was shown."""
+        """Replace the output with an empty one."""
         self._publish(EMPTY_OUTPUT)
 
     def reset(self, html: str) -> None:
-        """Start again below ``html``: the outputs of the cell were cleared, but not the root."""
+        """Start again after the cell's outputs were cleared; the root still shows ``html``."""
         self.is_published = self.has_output_below = False
         self._display_id, self._hint_id = new_display_id(), ""
         self._set_content(html)
@@ -77,7 +77,7 @@ class OutputSlot:
             close(self._record)
 
     def _set_content(self, html: str) -> None:
-        """Show this in the root, for a page that was loaded again or whose cell was moved."""
+        """Show ``html`` in the root, for a page that was reloaded or whose cell was moved."""
         if self.root is not None:
             self._record.value = html
             self.root.children = [self._record]
@@ -85,8 +85,8 @@ class OutputSlot:
     def _replace(self, data: JsonDict) -> None:
         """Publish a new output and empty the old one, which the page may have cleared.
 
-        The style sheet hides the new one while the old one is there: both change at once. Below an
-        output that belongs to this cell, a new one would be in the wrong order.
+        The style sheet hides the new output until the old one is empty, so both change at once. If
+        other output follows, update the old output instead, to keep the order.
         """
         if not self.is_published or self.has_output_below:
             self._publish(data)
@@ -101,14 +101,14 @@ class OutputSlot:
 
 
 def record_hint(run: str, cell: int) -> str:
-    """Return how to get the record of a cell; empty without a run."""
+    """Return the command that shows the record of a cell; empty without a run."""
     return f"`%ddp show {run} --cell {cell}` draws its record" if run else ""
 
 
 def delayed_hint_html(run: str, cell: int) -> str:
-    """Return the same line for a placeholder; it appears if nothing replaces that for a while.
+    """Return the same hint for a placeholder; it appears if nothing replaces the placeholder.
 
-    A page that is loaded again in the first moments of a cell keeps its placeholder.
+    A page that is reloaded in the first second of a cell keeps the placeholder.
     """
     way = record_hint(run, cell)
     return f'<div class="nbddp nbddp-late">{escape(way)}</div>' if way else ""

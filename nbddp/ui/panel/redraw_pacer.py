@@ -1,9 +1,9 @@
 """Limit how often a part of the panel is drawn, so that drawing takes a fixed share of a core.
 
-The cost of a drawing differs a hundredfold, from two ranks that count steps to 64 that print. So
-each drawing is timed, and the pause after it is proportional to its cost. A pause is at most twice
-as long as the one before: a drawing that costs much only once, as the first charts do, holds up
-nothing for long.
+The cost of a drawing varies by a factor of 100: from 2 ranks that count steps to 64 ranks that
+print. So each drawing is timed, and the pause after it is proportional to its cost. A pause is at
+most twice as long as the one before. So a single costly drawing, such as the first charts, does not
+delay the next ones for long.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Seen = tuple[object, ...]
 
 
 class RedrawPacer:
-    """Draws a part of the panel when it has changed; the first time at once.
+    """Draws a part of the panel after a change, with pauses.
 
     Args:
-        share: of a core that drawing may take.
-        least: seconds between two drawings, at least.
-        most: seconds between two drawings, at most.
+        share: the share of a core for drawing.
+        least: the shortest pause in seconds.
+        most: the longest pause in seconds.
         tick: seconds between two drawings of an unchanged part, for elapsed times.
 
     Attributes:
-        next_at: the ``time.monotonic()`` from which it may be drawn again.
+        next_at: the ``time.monotonic()`` of the next possible drawing.
     """
 
     def __init__(self, share: float, *, least: float, most: float, tick: float = inf) -> None:
@@ -40,10 +40,10 @@ class RedrawPacer:
         self.next_at = 0.0
 
     def draw_if_changed(self, state: Seen, draw: Callable[[], None]) -> None:
-        """Draw if ``seen`` has changed.
+        """Draw if ``state`` has changed.
 
-        The first value of ``seen`` is a version, which changes often. The others are choices of
-        the user: if one has changed, draw at once.
+        The first value of ``state`` is a version, which changes often. The other values are choices
+        of the user: if one has changed, draw at once.
         """
         now, drawn = time.monotonic(), self._drawn_state
         due = self.next_at if state != drawn else self._next_tick
@@ -55,8 +55,8 @@ class RedrawPacer:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time the block as a drawing."""
-        began = time.thread_time()  # of this thread only, on a busy machine too
+        """Time the block as a drawing, and set the pause after it."""
+        began = time.thread_time()  # of this thread only, so a busy machine does not count
         try:
             yield
         finally:
@@ -69,8 +69,7 @@ class RedrawPacer:
 def next_redraw(log: RedrawPacer, *others: RedrawPacer) -> float:
     """Return the time of the next drawing.
 
-    Lines of the log are drawn as they come. They do not wait for the other parts, nor these for
-    them.
+    The log and the other parts do not wait for each other.
     """
     now = time.monotonic()
     return min([log.next_at, *(other.next_at for other in others if other.next_at > now)])

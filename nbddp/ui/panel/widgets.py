@@ -1,4 +1,4 @@
-"""The panel's widgets: what is drawn goes in as HTML and pictures, what is pressed comes out."""
+"""The widgets of a panel: they show HTML and charts, and report pressed buttons."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from nbddp.ui.report.render import blocks_html, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title, straggler_block
 
 WAITING_BUTTONS = (
-    "The buttons wait for the end of this cell, as nbddp does not know this kernel; "
-    "the notebook's own interrupt works."
+    "The buttons wait until this cell ends, because nbddp does not know this kernel. "
+    "The notebook's own interrupt works."
 )
 
 
 class PanelWidgets:
-    """The parts of one panel; drawn from one thread, pressed on another.
+    """The widgets of one panel. One thread draws them, another one handles presses.
 
-    ``metrics`` gives what its charts draw. ``on_new_widget`` is called with each widget that is
-    added.
+    ``metrics`` returns the curves of the charts. ``on_new_widget`` is called with each new widget.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class PanelWidgets:
         self.parts = [widgets.HTML(STYLE_SHEET), head, *ranks_area, *areas]
 
     def draw(self, snapshot: Snapshot, *, can_press: bool) -> None:
-        """Show a snapshot; what has not changed is not sent."""
+        """Show a snapshot; only changed parts are sent to the page."""
         self._state.value = f'<div class="nbddp">{title_html(state_title(snapshot))}</div>'
         self._notes.value = _notes(snapshot) + muted("" if can_press else WAITING_BUTTONS)
         if len(snapshot.ranks) <= MAX_DETAILED_RANKS:
@@ -65,14 +64,14 @@ class PanelWidgets:
         self._controls.draw(snapshot)
 
     def close(self) -> None:
-        """Remove all parts from the page and from the memory of the kernel."""
+        """Remove all widgets from the page and from the memory of the kernel."""
         for part in self.parts:
             close(part)
         self.charts.close()
 
 
 def _notes(snapshot: Snapshot) -> str:
-    """The hang card, and the rank that the others wait for."""
+    """Return the hang card, and the rank that the others wait for."""
     alarm, awaited = blocks_html(alarm_blocks(snapshot)), blocks_html([straggler_block(snapshot)])
     role = ' role="alert"' if snapshot.alarm else ""
     shown = (f"<div{role}>{alarm}</div>" if alarm else "") + awaited
