@@ -20,17 +20,17 @@ from nbddp.ui.panel import panel_view
 from nbddp.worker.cell import interrupt
 
 LIMITS = {
-    "peers_patience": (transitions, "PEERS_PATIENCE"),
+    "peers_patience": (transitions, "PEERS_TIMEOUT"),
     "stuck_after": (transitions, "STUCK_AFTER"),
-    "coming_back": (heal_steps, "BACK_PATIENCE"),
-    "time_between_facts": (executor, "PAUSE"),
+    "coming_back": (heal_steps, "CANCEL_TIMEOUT"),
+    "time_between_facts": (executor, "WRITE_INTERVAL"),
     "rank_silent_after": (hang_detector, "SILENT_AFTER"),
     "hang_after": (hang_detector, "HANG_AFTER"),
     "node_silent_after": (listener, "SILENT_AFTER"),
     "notebook_silent_after": (node_agent, "SILENT_AFTER"),
-    "keeper_greeting": (node_agent, "GREETING"),
-    "door_greeting": (handshake, "GREETING"),
-    "agents_ending": (local, "ENDING"),
+    "keeper_greeting": (node_agent, "CONNECT_TIMEOUT"),
+    "door_greeting": (handshake, "HANDSHAKE_TIMEOUT"),
+    "agents_ending": (local, "EXIT_TIMEOUT"),
     "panel_opens_after": (panel_view, "OPEN_DELAY"),
     "completion_waits": (completion, "TAB_TIMEOUT"),
     "hint_waits": (completion, "HELP_TIMEOUT"),

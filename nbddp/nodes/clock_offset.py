@@ -19,7 +19,7 @@ class ClockOffset:
     """What is known of another machine's clock.
 
     >>> clock = ClockOffset()
-    >>> clock.note(10.0, 13.05, 10.1)
+    >>> clock.add_round(10.0, 13.05, 10.1)
     >>> round(clock.offset, 3), round(clock.error, 3)
     (3.0, 0.05)
     """
