@@ -71,7 +71,7 @@ class ComparedRun:
     def source(self) -> list[str]:
         """The lines of its cells in their order, without cells that ran again by themselves."""
         lines: list[str] = []
-        for number, cell in enumerate((each for each in self.cells if not each.is_again), start=1):
+        for number, cell in enumerate((cell for cell in self.cells if not cell.is_again), start=1):
             lines += [f"# cell {number}", *cell.source.rstrip().splitlines(), ""]
         return lines
 
@@ -104,13 +104,13 @@ class ComparedRun:
             return curves
         if over is XAxis.SAMPLES and self.samples_per_step is None:
             return {}
-        found = {}
+        curves_on_axis = {}
         for rank, curve in curves.items():
-            places = tuple(self._x(step, over) for step in curve.steps)
+            positions = tuple(self._x(step, over) for step in curve.steps)
             if over is XAxis.TIME:
-                places = tuple(at - self.metrics.began for at in curve.times)
-            found[rank] = replace(curve, steps=places, resume_points=())
-        return found
+                positions = tuple(at - self.metrics.began for at in curve.times)
+            curves_on_axis[rank] = replace(curve, steps=positions, resume_points=())
+        return curves_on_axis
 
     def _x(self, step: float, over: XAxis) -> float:
         """Return the samples after a step, or the step."""
@@ -143,7 +143,7 @@ class Comparison:
 
     def _is_line(self, metric: str) -> bool:
         curves = (run.curves(metric, XAxis.STEP) for run in self.runs)
-        return any(len(curve.steps) > 1 for each in curves for curve in each.values())
+        return any(len(curve.steps) > 1 for by_rank in curves for curve in by_rank.values())
 
     @cached_property
     def names(self) -> list[str]:
@@ -154,7 +154,7 @@ class Comparison:
     def axes(self) -> list[XAxis]:
         """The axes on which all runs can be drawn."""
         has_batch = all(run.samples_per_step for run in self.runs)
-        return [each for each in XAxis if each is not XAxis.SAMPLES or has_batch]
+        return [axis for axis in XAxis if axis is not XAxis.SAMPLES or has_batch]
 
     def differences(self) -> list[tuple[str, list[str]]]:
         """Return the names and the values, by run, of what differs except for the code."""
@@ -171,10 +171,10 @@ class Comparison:
         """
         first = self.runs[0]
         return [
-            [*unified_diff(first.source, each.source, first.name, each.name, lineterm="", n=2)]
-            if first.cells and each.cells
+            [*unified_diff(first.source, run.source, first.name, run.name, lineterm="", n=2)]
+            if first.cells and run.cells
             else []
-            for each in self.runs
+            for run in self.runs
         ]
 
     def final_values(self, run: ComparedRun) -> list[str]:
@@ -216,7 +216,7 @@ def metric_filter(text: str) -> Callable[[str], bool]:
     [True, False, True, True]
     """
     names = [text, *map(str.strip, text.split(","))]
-    return lambda name: name in names or any(fnmatchcase(name, each) for each in names[1:])
+    return lambda name: name in names or any(fnmatchcase(name, pattern) for pattern in names[1:])
 
 
 def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 0) -> ArgumentError:
@@ -229,8 +229,8 @@ def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 
         more: number of other metrics.
     """
     others = max(0, len(known) - MAX_NAMED_METRICS) + more
-    there = [*known[:MAX_NAMED_METRICS], *([f"{others:,} more"] if others else [])]
-    names = ", ".join(there) or "none"
+    listed = [*known[:MAX_NAMED_METRICS], *([f"{others:,} more"] if others else [])]
+    names = ", ".join(listed) or "none"
     return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
 
 

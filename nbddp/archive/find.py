@@ -18,22 +18,22 @@ _STAMP = re.compile(r"\d{8}-\d{6}-")
 
 def runs_below(base: Path) -> list[Path]:
     """Return the folders of the runs that were started in a folder, the newest first."""
-    found = [path.parent for path in (base / ".nbddp" / "runs").glob("*/events.jsonl")]
+    runs = [path.parent for path in (base / ".nbddp" / "runs").glob("*/events.jsonl")]
     # by the second in the name; in the same second, by the last change
     seconds = len("20260101-000000")
-    found.sort(key=lambda run: (run.name[:seconds], (run / "events.jsonl").stat().st_mtime_ns))
-    return found[::-1]
+    runs.sort(key=lambda run: (run.name[:seconds], (run / "events.jsonl").stat().st_mtime_ns))
+    return runs[::-1]
 
 
 def find_run(
-    asked: str | None, base: Path, *, current: Path | None = None, is_unique: bool = False
+    name: str | None, base: Path, *, current: Path | None = None, is_unique: bool = False
 ) -> Path:
     """Find a run by its path, its whole name (with or without its time), or a part of its name.
 
     If several fit, the newest is found: a notebook that is run again starts runs of the same names.
 
     Args:
-        asked: the path or name; None for the newest run.
+        name: the path or name; None for the newest run.
         base: the folder that the runs were started in.
         current: the run of this kernel that goes on, in any folder: it is the newest.
         is_unique: refuse a name that fits several runs.
@@ -41,25 +41,25 @@ def find_run(
     Raises:
         RequestError: no run fits, or several where one is wanted, or the name is empty.
     """
-    if asked is not None and not asked.strip():
+    if name is not None and not name.strip():
         raise RequestError("an empty name names no run; `%ddp runs` lists them")
     with suppress(OSError):  # no folder can have such a name, or it cannot be read
-        if asked is not None and (Path(asked) / "events.jsonl").is_file():
-            return Path(asked)
-    runs = [each for each in runs_below(base) if each != current]
+        if name is not None and (Path(name) / "events.jsonl").is_file():
+            return Path(name)
+    runs = [run for run in runs_below(base) if run != current]
     if current is not None:
         runs.insert(0, current)
     if not runs:
         raise RequestError(f"there is no run below {base}: a `%%ddp` cell makes one")
-    if asked is None:
+    if name is None:
         return runs[0]
-    fitting = _named(asked, runs) or [each for each in runs if asked in each.name]
-    if not fitting:
-        short = asked if len(asked) <= MAX_SHOWN_CHARS else f"{asked[:MAX_SHOWN_CHARS]}..."
-        raise RequestError(f"there is no run {short!r}; the newest are: {_join_names(runs)}")
-    if is_unique and len(fitting) > 1:
-        raise RequestError(f"{asked!r} fits {len(fitting)} runs: {_join_names(fitting)}")
-    return fitting[0]
+    matching = _named(name, runs) or [run for run in runs if name in run.name]
+    if not matching:
+        shortened = name if len(name) <= MAX_SHOWN_CHARS else f"{name[:MAX_SHOWN_CHARS]}..."
+        raise RequestError(f"there is no run {shortened!r}; the newest are: {_join_names(runs)}")
+    if is_unique and len(matching) > 1:
+        raise RequestError(f"{name!r} fits {len(matching)} runs: {_join_names(matching)}")
+    return matching[0]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -80,19 +80,19 @@ def unique_folders(paths: Iterable[Path]) -> list[Path]:
     return list({path.resolve(): path for path in paths}.values())
 
 
-def _named(asked: str, runs: list[Path]) -> list[Path]:
+def _named(name: str, runs: list[Path]) -> list[Path]:
     """Return the runs of exactly this name, with its time or without."""
-    names = {each.name for each in runs if asked in (each.name, _without_stamp(each.name))}
-    if asked not in names:  # of several that began in one second, all but the first have a number
-        names |= {each.name for each in runs if _NUMBER.sub("", each.name) in names}
-    return [each for each in runs if each.name in names]
+    names = {run.name for run in runs if name in (run.name, _without_stamp(run.name))}
+    if name not in names:  # of several that began in one second, all but the first have a number
+        names |= {run.name for run in runs if _NUMBER.sub("", run.name) in names}
+    return [run for run in runs if run.name in names]
 
 
 def _without_stamp(name: str) -> str:
-    return name[found.end() :] if (found := _STAMP.match(name)) else name
+    return name[stamp.end() :] if (stamp := _STAMP.match(name)) else name
 
 
 def _join_names(runs: list[Path]) -> str:
-    return ", ".join(each.name for each in runs[:MAX_SHOWN_NAMES]) + (
+    return ", ".join(run.name for run in runs[:MAX_SHOWN_NAMES]) + (
         ", ..." if len(runs) > MAX_SHOWN_NAMES else ""
     )

@@ -98,7 +98,7 @@ class Listing:
         The metrics that have a column come first.
         """
         names = [*filter(run.curves.__contains__, self.metrics), *run.curves, ""]
-        name = max(names, key=lambda each: min(2, len(run.curves.get(each, ()))))
+        name = max(names, key=lambda metric: min(2, len(run.curves.get(metric, ()))))
         return name, run.curves.get(name, ())
 
 
@@ -125,33 +125,33 @@ class Condition:
         """
         if not re.search(r"[=<>!]", word):
             return cls(word)
-        found = _CONDITION.fullmatch(word)
-        if found is None:
+        match = _CONDITION.fullmatch(word)
+        if match is None:
             allowed = ", ".join(COMPARISONS)
             raise ArgumentError(
                 f"expected a condition in one word, like loss<5 (with {allowed}), got {word!r}"
             )
-        return cls(found[1].strip(), found[2], found[3].strip())
+        return cls(match[1].strip(), match[2], match[3].strip())
 
     def fits(self, run: Summary) -> bool:
         """Whether a run meets the condition."""
         if not self.comparison:
             return self.name in run.name or self.name in run.note
-        there, compare, number = value_of(run, self.name), COMPARISONS[self.comparison], None
+        value, compare, wanted = value_of(run, self.name), COMPARISONS[self.comparison], None
         with suppress(ValueError):
-            number = float(self.value)
-        if is_number(there) and number is not None and not isinstance(there, bool):
-            return compare(there, number)
+            wanted = float(self.value)
+        if is_number(value) and wanted is not None and not isinstance(value, bool):
+            return compare(value, wanted)
         if compare is operator.eq:
-            return there is not None and fnmatchcase(str(there), self.value)
+            return value is not None and fnmatchcase(str(value), self.value)
         if compare is operator.ne:
-            return there is None or not fnmatchcase(str(there), self.value)
-        return isinstance(there, str) and compare(there, self.value)
+            return value is None or not fnmatchcase(str(value), self.value)
+        return isinstance(value, str) and compare(value, self.value)
 
 
 def list_runs(
     base: Path,
-    asked: Sequence[str] = (),
+    words: Sequence[str] = (),
     *,
     sort: str = "",
     is_down: bool = False,
@@ -161,7 +161,7 @@ def list_runs(
 
     Args:
         base: the folder.
-        asked: conditions that a run must meet: ``lr=0.1``, ``loss<0.5``, ``outcome=ok``, or a part
+        words: conditions that a run must meet: ``lr=0.1``, ``loss<0.5``, ``outcome=ok``, or a part
             of its name or note.
         sort: a setting, a metric or a column to sort by. Runs without it come last.
         is_down: sort from the highest to the lowest.
@@ -170,18 +170,20 @@ def list_runs(
     Raises:
         ArgumentError: no run has a setting or metric of that name, or a word is no condition.
     """
-    conditions = [*map(Condition.parse, asked)]
-    known, left_out = _read_all(base, current)
-    names = dict.fromkeys(name for run in known for name in (*run.config, *run.last))
-    for name in filter(None, [*(each.name for each in conditions if each.comparison), sort]):
-        if known and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
+    conditions = [*map(Condition.parse, words)]
+    all_runs, left_out = _read_all(base, current)
+    names = dict.fromkeys(name for run in all_runs for name in (*run.config, *run.last))
+    for name in filter(
+        None, [*(condition.name for condition in conditions if condition.comparison), sort]
+    ):
+        if all_runs and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
             shown = [*[*names][:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])]
-            there = ", ".join([*shown, *sorted(COLUMNS)])
-            raise ArgumentError(f"no run has {name!r}; there is: {there}")
-    runs = [run for run in known if all(each.fits(run) for each in conditions)]
+            available = ", ".join([*shown, *sorted(COLUMNS)])
+            raise ArgumentError(f"no run has {name!r}; there is: {available}")
+    runs = [run for run in all_runs if all(condition.fits(run) for condition in conditions)]
     if sort:
         runs = _sorted(runs, sort, is_down=is_down)
-    return Listing(tuple(runs), left_out, len(known), sum(run.size for run in known))
+    return Listing(tuple(runs), left_out, len(all_runs), sum(run.size for run in all_runs))
 
 
 def write_note(path: Path, note: str) -> None:
@@ -207,10 +209,10 @@ def remove(path: Path, *, current: Path | None) -> None:
         is_live = is_live or summarize(path).is_live
     if is_live:
         raise RequestError(f"run {path.name} goes on: `%ddp stop` ends it")
-    gone = path.with_name(f".{path.name}.gone")  # a folder that is half removed is no run
+    renamed = path.with_name(f".{path.name}.gone")  # a folder that is half removed is no run
     try:
-        path.rename(gone)
-        shutil.rmtree(gone)
+        path.rename(renamed)
+        shutil.rmtree(renamed)
     except OSError as error:
         raise RequestError(f"run {path.name} cannot be deleted: {error.strerror}") from None
 

@@ -55,13 +55,13 @@ class WorldSizeResult:
     @property
     def rate(self) -> float:
         """The median of its rounds."""
-        return median(each.rate for each in self.rounds)
+        return median(repetition.rate for repetition in self.rounds)
 
     @property
     def batch(self) -> int | None:
         """The same in all rounds, or None."""
-        found = {each.batch for each in self.rounds}
-        return found.pop() if len(found) == 1 else None
+        batches = {repetition.batch for repetition in self.rounds}
+        return batches.pop() if len(batches) == 1 else None
 
     @property
     def samples_per_second(self) -> float | None:
@@ -71,18 +71,20 @@ class WorldSizeResult:
     @property
     def counts_steps(self) -> bool:
         """Whether its pace is of steps."""
-        return all(each.counts_steps for each in self.rounds)
+        return all(repetition.counts_steps for repetition in self.rounds)
 
     @property
     def spread(self) -> float:
         """How far the rounds lie apart, as a part of their median."""
-        rates = [each.rate for each in self.rounds]
+        rates = [repetition.rate for repetition in self.rounds]
         return (max(rates) - min(rates)) / self.rate
 
     def share(self, name: str) -> float | None:
         """The median of a share, or of the memory; None where no round has it."""
-        known = [value for each in self.rounds if (value := getattr(each, name)) is not None]
-        return median(known) if known else None
+        values = [
+            value for repetition in self.rounds if (value := getattr(repetition, name)) is not None
+        ]
+        return median(values) if values else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +118,8 @@ class Scaling:
         first = self.sizes[0]
         if self.has_samples and size.samples_per_second and first.samples_per_second:
             return size.samples_per_second / first.samples_per_second
-        grows = size.ranks / first.ranks if self.is_weak else 1.0
-        return size.rate / first.rate * grows
+        growth = size.ranks / first.ranks if self.is_weak else 1.0
+        return size.rate / first.rate * growth
 
     def efficiency(self, size: WorldSizeResult) -> float:
         """The speed-up as a part of what so many ranks would have if none cost anything."""
@@ -142,10 +144,10 @@ class Scaling:
     @property
     def oversubscribed(self) -> str:
         """The world sizes for which there are too few cores or GPUs, such as 4 ranks on 2 cores."""
-        gpus = len({each for each in self.devices if each != "cpu"})
-        there, what = (gpus, "GPU") if gpus else (self.cores, "core")
-        crowded = [str(size.ranks) for size in self.sizes if size.ranks > there]
-        return f"{', '.join(crowded)} ranks on {plural(there, what)}" if crowded else ""
+        gpus = len({device for device in self.devices if device != "cpu"})
+        available, unit = (gpus, "GPU") if gpus else (self.cores, "core")
+        sizes = [str(size.ranks) for size in self.sizes if size.ranks > available]
+        return f"{', '.join(sizes)} ranks on {plural(available, unit)}" if sizes else ""
 
 
 def facts_of(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
     """
     loops: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        name = next((each for each in row if each not in NOT_METRICS), "")
+        name = next((key for key in row if key not in NOT_METRICS), "")
         if name and row["time"] >= began:
             loops.setdefault(row["rank"], {}).setdefault(name, []).append(row)
     rates, counts = [], []
@@ -180,26 +182,28 @@ def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
     return (fmean(rates), min(counts)) if rates else None
 
 
-def time_shares(line: Timeline, rate: float) -> dict[str, float | None]:
+def time_shares(timeline: Timeline, rate: float) -> dict[str, float | None]:
     """Where the time of the steps went, by the name that a round has for it."""
-    if not line.meetings:
+    if not timeline.meetings:
         return {}
     # not all meetings of a long cell are kept: what is looked at begins with the first of these
-    began = max(line.span[0], min(line.meetings[0].arrivals.values()))
-    whole = (line.span[1] - began) * len(line.ranks)
-    if not whole > 0:
+    began = max(timeline.span[0], min(timeline.meetings[0].arrivals.values()))
+    total = (timeline.span[1] - began) * len(timeline.ranks)
+    if not total > 0:
         return {}
-    waited = sum(each.total_wait for each in line.meetings)
-    loaded = sum(
-        max(0.0, end - max(begin, began)) for spans in line.loads.values() for begin, end in spans
+    waited = sum(each.total_wait for each in timeline.meetings)
+    loading = sum(
+        max(0.0, end - max(begin, began))
+        for spans in timeline.loads.values()
+        for begin, end in spans
     )
-    found: dict[str, float | None] = {
-        "waiting": min(1.0, waited / whole),
-        "loading": min(1.0, loaded / whole),
+    shares: dict[str, float | None] = {
+        "waiting": min(1.0, waited / total),
+        "loading": min(1.0, loading / total),
     }
-    ranks = {each.rank for each in line.overlaps}
+    ranks = {each.rank for each in timeline.overlaps}
     if ranks:  # DDP's is a mean of other steps than those that the pace is of
         for name in ("communication", "exposed"):
-            seconds = sum(getattr(each, name) for each in line.overlaps) / len(ranks)
-            found[name] = min(1.0, seconds * rate)
-    return found
+            seconds = sum(getattr(each, name) for each in timeline.overlaps) / len(ranks)
+            shares[name] = min(1.0, seconds * rate)
+    return shares

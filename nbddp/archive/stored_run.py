@@ -105,15 +105,15 @@ class StoredRun:
     @property
     def ranks(self) -> tuple[int, ...]:
         """All that there were in its last attempt."""
-        sizes = [each.facts["world_size"] for each in self.events if each.kind == "start"]
+        sizes = [event.facts["world_size"] for event in self.events if event.kind == "start"]
         return tuple(range(sizes[-1] if sizes else 0))
 
     @cached_property
     def cells(self) -> tuple[StoredCell, ...]:
         """Its cells, in the order in which they ran."""
-        ended = {_cell_id(each): each for each in self.events if each.kind == "cell ended"}
-        begun = (each for each in self.events if each.kind == "cell")
-        return tuple(_cell(each, ended.get(_cell_id(each))) for each in begun)
+        ended = {_cell_id(event): event for event in self.events if event.kind == "cell ended"}
+        started = (event for event in self.events if event.kind == "cell")
+        return tuple(_cell(event, ended.get(_cell_id(event))) for event in started)
 
     def log_path(self, rank: int) -> Path:
         """The file of a rank's output, which may not exist."""
@@ -138,10 +138,10 @@ class StoredRun:
         Raises:
             RequestError: there is none of this number.
         """
-        for each in reversed(self.cells):
-            if each.number == number:
-                return each
-        numbers = ", ".join(str(each.number) for each in self.cells[-MAX_SHOWN_CELLS:]) or "none"
+        for cell in reversed(self.cells):
+            if cell.number == number:
+                return cell
+        numbers = ", ".join(str(cell.number) for cell in self.cells[-MAX_SHOWN_CELLS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
     def metrics(self, cell: StoredCell | None = None) -> MetricStore:
@@ -151,12 +151,14 @@ class StoredRun:
             return self._metrics[began]
         metrics, attempt = MetricStore(), 0
         by_rank: dict[int, list[dict[str, Any]]] = {}
-        recoveries = [each for each in self.events if each.kind == "recovery"]
-        taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
-        heals = [each.at for each in recoveries if "healed" in each.facts]
+        recoveries = [event for event in self.events if event.kind == "recovery"]
+        resumed_attempts = {
+            event.facts.get("attempt") for event in recoveries if "healed" not in event.facts
+        }
+        heals = [event.at for event in recoveries if "healed" in event.facts]
         for row in self.metric_rows(cell):
             is_healed = bool(heals) and row["time"] > heals[0]
-            if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
+            if is_healed or (row["attempt"] != attempt and row["attempt"] in resumed_attempts):
                 heals = [at for at in heals if row["time"] <= at]
                 self._add_rows(metrics, by_rank)
                 metrics.resume()
@@ -178,7 +180,7 @@ class StoredRun:
             return (row for row in rows if _is_in(cell, row["time"]))
         if not {"sweep", "scale"} & self.facts.keys():
             return rows
-        began = next((each.began_at for each in self.cells if not each.is_again), math.inf)
+        began = next((stored.began_at for stored in self.cells if not stored.is_again), math.inf)
         return (row for row in rows if row["time"] >= began)
 
     def _all_metric_rows(self) -> Iterator[dict[str, Any]]:
@@ -191,7 +193,9 @@ class StoredRun:
                 if set(map(type, row.values())) <= {int, float}:  # nearly always
                     yield row
                 elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
-                    yield {name: its for name, its in row.items() if isinstance(its, int | float)}
+                    yield {
+                        name: value for name, value in row.items() if isinstance(value, int | float)
+                    }
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
         self._unreadable[METRICS] = reader.unreadable
@@ -211,10 +215,10 @@ class StoredRun:
 
     def snapshot(self, cell: StoredCell | None = None) -> Snapshot:
         """The whole run, or one cell, as a panel draws it."""
-        events = tuple(each for each in self.events if cell is None or _is_in(cell, each.at))
+        events = tuple(event for event in self.events if cell is None or _is_in(cell, event.at))
         began, ended = (events[0].at, events[-1].at) if events else (0.0, 0.0)
         metrics = self.metrics(cell)
-        attempts = [each.facts["attempt"] for each in events if "attempt" in each.facts]
+        attempts = [event.facts["attempt"] for event in events if "attempt" in event.facts]
         return Snapshot(
             state=GroupState.OFF,
             at=ended,
@@ -237,14 +241,14 @@ def _cell_id(event: RunEvent) -> int:
     return int(event.facts.get("id", event.facts["number"]))
 
 
-def _cell(begun: RunEvent, ended: RunEvent | None) -> StoredCell:
-    facts = begun.facts
+def _cell(started: RunEvent, ended: RunEvent | None) -> StoredCell:
+    facts = started.facts
     begins, ends = facts.get("logs", {}), ended.facts.get("logs", {}) if ended else {}
     return StoredCell(
         number=facts["number"],
         ranks=tuple(facts["ranks"]),
         source=facts["source"],
-        began_at=facts.get("began", begun.at),  # its ranks may report before it is written down
+        began_at=facts.get("began", started.at),  # its ranks may report before it is written down
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",
         report=ended.facts.get("report", "") if ended else "",
@@ -259,22 +263,22 @@ def _is_in(cell: StoredCell, at: float) -> bool:
 
 
 def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> RankSnapshot:
-    exits, failures, of_others = list[str](), list[str](), set[str]()
-    for each in events:
-        is_own = each.facts.get("rank") == rank
-        if each.kind == "exit" and is_own:
-            exits.append(each.facts["how"])
-        elif each.kind == "failure" and is_own:
-            failures.append(each.facts["what"])
-        elif each.kind == "failure":
-            of_others.add(each.facts["what"])
-    wrong = [*exits, *("failed" if what in of_others else what for what in failures)]
+    exits, failures, failures_of_others = list[str](), list[str](), set[str]()
+    for event in events:
+        is_own = event.facts.get("rank") == rank
+        if event.kind == "exit" and is_own:
+            exits.append(event.facts["how"])
+        elif event.kind == "failure" and is_own:
+            failures.append(event.facts["what"])
+        elif event.kind == "failure":
+            failures_of_others.add(event.facts["what"])
+    problems = [*exits, *("failed" if what in failures_of_others else what for what in failures)]
     return RankSnapshot(
         rank=rank,
-        state=wrong[-1] if wrong else "done",
+        state=problems[-1] if problems else "done",
         step=rate.step if rate else None,
         steps_per_second=rate.per_second if rate else 0.0,
         is_alive=False,
-        is_healthy=not wrong,
+        is_healthy=not problems,
         is_first_cause=bool(failures),
     )

@@ -121,30 +121,30 @@ def _summarize(path: Path, current: Path | None) -> Summary:
 
 def _facts_of_events(path: Path) -> dict[str, Any]:
     """Return what the events of a run say that has no end: they are newer than ``run.json``."""
-    run, known = StoredRun(path), RunJson()
+    run, run_json = StoredRun(path), RunJson()
     for event in run.events:
-        known.update(event.kind, event.facts)
+        run_json.update(event.kind, event.facts)
     began = run.events[0].at if run.events else 0.0
     is_busy = bool(run.cells) and not run.cells[-1].is_over
     sizes = {"world_size": len(run.ranks)} if run.ranks else {}
-    return known.facts | sizes | {"began": began, "is_busy": is_busy}
+    return run_json.facts | sizes | {"began": began, "is_busy": is_busy}
 
 
 def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:
     """Return whether the run goes on, its outcome, and why."""
-    said, is_live = str(facts.get("outcome", "")), False
+    recorded, is_live = str(facts.get("outcome", "")), False
     if "ended" not in facts:
         is_ours = current is not None and path.resolve() == current.resolve()
         ending = RUNNING if is_ours else describe_unended(facts, began=_began(facts))
         is_live = ending == RUNNING
         if not is_live:
             outcome = "killed" if ending == KILLED else "not recorded"
-            return False, outcome, "" if said == "ok" else said
+            return False, outcome, "" if recorded == "ok" else recorded
         if facts.get("is_busy"):
             return True, "running", ""
-    if said in ("", "ok"):
-        return is_live, said or "empty", ""
-    return is_live, "interrupted" if facts.get("interrupted") else "failed", said
+    if recorded in ("", "ok"):
+        return is_live, recorded or "empty", ""
+    return is_live, "interrupted" if facts.get("interrupted") else "failed", recorded
 
 
 def _began(facts: Mapping[str, Any]) -> float:

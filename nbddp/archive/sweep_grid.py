@@ -113,14 +113,14 @@ def sweep_points(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -
     >>> [str(each) for each in sweep_points([("lr", (0.1, 0.01))], repeat=2)]
     ['lr=0.1, seed=0', 'lr=0.1, seed=1', 'lr=0.01, seed=0', 'lr=0.01, seed=1']
     """
-    tried = [*sweeps, *([(SEED, range(repeat))] if repeat else [])]
-    swept = [(name, _values(name, each)) for name, each in tried]
+    requested = [*sweeps, *([(SEED, range(repeat))] if repeat else [])]
+    swept = [(name, _values(name, values)) for name, values in requested]
     names = [name for name, _ in swept]
     for name, values in swept:
         _check_swept_name(name, values)
         if names.count(name) > 1:
-            twice = "its values are those of repeat" if repeat else "give all its values at once"
-            raise ArgumentError(f"{name} is swept twice: {twice}")
+            hint = "its values are those of repeat" if repeat else "give all its values at once"
+            raise ArgumentError(f"{name} is swept twice: {hint}")
     count = math.prod(len(values) for _, values in swept) if swept else 0
     if not 1 <= count <= MAX_COMBINATIONS:
         raise ArgumentError(f"a sweep has 1 to {MAX_COMBINATIONS} combinations, these are {count}")

@@ -113,7 +113,9 @@ class CellResult:
     @property
     def results(self) -> dict[int, JsonDict]:
         """The MIME bundle of the last expression, for each rank that has one."""
-        return {rank: each.result for rank, each in sorted(self.reports.items()) if each.result}
+        return {
+            rank: report.result for rank, report in sorted(self.reports.items()) if report.result
+        }
 
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of it."""
@@ -121,8 +123,8 @@ class CellResult:
         if self.verdict is None:
             return {**numbers, "outcome": "ok"}
         summary, report = self.verdict.summary(), self.verdict.report()
-        how = {"interrupted": True} if self.verdict.is_interrupt else {}
-        return {**numbers, "outcome": summary, "report": report, **how}
+        more = {"interrupted": True} if self.verdict.is_interrupt else {}
+        return {**numbers, "outcome": summary, "report": report, **more}
 
     def values(self) -> list[Any]:
         """The last expression's value of every rank, in order of rank; the same when asked again.
@@ -299,7 +301,7 @@ class CellHandle:
     @property
     def exits(self) -> dict[int, int | None]:
         """Exit codes of the ranks whose process died in this cell."""
-        return {rank: each.exitcode for rank, each in tuple(self._exits.items())}
+        return {rank: process_exit.exitcode for rank, process_exit in tuple(self._exits.items())}
 
     def has_ended(self, rank: int) -> bool:
         """Whether this rank is through with it, one way or the other."""

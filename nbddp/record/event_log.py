@@ -45,17 +45,17 @@ def merge_equal_failures(
     of these are cut to a few words.
     """
     shown: list[RunEvent] = []
-    for is_failure, run in itertools.groupby(events, lambda event: event.kind == "failure"):
+    for is_failure, group in itertools.groupby(events, lambda event: event.kind == "failure"):
         if not is_failure:
-            for event in run:
+            for event in group:
                 is_alarm = alarm and event.facts.get("text") == alarm
-                short = {"text": alarm.partition(":")[0]}
-                shown.append(replace(event, facts=event.facts | short) if is_alarm else event)
+                shortened = {"text": alarm.partition(":")[0]}
+                shown.append(replace(event, facts=event.facts | shortened) if is_alarm else event)
             continue
-        by_news: dict[str, list[RunEvent]] = {}
-        for event in run:
-            by_news.setdefault(str(event.facts.get("what", "")), []).append(event)
-        shown += (_merged(what, of_ranks, cause) for what, of_ranks in by_news.items())
+        by_text: dict[str, list[RunEvent]] = {}
+        for event in group:
+            by_text.setdefault(str(event.facts.get("what", "")), []).append(event)
+        shown += (_merged(what, of_ranks, cause) for what, of_ranks in by_text.items())
     return tuple(shown)
 
 
@@ -111,9 +111,9 @@ class EventLog:
             self._attempt_starts[facts["attempt"]] = time.time()
         self._record(self._own_events, kind, facts)
 
-    def _record(self, kept: deque[RunEvent], kind: str, facts: dict[str, Any]) -> None:
-        short = {name: _shorten_fact(fact) for name, fact in facts.items()}
-        kept.append(RunEvent(time.time(), kind, short))
+    def _record(self, events: deque[RunEvent], kind: str, facts: dict[str, Any]) -> None:
+        shortened = {name: _shorten_fact(fact) for name, fact in facts.items()}
+        events.append(RunEvent(time.time(), kind, shortened))
         if self.folder is not None:
             self.folder.append_event(kind, **facts)
 
@@ -133,7 +133,7 @@ class EventLog:
     def record_reported(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Record an event that a rank reports; it cannot pass for an own one."""
         known = self.folder.run_json.facts["config"].items() if self.folder else ()
-        if kind == CONFIG and all(each in known for each in facts["values"].items()):
+        if kind == CONFIG and all(item in known for item in facts["values"].items()):
             return  # another rank has said it
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
         self._record(self._reported, kind, facts | {"rank": rank})
@@ -145,8 +145,8 @@ class EventLog:
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events from a time on that are in memory."""
-        kept = sorted([*self._own_events, *self._reported], key=lambda event: event.at)
-        return tuple(event for event in kept if event.at >= at)
+        events = sorted([*self._own_events, *self._reported], key=lambda event: event.at)
+        return tuple(event for event in events if event.at >= at)
 
     def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:
         """Return the events since the start of an attempt that are in memory."""

@@ -341,7 +341,7 @@ class MetricStore:
     ) -> MetricsSnapshot:
         """Return the chosen metrics, or the first ``most``; curves only of those not ``known``."""
         names, known = self.names(), known or {}
-        selected = names[:most] if chosen is None else [each for each in names if each in chosen]
+        selected = names[:most] if chosen is None else [name for name in names if name in chosen]
         shown = {name: self._versions.get(name, 0) for name in selected}
         return MetricsSnapshot(
             versions=shown,
@@ -384,9 +384,9 @@ class MetricStore:
                 for name, ranks in self._series.items()
                 if (series := ranks.get(rank)) is not None and series.rate is not None
             ]
-        newest = max((each.at for each in rates), default=0.0)
-        recent = [each for each in rates if newest - each.at <= RATE_WINDOW]
-        return max(recent, key=lambda each: each.per_second, default=None)
+        newest = max((rate.at for rate in rates), default=0.0)
+        recent = [rate for rate in rates if newest - rate.at <= RATE_WINDOW]
+        return max(recent, key=lambda rate: rate.per_second, default=None)
 
     def _new_metric(self, name: str) -> dict[int, MetricSeries] | None:
         if len(self._series) < MAX_NAMES:
@@ -427,12 +427,12 @@ class RunTotals:
         totals = self._with(cell) if cell is not None else self._of_ended_cells
         if not totals:
             return {}
-        loop = max(totals.values(), key=lambda each: each.steps)
+        loop = max(totals.values(), key=lambda metric: metric.steps)
         return {
             "steps": loop.steps,
             "steps_per_second": round(loop.timed_steps / loop.seconds, 4) if loop.seconds else None,
-            "last": {name: spread(each.last) for name, each in totals.items()},
-            "curves": {name: each.curve for name, each in totals.items()},
+            "last": {name: spread(metric.last) for name, metric in totals.items()},
+            "curves": {name: metric.curve for name, metric in totals.items()},
         }
 
     def _with(self, cell: MetricStore) -> dict[str, _MetricTotals]:
@@ -441,11 +441,11 @@ class RunTotals:
             if name not in totals and len(totals) >= MAX_NAMES:
                 continue
             before, series = totals.get(name, _MetricTotals()), cell.series(name)
-            known = series.values()
+            all_series = series.values()
             totals[name] = _MetricTotals(
-                steps=before.steps + max(each.step_count for each in known),
-                timed_steps=before.timed_steps + sum(each.timed_steps for each in known),
-                seconds=before.seconds + sum(each.seconds for each in known),
+                steps=before.steps + max(each.step_count for each in all_series),
+                timed_steps=before.timed_steps + sum(each.timed_steps for each in all_series),
+                seconds=before.seconds + sum(each.seconds for each in all_series),
                 last={**before.last, **{rank: each.last for rank, each in series.items()}},
                 curve=_coarse([*before.curve, *series[min(series)].curve().coarse()]),
             )
@@ -455,8 +455,8 @@ class RunTotals:
 def spread(last: Mapping[int, float]) -> dict[str, float]:
     """Return mean, lowest and highest over ranks; all the same where a value is not finite."""
     values = [*last.values()]
-    lost = [value for value in values if not math.isfinite(value)]
-    if lost:
-        return dict.fromkeys(("mean", "low", "high"), lost[0])
+    nonfinite = [value for value in values if not math.isfinite(value)]
+    if nonfinite:
+        return dict.fromkeys(("mean", "low", "high"), nonfinite[0])
     mean = sum(value / len(values) for value in values)  # the sum of the values may overflow
     return {"mean": mean, "low": min(values), "high": max(values)}

@@ -142,9 +142,9 @@ class NoticeQueue:
 
     def _describe_left_out(self) -> Iterator[ControllerMessage]:
         for rank, count in sorted(self._left_out.items()):
-            what = "a picture" if count == 1 else f"{count:,} pictures"
+            subject = "a picture" if count == 1 else f"{count:,} pictures"
             yield ControllerMessage(
-                f"{what} of rank {rank} left out: they came faster than they were shown"
+                f"{subject} of rank {rank} left out: they came faster than they were shown"
             )
 
     # ---- the reader's side
@@ -156,15 +156,15 @@ class NoticeQueue:
         costs more than to read it.
         """
         while True:
-            piece = next(self._open_span, None)
-            if piece is not None:
-                return piece
+            text = next(self._open_span, None)
+            if text is not None:
+                return text
             if batch_text:
                 self._wait_for_urgent(timeout)
                 timeout = 0.0
             with self._changed:
-                patience = None if timeout is None else max(0.0, timeout)
-                self._changed.wait_for(lambda: self._waiting or self._is_closed, patience)
+                wait = None if timeout is None else max(0.0, timeout)
+                self._changed.wait_for(lambda: self._waiting or self._is_closed, wait)
                 if not self._waiting:
                     self.is_drained = self._is_closed
                     return None
@@ -210,18 +210,18 @@ class NoticeQueue:
         """Let go what ranks have said, but not what the controller has."""
         with self._changed:
             self._waiting += [
-                each for each in self._remove_all() if isinstance(each, ControllerMessage)
+                notice for notice in self._remove_all() if isinstance(notice, ControllerMessage)
             ]
 
     def move_to(self, other: NoticeQueue) -> None:
         """Hand on what nobody has read, but of a log no more than a few lines."""
         with self._changed:
-            said = [*self._describe_left_out()]
-            waiting = [*self._remove_all(), *said]
+            left_out = [*self._describe_left_out()]
+            waiting = [*self._remove_all(), *left_out]
         for notice in waiting:
             if isinstance(notice, LogSpan) and notice.size > self._max_text:
-                what = f"rank {notice.rank} wrote {format_bytes(notice.size)} between the cells"
-                notice = ControllerMessage(f"{what}; it is in {notice.path.name}")
+                text = f"rank {notice.rank} wrote {format_bytes(notice.size)} between the cells"
+                notice = ControllerMessage(f"{text}; it is in {notice.path.name}")
             other.put(notice)
 
 

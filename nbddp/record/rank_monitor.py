@@ -134,7 +134,7 @@ class RankMonitor:
                             self.first_step = self.last_step = step
                         self.last_step = max(step, self.last_step)
             case Progress(bars=bars):
-                self.progress_bars[rank] = tuple(LoopProgress(*each) for each in bars)
+                self.progress_bars[rank] = tuple(LoopProgress(*bar) for bar in bars)
 
     def lags(self, ranks: Iterable[int]) -> dict[int, StragglerLag]:
         """Those that are slower than the others, and by how much.

@@ -64,9 +64,9 @@ def assigned_names(source: str) -> set[str]:
     """
     top = symtable.symtable(source, "cell", "exec")
     return {
-        each.get_name()
-        for each in top.get_symbols()
-        if each.is_assigned() or each.is_imported() or each.is_namespace()
+        symbol.get_name()
+        for symbol in top.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
     }
 
 
@@ -105,13 +105,13 @@ def describe_entries(entries: Sequence[ReplayEntry]) -> str:
     faults = [cell for cell in cells if FAULT.fullmatch(cell.source)]
     numbers = [cell.execution_count for cell in cells if cell not in faults]
     names = [name for entry in entries if isinstance(entry, PushRecord) for name in entry.names]
-    words = []
+    parts = []
     if len(numbers) > len(set(numbers)):  # one cell of a notebook ran several
-        words.append(plural(len(numbers), "cell"))
+        parts.append(plural(len(numbers), "cell"))
     elif numbers:
-        words.append(f"cell{'s' if len(numbers) > 1 else ''} {format_number_ranges(numbers)}")
+        parts.append(f"cell{'s' if len(numbers) > 1 else ''} {format_number_ranges(numbers)}")
     if faults:
-        words.append(plural(len(faults), "armed fault"))
+        parts.append(plural(len(faults), "armed fault"))
     if names:
-        words.append(f"the push of {', '.join(dict.fromkeys(names))}")
-    return ", ".join(words) or "nothing"
+        parts.append(f"the push of {', '.join(dict.fromkeys(names))}")
+    return ", ".join(parts) or "nothing"

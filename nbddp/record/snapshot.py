@@ -137,7 +137,7 @@ class Snapshot:
     @property
     def alive(self) -> list[int]:
         """Ranks whose process is there."""
-        return [each.rank for each in self.ranks if each.is_alive]
+        return [rank.rank for rank in self.ranks if rank.is_alive]
 
 
 SampleGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, GpuUsage]]
@@ -171,18 +171,18 @@ def build_snapshot(
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
-    asked = _open_question(life, shown, rank_monitor)
+    question = _open_question(life, shown, rank_monitor)
     cause = cell.verdict.first.headline() if cell and cell.verdict else ""
     ranks = []
     for each in _rank_lives(life, shown):
-        drawn = _rank_snapshot(each, cell, _rank_state(each, shown), rank_monitor, asked, now)
-        place, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
-        if place is not None:
-            drawn = replace(drawn, pid=place.pid, device=place.device)
+        snapshot = _rank_snapshot(each, cell, _rank_state(each, shown), rank_monitor, question, now)
+        ready_message, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
+        if ready_message is not None:
+            snapshot = replace(snapshot, pid=ready_message.pid, device=ready_message.device)
             if shown is None and each.is_alive and rank_monitor.hangs.is_stopped(each.rank):
-                words = f"stopped by a signal: `kill -CONT {place.pid}` continues it"
-                drawn = replace(drawn, state=words)
-        ranks.append(replace(drawn, node=nodes.get(each.rank, ""), lag=lag))
+                state = f"stopped by a signal: `kill -CONT {ready_message.pid}` continues it"
+                snapshot = replace(snapshot, state=state)
+        ranks.append(replace(snapshot, node=nodes.get(each.rank, ""), lag=lag))
     return Snapshot(
         state=life.state,
         at=at,
@@ -206,24 +206,26 @@ def _with_gpus(
     ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, sample_gpus: SampleGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add what is known of the GPUs as a whole, and who else is on them."""
-    on: dict[str, list[RankSnapshot]] = defaultdict(list)
+    by_gpu: dict[str, list[RankSnapshot]] = defaultdict(list)
     for each in ranks:
         heartbeat = rank_monitor.hangs.heartbeats.get(each.rank)
         if each.gpu and heartbeat is not None:
-            on[heartbeat.status.gpu].append(each)
-    if not on:
+            by_gpu[heartbeat.status.gpu].append(each)
+    if not by_gpu:
         return tuple(ranks)
-    uses = sample_gpus({uuid: {each.pid for each in there} for uuid, there in on.items() if uuid})
-    found = {
+    usage = sample_gpus(
+        {uuid: {each.pid for each in there} for uuid, there in by_gpu.items() if uuid}
+    )
+    with_gpu = {
         each.rank: replace(
             each,
-            gpu_usage=uses.get(uuid, UNKNOWN_USAGE),
+            gpu_usage=usage.get(uuid, UNKNOWN_USAGE),
             gpu_ranks=tuple(other.rank for other in there if uuid and other is not each),
         )
-        for uuid, there in on.items()
+        for uuid, there in by_gpu.items()
         for each in there
     }
-    return tuple(found.get(each.rank, each) for each in ranks)
+    return tuple(with_gpu.get(each.rank, each) for each in ranks)
 
 
 def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
@@ -234,28 +236,28 @@ def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
 
 
 def _rank_snapshot(
-    each: RankLife,
+    life: RankLife,
     cell: CellHandle | None,
     state: _StateWords,
     rank_monitor: RankMonitor,
-    asked: str,
+    question: str,
     now: float,
 ) -> RankSnapshot:
     """Draw a rank by its last sign of life; ``asked`` asks the user, on whatever rank."""
-    heartbeat = rank_monitor.hangs.heartbeats.get(each.rank)
+    heartbeat = rank_monitor.hangs.heartbeats.get(life.rank)
     status = heartbeat.status if heartbeat else RankStatus(cell=0, line=0, function="")
     age = now - heartbeat.at if heartbeat else 0.0
-    is_inside = each.state is RankState.RUNNING and cell is not None and status.cell == cell.number
-    rate = rank_monitor.metrics.step_rate(each.rank) if cell else None
+    is_inside = life.state is RankState.RUNNING and cell is not None and status.cell == cell.number
+    rate = rank_monitor.metrics.step_rate(life.rank) if cell else None
     is_of_cell = cell is not None and status.last_cell == cell.number
     steps = status.steps if is_of_cell else {}  # of the same moment as the collective
     words, is_healthy, is_first_cause = state
     if is_inside and status.asks:
         words = f"in {status.asks}"
     elif is_inside and status.collective:
-        words = f"waiting for {asked}" if asked else "waiting"
+        words = f"waiting for {question}" if question else "waiting"
     return RankSnapshot(
-        rank=each.rank,
+        rank=life.rank,
         state=words,
         line=status.line if is_inside else 0,
         file=status.file if is_inside else "",
@@ -266,14 +268,14 @@ def _rank_snapshot(
         steps_per_second=rate.per_second if rate else 0.0,
         cpu=status.cpu if is_inside or not status.cell else -1.0,  # not that of a cell that ended
         memory=status.memory,
-        gpu=status.gpu_name if each.is_alive else "",
+        gpu=status.gpu_name if life.is_alive else "",
         gpu_memory=status.gpu_memory,
         gpu_reserved=status.gpu_reserved,
-        progress_bars=rank_monitor.progress_bars.get(each.rank, ()) if cell else (),
-        is_alive=each.is_alive,
+        progress_bars=rank_monitor.progress_bars.get(life.rank, ()) if cell else (),
+        is_alive=life.is_alive,
         is_healthy=is_healthy,
         is_first_cause=is_first_cause,
-        is_over=cell is not None and (cell.is_finished or cell.has_ended(each.rank)),
+        is_over=cell is not None and (cell.is_finished or cell.has_ended(life.rank)),
     )
 
 
@@ -286,17 +288,17 @@ def _open_question(life: Life, cell: CellHandle | None, rank_monitor: RankMonito
     return next((each.asks for each in statuses if each.asks and each.cell == cell.number), "")
 
 
-def _rank_state(each: RankLife, cell: CellHandle | None) -> _StateWords:
-    if each.state is RankState.GONE and cell is not None and cell.was_ended_by_user(each.rank):
+def _rank_state(life: RankLife, cell: CellHandle | None) -> _StateWords:
+    if life.state is RankState.GONE and cell is not None and cell.was_ended_by_user(life.rank):
         return f"ended by the {cell.ended_by}", False, False
-    if each.state is RankState.GONE:
-        is_healthy = each.exitcode == 0
-        return describe_exit(each.exitcode), is_healthy, not is_healthy
-    if cell is None or each.rank not in cell.ranks or not cell.has_ended(each.rank):
-        return each.state.value, True, False
-    failure = cell.failure(each.rank)
+    if life.state is RankState.GONE:
+        is_healthy = life.exitcode == 0
+        return describe_exit(life.exitcode), is_healthy, not is_healthy
+    if cell is None or life.rank not in cell.ranks or not cell.has_ended(life.rank):
+        return life.state.value, True, False
+    failure = cell.failure(life.rank)
     if failure is None:
         return "done", True, False
-    if cell.verdict is not None and cell.verdict.is_error_of(each.rank):
+    if cell.verdict is not None and cell.verdict.is_error_of(life.rank):
         return "failed", False, True
     return failure.headline(), False, not failure.is_consequence

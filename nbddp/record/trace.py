@@ -51,7 +51,7 @@ class Trace:
     @property
     def events(self) -> int:
         """How many there are in the merged file."""
-        return sum(each.events for each in self.ranks.values())
+        return sum(trace.events for trace in self.ranks.values())
 
     @property
     def steps(self) -> list[int]:

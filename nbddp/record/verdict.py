@@ -193,7 +193,7 @@ class Verdict:
         """What a rank's trouble was, or that of others with the same news; None if it was well."""
         if rank in self.causes:
             return self.first
-        return next((each for ranks, each in self.others if rank in ranks), None)
+        return next((failure for ranks, failure in self.others if rank in ranks), None)
 
     def is_error_of(self, rank: int) -> bool:
         """Whether the first cause is an error that this rank raised."""
@@ -228,8 +228,8 @@ class Verdict:
             lines += _exit_details(self.first.process_exit, format_ranks([self.first.rank]))
         for ranks, other in () if self.ended_by else self.others:
             is_obvious = other.is_interrupted or not other.is_consequence
-            also = "" if is_obvious else " (a consequence)"
-            lines.append(f"  {format_ranks(ranks)}: {other.headline()}{also}")
+            suffix = "" if is_obvious else " (a consequence)"
+            lines.append(f"  {format_ranks(ranks)}: {other.headline()}{suffix}")
         return "\n".join([*lines, self._way_out()] if advises else lines)
 
     def _way_out(self) -> str:
@@ -275,13 +275,17 @@ def find_first_cause(
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
     """
-    found = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
-    failures = [*filter(None, found)]
+    by_rank = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
+    failures = [*filter(None, by_rank)]
     if not failures:
         return None
-    succeeded = [_failure_from_report(rank, each) for rank, each in reports.items() if each.is_ok]
-    failures = _mark_missing_ranks(failures, [each for each in succeeded if each.rank not in exits])
-    failures.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
+    succeeded = [
+        _failure_from_report(rank, report) for rank, report in reports.items() if report.is_ok
+    ]
+    failures = _mark_missing_ranks(
+        failures, [failure for failure in succeeded if failure.rank not in exits]
+    )
+    failures.sort(key=lambda failure: (failure.is_consequence, failure.at, failure.rank))
     first = failures[0]
     groups = _group_equal(failures)
     was_well = first.is_consequence or (first.failure is None and first.at >= ended_at)
@@ -305,21 +309,27 @@ def _mark_missing_ranks(
 
     ``well``: the ranks that ended the cell without an error.
     """
-    waited = [each for each in failures if each.has_timed_out and not each.is_interrupted]
-    calls = {each.failure.collective: each.started_collectives for each in waited if each.failure}
-    absent = [
-        each
-        for each in (*failures, *succeeded)
-        if each.did_not_wait and any(each.is_missing_in(*call) for call in calls.items())
+    waited = [
+        failure for failure in failures if failure.has_timed_out and not failure.is_interrupted
     ]
-    if not absent or any(each.process_exit for each in failures):
+    calls = {
+        failure.failure.collective: failure.started_collectives
+        for failure in waited
+        if failure.failure
+    }
+    absent = [
+        failure
+        for failure in (*failures, *succeeded)
+        if failure.did_not_wait and any(failure.is_missing_in(*call) for call in calls.items())
+    ]
+    if not absent or any(failure.process_exit for failure in failures):
         return failures
     missed = next(iter(calls)) or "the collective in which the other ranks waited"
     return [
-        replace(each, missed_collective=missed, is_interrupted=False)
-        if each in absent
-        else replace(each, has_waited=each in waited)
-        for each in (*failures, *(each for each in succeeded if each in absent))
+        replace(failure, missed_collective=missed, is_interrupted=False)
+        if failure in absent
+        else replace(failure, has_waited=failure in waited)
+        for failure in (*failures, *(failure for failure in succeeded if failure in absent))
     ]
 
 
@@ -366,6 +376,8 @@ def _failure_from_report(rank: int, report: CellEnded) -> RankFailure:
 def _group_equal(failures: Sequence[RankFailure]) -> list[tuple[tuple[int, ...], RankFailure]]:
     """Put together the ranks that have the same piece of news, in the order of their first."""
     groups: dict[tuple[str, int | None], list[RankFailure]] = {}
-    for each in failures:
-        groups.setdefault((each.headline(), each.exitcode), []).append(each)
-    return [(tuple(sorted(each.rank for each in group)), group[0]) for group in groups.values()]
+    for failure in failures:
+        groups.setdefault((failure.headline(), failure.exitcode), []).append(failure)
+    return [
+        (tuple(sorted(failure.rank for failure in group)), group[0]) for group in groups.values()
+    ]

@@ -70,7 +70,7 @@ def evaluate_assignments(
         "Path": Path,
         "pathlib": SimpleNamespace(Path=Path),
         **vars(dist),
-        **{each: getattr(topology, each) for each in ("rank", "local_rank", "world_size")},
+        **{name: getattr(topology, name) for name in ("rank", "local_rank", "world_size")},
         **names,
     }
     _execute(_parse(source), known, found)
@@ -93,25 +93,25 @@ def _device(kind: str | int, index: int | None = None) -> Device:
 
 
 def _execute(body: Sequence[ast.stmt], known: dict[str, Any], found: dict[str, Any]) -> None:
-    for each in body:
-        if isinstance(each, ast.If) and (test := _evaluate(each.test, known)):
-            _execute(each.body if test[0] else each.orelse, known, found)
+    for statement in body:
+        if isinstance(statement, ast.If) and (test := _evaluate(statement.test, known)):
+            _execute(statement.body if test[0] else statement.orelse, known, found)
             continue
-        for name in _names_bound_by(each):
+        for name in _names_bound_by(statement):
             known.pop(name, None)
             found.pop(name, None)
-        for target, value in _plain_assignments(each):
-            if held := _evaluate(value, known):
-                known[target] = found[target] = held[0]
+        for target, value in _plain_assignments(statement):
+            if result := _evaluate(value, known):
+                known[target] = found[target] = result[0]
 
 
 def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
     """Return the names that a statement may set."""
-    for each in ast.walk(statement):
-        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
-            yield each.id
-        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield each.name
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
 
 
 def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
@@ -120,11 +120,11 @@ def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     match statement:
         case ast.AnnAssign(target=target, value=ast.expr() as value):
             pairs = [(target, value)]
-        case ast.Assign(targets=[ast.Tuple(elts=to)], value=ast.Tuple(elts=values)):
-            pairs = zip(to, values, strict=False)
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+            pairs = zip(names, values, strict=False)
         case ast.Assign(targets=targets, value=value):
             pairs = [(target, value) for target in targets]
-    yield from ((to.id, its) for to, its in pairs if isinstance(to, ast.Name))
+    yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
 
 
 def _evaluate(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:
@@ -138,13 +138,13 @@ def _evaluate(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[
 
 
 def _is_plain(expression: ast.expr, known: Mapping[str, Any]) -> bool:
-    for each in ast.walk(expression):
-        if not isinstance(each, _NODES):
+    for node in ast.walk(expression):
+        if not isinstance(node, _NODES):
             return False
-        if isinstance(each, ast.Call) and ast.unparse(each.func) not in _CALLS:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) not in _CALLS:
             return False
-        if isinstance(each, ast.Attribute) and ast.unparse(each) not in _ATTRIBUTES:
+        if isinstance(node, ast.Attribute) and ast.unparse(node) not in _ATTRIBUTES:
             return False
-        if isinstance(each, ast.Name) and each.id not in known:
+        if isinstance(node, ast.Name) and node.id not in known:
             return False
     return True

@@ -104,22 +104,26 @@ class RankValues:
             topologies: of all ranks.
         """
         cell, source = self._deaths.get(rank, (0, ""))
-        mine, theirs = self._known.get(rank, {}), self._known_before(donor, cell)
-        derive = _Derivation(
+        known_of_rank, known_of_donor = self._known.get(rank, {}), self._known_before(donor, cell)
+        derivation = _Derivation(
             {each: _marks(self._known_before(each, cell)) for each in {*alive, donor}},
-            _marks(mine),
+            _marks(known_of_rank),
             rank,
             topologies,
             source,
         )
         own: dict[str, tuple[str, str]] = {}
         unknown: list[str] = []
-        missing = [path for path in mine if path not in theirs and path.isidentifier()]
-        for path, (mark, since, _) in (theirs | dict.fromkeys(missing, _KnownValue("", 0))).items():
+        missing = [
+            path for path in known_of_rank if path not in known_of_donor and path.isidentifier()
+        ]
+        for path, (mark, since, _) in (
+            known_of_donor | dict.fromkeys(missing, _KnownValue("", 0))
+        ).items():
             is_reset = bool(cell) and since >= cell
-            known = "" if is_reset or path not in mine else mine[path].mark
-            known = known or derive.own(path)
-            may_differ = known != mark if known else is_reset and derive.may_differ(path)
+            known = "" if is_reset or path not in known_of_rank else known_of_rank[path].mark
+            known = known or derivation.own(path)
+            may_differ = known != mark if known else is_reset and derivation.may_differ(path)
             is_preset = path in SET_IN_EACH_RANK
             if known and (may_differ or is_preset):
                 own[path] = mark, known
@@ -131,14 +135,14 @@ class RankValues:
         """Return what is known, without values that this cell or an earlier one may have set."""
         known = self._known.get(rank, {})
         return {
-            path: each
-            for path, each in known.items()
-            if not (each.is_late and 0 < cell <= each.since)
+            path: value
+            for path, value in known.items()
+            if not (value.is_late and 0 < cell <= value.since)
         }
 
 
 def _marks(known: Mapping[str, _KnownValue]) -> dict[str, str]:
-    return {path: each.mark for path, each in known.items()}
+    return {path: value.mark for path, value in known.items()}
 
 
 class _Derivation:
@@ -170,7 +174,7 @@ class _Derivation:
 
     def own(self, path: str) -> str:
         """Return the mark of the rank's own value; empty if it is not certain."""
-        marks = {rank: each[path] for rank, each in self._living.items() if path in each}
+        marks = {rank: values[path] for rank, values in self._living.items() if path in values}
         if len(marks) < len(self._living):
             return ""
         if all(self._by_code[rank].get(path) == mark for rank, mark in marks.items()):
@@ -188,7 +192,7 @@ class _Derivation:
         If two living ranks have the same value, all ranks are taken to have it. A bool is the
         exception: it may be true only on the rank that died.
         """
-        marks = {each.get(path, "") for each in self._living.values()}
+        marks = {values.get(path, "") for values in self._living.values()}
         is_alone = len(self._living) == 1 and path.isidentifier()
         return is_alone or len(marks) > 1 or marks <= {"True", "False"}
 

@@ -28,7 +28,7 @@ def chunks(flat: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
 
 def main_place(places: Mapping[Place, int]) -> Place | None:
     """Return where a rank was seen in at least half of the samples; None if nowhere."""
-    place = max(places, key=lambda each: places[each], default=None)
+    place = max(places, key=lambda seen: places[seen], default=None)
     return place if place and 2 * places[place] >= sum(places.values()) else None
 
 
@@ -183,7 +183,7 @@ class CollectiveHistory:
     @property
     def began(self) -> float:
         """When the first rank reported the cell's begin, in seconds of ``time.time()``; else 0."""
-        return min((each.began for each in self.tracks.values() if each.began), default=0.0)
+        return min((track.began for track in self.tracks.values() if track.began), default=0.0)
 
     def ranks_in(self, group: str) -> tuple[int, ...]:
         """Return the ranks of a group; none if its name does not say them.
@@ -201,7 +201,7 @@ class CollectiveHistory:
         return replace(
             self,
             matched=deque(self.matched),
-            tracks={rank: each.copy() for rank, each in self.tracks.items()},
+            tracks={rank: track.copy() for rank, track in self.tracks.items()},
             waits=self.waits.copy(),
             gpu_times={title: dict(ranks) for title, ranks in self.gpu_times.items()},
             newest=dict(self.newest),
@@ -214,7 +214,7 @@ class CollectiveHistory:
         rank on which it is shortest is the one that came last.
         """
         dearest_first = sorted(
-            self.gpu_times.items(), key=lambda each: -max(spent for _, spent in each[1].values())
+            self.gpu_times.items(), key=lambda item: -max(spent for _, spent in item[1].values())
         )
         return {
             title: {rank: seconds / count for rank, (count, seconds) in sorted(ranks.items())}

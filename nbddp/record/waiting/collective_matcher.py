@@ -83,23 +83,23 @@ class GroupMatcher:
 
     def _match(self, number: int) -> Iterator[_Match]:
         """Match a collective once all ranks have reported it and the one that they called next."""
-        found, following = self._open.get(number), self._open.get(number + 1)
-        if found is None or following is None:
+        collective, following = self._open.get(number), self._open.get(number + 1)
+        if collective is None or following is None:
             return
-        if {len(found.arrivals), len(following.arrivals)} != {len(self.ranks)}:
+        if {len(collective.arrivals), len(following.arrivals)} != {len(self.ranks)}:
             return
-        last = max(found.arrivals.values())
+        last = max(collective.arrivals.values())
         waits = {
             rank: last - at if following.arrivals[rank] >= last else 0.0
-            for rank, at in found.arrivals.items()
-            if found.waits_for_all
+            for rank, at in collective.arrivals.items()
+            if collective.waits_for_all
         }
         if self._newest and number == self._matched + 1:
             self.window.add(last, max(0.0, last - self._newest), waits)
         self._newest, self._matched = last, number
-        for each in [each for each in self._open if each <= number]:
-            del self._open[each]
-        yield found, waits
+        for old in [old for old in self._open if old <= number]:
+            del self._open[old]
+        yield collective, waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,22 +201,22 @@ class CollectiveMatcher:
         ):
             self._add_match(*match)
 
-    def _add_match(self, found: _OpenCollective, waits: dict[int, float]) -> None:
-        history, arrivals = self._history, found.arrivals
+    def _add_match(self, collective: _OpenCollective, waits: dict[int, float]) -> None:
+        history, arrivals = self._history, collective.arrivals
         history.count += 1
-        awaited = max(arrivals, key=lambda rank: arrivals[rank])
+        last_rank = max(arrivals, key=lambda rank: arrivals[rank])
         waiting = {rank: seconds for rank, seconds in waits.items() if seconds}
         for rank, seconds in waiting.items():
-            history.waits[rank, awaited] += seconds
+            history.waits[rank, last_rank] += seconds
         places: Counter[Place] = Counter()
         loading = 0.0
         if waiting:
-            first, last = min(arrivals[rank] for rank in waiting), arrivals[awaited]
-            track = history.tracks[awaited]
+            first, last = min(arrivals[rank] for rank in waiting), arrivals[last_rank]
+            track = history.tracks[last_rank]
             places = track.count_places(first, last)
             loading = track.loading_seconds(first, last) / (last - first) * sum(waits.values())
         history.matched.append(
-            MatchedCollective(found.call, arrivals, waits, awaited, places, loading)
+            MatchedCollective(collective.call, arrivals, waits, last_rank, places, loading)
         )
 
     # ---- what follows from it
@@ -249,26 +249,28 @@ class CollectiveMatcher:
         with self._lock:
             if not (lags := self.stragglers()):
                 return None
-            rank = max(lags, key=lambda each: lags[each].share)
+            rank = max(lags, key=lambda it: lags[it].share)
             return _straggler(rank, lags[rank], self._history)
 
 
 def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Straggler | None:
-    newest_first = (each for each in reversed(history.matched) if not each.call.group)
+    newest_first = (
+        collective for collective in reversed(history.matched) if not collective.call.group
+    )
     newest = next(newest_first, None)
     if newest is None:
         return None
     end, began = newest.at, newest.at - lag.seconds
-    recent = [newest, *takewhile(lambda each: each.at >= began, newest_first)]
-    awaited = [each for each in recent if each.last_rank == rank]
+    recent = [newest, *takewhile(lambda collective: collective.at >= began, newest_first)]
+    waited_for = [collective for collective in recent if collective.last_rank == rank]
     titles = defaultdict[str, float](float)
     places: Counter[Place] = Counter()
-    for each in awaited:
-        titles[each.call.kind] += each.total_wait
-        places.update(each.places)
+    for collective in waited_for:
+        titles[collective.call.kind] += collective.total_wait
+        places.update(collective.places)
     waited = sum(titles.values())
     title = max(titles, key=titles.__getitem__, default="")
-    numbers = [each.call.number for each in awaited if each.call.kind == title]
+    numbers = [collective.call.number for collective in waited_for if collective.call.kind == title]
     return Straggler(
         rank=rank,
         share=lag.share,
@@ -277,6 +279,6 @@ def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Stra
         title=title,
         place=main_place(places),
         is_loading=waited > 0
-        and sum(each.loading for each in awaited) > MIN_LOADING_SHARE * waited,
+        and sum(collective.loading for collective in waited_for) > MIN_LOADING_SHARE * waited,
         numbers=(min(numbers), max(numbers)) if numbers else None,
     )

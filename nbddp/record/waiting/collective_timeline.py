@@ -83,7 +83,7 @@ def overlap_of(
         backward=_seconds(measured, "avg_backward_compute_time"),
         communication=_seconds(measured, "avg_backward_comm_time"),
         overlapped=_seconds(measured, "avg_backward_compute_comm_overlap_time"),
-        buckets=tuple(int(each) for each in str(sizes).split(",") if each.strip()),
+        buckets=tuple(int(size) for size in str(sizes).split(",") if size.strip()),
     )
 
 
@@ -191,7 +191,7 @@ class Timeline:
 
     def loading_awaited(self) -> float:
         """Seconds that ranks waited for one that itself waited for data, all together."""
-        return sum(each.loading for each in self.meetings)
+        return sum(collective.loading for collective in self.meetings)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each rank in each collective.
@@ -202,14 +202,14 @@ class Timeline:
         """
         return [
             {
-                **each.call._asdict(),
+                **collective.call._asdict(),
                 "rank": rank,
                 "came": came,
-                "waited": each.wait_seconds.get(rank, 0.0),
-                "awaited": each.last_rank,
+                "waited": collective.wait_seconds.get(rank, 0.0),
+                "awaited": collective.last_rank,
             }
-            for each in self.meetings
-            for rank, came in sorted(each.arrivals.items())
+            for collective in self.meetings
+            for rank, came in sorted(collective.arrivals.items())
         ]
 
     def frame(self) -> Any:
@@ -231,12 +231,12 @@ class Timeline:
         """
         for began, end in self.loads.get(rank, ()):
             yield "data", began, end
-        for each in self.meetings:
-            if each.wait_seconds.get(rank):
-                yield "wait", each.arrivals[rank], each.at
-        for last in self.unmet:
-            if rank in last.arrivals:
-                yield "wait", last.arrivals[rank], last.waited_until[rank]
+        for collective in self.meetings:
+            if collective.wait_seconds.get(rank):
+                yield "wait", collective.arrivals[rank], collective.at
+        for unfinished in self.unmet:
+            if rank in unfinished.arrivals:
+                yield "wait", unfinished.arrivals[rank], unfinished.waited_until[rank]
         if rank in self.died:
             yield "gone", self.died[rank], self.span[1]
 
@@ -258,8 +258,9 @@ def build_timeline(
         unmet: what ranks waited in at its end.
         died: when ranks died.
     """
-    apart = {each.call.position for each in unmet}  # where ranks are in different ones
-    meetings = [each for each in history.matched if each.call.position not in apart]
+    # where ranks are in different ones
+    unfinished_positions = {each.call.position for each in unmet}
+    meetings = [each for each in history.matched if each.call.position not in unfinished_positions]
     first: dict[float, float] = {}  # when each step was reported first
     for track in history.tracks.values():
         for at, step in track.steps:
@@ -273,9 +274,9 @@ def build_timeline(
     if last is None and history.count > len(meetings):  # of a long cell, not all are kept
         waits |= history.waits
     else:
-        for met in meetings:
-            for rank, seconds in met.wait_seconds.items():
-                waits[rank, met.last_rank] += seconds
+        for collective in meetings:
+            for rank, seconds in collective.wait_seconds.items():
+                waits[rank, collective.last_rank] += seconds
     for each in unmet:
         for waiter, missing, seconds in each.waits_by_pair():
             waits[waiter, missing] += seconds
@@ -324,12 +325,12 @@ def _seconds_by_line(
     """Seconds of waiting by line: those for a rank are shared out by where it was seen."""
     waited = defaultdict[int, float](float)
     seen = defaultdict[int, Counter[Place]](Counter)
-    for each in meetings:
-        waited[each.last_rank] += each.total_wait
-        seen[each.last_rank].update(each.places)
+    for collective in meetings:
+        waited[collective.last_rank] += collective.total_wait
+        seen[collective.last_rank].update(collective.places)
     shares: list[tuple[float, Mapping[Place, int]]] = [
         *((waited[rank], places) for rank, places in seen.items()),
-        *((sum(each.wait_seconds.values()), each.places) for each in unmet),
+        *((sum(collective.wait_seconds.values()), collective.places) for collective in unmet),
     ]
     found = defaultdict[str, float](float)
     for seconds, places in shares:
@@ -354,11 +355,12 @@ def find_unfinished(
         if last is not None and last.waits_for_all:
             key = last.call._replace(shape=""), last.turn
             waiting.setdefault(key, {})[rank] = last
-    found = (_unfinished(history, lasts, until) for lasts in waiting.values())
+    unfinished = (_unfinished(history, lasts, until) for lasts in waiting.values())
     return [
-        each
-        for each in found
-        if each.missing and (is_over or until - max(each.arrivals.values()) > MAX_REPORT_DELAY)
+        collective
+        for collective in unfinished
+        if collective.missing
+        and (is_over or until - max(collective.arrivals.values()) > MAX_REPORT_DELAY)
     ]
 
 
@@ -369,17 +371,17 @@ def _unfinished(
     ranks = history.ranks_in(last.call.group)
     missing = tuple(rank for rank in ranks if not _has_arrived(history, rank, last))
     tracks = {rank: history.tracks[rank] for rank in lasts}
-    came = {rank: each.at for rank, each in lasts.items()}
+    arrivals = {rank: each.at for rank, each in lasts.items()}
     ends = {rank: each.reported_at if each.is_over else until for rank, each in tracks.items()}
     places: Counter[Place] = Counter()
     for rank in missing:
         if rank in history.tracks:
-            first, end = min(came.values()), max(ends.values())
+            first, end = min(arrivals.values()), max(ends.values())
             places.update(history.tracks[rank].count_places(first, end))
     return UnfinishedCollective(
         call=last.call,
-        arrivals=came,
-        waited_until={rank: max(came[rank], end) for rank, end in ends.items()},
+        arrivals=arrivals,
+        waited_until={rank: max(arrivals[rank], end) for rank, end in ends.items()},
         missing=missing,
         places=places,
     )

@@ -81,18 +81,20 @@ class HangDetector:
             self._describe_silent(silent) if silent else self._describe_hang(cell, running, ranks)
         )
         self.alarm = text
-        news = tuple(silent) or text
-        if not text or news in self._reported:
+        key = tuple(silent) or text
+        if not text or key in self._reported:
             return ""
-        self._reported.add(news)
+        self._reported.add(key)
         return text
 
     def _describe_silent(self, silent: list[int]) -> str:
         stopped = [rank for rank in silent if self.is_stopped(rank)]
-        who = stopped or silent
-        why = "in code that holds Python's lock, or the machine is too busy"
-        why = "stopped (SIGSTOP)" if stopped else why
-        return f"no sign of life from {format_ranks(who)}: {why}; `%ddp kill {who[0]}` ends it"
+        named = stopped or silent
+        reason = "in code that holds Python's lock, or the machine is too busy"
+        reason = "stopped (SIGSTOP)" if stopped else reason
+        return (
+            f"no sign of life from {format_ranks(named)}: {reason}; `%ddp kill {named[0]}` ends it"
+        )
 
     def _describe_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
         statuses = {rank: self.heartbeats[rank].status for rank in running}
@@ -110,7 +112,7 @@ class HangDetector:
         lines = [
             f"no progress for {self.hang_after:.0f} s: {describe_mismatch(cell, statuses, ended)}"
         ]
-        lines += [f"  {format_ranks(who)} {what}" for what, who in waits.items()]
+        lines += [f"  {format_ranks(group)} {text}" for text, group in waits.items()]
         if ended:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
         lines.append("  the cell goes on waiting; interrupt it to end it and keep all names")
@@ -157,9 +159,9 @@ def describe_mismatch(
         call = status.last
         if call is None or rank in calls or status.last_cell != cell:
             continue
-        rivals = [each for each in waited_in if each.position == call.position]
+        rivals = [other for other in waited_in if other.position == call.position]
         # it made another call in the place of one that is waited in, and went on
-        if any(each.name != call.name or _sizes_differ([each, call]) for each in rivals):
+        if any(other.name != call.name or _sizes_differ([other, call]) for other in rivals):
             calls[rank] = call
     parts = [_describe_calls(calls)]
     absent = [rank for rank in running if rank not in calls]
@@ -173,10 +175,10 @@ def describe_mismatch(
 
 def _sizes_differ(calls: Iterable[Collective]) -> bool:
     """Whether one call was given different sizes, and must not be."""
-    known = set(calls)
-    titles, shapes = {each.title for each in known}, {each.shape for each in known}
+    distinct = set(calls)
+    titles, shapes = {call.title for call in distinct}, {call.shape for call in distinct}
     is_one = len(titles) == 1 and all(
-        each.name.strip("_").startswith(_SAME_SIZE_CALLS) for each in known
+        call.name.strip("_").startswith(_SAME_SIZE_CALLS) for call in distinct
     )
     return is_one and len(shapes) > 1
 
@@ -184,7 +186,7 @@ def _sizes_differ(calls: Iterable[Collective]) -> bool:
 def _describe_calls(calls: Mapping[int, Collective]) -> str:
     is_uneven, ordered = _sizes_differ(calls.values()), sorted(calls.items())
     groups = _group_by_text(
-        {rank: each.shape if is_uneven else each.title for rank, each in ordered}
+        {rank: call.shape if is_uneven else call.title for rank, call in ordered}
     )
     if is_uneven:
         parts = [f"{format_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]

@@ -94,32 +94,32 @@ class WaitWindow:
             seconds_since: from the last collective to the last time that a rank reported one.
         """
         spans = self._recent_seconds()
-        count = sum(each.count for each in spans)
-        seconds = sum(each.seconds for each in spans)
+        count = sum(span.count for span in spans)
+        seconds = sum(span.seconds for span in spans)
         if not count or seconds < MIN_SECONDS or seconds_since > max(MAX_IDLE, 3 * seconds / count):
             return None
-        found = {}
+        lags = {}
         for rank in self._ranks:
-            late = [each.late[rank] for each in spans if each.has_waited]
+            late = [span.late[rank] for span in spans if span.has_waited]
             if sum(late) < MIN_LAG * seconds or len(late) < MIN_WAITS:
                 continue
             if mean(late) > MIN_Z_SCORE * stdev(late) / sqrt(
                 len(late)
             ):  # noise does not reach so far
-                found[rank] = StragglerLag(min(1.0, sum(late) / seconds), seconds)
-        return found
+                lags[rank] = StragglerLag(min(1.0, sum(late) / seconds), seconds)
+        return lags
 
     def _recent_seconds(self) -> list[_Period]:
-        found: list[_Period] = []
+        spans: list[_Period] = []
         newest_first = reversed(self._parts)
-        for second, parts in groupby(newest_first, lambda each: each.number // PARTS_PER_SECOND):
-            waited = sum(each.has_waited for each in found)
-            if waited >= ENOUGH_WAITS and sum(each.seconds for each in found) >= MIN_WINDOW:
+        for second, parts in groupby(newest_first, lambda span: span.number // PARTS_PER_SECOND):
+            waited = sum(span.has_waited for span in spans)
+            if waited >= ENOUGH_WAITS and sum(span.seconds for span in spans) >= MIN_WINDOW:
                 break
-            found.append(_Period(second))
+            spans.append(_Period(second))
             for part in parts:
-                found[-1].add(part.count, part.seconds, part.late)
-        return found
+                spans[-1].add(part.count, part.seconds, part.late)
+        return spans
 
     def steady_stragglers(self, starved_share: StarvedShare) -> dict[int, StragglerLag]:
         """Return the rank that the others waited for in each of the last parts, if there is one.
@@ -134,20 +134,20 @@ class WaitWindow:
         parts = list(self._parts)[-STEADY_PARTS - 1 : -1]  # the last one is not over
         if not parts or parts[-1].number - parts[0].number > 2 * STEADY_PARTS:
             return {}  # they meet so seldom that each part has one collective
-        seconds = sum(each.seconds for each in parts)
-        if not seconds or not all(each.has_waited for each in parts) or len(parts) < STEADY_PARTS:
+        seconds = sum(part.seconds for part in parts)
+        if not seconds or not all(part.has_waited for part in parts) or len(parts) < STEADY_PARTS:
             return {}
-        found = {}
+        lags = {}
         for rank in self._ranks:
-            share = sum(each.late[rank] for each in parts) / seconds
+            share = sum(part.late[rank] for part in parts) / seconds
             is_steady = all(
-                each.late[rank] >= MIN_STEADY_SHARE * share * each.seconds for each in parts
+                part.late[rank] >= MIN_STEADY_SHARE * share * part.seconds for part in parts
             )
             if share < MIN_LAG or not is_steady:
                 continue
             if share - starved_share(rank, self._newest - seconds, self._newest) >= MIN_LAG:
-                found[rank] = StragglerLag(min(1.0, share), seconds)
-        return found
+                lags[rank] = StragglerLag(min(1.0, share), seconds)
+        return lags
 
 
 def _lateness(waits: Mapping[int, float]) -> dict[int, float]:
@@ -164,14 +164,14 @@ def _lateness(waits: Mapping[int, float]) -> dict[int, float]:
 
 def slow_by_step_rate(rates: Mapping[int, StepRate]) -> dict[int, StragglerLag]:
     """Return the ranks that make fewer steps than most that report steps of the same loop."""
-    found = {}
+    lags = {}
     for rank, rate in rates.items():
-        others = [each for it, each in rates.items() if it != rank and each.loop == rate.loop]
-        usual = median_low(each.per_second for each in others) if others else 0.0
-        if usual <= 0:
+        others = [other for it, other in rates.items() if it != rank and other.loop == rate.loop]
+        typical = median_low(other.per_second for other in others) if others else 0.0
+        if typical <= 0:
             continue
-        share = 1 - rate.per_second / usual
-        error = hypot(rate.error, median_low(each.error for each in others))
+        share = 1 - rate.per_second / typical
+        error = hypot(rate.error, median_low(other.error for other in others))
         if share >= MIN_LAG and share > MIN_Z_SCORE * error:
-            found[rank] = StragglerLag(share, rate.seconds, is_waited_for=False)
-    return found
+            lags[rank] = StragglerLag(share, rate.seconds, is_waited_for=False)
+    return lags
