@@ -75,8 +75,9 @@ def measure(group: WorkerGroup, rate: int, rounds: int, seconds: float) -> None:
             if on:
                 cores.append(max(each[1] for each in found))
                 rates.append(speed[on])
-                told = group._group.session.rank_monitor.waiting.told
-                lost.append(told.lost / max(1, told.lost + told.met * len(told.ranks)))
+                history = group._group.session.rank_monitor.collectives.history()
+                matched = history.count * len(history.ranks)
+                lost.append(history.lost / max(1, history.lost + matched))
         steps.append(1 - speed[True] / speed[False])
     print(
         f"{median(rates):.0f} collectives a second: {said(cores)} of a core, {said(steps)} of the "
