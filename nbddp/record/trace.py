@@ -77,7 +77,8 @@ class TraceRow:
 def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
     """What each operator cost each rank, those first in which ranks differ most.
 
-    >>> slow, quick = TraceSent(rest=90.0), TraceSent(rest=10.0, spent={"gloo:barrier": [80.0, 2]})
+    >>> slow = TraceSent(idle_ms=90.0)
+    >>> quick = TraceSent(idle_ms=10.0, operator_times={"gloo:barrier": [80.0, 2]})
     >>> [(row.name, row.spread) for row in trace_rows({0: slow, 1: quick})]
     [('in no operator: Python, or asleep', 80.0), ('gloo:barrier', 80.0)]
     """
