@@ -31,7 +31,7 @@ def completion(folder: Path) -> Completion:
     group = Mock()
     group.life.all_ranks = (0, 1)
     group.session.life.state = GroupState.IDLE
-    group.session.send.side_effect = answer
+    group.session.send_request.side_effect = answer
     for name in ("one", "two"):
         make_run(folder, name)
     return Completion(group, AutoMode())
