@@ -1,9 +1,9 @@
-"""Keeps widgets answered while the kernel's main thread waits in a cell.
+"""Answer widget messages while the kernel's main thread waits in a cell.
 
-A kernel answers the page's widgets between cells: a button pressed while a cell runs is heard
-when it is over. Some front ends ask for a second thread, most do not, and ipykernel 7.4 sends
-the message back to the thread that made the button. So the messages of widgets that are served
-are taken out before the kernel sees them, whatever the front end; all others go on untouched.
+A kernel answers widget messages between cells, so a button that is pressed while a cell runs has no
+effect until the cell ends. Some front ends ask for a second thread, but most do not, and ipykernel
+7.4 sends the message back to the thread that created the button. So this module intercepts the
+messages of served widgets before the kernel reads them. All other messages reach the kernel.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ logger = logging.getLogger(__name__)
 
 # a page that opens or reloads asks for all widgets over this comm
 CONTROL_TARGET = "jupyter.widget.control"
-BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still runs
-JOIN_TIMEOUT = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
+BUSY_PERIOD = 1.0  # seconds between two messages that the cell still runs
+JOIN_TIMEOUT = 5.0  # seconds to wait for the kernel's reading thread, and for a running handler
 
-BUTTONS_WAIT = "buttons answer only when the cell is over"
+BUTTONS_WAIT = "buttons act only after the cell has ended"
 _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 
 
 class ServedWidgets:
-    """Some widgets that are answered from ``begin`` to ``end``; a context manager.
+    """Widgets whose messages are answered from ``start`` to ``stop``; a context manager.
 
     Attributes:
-        reloads: How often a page has asked for all widgets since it began: it was opened, or
-            loaded again, and has lost what was only printed.
+        reloads: how often a page was opened or reloaded since ``start``, and asked for all widgets.
+            Such a page has lost the printed output.
     """
 
     def __init__(self, dispatcher: CommDispatcher) -> None:
@@ -58,12 +58,12 @@ class ServedWidgets:
         self.reloads = 0
 
     def add(self, *widgets: Widget) -> None:
-        """Serve these too, with all that they are made of; again when that has changed."""
+        """Also serve these widgets and all widgets in them. Repeat it after a change of these."""
         for widget in widgets:
             _collect_comm_ids(widget, self.comm_ids)
 
     def start(self) -> ServedWidgets:
-        """Answer them from now on, in the context of the cell that says so."""
+        """Start to answer the messages, in the context of the current cell."""
         self.context = contextvars.copy_context()
         try:
             self._dispatcher.start(self)
@@ -73,7 +73,7 @@ class ServedWidgets:
         return self
 
     def stop(self) -> None:
-        """Answer them no longer; the kernel does, when it is free."""
+        """Stop to answer the messages; the kernel answers them between cells."""
         self._dispatcher.stop(self)
 
     __enter__ = start
@@ -83,10 +83,10 @@ class ServedWidgets:
 
 
 class CommDispatcher:
-    """One per kernel: answers the messages of the widgets that are served, on its own thread.
+    """Answers the messages of served widgets on its own thread; there is one for each kernel.
 
     Attributes:
-        cells: How many cells the user has sent while widgets were served.
+        cells_sent: how many cells the user has sent while widgets were served.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -96,9 +96,8 @@ class CommDispatcher:
         self._has_failed = False
         self._next_busy_at = 0.0
         self._has_logged_error = False
-        self._served: tuple[
-            ServedWidgets, ...
-        ] = ()  # replaced, never changed: other threads read it
+        # replaced but never changed, because other threads read it
+        self._served: tuple[ServedWidgets, ...] = ()
         self._lock = threading.Lock()
         self._interceptor: StreamInterceptor | None = None
         self._thread: threading.Thread | None = None
@@ -108,7 +107,7 @@ class CommDispatcher:
 
     @classmethod
     def for_shell(cls, shell: InteractiveShell | None) -> CommDispatcher:
-        """The one of this shell's kernel; without a kernel, one that does nothing."""
+        """Return the dispatcher of the shell's kernel; without a kernel it does nothing."""
         kernel = getattr(shell, "kernel", None)
         dispatcher: CommDispatcher | None = getattr(kernel, _ATTRIBUTE, None)
         if dispatcher is None:
@@ -119,30 +118,29 @@ class CommDispatcher:
 
     @property
     def mode(self) -> DispatchMode:
-        """How the messages are reached; with ``POLL``, whoever blocks the main thread pumps."""
+        """How messages are intercepted; ``POLL`` needs calls of `process_pending`."""
         return DispatchMode.NONE if self._has_failed else self._kernel_mode
 
     @property
     def is_kernel_ending(self) -> bool:
-        """Whether the kernel was asked to end, or to start anew: no page listens any more."""
+        """Whether the kernel is about to shut down or restart: no page is connected any more."""
         return getattr(self._kernel, "_shutdown_message", None) is not None
 
     def serve(self, *widgets: Widget) -> ServedWidgets:
-        """Answer these widgets while the context lasts; nested and overlapping as you like.
+        """Return a context manager that answers these widgets, which can be nested or overlap.
 
-        Their children, layouts and styles are served with them. The main thread waits as long as
-        this lasts.
+        Their children, layouts and styles are served too. The main thread must wait in the context.
         """
         served = ServedWidgets(self)
         served.add(*widgets)
         return served
 
     def process_pending(self) -> None:
-        """Answer what has come: for the main thread, every 50 to 100 ms while it waits."""
+        """Answer pending messages. Call it on the waiting main thread every 50 to 100 ms."""
         if threading.current_thread() is not threading.main_thread():
             return
-        # A page that learns of its first widget asks for a second shell on the control channel, and
-        # at the answer's end it shows the kernel as idle. So say now and then that the cell runs.
+        # On its first widget, a page asks for a second shell on the control channel, and shows the
+        # kernel as idle after the answer. So repeat from time to time that the cell is running.
         if self._served and time.monotonic() >= self._next_busy_at:
             self._next_busy_at = time.monotonic() + BUSY_PERIOD
             self._publish_still_busy()
@@ -154,7 +152,7 @@ class CommDispatcher:
                 self._answer(*item)
 
     def close_later(self, close: Callable[[], None], *, most: int) -> None:
-        """Leave widgets of a cell that is over on its page; of more than ``most`` close the oldest.
+        """Keep the widgets of a finished cell open; close the oldest of more than ``most``.
 
         A page may still be drawing them, or may not follow the output that replaces them.
         """
@@ -163,37 +161,36 @@ class CommDispatcher:
         while len(kept) > most:
             kept.popleft()()
 
-    # -- who is served
+    # ---- start and stop
 
     def start(self, served: ServedWidgets) -> None:
-        """Serve this one too."""
         if self._kernel_mode is DispatchMode.NONE:
             return
-        # Another thread may wait as well, but the cell that the page shows as busy is not its own.
+        # Another thread can wait too, but the cell that the page shows as busy is not its cell.
         if threading.current_thread() is threading.main_thread():
             served.cell = self._kernel.get_parent("shell")
-        self._has_failed = False  # whatever held the kernel up, it has read this cell since
+        self._has_failed = False  # the kernel has read this cell, so it is not blocked
         with sigint_deferred():
             with self._lock:
                 self._served = (*self._served, served)
             self._update_interceptor()
 
     def stop(self, served: ServedWidgets) -> None:
-        """Serve it no longer; after the last one, the kernel is as it was found."""
+        """Stop serving these widgets; after the last ones, restore the original kernel callback."""
         if served not in self._served:
             return
         with sigint_deferred():
-            with self._lock:  # nobody is just about to say that its cell is busy
+            with self._lock:  # so that no thread publishes "busy" for its cell afterwards
                 self._served = tuple(each for each in self._served if each is not served)
             thread = self._thread
             self._update_interceptor()
             if thread is not None and thread is not self._thread:
                 _join(thread)
 
-    # -- the filter and the thread
+    # ---- interceptor and thread
 
     def _update_interceptor(self) -> None:
-        """Have both if they are wanted, and neither if not."""
+        """Create the interceptor and its thread, or remove both, as needed."""
         try:
             if self._kernel_mode is DispatchMode.THREAD:
                 self._update_on_reading_thread()
@@ -206,7 +203,7 @@ class CommDispatcher:
                 )
             self._has_failed = True
         except Exception:
-            if not self.is_kernel_ending:  # its reading thread ends with it
+            if not self.is_kernel_ending:  # its reading thread is ending too
                 logger.warning(BUTTONS_WAIT, exc_info=True)
             self._has_failed = True
 
@@ -223,11 +220,11 @@ class CommDispatcher:
 
     def _update_here(self) -> None:
         is_wanted = self.mode is not DispatchMode.NONE and bool(self._served)
-        # while nothing blocks the main thread, the kernel answers
+        # unless a cell blocks the main thread, the kernel itself answers
         if self._kernel_mode is DispatchMode.POLL:
             is_wanted = is_wanted and any(each.cell is not None for each in self._served)
         if is_wanted and self._thread is None and self._kernel_mode is DispatchMode.THREAD:
-            self._queue = SimpleQueue()  # of its own: an earlier thread may not be through with its
+            self._queue = SimpleQueue()  # a new one: an earlier thread may still read its own
             self._thread = threading.Thread(
                 target=self._serve, args=(self._queue,), name="nbddp-widgets", daemon=True
             )
@@ -256,15 +253,15 @@ class CommDispatcher:
             if (item := self._queue.get()) is not None:
                 yield item
 
-    # -- what is taken
+    # ---- which messages to intercept
 
     def _intercept(self, message: RawMessage) -> bool:
-        """Whether this message is for one of ours; then it will be answered."""
+        """Queue a message for a served widget. Return whether it was one."""
         try:
             served = self._find_recipient(message)
         except Exception:
             if not self._has_logged_error:
-                logger.warning("left a message to the kernel, unread", exc_info=True)
+                logger.warning("could not read a message; the kernel gets it", exc_info=True)
             self._has_logged_error = True
             return False
         if served is None:
@@ -286,18 +283,18 @@ class CommDispatcher:
             return candidates[-1]
         return next((each for each in reversed(candidates) if comm_id in each.comm_ids), None)
 
-    # -- how it is answered
+    # ---- answers
 
     def _serve(self, queue: SimpleQueue[tuple[RawMessage, ServedWidgets] | None]) -> None:
         while (item := queue.get()) is not None:
             try:
                 self._answer(*item)
-            except BaseException:  # such as sys.exit(): the other buttons need this thread, too
+            except BaseException:  # such as sys.exit(): other buttons need this thread
                 logger.exception("a widget's handler tried to end its thread")
 
     def _answer(self, message: RawMessage, served: ServedWidgets) -> None:
-        # In the cell's context a handler's prints and displays land in the cell. A copy for each
-        # message: a handler may wait and pump itself, and no context can be entered twice.
+        # In the context of the cell, the output of a handler appears in the cell. Each message
+        # needs a copy: a handler may call process_pending(), and a context cannot be entered twice.
         served.context.copy().run(self._answer_in_context, message)
 
     def _answer_in_context(self, incoming: RawMessage) -> None:
@@ -307,11 +304,11 @@ class CommDispatcher:
             try:
                 self._handle(identities, message)
             finally:
-                # Until it sees this, the page holds back what else the user does to the widget.
+                # Until it gets "idle", the page holds back later input to the widget.
                 self._publish("idle", message)
                 self._publish_still_busy()
         except Exception:
-            logger.exception("a widget's message was not answered")
+            logger.exception("could not answer a message to a widget")
 
     def _handle(self, identities: list[bytes], message: dict[str, Any]) -> None:
         manager, kind = self._kernel.comm_manager, message["header"]["msg_type"]
@@ -319,11 +316,11 @@ class CommDispatcher:
             getattr(manager, kind)(None, identities, message)
             return
         content = message["content"]
-        comm = manager.comms.get(content["comm_id"])  # get_comm would complain in the cell
+        comm = manager.comms.get(content["comm_id"])  # get_comm would print a warning in the cell
         if comm is None:
-            return  # of a widget that has just been closed
-        # Not comm.handle_msg: around the callback it announces that a cell begins and ends, upon
-        # which matplotlib shows and closes the figure that the running cell is still drawing.
+            return  # the widget has just been closed
+        # Not comm.handle_msg: it triggers the events for the start and end of a cell. On these,
+        # matplotlib shows and closes the figure that the running cell is still drawing.
         callback = getattr(comm, "_msg_callback", None) or comm.handle_msg
         callback(message)
         if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
@@ -331,7 +328,7 @@ class CommDispatcher:
                 served.reloads += 1
 
     def _publish_still_busy(self) -> None:
-        """After any "idle" the page shows the kernel as idle, though a cell still blocks it."""
+        """Publish "busy" again: after "idle", a page shows the kernel as idle despite the cell."""
         with self._lock:
             blocked = [each.cell for each in self._served if each.cell is not None]
             if blocked:
@@ -342,7 +339,7 @@ class CommDispatcher:
 
 
 def _collect_comm_ids(value: Any, comm_ids: set[str]) -> None:
-    """Find the comms of a widget and of all that its traits name: children, layout, style."""
+    """Add the comm ids of a widget and of all widgets in its traits: children, layout, style."""
     if isinstance(value, Widget):
         if value.comm is None or value.comm.comm_id in comm_ids:
             return
@@ -358,7 +355,7 @@ def _collect_comm_ids(value: Any, comm_ids: set[str]) -> None:
 
 def _join(thread: threading.Thread) -> None:
     if thread is threading.current_thread():
-        return  # a handler ends what serves it; the thread goes when the handler is done
+        return  # a handler stops its own dispatcher; the thread ends after the handler
     thread.join(JOIN_TIMEOUT)
     if thread.is_alive():
         logger.warning("a widget's handler still runs after %g s", JOIN_TIMEOUT)

@@ -1,6 +1,6 @@
-"""A kernel's incoming messages: how they are reached, and a filter that takes some of them out.
+"""Intercept some of the incoming messages of a kernel.
 
-Most of what is used of the kernel here is undocumented, and so is asked for by name first.
+This module uses undocumented attributes of ipykernel. So it checks first that all of them exist.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _NEEDED_ATTRIBUTES = (
 
 
 class DispatchMode(Enum):
-    """How a kernel's messages can be reached."""
+    """How the messages of a kernel can be intercepted."""
 
-    THREAD = "thread"  # ipykernel 7: a thread of its own reads them, and passes them by our filter
-    POLL = "poll"  # ipykernel 6: the main thread alone can read them, so it does while it waits
-    NONE = "none"  # no kernel, or one that we do not know
+    THREAD = "thread"  # ipykernel 7: a separate thread reads the messages
+    POLL = "poll"  # ipykernel 6: only the main thread can read the messages, so it polls
+    NONE = "none"  # no kernel, or an unknown kernel
 
 
 def dispatch_mode_of(kernel: Any) -> DispatchMode:
-    """How this kernel's messages can be reached; one that we do not know is logged."""
+    """Return how to intercept messages of a kernel; log a warning for an unknown kernel."""
     if kernel is None:
         return DispatchMode.NONE
     thread = getattr(kernel, "shell_channel_thread", None)
@@ -49,35 +49,35 @@ def dispatch_mode_of(kernel: Any) -> DispatchMode:
         if thread is not None:
             attrgetter("io_loop.asyncio_loop")(thread)
     except AttributeError as error:
-        logger.warning("buttons answer only when the cell is over: unknown kernel (%s)", error)
+        logger.warning("buttons act only after the cell has ended: unknown kernel (%s)", error)
         return DispatchMode.NONE
     return DispatchMode.POLL if thread is None else DispatchMode.THREAD
 
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """A message as it came, with its identities and its signature."""
+    """A message as received, with its identities and its signature."""
 
     session: Any
     frames: list[Any]
-    is_copy: bool  # bytes, or zmq's frames
+    is_copy: bool  # whether the frames are bytes, not zmq.Frame
 
     def peek(self) -> dict[str, Any]:
-        """Read all but the content; its signature can still be used, once."""
+        """Decode all but the content. The message can still be read once."""
         _, parts = self.session.feed_identities(self.frames, copy=self.is_copy)
         message: dict[str, Any] = self.session.deserialize(parts, content=False, copy=self.is_copy)
         return message
 
     def read(self) -> tuple[list[bytes], dict[str, Any]]:
-        """The identities and the whole message; nobody can read it again."""
+        """Return the identities and the decoded message. It cannot be read again."""
         identities, parts = self.session.feed_identities(self.frames, copy=self.is_copy)
         return identities, self.session.deserialize(parts, copy=self.is_copy)
 
 
 class StreamInterceptor:
-    """Stands before the callback that a kernel's stream has, and passes on what is not taken.
+    """Replaces the callback of a kernel's stream, and forwards messages that it does not take.
 
-    To be made and taken out on the thread that reads the stream.
+    Create and remove it on the thread that reads the stream.
     """
 
     def __init__(self, kernel: Any, intercept: Callable[[RawMessage], bool]) -> None:
@@ -95,28 +95,28 @@ class StreamInterceptor:
         self._stream.on_recv(self, copy=self._is_copy)
 
     def __call__(self, frames: list[Any]) -> Any:
-        """Keep the message, or pass it on and return what there is to await."""
+        """Intercept the message, or forward it and return the result, which may be awaitable."""
         if self._is_active and self._intercept(RawMessage(self._session, frames, self._is_copy)):
             return None
         return self._next_callback(frames)
 
     def pass_on(self, message: RawMessage) -> None:
-        """Let the kernel have a message that was taken."""
+        """Forward an intercepted message to the kernel."""
         self._stream._run_callback(self._next_callback, message.frames)
 
     @property
     def is_on_top(self) -> bool:
-        """Whether nobody has put a callback in its place."""
+        """Whether this is still the callback of the stream."""
         return self._stream._recv_callback is self
 
     def remove(self) -> None:
-        """Take nothing any more, and give the stream its callback back.
+        """Stop intercepting, and restore the callback of the stream.
 
-        Where somebody has put another callback before ours, that one stays: it may well hand
-        its messages on to us, and from here they still go on to the kernel.
+        If other code has replaced this callback, its callback stays. It may forward messages to
+        this one, which still forwards them to the kernel.
         """
         self._is_active = False
         if self.is_on_top:
             self._stream.on_recv(self._next_callback, copy=self._is_copy)
         else:
-            logger.info("somebody else filters the kernel's messages; that is left as it is")
+            logger.info("other code also filters the messages of the kernel; its filter stays")

@@ -30,7 +30,7 @@ class ButtonPress(Enum):
 
 
 HEAL, RESTART = "Heal", "Restart"
-_TOOLTIPS_AND_ICONS = {  # tooltip and icon
+_TOOLTIPS_AND_ICONS = {
     "Interrupt": (
         "End the cell and keep all names. Press again to kill ranks that do not react",
         "stop",

@@ -1,4 +1,4 @@
-"""A cell as a panel: live widgets while it runs, a record of it in their place when it is over."""
+"""The panel view of a cell: live widgets while it runs, then a record that replaces them."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ from nbddp.ui.report.render import render_html
 from nbddp.ui.wording import relative_path
 from nbddp.wire.messages import Display
 
-FIRST_DRAW_DELAY = 0.1  # seconds: a cell that is over by then gets its record at once
-OPEN_DELAY = 1.0  # seconds until its panel opens; the output of shorter cells is shown as a record
-DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
-PREVIEW_SHARE = 0.02  # of a core, or else less often
-CHECK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
-POLL_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
-PANELS_KEPT = 4  # panels whose widgets stay after their cells: a page may still draw them
-RECORDS_KEPT = 32  # records that stay where their panels were, for pages that follow no outputs
-RECORD_LINES = 200  # lines of the log in the record
-RANK_LINES = 50  # and in the record, of a rank whose lines are not all among those
+FIRST_DRAW_DELAY = 0.1  # seconds; a cell that ends earlier is shown as a record at once
+OPEN_DELAY = 1.0  # seconds until the panel opens; before that, a preview of the record is shown
+DRAW_PERIOD = 0.1  # seconds between two previews, at least
+PREVIEW_SHARE = 0.02  # the share of a core for drawing previews
+CHECK_PERIOD = 0.05  # seconds between two checks for changes without a notice, such as a step
+POLL_PERIOD = 0.03  # seconds between two checks for pressed buttons on ipykernel 6
+PANELS_KEPT = 4  # panels that stay open after their cells, because a page may still draw them
+RECORDS_KEPT = 32  # record widgets that stay open, for pages that do not follow the outputs
+RECORD_LINES = 200  # of the merged log, in the record
+RANK_LINES = 50  # of each rank, in the record of a longer log
 NO_WIDGETS = (
-    "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
-    "and `%ddp view text` prints everything as it comes"
+    "nbddp: this page cannot show the live panel. A record appears when the cell ends. "
+    "`%ddp view text` prints the output while the cell runs."
 )
 
 
 class PanelView:
-    """Shows one cell, from its beginning to its end, on the thread that calls ``show``.
+    """Shows one cell until it ends, on the thread that calls ``show``.
 
     Attributes:
-        slot: The place of the cell among its outputs.
+        slot: the output of the panel in its cell.
     """
 
     has_record = True
@@ -94,14 +94,14 @@ class PanelView:
         self._earlier_attempts: list[EarlierAttempt] = []
         self._handle: CellHandle | None = None
         self._opens_at = 0.0
-        self._run_folder = ""  # of the run
+        self._run_folder = ""
         self._log_pacer = RedrawPacer(0.015, least=0.1, most=0.3)
         self._state_pacer = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
-        self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # not read in haste
+        self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # charts change slowly
         self._next_draw = 0.0
 
     def continue_from(self, before: View) -> None:
-        """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
+        """Replace the panel of an earlier attempt, and take over its log and its output slot."""
         if isinstance(before, PanelView) and before._handle is not None:
             is_healed = before._handle.attempt == self.session.life.attempt
             self._earlier_attempts = [
@@ -111,17 +111,17 @@ class PanelView:
             self.log_buffer, self.slot = before.log_buffer, before.slot
 
     def show_status(self, text: str) -> None:
-        """Say in the place of the panel, which is over, what is done about its failure."""
+        """Show how nbddp recovers from the failure, instead of the panel."""
         self.log_buffer.write_notice(text)
         self.announce(text)
 
     def announce(self, text: str) -> None:
-        """Say in the place of the panel, which is still to come, what goes on."""
+        """Show a message where the panel will open."""
         announced = render_html(Report(Cell(text, dot=Dot.BUSY)))
         self.slot.show_placeholder(announced, f"nbddp: {text}")
 
     def show(self, handle: CellHandle) -> CellResult:
-        """Show a cell until it is over; the panel then is its record."""
+        """Show a cell until it ends, then replace the panel with its record."""
         self.attempt, self._handle = handle.attempt, handle
         self._run_folder = relative_path(self.session.snapshot(handle).folder)
         self._next_draw = time.monotonic() + FIRST_DRAW_DELAY
@@ -146,7 +146,7 @@ class PanelView:
             if self._served is not None:
                 self._served.stop()
             if self._widgets is not None and not self._comms.is_kernel_ending:
-                self.slot.close()  # each that an ending kernel closes is an error on the page
+                self.slot.close()  # a widget closed by an ending kernel shows an error
 
     def _poll_input(self, handle: CellHandle) -> None:
         reloads = self._served.reloads if self._served is not None else 0
@@ -158,17 +158,17 @@ class PanelView:
             self.log_buffer.write(rank, f"{text}\n")
 
     def _wait_seconds(self) -> float:
-        """How long to wait for news: less where this very thread answers the buttons."""
+        """Return how long to wait for a notice; shorter if this thread also handles presses."""
         if self._widgets is not None and self._comms.mode is DispatchMode.POLL:
             return POLL_PERIOD
         left = self._next_draw - time.monotonic()
-        pause = left if left > 0 else CHECK_PERIOD  # news after a pause is drawn at once
+        pause = left if left > 0 else CHECK_PERIOD  # after a pause, a notice is drawn at once
         return min(pause, self._input_queue.poll_interval)
 
-    # ---- what the cell says
+    # ---- notices and input
 
     def _handle_burst(self, handle: CellHandle, *, timeout: float) -> None:
-        """What ranks print at the same moment is drawn together; what has piled up is there."""
+        """Handle all notices that arrive together, so that they are drawn together."""
         deadline = time.monotonic() + COALESCE_SECONDS
         while (left := deadline - time.monotonic()) > 0 and not handle.is_drained:
             notice = handle.next_notice(min(left, timeout))
@@ -186,23 +186,23 @@ class PanelView:
             case RichOutput(rank=rank, message=message):
                 self._show_display(handle, rank, message)
             case InputRequest() | InputClosed():
-                self._opens_at = 0.0  # who is asked shall see by whom
+                self._opens_at = 0.0  # open the panel, so that the user sees which rank asks
                 self._input_queue.handle_notice(notice)
 
     def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
-        self.log_buffer.flush(rank)  # it was printed before
+        self.log_buffer.flush(rank)  # printed before the display
         if is_plain_text(message):
             self.log_buffer.write(rank, f"{message.data['text/plain']}\n")
             return
-        if not self.slot.is_published:  # else the record would stand below what it belongs to
+        if not self.slot.is_published:  # else the record would be below the display
             self._preview(handle)
         show_rich(self._screen, rank, message, has_color=self._has_color)
         self.slot.has_output_below = True
 
-    # ---- while it runs
+    # ---- the running cell
 
     def _draw(self, handle: CellHandle) -> None:
-        """Redraw what has changed, and the times that go on."""
+        """Redraw the parts that have changed, and elapsed times."""
         if self._widgets is not None:
             self._redraw(handle, self._widgets)
         elif time.monotonic() >= self._opens_at:
@@ -215,7 +215,7 @@ class PanelView:
             self._next_draw = min(pacer.next_at, self._opens_at)
 
     def _preview(self, handle: CellHandle) -> None:
-        """Show it as its record will be, so that nothing jumps if that comes soon."""
+        """Show a preview that looks like the record, so that a short cell has a stable layout."""
         merged = self.log_buffer.lines()
         record = CellReport(
             snapshot=self._snapshot(handle),
@@ -263,7 +263,7 @@ class PanelView:
         return describe_earlier(count, log_path(self._run_folder, rank))
 
     def _run_button(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
-        """Do what a button says, without waiting for it: the panel shows what comes of it."""
+        """Start the action of a button without waiting; the panel shows the result."""
         actions: dict[ButtonPress, Callable[[], object]] = {
             ButtonPress.INTERRUPT: self.session.interrupt,
             ButtonPress.RESTART: self.session.request_restart,
@@ -275,10 +275,10 @@ class PanelView:
         except RequestError as error:
             handle.put(ControllerMessage(str(error)))
 
-    # ---- when it is over
+    # ---- the finished cell
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
-        self._input_queue.close()  # the record says if an input box is left
+        self._input_queue.close()  # the record says if an input box is still open
         self.log_buffer.flush()
         values, rich = split_text_and_rich(result.results)
         record = self._record(handle, result, values)
@@ -313,7 +313,7 @@ class PanelView:
         )
 
     def _snapshot(self, handle: CellHandle) -> Snapshot:
-        """Of the cell from its first attempt on."""
+        """Return a snapshot of the cell since its first attempt."""
         snapshot = self.session.snapshot(handle)
         if not self._earlier_attempts:
             return snapshot
