@@ -66,8 +66,11 @@ class MemoryWatch:
 
 def memory_limit(limits: Sequence[Path] = LIMITS) -> int:
     """The memory there is, in bytes: what JupyterHub allots, the container's share, or all."""
-    said = [os.environ.get(MEMORY_LIMIT_VARIABLE, ""), *(_read(path).strip() for path in limits)]
-    return min([*map(int, filter(str.isdecimal, said)), int(psutil.virtual_memory().total)])
+    candidates = [
+        os.environ.get(MEMORY_LIMIT_VARIABLE, ""),
+        *(_read(path).strip() for path in limits),
+    ]
+    return min([*map(int, filter(str.isdecimal, candidates)), int(psutil.virtual_memory().total)])
 
 
 def _read(path: Path) -> str:

@@ -46,8 +46,10 @@ def shown_file(filename: str) -> str:
 
 def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
     """Put the file name back where cloudpickle 3.1.3 writes ``<dynamic-code>`` for it."""
-    make, arguments = _reduce_code(code)
-    return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+    constructor, arguments = _reduce_code(code)
+    return constructor, tuple(
+        code.co_filename if each == "<dynamic-code>" else each for each in arguments
+    )
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
@@ -64,9 +66,9 @@ def dumps(value: Any) -> bytes:
     Raises:
         TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
     """
-    written = io.BytesIO()
-    Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
 
 
 def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
@@ -79,12 +81,12 @@ def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
     Raises:
         TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
     """
-    written = io.BytesIO()
-    pickler = _SourceCollector(written, numbers)
+    buffer = io.BytesIO()
+    pickler = _SourceCollector(buffer, numbers)
     pickler.dump(value)
     if pickler.sources:
-        written.write(pickle.dumps(pickler.sources))
-    return written.getvalue()
+        buffer.write(pickle.dumps(pickler.sources))
+    return buffer.getvalue()
 
 
 def loads_with_sources(data: bytes) -> tuple[Any, Sources]:
@@ -102,15 +104,15 @@ class _SourceCollector(Pickler):
         self.sources: Sources = {}
         self._numbers = numbers
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         """As for cloudpickle."""
-        if isinstance(thing, CodeType):
-            file = thing.co_filename
+        if isinstance(obj, CodeType):
+            file = obj.co_filename
             name = cell_name(self._numbers[file]) if file in self._numbers else file
             if name not in self.sources and (text := _cell_text(file)):
                 self.sources[name] = text
-            return _reduce_code_with_file(thing.replace(co_filename=name))
-        return super().reducer_override(thing)
+            return _reduce_code_with_file(obj.replace(co_filename=name))
+        return super().reducer_override(obj)
 
 
 def _cell_text(name: str) -> str:

@@ -202,12 +202,12 @@ class QueueReader:
             attempt: in which it lived.
             incarnation: as which process of its rank.
         """
-        lived = attempt, incarnation
-        sequence = self._last_sequence.get((sender, lived), 0) + 1
-        payloads.discard_unannounced(store, _key(self._queue, sender, lived, sequence))
+        incarnation_key = attempt, incarnation
+        sequence = self._last_sequence.get((sender, incarnation_key), 0) + 1
+        payloads.discard_unannounced(store, _key(self._queue, sender, incarnation_key, sequence))
 
 
-def _key(queue: str, sender: int, lived: IncarnationKey, sequence: int) -> str:
+def _key(queue: str, sender: int, incarnation_key: IncarnationKey, sequence: int) -> str:
     """Where the pieces of one message are."""
-    attempt, incarnation = lived
+    attempt, incarnation = incarnation_key
     return f"{queue}/pieces/{attempt}.{incarnation}/{sender}/{sequence}"

@@ -41,16 +41,16 @@ from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameter
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.watch.dataloader_waits import completed_epochs
 
-PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
-MANY_PARTS = 2000  # modules or parameters of a model: the rest is left out
-NAMED = 20  # parameters without a gradient that are named
-SAMPLED = 16  # parameters of a model of which a few numbers are taken
+CPU_SECONDS = 0.003  # seconds of a processor: what is not looked at by then is left out
+MAX_PARTS = 2000  # modules or parameters of a model: the rest is left out
+MAX_NAMED = 20  # parameters without a gradient that are named
+MAX_SAMPLED = 16  # parameters of a model of which a few numbers are taken
 _NAME = re.compile(r"[^\W\d]\w*")
-SHOWN = 64  # indices of a subset that tell it from others
-MANY = 10_000  # items of a list that is looked at
-LARGE = 100_000  # items and characters of a list and the lists in it; its repr takes 20 ms
+MAX_INDICES = 64  # indices of a subset that tell it from others
+MAX_ITEMS = 10_000  # items of a list that is looked at
+MAX_SIZE = 100_000  # items and characters of a list and the lists in it; its repr takes 20 ms
 # names in the code of a stream that may give each rank different samples
-_NO_STREAM = re.compile(
+_MAY_DIFFER = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
@@ -70,7 +70,7 @@ def collect_facts(
         source: the cell that has ended; None for all names, and all the time that it takes.
         failure: what ended it; then no tensors are read, which may still be computed.
     """
-    begin = RankFacts(
+    empty = RankFacts(
         objects={},
         ddp_ranks=[],
         aliases={},
@@ -79,35 +79,35 @@ def collect_facts(
         threads=torch.get_num_threads(),
     )
     try:
-        return _look_at_all(begin, names, source, failure)
+        return _collect(empty, names, source, failure)
     except Exception:  # noqa: BLE001 - what users make may answer anything: it costs no rank
-        return begin
+        return empty
 
 
-def _look_at_all(
-    begin: RankFacts, names: Names, source: str | None, failure: Failure | None
+def _collect(
+    empty: RankFacts, names: Names, source: str | None, failure: Failure | None
 ) -> RankFacts:
-    deadline = time.thread_time() + (PATIENCE if source is not None else 1.0)
+    deadline = time.thread_time() + (CPU_SECONDS if source is not None else 1.0)
     words = names if source is None else dict.fromkeys(_NAME.findall(source))
     wanted = [each for each in words if each in names and not each.startswith("_")]
     found: dict[str, NamedObject] = {}
     for name in wanted:
         if time.thread_time() > deadline:
             break
-        thing = _look(name, names, failure)
+        thing = _facts_of(name, names, failure)
         if thing is not None:
             found[name] = thing
     groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
     return replace(
-        begin,
+        empty,
         objects=found,
         ddp_ranks=sorted({group.size() for group in groups if group is not None}),
-        aliases={name: whole for name in wanted if (whole := _whole_name(names[name]))},
-        batches=_batches(names, wanted),
+        aliases={name: whole for name in wanted if (whole := _import_name(names[name]))},
+        batches=_batch_sizes(names, wanted),
     )
 
 
-def _batches(names: Names, wanted: Iterable[str]) -> dict[str, int]:
+def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     """Of the kit's own loaders, which no rule has to look at."""
     kit = sys.modules.get("nbddp.train.loader")  # else nobody has made one
     known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
@@ -116,30 +116,32 @@ def _batches(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     }
 
 
-def _whole_name(value: object) -> str:
+def _import_name(value: object) -> str:
     """What one writes to import it, of torch's and ours; empty for all else."""
     if type(value) is ModuleType:
         return value.__name__ if value.__name__.startswith(("torch", "nbddp")) else ""
     if not isinstance(value, type | FunctionType | BuiltinFunctionType):
         return ""
-    room, name = str(value.__module__), value.__name__
-    if room.startswith("nbddp."):
+    module, name = str(value.__module__), value.__name__
+    if module.startswith("nbddp."):
         return f"nbddp.{name}"
-    if room == "torch.distributed.distributed_c10d":
+    if module == "torch.distributed.distributed_c10d":
         return f"torch.distributed.{name}"
-    return f"{room}.{name}" if room.startswith("torch") else ""
+    return f"{module}.{name}" if module.startswith("torch") else ""
 
 
-def _look(name: str, names: Names, failure: Failure | None) -> NamedObject | None:
+def _facts_of(name: str, names: Names, failure: Failure | None) -> NamedObject | None:
     value = names[name]
     kind = type(value)
     try:
         if issubclass(kind, nn.Module):
-            return _refused(value, _model(value, is_ok=failure is None), failure)
+            return _add_refused_parameters(
+                value, _model_facts(value, is_ok=failure is None), failure
+            )
         if issubclass(kind, DataLoader):
             return loader_facts(value)
         if issubclass(kind, TorchOptimizer):
-            return _optimizer(value, names)
+            return _optimizer_facts(value, names)
         if issubclass(kind, torch.amp.GradScaler):
             return facts.ScalerFacts()
     except Exception:  # noqa: BLE001 - a user's class may answer anything: then it is not known
@@ -147,17 +149,17 @@ def _look(name: str, names: Names, failure: Failure | None) -> NamedObject | Non
     return None
 
 
-def _model(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
-    parameters = list(islice(model.parameters(), MANY_PARTS))
+def _model_facts(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
+    parameters = list(islice(model.parameters(), MAX_PARTS))
     kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
     trained = [each for each in parameters if each.requires_grad]
     without = sum(each.grad is None for each in trained)
     known = facts.ModelFacts(
         sample=_sample(parameters) if is_ok else [],
         shapes=_shapes(parameters),
-        device=_gpu(parameters),
+        device=_gpu_uuid(parameters),
         is_training=model.training,
-        differs_in_training=_minds_mode(model),
+        differs_in_training=_has_training_mode(model),
         with_gradient=len(trained) - without,
         without_gradient=without,
         is_sharded="FullyShardedDataParallel" in kinds or "DTensor" in kinds,
@@ -165,19 +167,19 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
     if not isinstance(model, DistributedDataParallel):
         return known
     is_partly = 0 < without < len(trained)
-    named = islice(model.module.named_parameters(), MANY_PARTS if is_partly else 0)
+    named = islice(model.module.named_parameters(), MAX_PARTS if is_partly else 0)
     unused = [name for name, each in named if each.requires_grad and each.grad is None]
     return replace(
         known,
         ranks=model.process_group.size(),
-        unused=unused[:NAMED],
+        unused=unused[:MAX_NAMED],
         is_nested=isinstance(model.module, DistributedDataParallel),
         finds_unused=bool(model.find_unused_parameters or model.static_graph),
         has_buffers=bool(model.broadcast_buffers and model.modules_buffers),
     )
 
 
-def _refused(
+def _add_refused_parameters(
     model: nn.Module, known: facts.ModelFacts, failure: Failure | None
 ) -> facts.ModelFacts:
     """Add the names of the unused parameters, if DDP's error is about this model."""
@@ -187,36 +189,36 @@ def _refused(
     unused = parameters_without_gradient(wrapper, failure.text)
     if not unused or failure.because != describe_parameters(wrapper, failure.text):
         return known
-    return replace(known, unused=unused[:NAMED], without_gradient=len(unused), is_refused=True)
+    return replace(known, unused=unused[:MAX_NAMED], without_gradient=len(unused), is_refused=True)
 
 
 def _shapes(parameters: Sequence[torch.Tensor]) -> str:
     return f"{len(parameters)}:{sum(each.numel() for each in parameters)}"
 
 
-def _minds_mode(model: nn.Module) -> bool:
+def _has_training_mode(model: nn.Module) -> bool:
     """Return whether training and evaluation differ: it has batch norm, or dropout."""
     return any(
         isinstance(each, nn.modules.batchnorm._BatchNorm)
         or (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
-        for each in islice(model.modules(), MANY_PARTS)
+        for each in islice(model.modules(), MAX_PARTS)
     )
 
 
 def _sample(parameters: list[nn.Parameter]) -> list[float]:
     """A few numbers from here and there: models that have drifted differ in nearly all."""
-    step = max(1, len(parameters) // SAMPLED)
-    chosen = [each for each in parameters[::step] if each.numel()][:SAMPLED]
+    step = max(1, len(parameters) // MAX_SAMPLED)
+    chosen = [each for each in parameters[::step] if each.numel()][:MAX_SAMPLED]
     # a parameter of FSDP, for one, does not lie here as a whole
     are_whole = all(type(each) is nn.Parameter and each.layout is torch.strided for each in chosen)
     if not are_whole or _is_busy(chosen):
         return []
     with torch.no_grad():
-        taken = [_of_one(each) for each in chosen]
+        taken = [_two_numbers(each) for each in chosen]
         return torch.cat(taken).nan_to_num(1e30).tolist() if taken else []
 
 
-def _of_one(parameter: nn.Parameter) -> torch.Tensor:
+def _two_numbers(parameter: nn.Parameter) -> torch.Tensor:
     """Return its first number and one from its middle; both parts of complex numbers."""
     middle = parameter.numel() // 2
     both = torch.as_strided(parameter.detach(), (2,), (middle,), parameter.storage_offset())
@@ -234,7 +236,7 @@ def _is_busy(parameters: list[nn.Parameter]) -> bool:
     )
 
 
-def _gpu(parameters: list[nn.Parameter]) -> str:
+def _gpu_uuid(parameters: list[nn.Parameter]) -> str:
     """The GPU's own name, where all of it lies on one."""
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     if len(devices) != 1:
@@ -242,21 +244,21 @@ def _gpu(parameters: list[nn.Parameter]) -> str:
     return str(torch.cuda.get_device_properties(devices.pop()).uuid)
 
 
-def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.OptimizerFacts:
+def _optimizer_facts(optimizer: TorchOptimizer, names: Names) -> facts.OptimizerFacts:
     rates = [each["lr"] for each in optimizer.param_groups]
     return facts.OptimizerFacts(
         rates=[float(each) for each in rates if isinstance(each, float | int)],
-        shapes=_shapes(parameters_of(optimizer)[:MANY_PARTS]),
+        shapes=_shapes(parameters_of(optimizer)[:MAX_PARTS]),
         replaced_model=_lost_model(optimizer, names),
     )
 
 
 def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
     """The module that looks like the one it was made for, has gradients, and is not its own."""
-    mine = parameters_of(optimizer)[:MANY_PARTS]
+    mine = parameters_of(optimizer)[:MAX_PARTS]
     shapes = [each.shape for each in mine]
     modules = {
-        name: list(islice(each.parameters(), MANY_PARTS))
+        name: list(islice(each.parameters(), MAX_PARTS))
         for name, each in names.items()
         if issubclass(type(each), nn.Module) and not name.startswith("_")
     }
@@ -282,12 +284,12 @@ def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
     if isinstance(loader.dataset, IterableDataset):
         return facts.LoaderFacts(
             sampler="stream",
-            data=_stream(loader.dataset),
+            data=_describe_stream(loader.dataset),
             workers=loader.num_workers,
             batch_size=loader.batch_size or -1,
         )
     kind, samples = type(sampler), _length(loader.dataset)
-    drawn = _drawn(sampler, samples)
+    drawn = _sample_count(sampler, samples)
     is_dealt = kind is DistributedSampler
     return facts.LoaderFacts(
         sampler=_SAMPLERS.get(kind, "other"),
@@ -297,8 +299,8 @@ def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
         shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
         epochs=completed_epochs(sampler) if kind in (DistributedSampler, RandomSampler) else [],
         samples=samples,
-        data=data_of(loader.dataset),
-        order=_order(loader.dataset) if is_dealt else "",
+        data=describe_data(loader.dataset),
+        order=_order_checksums(loader.dataset) if is_dealt else "",
         batches=_count_batches(loader, drawn),
         batch_size=loader.batch_size or -1,
         workers=loader.num_workers,
@@ -309,7 +311,7 @@ def _length(dataset: Any) -> int:
     return len(dataset) if hasattr(type(dataset), "__len__") else -1
 
 
-def _drawn(sampler: Any, samples: int) -> int:
+def _sample_count(sampler: Any, samples: int) -> int:
     """How many samples this rank gets, -1 where only the user's own code knows."""
     if type(sampler) in (DistributedSampler, RandomSampler):
         return int(sampler.num_samples)
@@ -323,26 +325,26 @@ def _count_batches(loader: DataLoader[Any], drawn: int) -> int:
     return drawn // size if loader.drop_last else -(-drawn // size)
 
 
-def data_of(dataset: Any) -> str:
+def describe_data(dataset: Any) -> str:
     """What tells this data from other data; empty where nothing does, but its own code.
 
-    >>> data_of(range(9)) == data_of(range(9)), data_of(range(9)) == data_of(range(1, 10))
-    (True, False)
-    >>> data_of([object()])
+    >>> [describe_data(each) == describe_data(range(9)) for each in (range(9), range(1, 10))]
+    [True, False]
+    >>> describe_data([object()])
     ''
     """
     if type(dataset) is Subset:
-        base = data_of(dataset.dataset)
+        base = describe_data(dataset.dataset)
         known = base or f"{UNSURE}{_length(dataset.dataset)}"
-        return f"{known}[{_checksum(_some(dataset.indices))}]"
+        return f"{known}[{_checksum(_sample_indices(dataset.indices))}]"
     if type(dataset) is TensorDataset:
-        return " ".join(map(_of_tensor, dataset.tensors))
+        return " ".join(map(_describe_tensor, dataset.tensors))
     if isinstance(dataset, torch.Tensor):
-        return _of_tensor(dataset)
+        return _describe_tensor(dataset)
     return repr(dataset) if type(dataset) is range else ""
 
 
-def _stream(dataset: IterableDataset[Any]) -> str:
+def _describe_stream(dataset: IterableDataset[Any]) -> str:
     """Return a text that identifies the data of a stream; empty if ranks may get different samples.
 
     They get the same samples if the stream's class is the user's own, nothing that it uses depends
@@ -353,14 +355,14 @@ def _stream(dataset: IterableDataset[Any]) -> str:
     functions = [each for kind in own for each in vars(kind).values() if callable(each)]
     if not own or not rest <= {"torch", "typing", "collections", "builtins"}:
         return ""
-    words, known = _words_of(functions)
+    words, known = _names_and_values(functions)
     values = [*vars(dataset).values(), *known]
-    if _NO_STREAM.search(" ".join(words)) or not _are_plain(values, depth=3):
+    if _MAY_DIFFER.search(" ".join(words)) or not _are_plain(values, depth=3):
         return ""
     return f"{type(dataset).__qualname__} {_checksum(repr((words, values)))}"
 
 
-def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
+def _names_and_values(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
     """Return every name and text in the code of functions, and the values of names of the cell."""
     words: list[str] = []
     values: list[Any] = []
@@ -388,7 +390,7 @@ def _are_plain(values: Sequence[Any], depth: int) -> bool:
     while lists:
         items, levels = lists.pop()
         size += len(items)
-        if levels == 0 or len(items) > MANY or size > LARGE:
+        if levels == 0 or len(items) > MAX_ITEMS or size > MAX_SIZE:
             return False
         for item in items:
             if type(item) in (list, tuple):
@@ -397,10 +399,10 @@ def _are_plain(values: Sequence[Any], depth: int) -> bool:
                 size += len(item)
             elif item is not None and type(item) not in (bool, int, float, range):
                 return False
-    return size <= LARGE
+    return size <= MAX_SIZE
 
 
-def _order(dataset: Any) -> str:
+def _order_checksums(dataset: Any) -> str:
     """Return two checksums of a dataset's lists; only the second one depends on the order.
 
     Return "" unless the dataset is a list, or an object of a user's class with list attributes.
@@ -410,20 +412,24 @@ def _order(dataset: Any) -> str:
         lists = [each for each in vars(dataset).values() if type(each) is list]
     same, own = [], []
     for each in lists:
-        shown = each[:: max(1, len(each) // SHOWN)][:SHOWN]
-        if 1 < len(each) <= MANY and _are_plain(shown, depth=2) and len(set(map(type, shown))) == 1:
+        shown = each[:: max(1, len(each) // MAX_INDICES)][:MAX_INDICES]
+        if (
+            1 < len(each) <= MAX_ITEMS
+            and _are_plain(shown, depth=2)
+            and len(set(map(type, shown))) == 1
+        ):
             with suppress(TypeError):  # items without an order, such as None
                 same.append((len(each), min(each), max(each)))
                 own.append(shown)
     return f"{_checksum(repr(same))} {_checksum(repr(own))}" if same else ""
 
 
-def _some(indices: Sequence[Any]) -> str:
-    step = max(1, len(indices) // SHOWN)
-    return f"{len(indices)}:{[int(each) for each in indices[::step][:SHOWN]]}"
+def _sample_indices(indices: Sequence[Any]) -> str:
+    step = max(1, len(indices) // MAX_INDICES)
+    return f"{len(indices)}:{[int(each) for each in indices[::step][:MAX_INDICES]]}"
 
 
-def _of_tensor(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     """Its shape, and a checksum of its first and last row."""
     if tensor.device.type != "cpu" or not len(tensor) or tensor[0].numel() > 1 << 16:
         return f"{UNSURE}{list(tensor.shape)}"

@@ -20,7 +20,7 @@ from nbddp.child_processes import find_descendants, kill_all
 from nbddp.wire.rank_start import PRELOAD_SIGNAL, PRELOADED_LATER
 
 
-def take_along(folder: str) -> None:
+def clean_up_at_exit(folder: str) -> None:
     """When this process ends, for the kernel is gone, end all ranks, and take this folder away.
 
     A rank watches the kernel itself, but one that was stopped (SIGSTOP) cannot.
@@ -36,7 +36,7 @@ def take_along(folder: str) -> None:
     atexit.register(clear)
 
 
-def leave() -> None:
+def reset_in_rank() -> None:
     """In a rank: let the signal mean what it means anywhere, and close the helper's pipe.
 
     The pipe keeps the helper running, and is the kernel's alone. multiprocessing hands it on, so
@@ -50,7 +50,7 @@ def leave() -> None:
         server._forkserver_alive_fd = None  # type: ignore[attr-defined]
 
 
-def listen(first: Callable[[], None]) -> None:
+def preload_on_signal(first: Callable[[], None]) -> None:
     """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
     parts: list[Callable[[], object]] = [first]
     parts += [partial(importlib.import_module, name) for name in PRELOADED_LATER]

@@ -47,7 +47,7 @@ from nbddp.worker.output.outbox import Outbox, notify_user
 from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import ProcessGroup, describe_shared_gpus
 from nbddp.worker.process_group.regroup import Regrouper
-from nbddp.worker.requests import EXPRESSION, RequestHandler, pack
+from nbddp.worker.requests import PULL_FILENAME, RequestHandler, pack_value
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.watch.dataloader_waits import (
@@ -66,7 +66,7 @@ def run_rank(start: RankStart) -> None:
     """Live as a rank until told to leave."""
     with suppress(PermissionError):  # already the leader of a session of its own
         os.setsid()
-    lazy_preload.leave()
+    lazy_preload.reset_in_rank()
     clear_exit_hooks()
     exit_with_kernel(start.kernel_pid)
     apply_environment(start)
@@ -86,14 +86,14 @@ def run_rank(start: RankStart) -> None:
     outbox = Outbox(writer, urgent, ranks=start.topology.world_size)
     path = Path(start.log_path)
     log = LogWriter(path, outbox)
-    meters = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
-    outbox.start(log, meters)
+    metric_sink = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
+    outbox.start(log, metric_sink)
     log.start_capture()
     # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
     # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
     faulthandler.enable(file=2)
     try:
-        rank = Rank(start, clients, outbox, log, meters)
+        rank = Rank(start, clients, outbox, log, metric_sink)
     except Exception as error:  # noqa: BLE001 - the controller must hear of any
         reason = f"{type(error).__name__}: {error}"
         outbox.post(msg.StartFailed(reason=reason, traceback=traceback.format_exc()))
@@ -132,17 +132,17 @@ class Rank:
         clients: StoreClients,
         outbox: Outbox,
         log: LogWriter,
-        meters: MetricSink,
+        metric_sink: MetricSink,
     ) -> None:
-        self._place = start.topology
+        self._topology = start.topology
         self._attempt = start.attempt
         self._cell = 0
         self._clients = clients
         clients.payloads.set_timeout(timedelta(seconds=30))  # each piece was there a moment ago
         self._outbox = outbox
         self._log = log
-        self._meters = meters
-        log_and_track.set_sink(meters)
+        self._metric_sink = metric_sink
+        log_and_track.set_sink(metric_sink)
         arming.arm_from_environment()
         self._group = ProcessGroup(
             clients.groups,
@@ -154,30 +154,32 @@ class Rank:
         )
         self._shell = self._make_shell(start.colors)
         claims = f"a{start.attempt}/installs"
-        PackageCommands(clients.commands, claims, self._place, self._shell).install_hooks()
-        self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
+        PackageCommands(clients.commands, claims, self._topology, self._shell).install_hooks()
+        self._regrouper = Regrouper(self._group, self._shell.user_ns, self._notify_user)
         self._keyboard = StdinProxy(
-            self._post_question, is_interrupted=lambda: self._interrupter.was_interrupted
+            self._post_input_request, is_interrupted=lambda: self._interrupter.was_interrupted
         )
-        self._debuggers = Debuggers(self._keyboard, self._place.rank, self._comes_first)
+        self._debuggers = Debuggers(self._keyboard, self._topology.rank, self._claim_breakpoint)
         usage = UsageSampler(self._group.device)
         self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
         self._interrupter = CellInterrupter(
-            is_cell_file=self._may_be_interrupted,
+            is_cell_file=self._is_interruptible,
             cancel_task=self._shell.cancel_task,
             record_wait=self._record_wait,
-            is_transferring=clients.connections.have_moved,
-            abort_waits=self._group.break_open,
+            is_transferring=clients.connections.had_traffic,
+            abort_waits=self._group.abort_waits,
             acknowledge=lambda cell: self._outbox.post(msg.InterruptAcknowledged(cell=cell)),
         )
         self._interrupter.install_hooks()
-        self._answers = RequestHandler(
+        self._request_handler = RequestHandler(
             self._shell,
             clients.payloads,
-            self._key,
+            self._payload_key,
             outbox.post,
             self._interrupter.interruptible,
-            HealHandler(self._shell, self._group, self._regrouper, clients.payloads, self._key),
+            HealHandler(
+                self._shell, self._group, self._regrouper, clients.payloads, self._payload_key
+            ),
         )
         reset_interrupted_loaders()
         record_epochs()
@@ -186,24 +188,30 @@ class Rank:
         rank = start.topology.rank
         commands = command_queue(start.attempt, rank, start.incarnation)
         reopen = self._reconnect if start.can_rejoin else None
-        self._commands = QueueReader(clients.commands, commands, secret=start.secret, reopen=reopen)
+        self._command_reader = QueueReader(
+            clients.commands, commands, secret=start.secret, reopen=reopen
+        )
         control = control_queue(start.attempt, rank, start.incarnation)
         reopen = self._reconnect_control if start.can_rejoin else None
-        self._control = QueueReader(clients.control, control, secret=start.secret, reopen=reopen)
+        self._control_reader = QueueReader(
+            clients.control, control, secret=start.secret, reopen=reopen
+        )
         if start.joins_group:
-            self._group.form(0)
-            self._group.settle()
+            self._group.init(0)
+            self._group.apply_user_timeout()
         ranks = start.topology.local_world_size
-        self._say(
+        self._notify_user(
             describe_shared_gpus(start.backend, self._group.backend, self._group.device, ranks)
         )
-        threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
+        threading.Thread(
+            target=self._serve_control_queue, name="nbddp-control", daemon=True
+        ).start()
         self._outbox.post(self._sampler.sample())
         self._sampler.start()
-        self._say_ready()
+        self._report_ready()
 
-    def _say_ready(self) -> None:
-        self._shell.plain_values.forget()
+    def _report_ready(self) -> None:
+        self._shell.plain_values.report_all_next()
         self._sampler.force_next_status()
         device, backend = str(self._group.device), self._group.backend
         host = socket.gethostname()
@@ -217,21 +225,21 @@ class Rank:
         if colors:
             shell.colors = colors
         shell.attach_to_rank(self._outbox.post)
-        self._names = {
-            "rank": self._place.rank,
-            "local_rank": self._place.local_rank,
-            "world_size": self._place.world_size,
+        self._preset_names = {
+            "rank": self._topology.rank,
+            "local_rank": self._topology.local_rank,
+            "world_size": self._topology.world_size,
             "device": self._group.device,
             "torch": torch,
             "dist": dist,
             "nbddp": nbddp,
         }
-        shell.push(self._names, interactive=False)
+        shell.push(self._preset_names, interactive=False)
         return shell
 
     def serve(self) -> None:
         """Do what the commands say, one after the other, until told to leave."""
-        for message in self._from_controller(self._commands):
+        for message in self._messages_from_controller(self._command_reader):
             match message:
                 case msg.Shutdown():
                     break
@@ -240,25 +248,25 @@ class Rank:
                 case msg.Regroup() as command:
                     self._regrouper.regroup(command)
                 case command if isinstance(command, Request):
-                    self._answers.give(command)
+                    self._request_handler.answer(command)
         if self._group.backend == "nccl":
-            self._group.leave()  # NCCL warns when its communicators are left to the end
+            self._group.destroy()  # NCCL warns when its communicators are left to the end
 
-    def _from_controller(self, reader: QueueReader) -> Iterator[Any]:
+    def _messages_from_controller(self, reader: QueueReader) -> Iterator[Any]:
         while True:
             envelope = reader.get()
             if envelope.sender == CONTROLLER and envelope.attempt == self._attempt:
                 yield envelope.message
 
-    def _listen(self) -> None:
-        for message in self._from_controller(self._control):
+    def _serve_control_queue(self) -> None:
+        for message in self._messages_from_controller(self._control_reader):
             match message:
                 case msg.Interrupt() as command:
                     self._interrupt(command)
                 case msg.InputReply() as answer:
                     self._keyboard.receive_reply(answer)
                 case msg.CancelRequest(request=request):
-                    self._answers.drop(request)
+                    self._request_handler.cancel(request)
                     self._interrupter.cancel(request)
 
     def _interrupt(self, command: msg.Interrupt) -> None:
@@ -273,7 +281,7 @@ class Rank:
         self._clients.payloads.reconnect()
         self._outbox.reconnect()
         self._clients.groups.lose()
-        self._say_ready()
+        self._report_ready()
         return store
 
     def _reconnect_control(self) -> dist.Store:
@@ -284,15 +292,15 @@ class Rank:
 
     def _record_wait(self) -> None:
         if blocking_call(main_frame(), self._shell.is_cell_file):
-            self._group.note_wait()
+            self._group.record_wait()
 
     # ---- cells
 
     def _run_cell(self, command: msg.RunCell) -> None:
         self._was_quit = False
-        may_begin = self._prepare(command)
-        failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
-        if not may_begin:
+        can_run = self._prepare_cell(command)
+        failure = self._regrouper.pop_failure(command)  # for this cell, whatever becomes of it
+        if not can_run:
             interrupt = KeyboardInterrupt.__name__
             failure = msg.Failure(name=interrupt, text="", traceback="", at=time.time())
         if failure is not None:
@@ -318,7 +326,7 @@ class Rank:
         result.error_before_exec = result.error_in_exec = None
         if exit_code(error) == 0:
             error = None  # a script that says sys.exit() at its end has done its work
-        self._group.note_failure(error)
+        self._group.record_failure(error)
         # the user left the debugger, or its input ended; of an interrupted cell it quits too
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted
         if error is not None:
@@ -331,23 +339,25 @@ class Rank:
             failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
         self._end_cell(command, seconds, failure, result.result)
 
-    def _may_be_interrupted(self, filename: str) -> bool:
+    def _is_interruptible(self, filename: str) -> bool:
         return (
-            filename == EXPRESSION or is_script_exit(filename) or self._shell.is_cell_file(filename)
+            filename == PULL_FILENAME
+            or is_script_exit(filename)
+            or self._shell.is_cell_file(filename)
         )
 
-    def _prepare(self, command: msg.RunCell) -> bool:
+    def _prepare_cell(self, command: msg.RunCell) -> bool:
         """Get ready for a cell; false if it was interrupted before it could begin."""
-        for name, value in self._names.items():
+        for name, value in self._preset_names.items():
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
         self._sampler.begin_cell(command.cell)  # what comes next may free much, slowly
         self._keyboard.begin_cell(command.answers)
         self._debuggers.begin_cell(command)
         self._group.begin_cell(
-            command, may_ask=may_request_input(command.source, self._shell.user_ns)
+            command, may_request_input=may_request_input(command.source, self._shell.user_ns)
         )
-        self._meters.begin_cell()
+        self._metric_sink.begin_cell()
         log_and_track.begin_cell()
         clear_epochs()
         arming.begin_cell(is_again=command.is_replay)
@@ -359,9 +369,9 @@ class Rank:
     ) -> None:
         payload: msg.JsonDict = {}
         if command.wants_value and failure is None:
-            store, key = self._clients.payloads, self._key(f"cell{command.cell}")
+            store, key = self._clients.payloads, self._payload_key(f"cell{command.cell}")
             try:
-                payload = pack(store, key, value, name="the last value")
+                payload = pack_value(store, key, value, name="the last value")
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
             if note := payload.get("note"):
@@ -384,25 +394,25 @@ class Rank:
             )
         )
 
-    def _post_question(self, question: msg.MessageFromRank) -> None:
+    def _post_input_request(self, question: msg.MessageFromRank) -> None:
         self._outbox.post(question)
         self._outbox.post(self._sampler.sample(self._cell))  # the panel says so at once
 
-    def _comes_first(self) -> bool:
+    def _claim_breakpoint(self) -> bool:
         """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
-        key, mine = f"a{self._attempt}/break/{self._cell}", str(self._place.rank)
+        key, mine = f"a{self._attempt}/break/{self._cell}", str(self._topology.rank)
         return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
 
     def _progress(self) -> RankProgress:
-        said = self._meters.report_count + self._log.print_count
+        said = self._metric_sink.report_count + self._log.print_count
         return RankProgress(
-            said, self._log.position(), self._keyboard.waiting_for, dict(self._meters.steps)
+            said, self._log.position(), self._keyboard.waiting_for, dict(self._metric_sink.steps)
         )
 
-    def _say(self, line: str) -> None:
+    def _notify_user(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
-        if line and self._place.rank == 0:
+        if line and self._topology.rank == 0:
             self._outbox.post(notify_user(line))
 
-    def _key(self, name: str) -> str:
-        return f"a{self._attempt}/payload/{self._place.rank}/{name}"
+    def _payload_key(self, name: str) -> str:
+        return f"a{self._attempt}/payload/{self._topology.rank}/{name}"

@@ -28,8 +28,8 @@ adopt_orphans()
 # multiprocessing's: a child that it has not started, but inherited, has ended
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 folder = os.environ.pop(SOCKET_FOLDER_VARIABLE)
-lazy_preload.take_along(folder)
+lazy_preload.clean_up_at_exit(folder)
 shell = make_shell()
 if has_used_cuda():
     (Path(folder) / CUDA_USED).touch()
-lazy_preload.listen(first=lambda: preload_shell(shell))
+lazy_preload.preload_on_signal(first=lambda: preload_shell(shell))

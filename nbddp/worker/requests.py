@@ -41,12 +41,12 @@ from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.watch.profiler import CELL_GONE
 
-EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
+PULL_FILENAME = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
 NO_GROUP = (
     "there is no process group now: what ran last has left none; a cell gets one, unless it says "
     "--no-init: `%%ddp --out NAME` fetches its last value"
 )
-UNWANTED = "nobody waits for this any more"
+CANCELLED = "nobody waits for this any more"
 
 
 class RequestHandler:
@@ -66,42 +66,42 @@ class RequestHandler:
         self,
         shell: RankShell,
         store: Store,
-        key: Callable[[str], str],
+        payload_key: Callable[[str], str],
         post: Callable[[Answer], None],
-        answering: Callable[[int, bool], AbstractContextManager[None]],
-        healing: HealHandler,
+        interruptible: Callable[[int, bool], AbstractContextManager[None]],
+        heal_handler: HealHandler,
     ) -> None:
         self._shell = shell
         self._store = store
-        self._key = key
+        self._payload_key = payload_key
         self._post = post
-        self._answering = answering
-        self._healing = healing
-        self._unwanted: frozenset[int] = frozenset()  # replaced as a whole: two threads look at it
+        self._interruptible = interruptible
+        self._heal_handler = heal_handler
+        self._cancelled: frozenset[int] = frozenset()  # replaced as a whole: two threads look at it
 
-    def drop(self, request: int) -> None:
+    def cancel(self, request: int) -> None:
         """Nobody waits for this one any more, which may be under way, or still to come."""
-        self._unwanted |= {request}
+        self._cancelled |= {request}
 
-    def give(self, command: Request) -> None:
+    def answer(self, command: Request) -> None:
         """Do what was asked and say what came of it; an error belongs to the answer."""
         request = command.request
         try:
-            with self._answering(request, isinstance(command, JoinGroup)):
-                if isinstance(command, JoinGroup) and request in self._unwanted:
+            with self._interruptible(request, isinstance(command, JoinGroup)):
+                if isinstance(command, JoinGroup) and request in self._cancelled:
                     # the others have given up waiting for it
-                    answer = Answer(request=request, error=UNWANTED, content={"was_left": True})
+                    answer = Answer(request=request, error=CANCELLED, content={"was_left": True})
                 else:
-                    answer = self._act(command)
+                    answer = self._handle(command)
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
         except BaseException as error:  # noqa: BLE001 - the user's own code may even exit
             what = f"{type(error).__name__}: {error_text(error)}"
             answer = Answer(request=request, error=truncate(what, TOO_LONG, limit=MAX_MESSAGE))
-        self._unwanted = frozenset(each for each in self._unwanted if each > request)
+        self._cancelled = frozenset(each for each in self._cancelled if each > request)
         self._post(answer)
 
-    def _act(self, command: Request) -> Answer:
+    def _handle(self, command: Request) -> Answer:
         match command:
             case Push():
                 content = self._push(command)
@@ -114,11 +114,11 @@ class RequestHandler:
             case Pull():
                 return self._pull(command)
             case SendTrace():
-                return self._give_trace(command)
+                return self._send_trace(command)
             case SendNamespace():
-                return self._healing.give(command)
+                return self._heal_handler.send_namespace(command)
             case JoinGroup():
-                return self._healing.meet(command)
+                return self._heal_handler.join_group(command)
         return Answer(request=command.request, content=content)
 
     def _push(self, command: Push) -> JsonDict:
@@ -130,28 +130,28 @@ class RequestHandler:
 
     def _pull(self, command: Pull) -> Answer:
         def check() -> None:
-            if command.request in self._unwanted:
-                raise RequestError(UNWANTED)
+            if command.request in self._cancelled:
+                raise RequestError(CANCELLED)
 
         check()
-        code = compile(command.expression.strip(), EXPRESSION, "eval", dont_inherit=True)
+        code = compile(command.expression.strip(), PULL_FILENAME, "eval", dont_inherit=True)
         try:
             value = eval(code, self._shell.user_ns)  # the user's own code
         except ValueError as error:
             if dist.is_initialized() or "group has not been initialized" not in str(error):
                 raise
             raise RequestError(NO_GROUP) from None
-        key, name = self._key(f"request{command.request}"), command.expression
-        payload = pack(self._store, key, value, name=name, check=check)
+        payload_key, name = self._payload_key(f"request{command.request}"), command.expression
+        payload = pack_value(self._store, payload_key, value, name=name, check=check)
         return Answer(request=command.request, payload=payload)
 
-    def _give_trace(self, command: SendTrace) -> Answer:
+    def _send_trace(self, command: SendTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
             return Answer(request=command.request, content=asdict(TraceSent(reason=CELL_GONE)))
         traced, files = profiler.export(command)
-        key = self._key(f"request{command.request}")
-        payload = pack(self._store, key, files, name="the trace") if files else {}
+        payload_key = self._payload_key(f"request{command.request}")
+        payload = pack_value(self._store, payload_key, files, name="the trace") if files else {}
         return Answer(request=command.request, content=asdict(traced), payload=payload)
 
     def _complete(self, command: Complete) -> JsonDict:
@@ -215,8 +215,13 @@ class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return reduced
 
 
-def pack(
-    store: Store, key: str, value: Any, *, name: str, check: Callable[[], None] = lambda: None
+def pack_value(
+    store: Store,
+    payload_key: str,
+    value: Any,
+    *,
+    name: str,
+    check: Callable[[], None] = lambda: None,
 ) -> JsonDict:
     """Put a value into the store and return what a signed message must say about it.
 
@@ -227,7 +232,7 @@ def pack(
         pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
     """
     data, note = dumps(value, name=name)
-    payload = payloads.put(store, key, data, check=check)
+    payload = payloads.put(store, payload_key, data, check=check)
     return {**payload, "note": note} if note else payload
 
 
@@ -242,12 +247,12 @@ def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
     try:
         pickler.dump(value)
     except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
-        raise pickle.PicklingError(_way_out(name, value, error)) from None
+        raise pickle.PicklingError(_describe_unpicklable(name, value, error)) from None
     note = f"{name}: without its DistributedDataParallel, which stays with the ranks"
     return written.getvalue(), note if pickler.has_unwrapped else ""
 
 
-def _way_out(name: str, value: Any, error: Exception) -> str:
+def _describe_unpicklable(name: str, value: Any, error: Exception) -> str:
     kind = type(value).__name__
     begin = f"{name} is of type {kind} and cannot be sent to the notebook"
     if isinstance(value, nn.Module):

@@ -51,16 +51,16 @@ def exit_process(close: Callable[[], None]) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, 0)
         # torch's handler raises when a worker of a loader is killed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        acts: list[Callable[[], Any]] = [
+        steps: list[Callable[[], Any]] = [
             partial(util._run_finalizers, 0),  # type: ignore[attr-defined]  # such as a pool
             atexit._run_exitfuncs,
             partial(terminate_all, lambda: find_descendants(os.getpid())),
             flush_python_streams,
             close,
         ]
-        for act in acts:
+        for step in steps:
             try:
-                act()
+                step()
             except BaseException:  # noqa: BLE001 - the rest is done all the same
                 traceback.print_exc()
     finally:
@@ -78,10 +78,12 @@ def exit_with_kernel(kernel_pid: int) -> None:
     if hasattr(os, "pidfd_open"):
         with suppress(ProcessLookupError):
             sentinels.append(os.pidfd_open(kernel_pid))
-    threading.Thread(target=_follow, args=(sentinels,), name="nbddp-watch", daemon=True).start()
+    threading.Thread(
+        target=_kill_with_kernel, args=(sentinels,), name="nbddp-watch", daemon=True
+    ).start()
 
 
-def _follow(sentinels: list[int]) -> NoReturn:
+def _kill_with_kernel(sentinels: list[int]) -> NoReturn:
     wait(sentinels)
     try:
         kill_all(lambda: find_descendants(os.getpid()))

@@ -34,27 +34,27 @@ class StoreClient:
     """
 
     def __init__(
-        self, store: dist.Store, noting: Callable[[], AbstractContextManager[None]]
+        self, store: dist.Store, recording: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.store = store
-        self._noting = noting
+        self._recording = recording
         self._is_lost = False
 
-    def another(self) -> dist.Store:
+    def open_connection(self) -> dist.Store:
         """Open another connection; wait until there is a server."""
-        with self._noting():
+        with self._recording():
             return clone(self.store)
 
     def reconnect(self) -> dist.Store:
         """Connect again, after the connection was shut down or the server was replaced."""
-        self.store = self.another()
+        self.store = self.open_connection()
         return self.store
 
-    def lose(self) -> None:
+    def invalidate(self) -> None:
         """The connection was shut down, or its server is another one; from any thread."""
         self._is_lost = True
 
-    def open(self) -> dist.Store:
+    def ensure_connected(self) -> dist.Store:
         """Return the connection, or another one if it was lost."""
         if self._is_lost:
             self._is_lost = False  # before: the new one may be lost while it is opened
@@ -98,7 +98,7 @@ class StoreClients:
             prefix: what all keys begin with.
         """
         connections = Connections()
-        with without_dns(), connections.keeping():
+        with without_dns(), connections.protecting():
             first: dist.Store = dist.TCPStore(
                 "127.0.0.1", port, is_master=False, timeout=FOREVER, wait_for_workers=False
             )
@@ -106,8 +106,8 @@ class StoreClients:
                 first = dist.PrefixStore(prefix, first)
             reports, *others = (clone(first) for _ in range(3))
         commands, control, payloads = (
-            StoreClient(each, connections.keeping) for each in (first, *others)
+            StoreClient(each, connections.protecting) for each in (first, *others)
         )
-        groups = StoreClient(first, connections.noting)
+        groups = StoreClient(first, connections.recording)
         groups.reconnect()
         return cls(commands, control, reports, payloads, groups, connections)

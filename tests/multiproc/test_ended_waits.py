@@ -34,7 +34,7 @@ def _talk() -> None:
 
 def _be_interrupted(rank: int, port: int) -> None:
     connections = Connections()
-    watch_new_groups(lambda _ranks: connections.noting_group(), lambda _group: None)
+    watch_new_groups(lambda _ranks: connections.recording_group(), lambda _group: None)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
 
     def all_reach(place: str) -> None:

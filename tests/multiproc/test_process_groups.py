@@ -273,9 +273,9 @@ def test_a_second_group_is_refused_with_the_way_out(group: Ranks) -> None:
 def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks) -> None:
     group.run(
         f"{imported(process_group)}from datetime import timedelta\n"
-        "form = process_group.ProcessGroup.form\n"
+        "form = process_group.ProcessGroup.init\n"
         "def broken(self, *_): raise OSError('no more ports')\n"
-        "if rank == 1: process_group.ProcessGroup.form = broken\n"
+        "if rank == 1: process_group.ProcessGroup.init = broken\n"
         "long, process_group.FORM_TIMEOUT = process_group.FORM_TIMEOUT, timedelta(seconds=3)\n"
         "dist.destroy_process_group()"
     )
@@ -284,7 +284,7 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks)
             group.run("dist.barrier()")
     run_bare(
         group,
-        "process_group.ProcessGroup.form, process_group.FORM_TIMEOUT = form, long\nalive = True",
+        "process_group.ProcessGroup.init, process_group.FORM_TIMEOUT = form, long\nalive = True",
     )
     group.run("assert alive\ndist.barrier()")
 

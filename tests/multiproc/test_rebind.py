@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError
 from nbddp.worker.process_group import migration
-from nbddp.worker.process_group.object_collectives import gather_objects, take_over
+from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
 
 pytestmark = pytest.mark.multiproc
 
@@ -220,7 +220,7 @@ def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
     group.run(
         f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n{imported(migration)}"
         "def broken(*_): raise MemoryError('no room')\n"
-        "if rank == 1: migration.take_over = broken"
+        "if rank == 1: migration.broadcast_tensors = broken"
     )
     lose_the_group(group)
     with pytest.raises(CellFailedError, match=r"^rank 1: MemoryError: no room"):
@@ -260,13 +260,13 @@ def test_what_ranks_tell_each_other_may_be_of_any_length(make_group: MakeRanks) 
 
 def test_tensors_of_all_kinds_are_sent_as_one(group: Ranks) -> None:
     group.run(
-        imported(take_over) + "def kinds(seed):\n"
+        imported(broadcast_tensors) + "def kinds(seed):\n"
         "    torch.manual_seed(seed)\n"
         "    return [torch.rand(3) < 0.5, torch.randn(2, 3, dtype=torch.float64), torch.zeros(0),\n"
         "            torch.randn(5).to(torch.float16), torch.randn(4, 5).t(), torch.tensor(seed),\n"
         "            torch.randn(7, dtype=torch.complex64), torch.randn(2500000), torch.rand(1)]\n"
         "mine, theirs = kinds(rank), kinds(1)\n"
-        "take_over(mine, device, 1)\n"
+        "broadcast_tensors(mine, device, 1)\n"
     )
     same = "all(map(torch.equal, mine, theirs))"
     assert group.pull(f"{same}, not torch.equal(kinds(0)[1], theirs[1])") == [(True, True)] * 2

@@ -24,7 +24,7 @@ class ProcessEnvironment:
     def __init__(self) -> None:
         self._environ = dict(os.environ)
 
-    def told(self) -> dict[str, Any]:
+    def capture(self) -> dict[str, Any]:
         """All of it, to be pickled."""
         folder = ""
         with suppress(OSError):  # it is gone
@@ -36,39 +36,41 @@ class ProcessEnvironment:
         return {
             "path": [*sys.path],
             "folder": folder,
-            "environ": {name: to for name, to in changed.items() if to != before.get(name)},
+            "environ": {
+                name: value for name, value in changed.items() if value != before.get(name)
+            },
             "torch": [read() for read, _ in _torch_settings()],
             "accelerate": dict(accelerate.PartialState._shared_state) if accelerate else {},
         }
 
-    def take(self, told: dict[str, Any]) -> None:
+    def apply(self, captured: dict[str, Any]) -> None:
         """Be surrounded like another."""
-        sys.path[:] = told["path"]
+        sys.path[:] = captured["path"]
         with suppress(OSError):  # the folder is gone
-            os.chdir(told["folder"])
-        for name, value in told["environ"].items():
+            os.chdir(captured["folder"])
+        for name, value in captured["environ"].items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for (read, write), value in zip(_torch_settings(), told["torch"], strict=True):
+        for (read, write), value in zip(_torch_settings(), captured["torch"], strict=True):
             if read() != value:
                 write(value)
-        _take_accelerates_state(told["accelerate"])
+        _apply_accelerate_state(captured["accelerate"])
 
 
-def _take_accelerates_state(told: dict[str, Any]) -> None:
+def _apply_accelerate_state(captured: dict[str, Any]) -> None:
     """Without it the next object takes this process for the only one."""
-    if not told:
+    if not captured:
         return
     own: dict[str, Any] = {
         "process_index": int(os.environ["RANK"]),
         "local_process_index": int(os.environ["LOCAL_RANK"]),
     }
-    if told["device"].type == "cuda":
+    if captured["device"].type == "cuda":
         own["device"] = torch.device("cuda", torch.cuda.current_device())
     state: Any = importlib.import_module("accelerate.state")
-    state.PartialState._shared_state.update(told | own)
+    state.PartialState._shared_state.update(captured | own)
 
 
 def _torch_settings() -> list[Pair]:

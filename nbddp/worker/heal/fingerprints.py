@@ -27,7 +27,7 @@ from nbddp.wire.marks import (
 )
 
 DEPTH = 3  # levels of values in values
-LOOKED_AT = 10_000  # characters or bytes at each end of a text
+MAX_TEXT_END = 10_000  # characters or bytes at each end of a text
 DICTS = (dict, defaultdict, OrderedDict, Counter)
 Facts = Iterable[object]
 
@@ -67,7 +67,7 @@ def _facts(kind: type, value: Any, depth: int) -> Facts:
     if issubclass(kind, Enum):
         return [value._name_]
     if is_named_tuple(kind) or kind is torch.Size:
-        return _of_items(_items(value), depth)
+        return _item_facts(_items(value), depth)
     of = _FACTS.get(kind) or _FACTS.get(f"{kind.__module__}.{kind.__name__}")
     try:
         return [*of(value, depth)] if of is not None else []
@@ -79,22 +79,22 @@ def _items(value: Any) -> tuple[Any, ...]:
     return (*tuple.__iter__(value),)
 
 
-def _of_text(text: Any, _: int) -> Facts:
-    ends = text[:LOOKED_AT] + text[-LOOKED_AT:]  # a text may be a whole data set
+def _text_facts(text: Any, _: int) -> Facts:
+    ends = text[:MAX_TEXT_END] + text[-MAX_TEXT_END:]  # a text may be a whole data set
     return [len(text), zlib.crc32(ends.encode(errors="replace") if type(text) is str else ends)]
 
 
-def _of_items(items: Sequence[Any], depth: int) -> Facts:
+def _item_facts(items: Sequence[Any], depth: int) -> Facts:
     ends = [items[0], items[-1]] if items else []
     return [len(items), *(_fingerprint(each, depth) for each in ends)]
 
 
-def _of_set(items: Any, depth: int) -> Facts:
+def _set_facts(items: Any, depth: int) -> Facts:
     few = [*items] if len(items) <= MAX_ITEMS else []
     return [len(items), *sorted(_fingerprint(each, depth) for each in few)]
 
 
-def _of_dict(items: Mapping[Any, Any], depth: int) -> Facts:
+def _dict_facts(items: Mapping[Any, Any], depth: int) -> Facts:
     """Tell the keys, and the values that are not reported by paths of their own."""
     few = [*items.items()] if len(items) <= MAX_ITEMS else []
     has_paths = depth == DEPTH - 1
@@ -105,29 +105,29 @@ def _of_dict(items: Mapping[Any, Any], depth: int) -> Facts:
     return [len(items), *sorted(parts)]
 
 
-def _of_function(function: FunctionType, depth: int) -> Facts:
+def _function_facts(function: FunctionType, depth: int) -> Facts:
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    held = [*map(_content, function.__closure__ or ()), *defaults]
+    held = [*map(_cell_contents, function.__closure__ or ()), *defaults]
     return [function.__qualname__, *(_fingerprint(each, depth) for each in held)]
 
 
-def _content(cell: CellType) -> object:
+def _cell_contents(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # nothing in it yet
         return None
 
 
-def _of_partial(call: partial[Any], depth: int) -> Facts:
+def _partial_facts(call: partial[Any], depth: int) -> Facts:
     return (_fingerprint(each, depth) for each in (call.func, call.args, call.keywords))
 
 
-def _of_count(numbers: Any, _: int) -> Facts:
+def _count_facts(numbers: Any, _: int) -> Facts:
     parts = gc.get_referents(numbers)  # its repr asks them for theirs
     return [repr(numbers)] if all(type(each) in (int, float) for each in parts) else []
 
 
-def _of_array(array: Any, _: int) -> Facts:
+def _array_facts(array: Any, _: int) -> Facts:
     """Return the shape, the first number, and one from the middle."""
     if not array.size or array.dtype.kind not in "biufc":
         return []
@@ -135,7 +135,7 @@ def _of_array(array: Any, _: int) -> Facts:
     return [*array.shape, array[(0,) * array.ndim].item(), array[middle].item()]
 
 
-def _of_tensor(tensor: torch.Tensor, _: int) -> Facts:
+def _tensor_facts(tensor: torch.Tensor, _: int) -> Facts:
     if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel():
         return []
     if not tensor.untyped_storage().nbytes():  # FSDP frees the memory of parameters
@@ -145,33 +145,33 @@ def _of_tensor(tensor: torch.Tensor, _: int) -> Facts:
     return [*tensor.shape, numbers[(0,) * tensor.ndim].item(), numbers[middle].item()]
 
 
-def _of_torchs_generator(generator: torch.Generator, _: int) -> Facts:
+def _generator_facts(generator: torch.Generator, _: int) -> Facts:
     seed = generator.initial_seed()
     is_here = generator.device.type == "cpu"  # the state of another one may wait for its device
     return [seed, *([zlib.crc32(generator.get_state().numpy().data)] if is_here else [])]
 
 
-def _of_state(state: Mapping[str, Any]) -> Facts:
+def _state_facts(state: Mapping[str, Any]) -> Facts:
     for each in state.values():
         if type(each) is dict:
-            yield from _of_state(each)
+            yield from _state_facts(each)
         else:
             yield zlib.crc32(each.tobytes()) if type(each) is np.ndarray else each
 
 
 _FACTS: dict[type | str, Callable[[Any, int], Facts]] = {
-    **dict.fromkeys((str, bytes, bytearray), _of_text),
-    **dict.fromkeys((list, tuple, deque), _of_items),
-    **dict.fromkeys((set, frozenset), _of_set),
-    **dict.fromkeys(DICTS, _of_dict),
-    FunctionType: _of_function,
-    partial: _of_partial,
-    count: _of_count,
-    np.ndarray: _of_array,
-    torch.Tensor: _of_tensor,
-    torch.Generator: _of_torchs_generator,
+    **dict.fromkeys((str, bytes, bytearray), _text_facts),
+    **dict.fromkeys((list, tuple, deque), _item_facts),
+    **dict.fromkeys((set, frozenset), _set_facts),
+    **dict.fromkeys(DICTS, _dict_facts),
+    FunctionType: _function_facts,
+    partial: _partial_facts,
+    count: _count_facts,
+    np.ndarray: _array_facts,
+    torch.Tensor: _tensor_facts,
+    torch.Generator: _generator_facts,
     random.Random: lambda generator, _: [hash(generator.getstate()[1])],
     # by name: NumPy imports them when a program first asks for them
-    "numpy.random._generator.Generator": lambda made, _: _of_state(made.bit_generator.state),
-    "numpy.random.mtrand.RandomState": lambda made, _: _of_state(made.get_state(legacy=False)),
+    "numpy.random._generator.Generator": lambda made, _: _state_facts(made.bit_generator.state),
+    "numpy.random.mtrand.RandomState": lambda made, _: _state_facts(made.get_state(legacy=False)),
 }

@@ -22,20 +22,28 @@ from nbddp.wire import payloads
 from nbddp.wire.messages import JsonDict, Regroup
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 from nbddp.worker.heal.environment import ProcessEnvironment
-from nbddp.worker.heal.namespace_transfer import UnpickleError, open_names, pack_names
-from nbddp.worker.heal.plain_values import HISTORY
-from nbddp.worker.heal.rank_attributes import own_attributes, set_attributes, set_samplers
+from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
+from nbddp.worker.heal.plain_values import SHELL_NAMES
+from nbddp.worker.heal.rank_attributes import (
+    find_rank_attributes,
+    set_rank_attributes,
+    set_sampler_ranks,
+)
 from nbddp.worker.process_group.bound_objects import is_sharded, sharded_modules
-from nbddp.worker.process_group.object_collectives import await_message, batches, gather_objects
+from nbddp.worker.process_group.object_collectives import (
+    gather_objects,
+    split_into_batches,
+    wait_for_message,
+)
 
 if TYPE_CHECKING:
     from nbddp.worker.cell.shell import RankShell
     from nbddp.worker.process_group.process_group import ProcessGroup
     from nbddp.worker.process_group.regroup import Regrouper
 
-AT_ONCE = 8  # messages on their way to replacements
-NAMED = 20  # names and parts that are not carried: the others are counted
-LONGEST = 300  # characters of the reason
+MAX_IN_FLIGHT = 8  # messages on their way to replacements
+MAX_LISTED = 20  # names and parts that are not carried: the others are counted
+MAX_REASON = 300  # characters of the reason
 
 T = TypeVar("T")
 
@@ -57,25 +65,26 @@ class HealHandler:
         group: ProcessGroup,
         regrouper: Regrouper,
         store: dist.Store,
-        key: Callable[[str], str],
+        payload_key: Callable[[str], str],
     ) -> None:
         self._namespace = shell.user_ns
-        self._own = {*shell.user_ns}
-        self._surroundings = ProcessEnvironment()
-        self._cells = shell.compile
+        self._own_names = {*shell.user_ns}
+        self._environment = ProcessEnvironment()
+        self._compiler = shell.compile
         self._group = group
         self._regrouper = regrouper
         self._store = store
-        self._key = key
-        self._values = shell.plain_values
+        self._payload_key = payload_key
+        self._plain_values = shell.plain_values
         self._storages: Sequence[UntypedStorage] = ()
         self._report: JsonDict = {}
 
-    def give(self, command: SendNamespace) -> Answer:
+    def send_namespace(self, command: SendNamespace) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
-        _refuse_sharded(self._namespace, self._group.registry.optimizers)
+        _check_nothing_is_sharded(self._namespace, self._group.bound_objects.optimizers)
         for replacement in command.replacements:
-            if part := self._group.part_without(replacement):  # only the user knows whose are right
+            if part := self._group.group_without(replacement):
+                # only the user knows whose are right
                 outside = "this rank is" if replacement in part else f"rank {replacement} was"
                 raise RequestError(
                     f"{format_ranks(part)} have a subgroup, and {outside} not in it: rank "
@@ -83,37 +92,45 @@ class HealHandler:
                     "them from a rank with the same values, `%ddp restart --replay` restarts all "
                     "ranks and runs the cells again"
                 )
-        leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.exclude]
-        beside = self._cells.sources, self._surroundings.told()
-        carried = pack_names(self._namespace, leave=leave, beside=beside)
-        self._storages = carried.storages
-        payload = payloads.put(self._store, self._key(f"names{command.request}"), carried.data)
+        exclude = [
+            *self._own_names,
+            *filter(SHELL_NAMES.fullmatch, self._namespace),
+            *command.exclude,
+        ]
+        extra = self._compiler.sources, self._environment.capture()
+        pickled = pickle_namespace(self._namespace, exclude=exclude, extra=extra)
+        self._storages = pickled.storages
+        payload = payloads.put(
+            self._store, self._payload_key(f"names{command.request}"), pickled.data
+        )
         # names first: each of them is lost as a whole
-        left = sorted(carried.left.items(), key=lambda each: not each[0].isidentifier())
+        not_carried = sorted(
+            pickled.not_carried.items(), key=lambda each: not each[0].isidentifier()
+        )
         content: JsonDict = {
-            "names": list(carried.names),
-            "bytes": len(carried.data),
-            "left": {name: why[:LONGEST] for name, why in left[:NAMED]},
-            "more": {"": len(left) - NAMED} if len(left) > NAMED else {},
+            "names": list(pickled.names),
+            "bytes": len(pickled.data),
+            "left": {name: why[:MAX_REASON] for name, why in not_carried[:MAX_LISTED]},
+            "more": {"": len(not_carried) - MAX_LISTED} if len(not_carried) > MAX_LISTED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
         }
         return Answer(request=command.request, payload=payload, content=content)
 
-    def meet(self, command: JoinGroup) -> Answer:
+    def join_group(self, command: JoinGroup) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
         self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
             Regroup(generation=command.generation),
             source=command.donor,
             is_heal=True,
-            before=lambda: self._hand_over(command),
+            on_joined=lambda: self._transfer_namespace(command),
         )
         self._storages = ()
-        self._report["was_left"] = bool(error) and self._regrouper.was_left
+        self._report["was_left"] = bool(error) and self._regrouper.is_consequence
         error = next(iter(self._report.get("unopened", {}).values()), error)
         return Answer(request=command.request, error=error, content=self._report)
 
-    def _hand_over(self, command: JoinGroup) -> None:
+    def _transfer_namespace(self, command: JoinGroup) -> None:
         """Memory first: what is opened may look into its tensors at once."""
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
@@ -128,84 +145,89 @@ class HealHandler:
             ]
             self._receive(storages, command.donor)
             try:
-                open_names(data, self._namespace, storages, take=self._take_beside)
+                load_namespace(data, self._namespace, storages, on_extra=self._apply_extra)
             except UnpickleError as error:
                 self._report["unopened"] = {error.name: str(error)}
                 raise
-            self._group.registry.find()
-        self._take_places(command)
+            self._group.bound_objects.add_existing()
+        self._restore_own_values(command)
 
-    def _take_places(self, command: JoinGroup) -> None:
+    def _restore_own_values(self, command: JoinGroup) -> None:
         """Where all that live keep their own rank, the new ones keep theirs."""
         is_new = dist.get_rank() in command.replacements
-        mine = None if is_new else own_attributes(self._namespace, self._own)
-        told = [each for each in gather_objects(mine, self._group.device) if each is not None]
+        mine = None if is_new else find_rank_attributes(self._namespace, self._own_names)
+        gathered = [each for each in gather_objects(mine, self._group.device) if each is not None]
         if is_new:
-            self._report["taken"] = self._values.take(command.own_values, self._own)
-            agreed = {*told[0]}.intersection(*told[1:]) - command.own_values.keys()
-            places = set_attributes(self._namespace, self._own, agreed)
-            if set_samplers(command.donor):
+            self._report["taken"] = self._plain_values.restore(command.own_values, self._own_names)
+            agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
+            places = set_rank_attributes(self._namespace, self._own_names, agreed)
+            if set_sampler_ranks(command.donor):
                 places.append("a DistributedSampler")
-            self._report |= {"places": places, "unlike": self._values.unlike(command.own_values)}
+            self._report |= {
+                "places": places,
+                "unlike": self._plain_values.differing(command.own_values),
+            }
 
-    def _take_beside(self, beside: Any) -> None:
-        sources, surroundings = beside
-        self._cells.add_sources(sources)
-        self._surroundings.take(surroundings)
+    def _apply_extra(self, extra: Any) -> None:
+        sources, environment = extra
+        self._compiler.add_sources(sources)
+        self._environment.apply(environment)
 
     # ---- memory of tensors
 
     def _send(self, replacements: Sequence[int]) -> None:
-        def begin() -> Iterator[tuple[Any, None]]:
-            for batch in batches(self._storages, UntypedStorage.nbytes):
-                parts = [_bytes(each).to(self._group.device) for each in batch]
+        def start_messages() -> Iterator[tuple[Any, None]]:
+            for batch in split_into_batches(self._storages, UntypedStorage.nbytes):
+                parts = [_storage_bytes(each).to(self._group.device) for each in batch]
                 bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
                 for replacement in replacements:
                     yield dist.isend(bytes_, replacement), None
 
-        for _ in self._in_flight(begin()):
+        for _ in self._complete_in_order(start_messages()):
             pass
 
     def _receive(self, storages: Sequence[UntypedStorage], donor: int) -> None:
         device = self._group.device
 
-        def begin() -> Iterator[tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]]:
-            for batch in batches(storages, UntypedStorage.nbytes):
+        def start_messages() -> Iterator[
+            tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]
+        ]:
+            for batch in split_into_batches(storages, UntypedStorage.nbytes):
                 if len(batch) == 1 and batch[0].device == device:
-                    yield dist.irecv(_bytes(batch[0]), donor), None
+                    yield dist.irecv(_storage_bytes(batch[0]), donor), None
                     continue
                 size = sum(each.nbytes() for each in batch)
-                came = torch.empty(size, dtype=torch.uint8, device=device)
-                yield dist.irecv(came, donor), (came, batch)
+                received = torch.empty(size, dtype=torch.uint8, device=device)
+                yield dist.irecv(received, donor), (received, batch)
 
-        for together in self._in_flight(begin()):
-            if together is not None:
-                came, batch = together
-                parts = came.split([each.nbytes() for each in batch])
+        for message in self._complete_in_order(start_messages()):
+            if message is not None:
+                received, batch = message
+                parts = received.split([each.nbytes() for each in batch])
                 for storage, part in zip(batch, parts, strict=True):
-                    _bytes(storage).copy_(part)
+                    _storage_bytes(storage).copy_(part)
 
-    def _in_flight(self, begun: Iterable[tuple[Any, T]]) -> Iterator[T]:
+    def _complete_in_order(self, started: Iterable[tuple[Any, T]]) -> Iterator[T]:
         """Keep several messages on their way; yield what belongs to each when it has come.
 
         One after the other takes twice as long, as Gloo announces each before it sends it: 0.13 s
         instead of 0.07 s for 64 tensors of 1.2 MB.
         """
-        waiting = iter(begun)
-        under_way = deque(islice(waiting, AT_ONCE))
-        while under_way:
-            under_way.extend(islice(waiting, 1))
-            work, belongs = under_way.popleft()
-            await_message(work, self._group.device, lambda: self._group.is_broken)
+        waiting = iter(started)
+        in_flight = deque(islice(waiting, MAX_IN_FLIGHT))
+        while in_flight:
+            in_flight.extend(islice(waiting, 1))
+            work, belongs = in_flight.popleft()
+            wait_for_message(work, self._group.device, lambda: self._group.is_broken)
             yield belongs
 
 
-def _refuse_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
+def _check_nothing_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
     """What is cut up among the ranks died in part with the dead one."""
-    cut = _what_is_sharded(namespace, optimizers)
+    cut = _name_sharded(namespace, optimizers)
     if cut:  # it may be what nobody has any more
         gc.collect()
-        cut = _what_is_sharded(namespace, optimizers)
+        cut = _name_sharded(namespace, optimizers)
     if cut:
         raise RequestError(
             f"a part of what is sharded ({cut}) died with its rank: `%ddp restart --replay`, and "
@@ -213,12 +235,12 @@ def _refuse_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> Non
         )
 
 
-def _what_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> str:
+def _name_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> str:
     if sharded_modules():
         return "FSDP"
     kinds = (type(each).__name__ for each in optimizers if is_sharded(each))
     return next(kinds, "DTensor" if any(map(has_dtensors, namespace.values())) else "")
 
 
-def _bytes(storage: UntypedStorage) -> torch.Tensor:
+def _storage_bytes(storage: UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -35,13 +35,13 @@ from nbddp.formatting import with_article
 from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
-from nbddp.worker.process_group.migration import OF_THE_GROUP
+from nbddp.worker.process_group.migration import GROUP_ATTRIBUTES
 from nbddp.worker.watch.namespace import paths_of
 
-_NAMES = "the namespace"
+_NAMESPACE_ID = "the namespace"
 PROTOCOL = 5  # of pickle
-APART = 4096  # bytes of an array whose memory is sent as that of a tensor
-_CACHED = type(functools.lru_cache(print))
+MIN_ARRAY_BYTES = 4096  # bytes of an array whose memory is sent as that of a tensor
+_LRU_CACHE = type(functools.lru_cache(print))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PickledNamespace:
     data: bytes
     storages: Sequence[UntypedStorage]
     names: tuple[str, ...]
-    left: Mapping[str, str]
+    not_carried: Mapping[str, str]
 
 
 class UnpickleError(Exception):
@@ -69,11 +69,11 @@ class UnpickleError(Exception):
     """
 
     def __init__(self, name: str, error: BaseException) -> None:
-        super().__init__(_why(error))
+        super().__init__(_first_line(error))
         self.name = name
 
 
-class _Packer(Pickler):
+class _NamespacePickler(Pickler):
     """Pickles what lives in a namespace for the same namespace in another process."""
 
     def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class _Packer(Pickler):
         self.file = file
         self._namespace = namespace
         self.globals_ref[id(namespace)] = namespace  # what cloudpickle has for globals of functions
-        self._places: dict[int, int] = {}  # of a storage, by its address in C++
+        self._indices: dict[int, int] = {}  # of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
         self.missing: list[tuple[Any, str]] = []
         self._whole: Any = None
@@ -95,49 +95,49 @@ class _Packer(Pickler):
     def persistent_id(self, obj: Any) -> Any:
         """The namespace itself stays where it is; memory goes another way."""
         if obj is self._namespace:
-            return _NAMES
+            return _NAMESPACE_ID
         if isinstance(obj, TypedStorage):
-            return self._place(obj._untyped_storage), obj.dtype
-        return (self._place(obj), None) if isinstance(obj, UntypedStorage) else None
+            return self._storage_index(obj._untyped_storage), obj.dtype
+        return (self._storage_index(obj), None) if isinstance(obj, UntypedStorage) else None
 
-    def _place(self, storage: UntypedStorage) -> int:
-        place = self._places.setdefault(storage._cdata, len(self.storages))
-        if place == len(self.storages):
+    def _storage_index(self, storage: UntypedStorage) -> int:
+        index = self._indices.setdefault(storage._cdata, len(self.storages))
+        if index == len(self.storages):
             self.storages.append(storage)
-        return place
+        return index
 
     def reducer_override(self, obj: Any) -> Any:
         """Functions of cells see the other rank's names; models wait for their process group."""
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
             make, arguments, (attributes, looks), *more = self._dynamic_function_reduce(obj)
             return make, arguments, (attributes, looks | {"__globals__": {}}), *more
-        if isinstance(obj, _CACHED):  # which says of itself only what it is called
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
-        if reduced := _reduced_otherwise(obj):
+        if isinstance(obj, _LRU_CACHE):  # which says of itself only what it is called
+            return _make_cached, (obj.__wrapped__, obj.cache_parameters())
+        if reduced := _custom_reduce(obj):
             return reduced
-        if why := _why_it_stays(obj):
-            return self._lack(obj, why)
+        if reason := _why_not_movable(obj):
+            return self._replace_part(obj, reason)
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
-            return _logger, (obj.name, obj.level, obj.propagate, obj.disabled)
+            return _make_logger, (obj.name, obj.level, obj.propagate, obj.disabled)
         reduced = super().reducer_override(obj)
         is_by_name = isinstance(obj, (type, FunctionType))  # that of a module, here
         if reduced is NotImplemented and self._may_lack_parts and not is_by_name:
-            why = _why_missing(obj, self.dispatch_table)
-            return self._lack(obj, why) if why else reduced
+            reason = _why_unpicklable(obj, self.dispatch_table)
+            return self._replace_part(obj, reason) if reason else reduced
         return reduced
 
-    def _lack(self, part: Any, why: str) -> Any:
+    def _replace_part(self, part: Any, reason: str) -> Any:
         if part is self._whole or not self._may_lack_parts:
-            raise pickle.PicklingError(why)
-        self.missing.append((part, why))
-        return Placeholder, (_a(part),)
+            raise pickle.PicklingError(reason)
+        self.missing.append((part, reason))
+        return Placeholder, (_type_with_article(part),)
 
 
-class _Gone:
+class _DeadReferent:
     """Takes the place of an object that was deleted. On the new rank it is deleted, too."""
 
 
-class _Opener(pickle.Unpickler):
+class _NamespaceUnpickler(pickle.Unpickler):
     """Opens it in the other process."""
 
     def __init__(
@@ -149,80 +149,82 @@ class _Opener(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """The namespace of this process, or memory that was made for it here."""
-        if pid == _NAMES:
+        if pid == _NAMESPACE_ID:
             return self._namespace
-        place, dtype = pid
-        storage = self._storages[place]
+        index, dtype = pid
+        storage = self._storages[index]
         if dtype is None:
             return storage
         return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def pack_names(
-    namespace: dict[str, Any], leave: Iterable[str] = (), beside: Any = None
+def pickle_namespace(
+    namespace: dict[str, Any], exclude: Iterable[str] = (), extra: Any = None
 ) -> PickledNamespace:
     """Pickle a namespace's names, but those that are to be left.
 
     Args:
         namespace: where the cells' functions look names up.
-        leave: names that are the rank's own, or the shell's.
-        beside: what else :func:`open_names` shall hand over.
+        exclude: names that are the rank's own, or the shell's.
+        extra: what else :func:`load_namespace` shall hand over.
 
     >>> step = [3]
-    >>> carried = pack_names({"step": step, "same": step, "gate": (n for n in ())})
+    >>> carried = pickle_namespace({"step": step, "same": step, "gate": (n for n in ())})
     >>> carried.names, carried.left
     (('step', 'same'), {'gate': "cannot pickle 'generator' object"})
     >>> there = {}
-    >>> open_names(carried.data, there, carried.storages)
+    >>> load_namespace(carried.data, there, carried.storages)
     >>> there["step"] is there["same"]
     True
     """
-    leave = {*leave}
-    names = {name: value for name, value in namespace.items() if name not in leave}
-    left: dict[str, str] = {}
+    exclude = {*exclude}
+    names = {name: value for name, value in namespace.items() if name not in exclude}
+    not_carried: dict[str, str] = {}
     broken: set[str] = set()
-    packer, why = _try(names, namespace, beside)
-    if why:
+    packer, reason = _pickle_names(names, namespace, extra)
+    if reason:
         for name, value in names.items():
-            if not _try({name: value}, namespace)[1]:
+            if not _pickle_names({name: value}, namespace)[1]:
                 continue
-            parts, why = _try({name: value}, namespace, broken={name})
-            left |= {name: why} if why else _say_missing(name, value, parts.missing)
+            parts, reason = _pickle_names({name: value}, namespace, broken={name})
+            not_carried |= (
+                {name: reason} if reason else _describe_missing(name, value, parts.missing)
+            )
             broken.add(name)
-        names = {name: value for name, value in names.items() if name not in left}
-        packer, why = _try(names, namespace, beside, broken)
-        if why:
-            raise pickle.PicklingError(why)
-    return PickledNamespace(packer.file.getvalue(), packer.storages, tuple(names), left)
+        names = {name: value for name, value in names.items() if name not in not_carried}
+        packer, reason = _pickle_names(names, namespace, extra, broken)
+        if reason:
+            raise pickle.PicklingError(reason)
+    return PickledNamespace(packer.file.getvalue(), packer.storages, tuple(names), not_carried)
 
 
-def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
+def _describe_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
     """The parts of an object that could not be carried, and why not."""
     known = paths_of([part for part, _ in missing], {name: whole})
-    said: dict[str, str] = {}
-    for number, (part, why) in enumerate(missing, start=1):
-        what = known.get(id(part), f"{_a(part)} in {name}")
-        said[f"{what} ({number})" if what in said else what] = why
-    return said
+    descriptions: dict[str, str] = {}
+    for number, (part, reason) in enumerate(missing, start=1):
+        what = known.get(id(part), f"{_type_with_article(part)} in {name}")
+        descriptions[f"{what} ({number})" if what in descriptions else what] = reason
+    return descriptions
 
 
-def open_names(
+def load_namespace(
     data: bytes,
     namespace: dict[str, Any],
     storages: Sequence[UntypedStorage],
-    take: Callable[[Any], None] = lambda _: None,
+    on_extra: Callable[[Any], None] = lambda _: None,
 ) -> None:
     """Put names that were carried into this process's namespace.
 
     ``storages`` is memory of the sizes that it has at the other end; it may be filled later.
-    ``take`` is given what was packed beside the names, before they are opened.
+    ``on_extra`` is called with what was packed as ``extra``, before the names are opened.
 
     Raises:
         UnpickleError: one could not be made here; the namespace is as it was before.
     """
-    opener = _Opener(data, namespace, storages)
-    names, beside = opener.load()
-    take(beside)
+    opener = _NamespaceUnpickler(data, namespace, storages)
+    names, extra = opener.load()
+    on_extra(extra)
     before = dict(namespace)
     for name in names:
         try:
@@ -235,42 +237,42 @@ def open_names(
         namespace["__builtins__"] = before["__builtins__"]
 
 
-def _try(
+def _pickle_names(
     names: Mapping[str, Any],
     namespace: dict[str, Any],
-    beside: Any = None,
+    extra: Any = None,
     broken: Container[str] = (),
-) -> tuple[_Packer, str]:
+) -> tuple[_NamespacePickler, str]:
     """The names pickled, the broken ones without what cannot be; or why not."""
-    packer = _Packer(io.BytesIO(), namespace)
+    packer = _NamespacePickler(io.BytesIO(), namespace)
     # what others may need while they are made comes first: modules, then classes and functions
     first = [each for each in names if isinstance(names[each], ModuleType)]
     then = [each for each in names if isinstance(names[each], (type, FunctionType))]
     order = [*dict.fromkeys((*first, *then, *names))]
     try:
-        packer.add((order, beside))
+        packer.add((order, extra))
         for name in order:
             packer.add(names[name], may_lack_parts=name in broken)
     except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
-        return packer, _why(error)
+        return packer, _first_line(error)
     return packer, ""
 
 
-def _why_it_stays(obj: Any) -> str:
+def _why_not_movable(obj: Any) -> str:
     """What only its own process can have, or all ranks together; nothing of all else."""
     if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
-        return f"{_a(obj)} that is open belongs to its process"
+        return f"{_type_with_article(obj)} that is open belongs to its process"
     if isinstance(obj, threading.Thread):
-        return f"{_a(obj)} belongs to its process"
+        return f"{_type_with_article(obj)} belongs to its process"
     return MADE_BY_ALL if isinstance(obj, dist.ProcessGroup) else ""
 
 
-def _a(value: Any) -> str:
+def _type_with_article(value: Any) -> str:
     return with_article(type(value).__name__.strip("_"))
 
 
-def _why(error: BaseException) -> str:
-    return _said_by(error).partition("\n")[0] or type(error).__name__
+def _first_line(error: BaseException) -> str:
+    return _message_of(error).partition("\n")[0] or type(error).__name__
 
 
 # ---- what cannot be carried
@@ -287,43 +289,43 @@ class Placeholder:
 
     def __repr__(self) -> str:
         """Return what it stands for."""
-        return f"<{self._say()}>"
+        return f"<{self._describe()}>"
 
-    def _say(self) -> str:
+    def _describe(self) -> str:
         what = vars(self).get("_what", "an object")
         return f"{what} of another rank, which could not be carried here: make it again"
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise the error. Lookups of Python itself, such as ``__len__``, get the usual text."""
-        raise AttributeError(name if name[:2] == "__" else self._say())
+        raise AttributeError(name if name[:2] == "__" else self._describe())
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(self._say())
+    def _raise_error(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(self._describe())
 
-    __call__ = __enter__ = __iter__ = __next__ = __len__ = __bool__ = _refuse
-    __getitem__ = __setitem__ = __contains__ = __setattr__ = _refuse
+    __call__ = __enter__ = __iter__ = __next__ = __len__ = __bool__ = _raise_error
+    __getitem__ = __setitem__ = __contains__ = __setattr__ = _raise_error
 
     def __exit__(self, *_: object) -> None:
         """Let ``with`` come to ``__enter__``: without this method it raises another error."""
 
 
-def _why_missing(part: Any, reducers: Any) -> str:
+def _why_unpicklable(part: Any, reducers: Any) -> str:
     """Return why a part of an object cannot be pickled; empty if its class does not refuse."""
     if isinstance(part, BuiltinMethodType):
         owner = part.__self__
-        return "" if isinstance(owner, (ModuleType, type)) else _why_missing(owner, reducers)
+        return "" if isinstance(owner, (ModuleType, type)) else _why_unpicklable(owner, reducers)
     reduce = reducers.get(type(part))
     try:
         reduce(part) if reduce else part.__reduce_ex__(PROTOCOL)
     except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
-        return _said_by(error) or type(error).__name__
+        return _message_of(error) or type(error).__name__
     return ""
 
 
-def _said_by(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the text of an exception, also of one whose text is a format with its arguments.
 
-    >>> _said_by(NotImplementedError("{} cannot be pickled", "_Iter"))
+    >>> _message_of(NotImplementedError("{} cannot be pickled", "_Iter"))
     '_Iter cannot be pickled'
     """
     words, *values = error.args or ("",)
@@ -332,11 +334,11 @@ def _said_by(error: BaseException) -> str:
     return error_text(error)
 
 
-def _cached(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def _make_cached(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**options)(function)
 
 
-def _logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.Logger:  # noqa: FBT001
+def _make_logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.Logger:  # noqa: FBT001
     logger = logging.getLogger(name)
     logger.setLevel(level)
     logger.propagate, logger.disabled = propagate, disabled
@@ -346,18 +348,18 @@ def _logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.L
 # ---- loaders and models
 
 
-def _reduced_otherwise(obj: Any) -> Any:
+def _custom_reduce(obj: Any) -> Any:
     """Reduce objects that pickle refuses, or would not restore whole; None for all others."""
     if type(obj) is weakref.ReferenceType:
         target = obj()
-        return weakref.ref, (_Gone() if target is None else target,)
+        return weakref.ref, (_DeadReferent() if target is None else target,)
     if shared := _shared_dict(obj):
-        return _sharing, (type(obj), shared), vars(obj).copy()
+        return _make_sharing, (type(obj), shared), vars(obj).copy()
     if isinstance(obj, DistributedDataParallel):
-        state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
-        return _without_group, (type(obj), state)
+        state = {key: value for key, value in vars(obj).items() if key not in GROUP_ATTRIBUTES}
+        return _make_unbound, (type(obj), state)
     if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
-        return copyreg.__newobj__, (type(obj),), _whole_state(obj)  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(obj),), _optimizer_state(obj)  # type: ignore[attr-defined]
     if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
         match obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
             case (make, arguments, {"_iterator": _, **rest}, *more):  # torch starts new workers
@@ -365,14 +367,14 @@ def _reduced_otherwise(obj: Any) -> Any:
             case reduced:  # a class that pickles itself in its own way
                 return reduced
     # of another array the pickle keeps the order of its memory, and that it is read-only
-    is_large = type(obj) is np.ndarray and obj.nbytes >= APART
+    is_large = type(obj) is np.ndarray and obj.nbytes >= MIN_ARRAY_BYTES
     if is_large and obj.flags.carray and not obj.dtype.hasobject:
         memory = torch.from_numpy(obj.reshape(-1).view(np.uint8))
-        return _array_of, (memory, obj.dtype, obj.shape)
+        return _make_array, (memory, obj.dtype, obj.shape)
     return None
 
 
-def _array_of(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _make_array(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any:
     return memory.numpy().view(dtype).reshape(shape)
 
 
@@ -387,14 +389,14 @@ def _shared_dict(obj: Any) -> str:
     return next((name for name, value in vars(type(obj)).items() if value is own), "")
 
 
-def _sharing(kind: Any, shared: str) -> Any:
+def _make_sharing(kind: Any, shared: str) -> Any:
     """Make an object whose ``__dict__`` is this attribute of its class."""
     made = kind.__new__(kind)
     made.__dict__ = getattr(kind, shared)
     return made
 
 
-def _whole_state(optimizer: Optimizer) -> dict[str, Any]:
+def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """Return what torch pickles and all other attributes, such as an optimizer that it wraps."""
     plain = vars(Optimizer([torch.zeros(1)], {}))
     own = {key: value for key, value in vars(optimizer).items() if key not in plain}
@@ -402,7 +404,7 @@ def _whole_state(optimizer: Optimizer) -> dict[str, Any]:
     return own | optimizer.__getstate__()
 
 
-def _without_group(
+def _make_unbound(
     kind: type[DistributedDataParallel], state: dict[str, Any]
 ) -> DistributedDataParallel:
     """A model that is bound when there is a process group again."""

@@ -25,26 +25,29 @@ from nbddp.wire.marks import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_fingerprint, 
 from nbddp.wire.messages import JsonDict
 from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, mark_of
 
-PATIENCE = 0.003  # CPU seconds for the search; values found later are not reported
-OTHERS_SHARE = 1 / 3  # of these seconds, for values that are not plain
-AT_FIRST = 2  # times as many seconds: all values are new, and so is the code that looks at them
+CPU_SECONDS = 0.003  # CPU seconds for the search; values found later are not reported
+FINGERPRINT_SHARE = 1 / 3  # of these seconds, for values that are not plain
+FIRST_FACTOR = 2  # times as many seconds: all values are new, and so is the code that looks at them
 MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes, and attributes of one object
-MAX_VALUES, MAX_OTHERS = 2000, 200  # values that are reported, and those of them that are not plain
-AT_ONCE = 16  # values between two looks at the clock, which takes as long as one of them
-HISTORY = re.compile(
+MAX_VALUES, MAX_FINGERPRINTS = (
+    2000,
+    200,
+)  # values that are reported, and those of them that are not plain
+CLOCK_INTERVAL = 16  # values between two looks at the clock, which takes as long as one of them
+SHELL_NAMES = re.compile(
     r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
     r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
 )
-_OF_SHELL = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
+_SHELL_FUNCTIONS = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
 # Values of these types are the same on all ranks, or a heal moves them to the new process group.
-_ALIKE = (
+_SKIPPED_TYPES = (
     *(ModuleType, type, nn.Module, Optimizer, BuiltinFunctionType),
     *(property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType),
 )
 # A heal moves parameters, buffers and hooks.
-_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 # The attributes of objects of these packages are not searched.
-_CLOSED = frozenset({"builtins", "torch", "numpy", "random", "nbddp"})
+_OPAQUE_PACKAGES = frozenset({"builtins", "torch", "numpy", "random", "nbddp"})
 
 Container = dict[str, Any] | type  # a class has its attributes in a mapping that is read-only
 Marked = tuple[str, Container, str, str]  # path, container of the value, key in it, mark
@@ -63,28 +66,28 @@ class PlainValues:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
         self._memo: Memo = {}
-        self._told: dict[str, str] | None = None
+        self._reported: dict[str, str] | None = None
         self._skipped: set[str] = set()
 
-    def forget(self) -> None:
+    def report_all_next(self) -> None:
         """Report all marks the next time."""
-        self._told = None
+        self._reported = None
 
     def changes(self) -> JsonDict:
         """Return the marks that are new, and the paths of values that are gone.
 
         This runs at each cell's end: it runs no code of the user's and waits for no GPU.
         """
-        before = self._told
+        before = self._reported
         if len(self._memo) > 2 * MAX_VALUES:  # most of them are gone
             self._memo.clear()
-        patience = PATIENCE if before is not None else AT_FIRST * PATIENCE
-        search = _Search(self._namespace, self._memo, patience)
+        cpu_seconds = CPU_SECONDS if before is not None else FIRST_FACTOR * CPU_SECONDS
+        search = _Search(self._namespace, self._memo, cpu_seconds)
         try:
             now = {path: mark for path, _, _, mark in search.marked()}
         except Exception:  # noqa: BLE001 - whatever a user's class raises: the cell must not fail
             return {}
-        skipped, self._told, self._skipped = self._skipped, now, search.skipped
+        skipped, self._reported, self._skipped = self._skipped, now, search.skipped
         if before is None:
             return {"new": now, "is_all": True}
         new = {path: mark for path, mark in now.items() if before.get(path) != mark}
@@ -93,7 +96,7 @@ class PlainValues:
         said: JsonDict = {"new": new, "gone": gone} if new or gone else {}
         return said | ({"late": late} if late else {})
 
-    def take(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
+    def restore(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
         """Restore this rank's own values. Return the paths of those that it changed.
 
         Args:
@@ -101,33 +104,33 @@ class PlainValues:
             preset: names that each rank sets for itself: restored whatever their marks are now.
         """
         left = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
-        taken: list[str] = []
+        restored: list[str] = []
         written: dict[int, str] = {}
-        for path, holder, key, mark in [*_Search(self._namespace, {}, patience=1.0).marked()]:
+        for path, holder, key, mark in [*_Search(self._namespace, {}, cpu_seconds=1.0).marked()]:
             expected, mine = left.pop(path, (mark, mark))
             is_expected = mark == expected or path in preset
             if mark != mine and is_expected and _write(holder, key, mine, written):
-                taken.append(path)
+                restored.append(path)
         for path, (_, mine) in left.items():
             is_missing = path.isidentifier() and path not in self._namespace
             if is_missing and _write(self._namespace, path, mine, written):
-                taken.append(path)
-        return taken
+                restored.append(path)
+        return restored
 
-    def unlike(self, own: Mapping[str, Sequence[str]]) -> list[str]:
+    def differing(self, own: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the paths of the values that still differ from this rank's own ones.
 
         Args:
             own: as for :meth:`take`.
         """
-        search = _Search(self._namespace, {}, patience=1.0)
+        search = _Search(self._namespace, {}, cpu_seconds=1.0)
         now = {path: mark for path, _, _, mark in search.marked()}
         found = [path for path, (theirs, mine) in own.items() if theirs and now.get(path) != mine]
         lost = [path for path in own if path.isidentifier() and path not in self._namespace]
         return [path for path in found if path in now] + lost
 
 
-class _Traits(NamedTuple):
+class _TypeTraits(NamedTuple):
     """What the type of a value tells. To ask each value takes too long."""
 
     may_be_plain: bool
@@ -135,12 +138,14 @@ class _Traits(NamedTuple):
     is_alike: bool
 
 
-def _traits_of(kind: type) -> _Traits:
-    room = kind.__module__.partition(".")[0]
-    is_alike = issubclass(kind, _ALIKE)
+def _traits_of_type(kind: type) -> _TypeTraits:
+    package = kind.__module__.partition(".")[0]
+    is_alike = issubclass(kind, _SKIPPED_TYPES)
     # All that have a member of an enum share its attributes.
-    is_open = room not in _CLOSED and not issubclass(kind, (Enum, Optimizer, ModuleType))
-    return _Traits(
+    is_open = package not in _OPAQUE_PACKAGES and not issubclass(
+        kind, (Enum, Optimizer, ModuleType)
+    )
+    return _TypeTraits(
         may_be_plain=kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic)),
         has_parts=is_open or kind in DICTS or issubclass(kind, type),
         is_alike=is_alike,
@@ -160,16 +165,16 @@ class _Search:
             for attributes and items.
     """
 
-    def __init__(self, namespace: dict[str, Any], memo: Memo, patience: float) -> None:
+    def __init__(self, namespace: dict[str, Any], memo: Memo, cpu_seconds: float) -> None:
         self._namespace = namespace
         self._memo = memo
-        self._deadline = time.thread_time() + patience
-        self._seconds = patience * OTHERS_SHARE
-        self._new = 0
-        self._others = MAX_OTHERS
-        self._left = MAX_VALUES
-        self._inner: list[Holder] = []
-        self._traits: dict[type, _Traits] = {}
+        self._deadline = time.thread_time() + cpu_seconds
+        self._fingerprint_seconds = cpu_seconds * FINGERPRINT_SHARE
+        self._new_count = 0
+        self._fingerprints_left = MAX_FINGERPRINTS
+        self._values_left = MAX_VALUES
+        self._nested: list[Holder] = []
+        self._traits: dict[type, _TypeTraits] = {}
         self._is_over = False
         self.skipped: set[str] = set()
 
@@ -178,16 +183,16 @@ class _Search:
         holders: list[Holder] = [("", self._namespace)]
         for _ in range(MAX_DEPTH + 1):
             for form, holder in holders:
-                yield from self._look(form, holder)
-                if self._left <= 0 or self._is_late():
+                yield from self._search(form, holder)
+                if self._values_left <= 0 or self._is_late():
                     self.skipped.add("")
                     return
-            holders, self._inner = self._inner, []
+            holders, self._nested = self._nested, []
 
-    def _look(self, form: str, holder: Container) -> Iterator[Marked]:
+    def _search(self, form: str, holder: Container) -> Iterator[Marked]:
         """Yield the values of one container, and collect nested containers for the next level."""
-        for key, value in [*_items(holder)][: self._left]:
-            if type(key) is not str or (form and key in _OF_MODULES):
+        for key, value in [*_items(holder)][: self._values_left]:
+            if type(key) is not str or (form and key in _MODULE_ATTRIBUTES):
                 continue
             path = form.format(key) if form else key
             known = self._memo.get(path)
@@ -196,7 +201,7 @@ class _Search:
             else:
                 mark = self._new_mark(form, path, value)
             if mark:
-                self._left -= 1
+                self._values_left -= 1
                 yield path, holder, key, mark
 
     def _is_late(self) -> bool:
@@ -208,32 +213,32 @@ class _Search:
         return ""
 
     def _new_mark(self, form: str, path: str, value: Any) -> str:
-        if not form and _is_shells(path):
+        if not form and _is_shell_name(path):
             return ""
         kind = type(value)
         if kind not in ATOMS:
-            self._new += 1
-            if self._is_over or (self._new % AT_ONCE == 0 and self._is_late()):
+            self._new_count += 1
+            if self._is_over or (self._new_count % CLOCK_INTERVAL == 0 and self._is_late()):
                 return self._skip(form, path)
         traits = self._traits.get(kind)
         if traits is None:
-            traits = self._traits[kind] = _traits_of(kind)
+            traits = self._traits[kind] = _traits_of_type(kind)
         if traits.may_be_plain and (mark := mark_of(value)):
             self._remember(path, value, mark)
             return mark
         if traits.has_parts:
-            self._inner += _holders(path, value)
+            self._nested += _holders(path, value)
         if traits.is_alike or (kind is FunctionType and not self._holds_values(value)):
             return ""
-        return self._mark_of_other(form, path, value)
+        return self._fingerprint(form, path, value)
 
-    def _mark_of_other(self, form: str, path: str, value: Any) -> str:
-        if not self._others or self._seconds <= 0:
+    def _fingerprint(self, form: str, path: str, value: Any) -> str:
+        if not self._fingerprints_left or self._fingerprint_seconds <= 0:
             return self._skip(form, path)
         began = time.thread_time()
         mark = fingerprint(value)
-        self._seconds -= time.thread_time() - began
-        self._others -= 1
+        self._fingerprint_seconds -= time.thread_time() - began
+        self._fingerprints_left -= 1
         return mark
 
     def _remember(self, path: str, value: Any, mark: str) -> None:
@@ -262,10 +267,10 @@ def _has_items(value: Any, items: tuple[object, ...] | None) -> bool:
     return len(value) == len(items) and all(map(is_, (*value,), items))
 
 
-def _is_shells(name: str) -> bool:
+def _is_shell_name(name: str) -> bool:
     if name[0:1] != "_":
-        return name in _OF_SHELL
-    return name[1:2] == "_" or HISTORY.fullmatch(name) is not None
+        return name in _SHELL_FUNCTIONS
+    return name[1:2] == "_" or SHELL_NAMES.fullmatch(name) is not None
 
 
 def _holders(path: str, value: Any) -> list[Holder]:
@@ -276,10 +281,10 @@ def _holders(path: str, value: Any) -> list[Holder]:
     if isinstance(value, type):
         is_cells = value.__module__ == "__main__" and not issubclass(value, Enum)
         return [(f"{safe}.{{}}", value)] if is_cells else []
-    held = getattr(value, "__dict__", None)
-    if type(held) is not dict or not 0 < len(held) <= MAX_PARTS:
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is not dict or not 0 < len(attributes) <= MAX_PARTS:
         return []
-    return [(f"{safe}.{{}}", held)]
+    return [(f"{safe}.{{}}", attributes)]
 
 
 def _write(holder: Container, key: str, mark: str, written: dict[int, str]) -> bool:
@@ -293,20 +298,20 @@ def _write(holder: Container, key: str, mark: str, written: dict[int, str]) -> b
         mark: the mark of another value.
         written: for each list and set that was changed, its address and its mark.
     """
-    held: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
+    current: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
     if mark.startswith(DEVICE):
         value: Any = torch.device(mark.removeprefix(DEVICE))
     elif mark.startswith(NAMED_TUPLE):
         name, _, items = mark.removeprefix(NAMED_TUPLE).partition(" ")
-        if type(held).__name__ != name or not is_named_tuple(type(held)):
+        if type(current).__name__ != name or not is_named_tuple(type(current)):
             return False
-        value = tuple.__new__(type(held), read_plain(items))
+        value = tuple.__new__(type(current), read_plain(items))
     else:
         value = read_plain(mark)
-    is_same_kind = type(value) is type(held) and type(value) in (list, set)
-    if is_same_kind and written.setdefault(id(held), mark) == mark:
-        held.clear()
-        (held.extend if type(held) is list else held.update)(value)
+    is_same_kind = type(value) is type(current) and type(value) in (list, set)
+    if is_same_kind and written.setdefault(id(current), mark) == mark:
+        current.clear()
+        (current.extend if type(current) is list else current.update)(value)
     elif isinstance(holder, type):
         type.__setattr__(holder, key, value)
     else:

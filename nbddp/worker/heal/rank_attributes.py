@@ -26,20 +26,22 @@ NAMES = {
 }
 
 
-def own_attributes(namespace: Mapping[str, Any], own: set[str]) -> list[str]:
+def find_rank_attributes(namespace: Mapping[str, Any], own: set[str]) -> list[str]:
     """Return the paths of attributes and items that hold this rank's number.
 
     Args:
         namespace: the user's names.
         own: names that each rank sets for itself.
     """
-    return [each.path for each in _attributes(namespace, own) if _holds(each)]
+    return [each.path for each in _attributes(namespace, own) if _has_own_number(each)]
 
 
-def set_attributes(namespace: Mapping[str, Any], own: set[str], paths: set[str]) -> list[str]:
+def set_rank_attributes(namespace: Mapping[str, Any], own: set[str], paths: set[str]) -> list[str]:
     """Set these attributes and items to this rank's number. Return the paths that changed."""
     changed = [
-        each for each in _attributes(namespace, own) if each.path in paths and not _holds(each)
+        each
+        for each in _attributes(namespace, own)
+        if each.path in paths and not _has_own_number(each)
     ]
     for each in changed:
         held = each.holder if isinstance(each.holder, dict) else vars(each.holder)
@@ -47,7 +49,7 @@ def set_attributes(namespace: Mapping[str, Any], own: set[str], paths: set[str])
     return [each.path for each in changed]
 
 
-def set_samplers(donor: int) -> int:
+def set_sampler_ranks(donor: int) -> int:
     """Let samplers of the donor's share give this rank's share. Return how many there were."""
     data = sys.modules["torch.utils.data"]
     mine, size = dist.get_rank(), dist.get_world_size()
@@ -66,7 +68,7 @@ def _attributes(namespace: Mapping[str, Any], own: set[str]) -> Iterator[Part]:
             yield part._replace(holder=namespace) if part.holder is names else part
 
 
-def _holds(part: Part) -> bool:
+def _has_own_number(part: Part) -> bool:
     return type(part.value) is int and part.value == _number(part.key)
 
 

@@ -29,9 +29,9 @@ class WeakList:
     def __init__(self) -> None:
         self._objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
-    def note(self, one: Any) -> None:
+    def add(self, obj: Any) -> None:
         """Put an object on the roll, once."""
-        self._objects.setdefault(id(one), one)
+        self._objects.setdefault(id(obj), obj)
 
     def __iter__(self) -> Iterator[Any]:
         """In the order in which they were made."""
@@ -53,23 +53,23 @@ class BoundObjects:
             (ReduceLROnPlateau, self.schedules),  # which does not call LRScheduler.__init__
             (torch.amp.GradScaler, self.scalers),
         ]
-        for kind, roll in self._kinds:  # from here on, whatever is made, unpickled or copied
-            _note_after(kind, "__init__", roll)
+        for kind, weak_list in self._kinds:  # from here on, whatever is made, unpickled or copied
+            _add_after(kind, "__init__", weak_list)
             if hasattr(kind, "__setstate__"):
-                _note_after(kind, "__setstate__", roll)
+                _add_after(kind, "__setstate__", weak_list)
 
     @property
     def optimizers(self) -> list[Any]:
         """All but wrappers, such as Lightning Fabric's: the one inside has all that counts."""
         return [each for each in self._optimizers if not _wraps(each)]
 
-    def find(self) -> None:
+    def add_existing(self) -> None:
         """Note what is there and was not seen being made: it was opened without its own code."""
         found = instances([kind for kind, _ in self._kinds])
-        for kind, roll in self._kinds:
+        for kind, weak_list in self._kinds:
             for each in found:
                 if issubclass(type(each), kind):
-                    roll.note(each)
+                    weak_list.add(each)
 
 
 def _wraps(optimizer: Optimizer) -> bool:
@@ -77,28 +77,28 @@ def _wraps(optimizer: Optimizer) -> bool:
     return any(getattr(optimizer, "state", None) is each.state for each in inner)
 
 
-def _note_after(kind: type, method: str, roll: WeakList) -> None:
+def _add_after(kind: type, method: str, weak_list: WeakList) -> None:
     original = getattr(kind, method)
 
     @functools.wraps(original)
-    def noting(self: Any, *args: Any, **options: Any) -> None:
+    def init_and_add(self: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        roll.note(self)
+        weak_list.add(self)
 
-    setattr(kind, method, noting)
+    setattr(kind, method, init_and_add)
 
 
 def instances(kinds: Iterable[type]) -> list[Any]:
     """The objects of these types and of those made from them; none of their code runs."""
-    family = [*kinds]
-    for kind in family:  # it grows meanwhile
-        family += type.__subclasses__(kind)
-    known = {id(kind) for kind in family}
-    referrers = gc.get_referrers(*family)  # an object refers to its type; Python looks far slower
+    classes = [*kinds]
+    for kind in classes:  # it grows meanwhile
+        classes += type.__subclasses__(kind)
+    known = {id(kind) for kind in classes}
+    referrers = gc.get_referrers(*classes)  # an object refers to its type; Python looks far slower
     return [each for each in referrers if id(type(each)) in known]
 
 
-def loaders() -> list[Any]:
+def training_loaders() -> list[Any]:
     """Those of ``nbddp.loader`` that train, in the order in which they were made."""
     data = sys.modules.get("nbddp.train.loader")
     found = [] if data is None else instances([data.Loader])
@@ -109,7 +109,7 @@ def accumulations(optimizers: Iterable[Optimizer]) -> list[Any]:
     """Return each ``nbddp.precision`` that is in the middle of a step of these optimizers."""
     module = sys.modules.get("nbddp.train.precision")
     found = [] if module is None else instances([module.Precision])
-    return [each for each in found if any(each._optimizer is one for one in optimizers)]
+    return [each for each in found if any(each._optimizer is obj for obj in optimizers)]
 
 
 def is_sharded(optimizer: Any) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-MOST = 65_536  # descriptors that are tried where they cannot be listed
+MAX_DESCRIPTORS = 65_536  # descriptors that are tried where they cannot be listed
 Ends = tuple[Any, Any]  # the addresses of both ends: no two open connections have the same
 
 
@@ -24,45 +24,45 @@ class Connections:
     """Knows the connections of this process, and shuts down those that may be waited on."""
 
     def __init__(self) -> None:
-        self._kept: set[Ends] = set()
-        self._noted: set[Ends] = set()
+        self._protected: set[Ends] = set()
+        self._waited_on: set[Ends] = set()
         self._of_groups: set[Ends] = set()
         self._held: dict[Ends, int] = {}
-        self._moved: dict[Ends, bytes] = {}
+        self._bytes_moved: dict[Ends, bytes] = {}
 
-    def keeping(self) -> AbstractContextManager[None]:
+    def protecting(self) -> AbstractContextManager[None]:
         """What is opened in here is never shut down."""
-        return _collecting(self._kept)
+        return _collecting(self._protected)
 
-    def noting(self) -> AbstractContextManager[None]:
+    def recording(self) -> AbstractContextManager[None]:
         """What is opened in here is what a process group, or its rendezvous, waits on."""
-        return _collecting(self._noted)
+        return _collecting(self._waited_on)
 
-    def noting_group(self) -> AbstractContextManager[None]:
+    def recording_group(self) -> AbstractContextManager[None]:
         """What is opened in here is a process group's, and ends with all of them."""
-        return _collecting(self._noted, self._of_groups)
+        return _collecting(self._waited_on, self._of_groups)
 
     def close_groups(self) -> None:
         """End what process groups have open among the ranks: all of them are destroyed."""
         for fd, ends in connected():
             if ends in self._of_groups:
                 shut_down(fd, ends)
-        self._noted -= self._of_groups
+        self._waited_on -= self._of_groups
         self._of_groups.clear()
         while self._held:
             os.close(self._held.popitem()[1])
 
-    def have_moved(self) -> bool:
+    def had_traffic(self) -> bool:
         """Whether process groups sent or received anything since this was asked last.
 
         Gloo never wakes who waits for a message of which a part is here when its connection ends
         (its ``Pair::signalException`` forgets it). So a connection is to be quiet when it is shut.
         """
         open_now = {ends: fd for fd, ends in connected()}
-        before, self._moved = self._moved, {}
-        for ends in self._noted & open_now.keys():
-            self._moved[ends] = bytes_moved(open_now[ends])
-        return any(before.get(ends, count) != count for ends, count in self._moved.items())
+        before, self._bytes_moved = self._bytes_moved, {}
+        for ends in self._waited_on & open_now.keys():
+            self._bytes_moved[ends] = bytes_moved(open_now[ends])
+        return any(before.get(ends, count) != count for ends, count in self._bytes_moved.items())
 
     def shut_down(self, *, others_too: bool = False) -> None:
         """End what process groups wait on; with ``others_too`` all that does not carry the mail.
@@ -74,30 +74,30 @@ class Connections:
         rounds of small messages whose connections were shut down in both directions, and none of
         150 so. All ranks are interrupted together; none needs another one to end its waits.
         """
-        noted = self._noted.copy()  # what the main thread notes meanwhile is not in our list
+        noted = self._waited_on.copy()  # what the main thread notes meanwhile is not in our list
         open_now = connected()
-        self._noted -= noted - {ends for _, ends in open_now}  # may be another's one day
+        self._waited_on -= noted - {ends for _, ends in open_now}  # may be another's one day
         for fd, ends in open_now:
             if ends in self._of_groups:
                 held = shut_down(fd, ends, socket.SHUT_RD, hold=ends not in self._held)
                 if held is not None:
                     self._held[ends] = held
-            elif ends in self._noted or (others_too and ends not in self._kept):
+            elif ends in self._waited_on or (others_too and ends not in self._protected):
                 shut_down(fd, ends)
 
 
 @contextmanager
 def _collecting(*sets: set[Ends]) -> Iterator[None]:
     before = {each for _, each in connected()}
-    is_torn = False
+    is_interrupted = False
     try:
         yield
     except GeneratorExit:
         # an interrupt struck within `with` itself, and this comes as late as the garbage is
         # collected: what was opened meanwhile is somebody else's
-        is_torn = True
+        is_interrupted = True
     finally:
-        opened = set() if is_torn else {each for _, each in connected()} - before
+        opened = set() if is_interrupted else {each for _, each in connected()} - before
         for ends in sets:
             ends |= opened
 
@@ -158,10 +158,10 @@ def descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 - names, no paths
     except OSError:
-        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST))
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MAX_DESCRIPTORS))
 
 
-def check_room(count: int) -> None:
+def check_free_descriptors(count: int) -> None:
     """Open and close so many files. A rank that could not must not keep the others waiting.
 
     Raises:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from nbddp.worker.process_group.connections import listening
 from nbddp.worker.watch.flight_recorder import count_started
 
-PATIENCE = 1.0  # seconds for a connection to this very process
-CELLS = 2  # that a group outlives its end
+CONNECT_TIMEOUT = 1.0  # seconds for a connection to this very process
+CELLS_KEPT = 2  # that a group outlives its end
 _CLASS = "N4gloo9transport3tcp13UnboundBuffer"
 _WAIT = f"_Z{_CLASS}8waitSendEPiNSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
 _ABORT = f"_Z{_CLASS}13abortWaitSendEv"
@@ -36,31 +36,33 @@ _TOP = 1 << 47  # no address of a process is higher
 
 
 def watch_new_groups(
-    making: Callable[[Sequence[int]], AbstractContextManager[None]],
-    made: Callable[[dist.ProcessGroup], None],
+    while_connecting: Callable[[Sequence[int]], AbstractContextManager[None]],
+    on_created: Callable[[dist.ProcessGroup], None],
 ) -> None:
     """Be told of all groups that this process makes from here on.
 
     Args:
-        making: what is entered while a group connects to its ranks; takes the ranks that it is to
-            have, this one or not; none are all of them.
-        made: takes it when it is there.
+        while_connecting: what is entered while a group connects to its ranks; takes the ranks that
+            it is to have, this one or not; none are all of them.
+        on_created: takes it when it is there.
     """
     module: Any = dist.distributed_c10d
     name = "_new_process_group_helper"
-    make: Callable[..., Any] | None = getattr(module, name, None)
-    if make is None:
+    create: Callable[..., Any] | None = getattr(module, name, None)
+    if create is None:
         return  # a torch that makes them elsewhere: then nobody is told
 
-    @functools.wraps(make)
-    def make_watched(size: int, rank: int, ranks: Sequence[int], *args: Any, **options: Any) -> Any:
-        with making(ranks):
-            result = make(size, rank, ranks, *args, **options)
+    @functools.wraps(create)
+    def create_watched(
+        size: int, rank: int, ranks: Sequence[int], *args: Any, **options: Any
+    ) -> Any:
+        with while_connecting(ranks):
+            result = create(size, rank, ranks, *args, **options)
         if isinstance(result[0], dist.ProcessGroup):  # else this rank is not of the group
-            made(result[0])
+            on_created(result[0])
         return result
 
-    setattr(module, name, make_watched)
+    setattr(module, name, create_watched)
 
 
 # ---- groups that form
@@ -78,29 +80,32 @@ class GlooUnblocker:
 
     def __init__(self) -> None:
         # by group that forms: where others listened before it began, and where we have dialled
-        self._done: dict[object, list[Any]] = {}
+        self._handled: dict[object, list[Any]] = {}
 
     @contextmanager
     def forming(self) -> Iterator[None]:
         """What begins to listen in here is a group's, and waits for others."""
         group = object()
-        self._done[group] = listening()
+        self._handled[group] = listening()
         try:
             yield
         finally:
-            del self._done[group]
+            del self._handled[group]
 
-    def answer_for_absent(self, world_size: int) -> None:
+    def connect_to_self(self, world_size: int) -> None:
         """Let every pair of a group that forms have a connection, which ends at once.
 
         Args:
             world_size: how many pairs a rank may have: Gloo numbers them from 0.
         """
-        for done in list(self._done.values()):
-            for address in [each for each in listening() if each not in done]:
-                done.append(address)
+        for handled in list(self._handled.values()):
+            for address in [each for each in listening() if each not in handled]:
+                handled.append(address)
                 for number in range(world_size):
-                    with suppress(OSError), socket.create_connection(address[:2], PATIENCE) as own:
+                    with (
+                        suppress(OSError),
+                        socket.create_connection(address[:2], CONNECT_TIMEOUT) as own,
+                    ):
                         own.sendall(struct.pack("@n", number))  # a ssize_t, of this very machine
 
 
@@ -132,10 +137,10 @@ class GroupReleaser:
         self._models = models
         self._pid = os.getpid()
         self._groups: list[Any] = []
-        self._ended: deque[list[Any]] = deque(([] for _ in range(CELLS)), maxlen=CELLS)
+        self._ended: deque[list[Any]] = deque(([] for _ in range(CELLS_KEPT)), maxlen=CELLS_KEPT)
         self._watch_destroy()
 
-    def hold(self, group: dist.ProcessGroup) -> None:
+    def keep_alive(self, group: dist.ProcessGroup) -> None:
         """Hold a group that was made."""
         self._groups.append(group)
 
@@ -148,7 +153,7 @@ class GroupReleaser:
         def destroy_and_free(group: dist.ProcessGroup | None = None) -> None:
             # a group of this rank alone does not show that peers of an earlier one have connected
             is_shared = dist.is_initialized() and dist.get_world_size() > 1
-            has_met = is_shared and _has_met(module._get_default_group())
+            has_met = is_shared and _has_connected(module._get_default_group())
             destroy(group)
             if os.getpid() != self._pid:
                 return
@@ -164,7 +169,9 @@ class GroupReleaser:
         in_use = [each.__dict__.get("process_group") for each in self._models]
         living = dist.distributed_c10d._world.pg_map
         self._groups = [
-            each for each in self._groups if each in living or each in in_use or not _has_met(each)
+            each
+            for each in self._groups
+            if each in living or each in in_use or not _has_connected(each)
         ]
 
     def begin_cell(self) -> None:
@@ -174,7 +181,7 @@ class GroupReleaser:
         self._groups = [each for each in self._groups if each in living]
 
 
-def _has_met(group: Any) -> bool:
+def _has_connected(group: Any) -> bool:
     """Return whether a group has started a collective, so that all its ranks are connected."""
     return bool(group.size() == 1 or count_started(group) > 0)
 
@@ -182,7 +189,7 @@ def _has_met(group: Any) -> bool:
 # ---- sends that are lost
 
 
-def wake_lost_sends() -> int:
+def abort_stuck_sends() -> int:
     """Wake who waits for a send that Gloo has lost, once all connections of groups are ended.
 
     A message that is asked for is written by Gloo's own thread. If that write fails, nobody is
@@ -201,18 +208,18 @@ def wake_lost_sends() -> int:
     """
     with suppress(OSError, AttributeError, ValueError):  # no such function, or nothing to look with
         with_gloo = Path(torch.__path__[0], "lib", "libtorch_cpu.so")
-        return _wake(ctypes.CDLL(str(with_gloo), os.RTLD_NOLOAD))
+        return _abort_waits(ctypes.CDLL(str(with_gloo), os.RTLD_NOLOAD))
     return 0
 
 
-def _wake(library: ctypes.CDLL) -> int:
+def _abort_waits(library: ctypes.CDLL) -> int:
     waits, abort = ctypes.cast(library[_WAIT], ctypes.c_void_p).value or 0, library[_ABORT]
     abort.argtypes, abort.restype = [ctypes.c_void_p], None
     # an object begins with the address of its class's functions, behind two other words
     table = ctypes.addressof(ctypes.c_char.in_dll(library, _TABLE)) + 2 * _WORD.size
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
-        found = {each for stack in _stacks(memory) for each in _beside(stack, waits)}
+        found = {each for stack in _stacks(memory) for each in _candidates(stack, waits)}
         lost = [each for each in found if _begins_with(memory, each, table)]
     finally:
         os.close(memory)
@@ -232,7 +239,7 @@ def _stacks(memory: int) -> Iterator[list[int]]:
                 yield [word for (word,) in _WORD.iter_unpack(whole)]
 
 
-def _beside(stack: list[int], waits: int) -> Iterator[int]:
+def _candidates(stack: list[int], waits: int) -> Iterator[int]:
     """What stands around the first return into the function that waits, and may be an address."""
     for place, word in enumerate(stack):
         if waits < word < waits + _CODE:

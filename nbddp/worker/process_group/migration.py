@@ -24,28 +24,32 @@ from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
     accumulations,
     is_sharded,
-    loaders,
     sharded_modules,
+    training_loaders,
 )
-from nbddp.worker.process_group.object_collectives import equal_on_all, gather_objects, take_over
+from nbddp.worker.process_group.object_collectives import (
+    broadcast_tensors,
+    equal_on_all,
+    gather_objects,
+)
 from nbddp.worker.process_group.object_state import (
-    described,
+    describe_state,
     load_state,
     parameters_of,
-    state_like,
+    state_from_description,
     tensors_in,
 )
 from nbddp.worker.watch.namespace import paths_of
 
-OF_THE_GROUP = ("process_group", "reducer", "logger")
-_ANEW = "make it again"
-_TAKEN_ALONG = "moved to the new process group, with the values of rank {}"
+GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
+_MAKE_AGAIN = "make it again"
+_MOVED = "moved to the new process group, with the values of rank {}"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
-_DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
+_RANKS_DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
 _UNWANTED = "-"  # instead of why an object fails: its model is not moved
 
 Objects = dict[str, list[Any]]  # by kind, in the order in which they were made
-Left = tuple[Any, str, str]  # an object that is not moved, why, and the way out
+NotMoved = tuple[Any, str, str]  # an object that is not moved, why, and the way out
 
 
 class Migration:
@@ -75,39 +79,45 @@ class Migration:
         source: int = 0,
         is_heal: bool = False,
     ) -> None:
-        self._registry = registry
+        self._bound_objects = registry
         self._namespace = namespace
         self._device = device
         self._source = source
         self._is_heal = is_heal
         self._moved: list[Any] = []
-        self._left: list[Left] = []
+        self._not_moved: list[NotMoved] = []
 
-    def run(self, *, tries: bool = True) -> list[str]:
+    def run(self, *, may_migrate: bool = True) -> list[str]:
         """Move the objects; without ``tries`` on any rank, only report what is not moved.
 
         Returns:
             Lines for the user, the same on every rank.
         """
         mine = self._find()
-        has_any = bool(any(mine.values()) or self._left)
+        has_any = bool(any(mine.values()) or self._not_moved)
         signatures = {kind: [*map(signature, some)] for kind, some in mine.items()}
-        told = self._tell({"tries": tries, "has any": has_any, "signatures": signatures})
-        if not any(each["has any"] for each in told):
+        gathered = self._gather(
+            {"tries": may_migrate, "has any": has_any, "signatures": signatures}
+        )
+        if not any(each["has any"] for each in gathered):
             return []
-        others, self._left = self._left, []
-        if all(each["tries"] for each in told):
+        others, self._not_moved = self._not_moved, []
+        if all(each["tries"] for each in gathered):
             for kind, some in mine.items():  # what all ranks have, in the order of rank 0
-                chosen = pair([each["signatures"][kind] for each in told], dist.get_rank())
-                self._left += [(each, *_DIFFER) for at, each in enumerate(some) if at not in chosen]
+                chosen = match_across_ranks(
+                    [each["signatures"][kind] for each in gathered], dist.get_rank()
+                )
+                self._not_moved += [
+                    (each, *_RANKS_DIFFER) for at, each in enumerate(some) if at not in chosen
+                ]
                 mine[kind] = [some[index] for index in chosen]
             self._move(mine)
         else:
-            self._left += [(each, "it failed before", _ANEW) for each in mine["models"]]
-        self._left += others
-        return self._lines()
+            self._not_moved += [(each, "it failed before", _MAKE_AGAIN) for each in mine["models"]]
+        self._not_moved += others
+        return self._report()
 
-    def _tell(self, value: Any) -> list[Any]:
+    def _gather(self, value: Any) -> list[Any]:
         return gather_objects(value, self._device)
 
     # ---- what there is
@@ -118,58 +128,59 @@ class Migration:
         An object that no name leads to may be garbage, which other ranks have freed already. Then
         collect it first: 0.07 s in a rank that has imported what DDP needs.
         """
-        mine = self._look()
+        mine = self._list_objects()
         known = [each for some in mine.values() for each in some]
-        known += [each for each, *_ in self._left]
+        known += [each for each, *_ in self._not_moved]
         if len(paths_of(known, self._namespace)) < len({*map(id, known)}):
             del known
             mine.clear()
-            self._left.clear()
+            self._not_moved.clear()
             gc.collect()
-            mine = self._look()
+            mine = self._list_objects()
         return mine
 
-    def _look(self) -> Objects:
-        models = [each for each in self._registry.models if self._is_movable(each)]
-        sharded = [*filter(self._is_movable, filter(is_sharded, self._registry.optimizers))]
+    def _list_objects(self) -> Objects:
+        models = [each for each in self._bound_objects.models if self._is_movable(each)]
+        sharded = [*filter(self._is_movable, filter(is_sharded, self._bound_objects.optimizers))]
         optimizers = self._optimizers_of(models)
         owners = {*map(id, [*optimizers, *sharded])}
-        schedules = [each for each in self._registry.schedules if id(each.optimizer) in owners]
-        scalers = [each for each in self._registry.scalers if each.is_enabled()]
-        why, way = "FSDP cannot change its process group", "make it again and load a checkpoint"
-        self._left += [(module, why, way) for module in sharded_modules()]
+        schedules = [each for each in self._bound_objects.schedules if id(each.optimizer) in owners]
+        scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
+        reason = "FSDP cannot change its process group"
+        remedy = "make it again and load a checkpoint"
+        self._not_moved += [(module, reason, remedy) for module in sharded_modules()]
         for name, value in self._namespace.items():
-            is_group = isinstance(value, dist.ProcessGroup) and not _lives(value)
+            is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
             if is_group and name[:1] != "_" and not _was_default(value):
-                self._left.append((value, "a group ends with the default one", _ANEW))
+                self._not_moved.append((value, "a group ends with the default one", _MAKE_AGAIN))
         return {
             "models": models,
             "sharded": sharded,
             "optimizers": optimizers,
             "schedules": schedules,
             "scalers": scalers if owners else [],
-            "loaders": loaders() if self._is_heal else [],
+            "loaders": training_loaders() if self._is_heal else [],
         }
 
-    def _is_movable(self, one: Any) -> bool:
+    def _is_movable(self, obj: Any) -> bool:
         """Return whether a model or an optimizer was on the default group, which is gone."""
-        group = vars(one).get("process_group")
+        group = vars(obj).get("process_group")
         if group is None or _was_default(group):
-            return not _lives(group)
-        if not _lives(group):
-            size, kind = group.size(), "optimizer" if isinstance(one, Optimizer) else "model"
-            why = f"it was on a group of {plural(size, 'rank')}"
-            self._left.append((one, why, f"make that group and the {kind} again"))
+            return not _is_alive(group)
+        if not _is_alive(group):
+            size, kind = group.size(), "optimizer" if isinstance(obj, Optimizer) else "model"
+            reason = f"it was on a group of {plural(size, 'rank')}"
+            self._not_moved.append((obj, reason, f"make that group and the {kind} again"))
         return False
 
     def _optimizers_of(self, models: Iterable[DistributedDataParallel]) -> list[Optimizer]:
         """Return the optimizers that update these models in the same way on every rank."""
         owned = {id(each) for model in models for each in model.parameters()}
-        sharded = [each for each in self._registry.optimizers if is_sharded(each)]
-        apart = {id(each) for one in sharded for each in (one, getattr(one, "optim", None))}
+        sharded = [each for each in self._bound_objects.optimizers if is_sharded(each)]
+        apart = {id(each) for obj in sharded for each in (obj, getattr(obj, "optim", None))}
         return [
             each
-            for each in self._registry.optimizers
+            for each in self._bound_objects.optimizers
             if id(each) not in apart and not owned.isdisjoint(map(id, parameters_of(each)))
         ]
 
@@ -177,7 +188,7 @@ class Migration:
 
     def _move(self, mine: Objects) -> None:
         tried = [_attempt(_bind, model) for model in mine["models"]]
-        models = self._well(mine["models"], [why for _, why in tried])
+        models = self._without_failures(mine["models"], [reason for _, reason in tried])
         for optimizer in mine["sharded"]:  # each rank keeps its own part of the state
             optimizer.process_group = dist.group.WORLD
         self._moved += [*models, *mine["sharded"]]
@@ -191,65 +202,69 @@ class Migration:
         wanted += [id(each.optimizer) in owners for each in mine["schedules"]]
         others = [*mine["scalers"], *mine["loaders"]]
         objects = [*mine["optimizers"], *mine["schedules"], *others]
-        self._bring_states(models, objects, [*wanted, *(True for _ in others)])
+        self._copy_states(models, objects, [*wanted, *(True for _ in others)])
 
-    def _bring_states(
+    def _copy_states(
         self, models: Iterable[DistributedDataParallel], objects: list[Any], wanted: list[bool]
     ) -> None:
         """Give all ranks what the source has: parameters, buffers, and the states of objects.
 
         What is not ``wanted`` on every rank is not sent, and no line tells of it.
         """
-        mine = [_attempt(described, each) for each in objects]
-        told = self._tell(mine if dist.get_rank() == self._source else [])[self._source]
+        mine = [_attempt(describe_state, each) for each in objects]
+        gathered = self._gather(mine if dist.get_rank() == self._source else [])[self._source]
         tried = [
-            (None, why) if why else _attempt(state_like, one, text, self._device)
-            for one, (text, why) in zip(objects, told, strict=True)
+            (None, reason) if reason else _attempt(state_from_description, obj, text, self._device)
+            for obj, (text, reason) in zip(objects, gathered, strict=True)
         ]
-        states = {id(one): state for one, (state, _) in zip(objects, tried, strict=True)}
-        whys = [why for _, why in tried]
-        failures = [why if is_ok else _UNWANTED for why, is_ok in zip(whys, wanted, strict=True)]
-        well = self._well(objects, failures)
+        states = {id(obj): state for obj, (state, _) in zip(objects, tried, strict=True)}
+        reasons = [reason for _, reason in tried]
+        failures = [
+            reason if is_ok else _UNWANTED for reason, is_ok in zip(reasons, wanted, strict=True)
+        ]
+        succeeded = self._without_failures(objects, failures)
         tensors = [each for model in models for each in _sent_tensors(model)]
-        tensors += [each for one in well for each in tensors_in(states[id(one)])]
+        tensors += [each for obj in succeeded for each in tensors_in(states[id(obj)])]
         equal = equal_on_all(tensors, self._device, self._source)
         differ = [each for each, is_equal in zip(tensors, equal, strict=True) if not is_equal]
-        take_over(differ, self._device, self._source)
-        for one in well:
-            _, why = _attempt(load_state, one, states[id(one)])
-            if why:
-                self._left.append((one, why, _ANEW))
+        broadcast_tensors(differ, self._device, self._source)
+        for obj in succeeded:
+            _, reason = _attempt(load_state, obj, states[id(obj)])
+            if reason:
+                self._not_moved.append((obj, reason, _MAKE_AGAIN))
             else:
-                self._moved.append(one)
+                self._moved.append(obj)
 
-    def _well(self, mine: list[Any], failures: list[str]) -> list[Any]:
+    def _without_failures(self, mine: list[Any], failures: list[str]) -> list[Any]:
         """Return those without a failure on any rank; leave the others."""
-        everyone = self._tell(failures)
-        well = []
+        all_ranks = self._gather(failures)
+        succeeded = []
         for index, each in enumerate(mine):
-            whys = [said[index] for said in everyone if said[index]]
-            if not whys:
-                well.append(each)
-            elif _UNWANTED not in whys:
-                self._left.append((each, whys[0], _ANEW))
-        return well
+            reasons = [said[index] for said in all_ranks if said[index]]
+            if not reasons:
+                succeeded.append(each)
+            elif _UNWANTED not in reasons:
+                self._not_moved.append((each, reasons[0], _MAKE_AGAIN))
+        return succeeded
 
     # ---- the report
 
-    def _lines(self) -> list[str]:
-        names = paths_of([*self._moved, *(each for each, *_ in self._left)], self._namespace)
-        left = [each for each in self._left if id(each[0]) in names or each[1:] != _DIFFER]
-        everyone = self._tell([f"{_name(each, names)}: {why}; {way}" for each, why, way in left])
+    def _report(self) -> list[str]:
+        names = paths_of([*self._moved, *(each for each, *_ in self._not_moved)], self._namespace)
+        left = [
+            each for each in self._not_moved if id(each[0]) in names or each[1:] != _RANKS_DIFFER
+        ]
+        all_ranks = self._gather(
+            [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in left]
+        )
         lines = []
         if self._moved:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
             trained = any(hasattr(each, "param_groups") for each in self._moved)
-            lines.append(
-                f"{moved}: {_TAKEN_ALONG.format(self._source)}{_ALL_ELSE if trained else ''}"
-            )
-        for said in dict.fromkeys(line for each in everyone for line in each):
-            ranks = [rank for rank, each in enumerate(everyone) if said in each]
-            who = "" if len(ranks) == len(everyone) else f" ({format_ranks(ranks)})"
+            lines.append(f"{moved}: {_MOVED.format(self._source)}{_ALL_ELSE if trained else ''}")
+        for said in dict.fromkeys(line for each in all_ranks for line in each):
+            ranks = [rank for rank, each in enumerate(all_ranks) if said in each]
+            who = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"
             lines.append(f"not on the new process group: {said}{who}")
         return lines
 
@@ -274,7 +289,7 @@ def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 # ---- process groups
 
 
-def _lives(group: Any) -> bool:
+def _is_alive(group: Any) -> bool:
     return group in dist.distributed_c10d._world.pg_map
 
 
@@ -284,13 +299,13 @@ def _was_default(group: Any) -> bool:
 
 def unbind(model: DistributedDataParallel) -> None:
     """Take a model off its process group; the reducer takes its hooks along."""
-    for key in OF_THE_GROUP:
+    for key in GROUP_ATTRIBUTES:
         model.__dict__.pop(key, None)
 
 
 def _bind(model: DistributedDataParallel) -> None:
     """As torch does when it unpickles a model, but in place; nothing is sent."""
-    state = {key: value for key, value in model.__dict__.items() if key not in OF_THE_GROUP}
+    state = {key: value for key, value in model.__dict__.items() if key not in GROUP_ATTRIBUTES}
     old = model.__dict__.get("process_group")
     unbind(model)
     model.zero_grad(set_to_none=True)  # half a backward pass may have left some
@@ -315,23 +330,23 @@ def _sent_tensors(model: DistributedDataParallel) -> list[torch.Tensor]:
 # ---- matching
 
 
-def pair(everyone: Sequence[Sequence[str]], rank: int) -> list[int]:
+def match_across_ranks(all_ranks: Sequence[Sequence[str]], rank: int) -> list[int]:
     """Return which of this rank's objects all others have too, in the order of rank 0.
 
     Objects of one signature belong together in their order, if every rank has as many of them.
 
-    >>> pair([["a", "b"], ["b", "a"]], rank=1)
+    >>> match_across_ranks([["a", "b"], ["b", "a"]], rank=1)
     [1, 0]
-    >>> pair([["a", "a", "b"], ["a", "b"]], rank=0)
+    >>> match_across_ranks([["a", "a", "b"], ["a", "b"]], rank=0)
     [2]
     """
-    counts = [Counter(each) for each in everyone]
+    counts = [Counter(each) for each in all_ranks]
     common = {sign for sign in counts[0] if all(each[sign] == counts[0][sign] for each in counts)}
     places = {
-        sign: iter([index for index, each in enumerate(everyone[rank]) if each == sign])
+        sign: iter([index for index, each in enumerate(all_ranks[rank]) if each == sign])
         for sign in common
     }
-    return [next(places[sign]) for sign in everyone[0] if sign in common]
+    return [next(places[sign]) for sign in all_ranks[0] if sign in common]
 
 
 def signature(value: Any) -> str:

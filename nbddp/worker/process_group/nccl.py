@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 # As ProcessGroupNCCL.hpp has them. A rank is warm: who ends it is the controller, once it has said
 # why, and what NCCL would write as its last word is there as the failure of a cell.
-LETS_LIVE = {
+ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: give a group up, but not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills when the watchdog is held up
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an assert on the GPU is an error in Python, too
 }
-PATIENCE = 3.0  # seconds for all groups together
+ABORT_TIMEOUT = 3.0  # seconds for all groups together
 _WORDS = re.compile(
     r"gloo|nccl|timed out waiting|pair closure|closed by peer|connection was likely closed",
     re.IGNORECASE,
@@ -32,7 +32,7 @@ _WORDS = re.compile(
 
 def configure_nccl() -> None:
     """Keep NCCL's watchdog from ending this process; what the user has set stays."""
-    for name, value in LETS_LIVE.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
@@ -43,11 +43,11 @@ def abort_groups() -> None:
     would hold up the others, and the thread that is to hear of the next interrupt.
     """
     module = dist.distributed_c10d
-    if abort_all(list(module._world.pg_names), PATIENCE) and dist.is_initialized():
+    if abort_all(list(module._world.pg_names), ABORT_TIMEOUT) and dist.is_initialized():
         module._abort_process_group()  # nothing is left to be waited for: it forgets them
 
 
-def abort_all(groups: Iterable[dist.ProcessGroup], patience: float) -> bool:
+def abort_all(groups: Iterable[dist.ProcessGroup], timeout: float) -> bool:
     """Abort groups at the same time; tell whether all have returned."""
     threads = [
         threading.Thread(target=_abort, args=[group], name="nbddp-abort", daemon=True)
@@ -55,7 +55,7 @@ def abort_all(groups: Iterable[dist.ProcessGroup], patience: float) -> bool:
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in threads)
@@ -71,7 +71,7 @@ def _abort(group: dist.ProcessGroup) -> None:
 # ---- errors of a backend: its connections are closed by them
 
 
-def comes_from_backend(error: BaseException | None) -> bool:
+def is_backend_error(error: BaseException | None) -> bool:
     """Whether Gloo or NCCL raised an error, or one that it came from."""
     seen: set[int] = set()  # a cell may have made a circle of them
     while error is not None and id(error) not in seen:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-LARGE = 1 << 20  # bytes of a tensor that is looked at before it is sent, and sent alone
+LARGE_BYTES = 1 << 20  # bytes of a tensor that is looked at before it is sent, and sent alone
 BATCH_BYTES = 16 << 20  # of tensors that are sent as one
-FRAME = 512  # bytes that every rank sends, whatever it has to say; what is longer follows
-HEARING = 0.05  # seconds after which whoever waits for a message looks whether it is given up
+FRAME_BYTES = 512  # bytes that every rank sends, whatever it has to say; what is longer follows
+POLL_INTERVAL = 0.05  # seconds after which whoever waits for a message looks whether it is given up
 _LENGTH = struct.Struct("<q")
 _ROWS = 64
 T = TypeVar("T")
@@ -34,57 +34,61 @@ def gather_objects(value: Any, device: torch.device) -> list[Any]:
         device: where the backend can send from.
     """
     data = json.dumps(value).encode()
-    frame = (_LENGTH.pack(len(data)) + data)[:FRAME]
-    frames = _all(_tensor(frame.ljust(FRAME, b"\0"), device), [FRAME] * dist.get_world_size())
+    frame = (_LENGTH.pack(len(data)) + data)[:FRAME_BYTES]
+    frames = _all_gather_bytes(
+        _tensor(frame.ljust(FRAME_BYTES, b"\0"), device), [FRAME_BYTES] * dist.get_world_size()
+    )
     sizes = [_LENGTH.unpack_from(each)[0] for each in frames]
-    room = FRAME - _LENGTH.size
-    said = [each[_LENGTH.size :][:size] for each, size in zip(frames, sizes, strict=True)]
-    more = [max(0, size - room) for size in sizes]
+    space = FRAME_BYTES - _LENGTH.size
+    texts = [each[_LENGTH.size :][:size] for each, size in zip(frames, sizes, strict=True)]
+    more = [max(0, size - space) for size in sizes]
     if any(more):
-        rest = _tensor(data[room:].ljust(max(more), b"\0"), device)
-        said = [first + rest for first, rest in zip(said, _all(rest, more), strict=True)]
-    return [json.loads(each) for each in said]
+        rest = _tensor(data[space:].ljust(max(more), b"\0"), device)
+        texts = [
+            first + rest for first, rest in zip(texts, _all_gather_bytes(rest, more), strict=True)
+        ]
+    return [json.loads(each) for each in texts]
 
 
 def _tensor(data: bytes, device: torch.device) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 
-def _all(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
+def _all_gather_bytes(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
     """What all ranks have, on every rank: so many bytes from the beginning of each one's."""
     parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(mine, parts, dst=0)
     if parts is None:
-        everyone = torch.empty(sum(sizes), dtype=torch.uint8, device=mine.device)
+        gathered = torch.empty(sum(sizes), dtype=torch.uint8, device=mine.device)
     else:
-        everyone = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-    dist.broadcast(everyone, src=0)
-    return [each.numpy().tobytes() for each in everyone.cpu().split(list(sizes))]
+        gathered = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    dist.broadcast(gathered, src=0)
+    return [each.numpy().tobytes() for each in gathered.cpu().split(list(sizes))]
 
 
-def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """What is sent as one: a large thing alone, as it lies, of small ones what BATCH_BYTES hold.
 
     None that is empty. To put large ones together costs more than to send them (measured).
     """
     batch: list[T] = []
-    room = BATCH_BYTES
-    for thing in things:
-        size = size_of(thing)
-        if size >= LARGE:
-            yield [thing]
+    space = BATCH_BYTES
+    for item in items:
+        size = size_of(item)
+        if size >= LARGE_BYTES:
+            yield [item]
             continue
-        if size > room:
+        if size > space:
             yield batch
-            batch, room = [], BATCH_BYTES
+            batch, space = [], BATCH_BYTES
         if size:
-            batch.append(thing)
-            room -= size
+            batch.append(item)
+            space -= size
     if batch:
         yield batch
 
 
-def await_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
+def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
     """Wait until a message was sent, or has come; or until its process group is given up.
 
     Gloo never wakes who waits for some messages whose other end has died, as is said in
@@ -113,17 +117,18 @@ def await_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) 
         is_over.set()
 
     threading.Thread(target=wait, name="nbddp-message", daemon=True).start()
-    while not is_over.wait(HEARING):
+    while not is_over.wait(POLL_INTERVAL):
         if is_lost():
             raise RuntimeError("Gloo has lost a message: its process group was given up")
     if failed:
         raise failed[0]
 
 
-def take_over(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:
+def broadcast_tensors(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:
     """Fill tensors with what one rank has in its own, of whatever types and layouts."""
-    for batch in batches(tensors, lambda tensor: tensor.nbytes):
-        parts = [_bytes(each).to(device) for each in batch]  # a step count may live on the CPU
+    for batch in split_into_batches(tensors, lambda tensor: tensor.nbytes):
+        # a step count may live on the CPU
+        parts = [_tensor_bytes(each).to(device) for each in batch]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
         dist.broadcast(sent, src=source)
         sizes = [each.nbytes for each in batch]
@@ -134,7 +139,7 @@ def take_over(tensors: Iterable[torch.Tensor], device: torch.device, source: int
                 tensor.copy_(aligned.view(tensor.dtype).view(tensor.shape))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -143,14 +148,14 @@ def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: 
 
     To look costs a tenth of what it costs to send: after a death most ranks are at the same step.
     """
-    large = [index for index, each in enumerate(tensors) if each.nbytes >= LARGE]
+    large = [index for index, each in enumerate(tensors) if each.nbytes >= LARGE_BYTES]
     equal = [False] * len(tensors)
     if not large:
         return equal
     mine = torch.stack([_fingerprint(tensors[index]).to(device) for index in large])
-    told = mine.clone()
-    dist.broadcast(told, src=source)
-    differs = (told != mine).to(torch.int64)
+    source_values = mine.clone()
+    dist.broadcast(source_values, src=source)
+    differs = (source_values != mine).to(torch.int64)
     dist.all_reduce(differs, op=dist.ReduceOp.MAX)
     for index, differ in zip(large, differs.tolist(), strict=True):
         equal[index] = not differ
@@ -159,7 +164,7 @@ def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """64 bits that another value, or another order of the values, changes."""
-    data = _bytes(tensor)
+    data = _tensor_bytes(tensor)
     if data.storage_offset() % 8:  # no whole words can be seen there
         data = data.clone()
     whole = data.numel() // (8 * _ROWS) * (8 * _ROWS)

@@ -23,36 +23,36 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def state_of(one: Any) -> Any:
+def state_of(obj: Any) -> Any:
     """Return the state of an object, with its own tensors."""
-    if not isinstance(one, Optimizer):
-        return one.state_dict()
-    groups = [{key: group[key] for key in group if key != "params"} for group in one.param_groups]
-    parameters = enumerate(parameters_of(one))
-    state = {index: one.state[each] for index, each in parameters if each in one.state}
+    if not isinstance(obj, Optimizer):
+        return obj.state_dict()
+    groups = [{key: group[key] for key in group if key != "params"} for group in obj.param_groups]
+    parameters = enumerate(parameters_of(obj))
+    state = {index: obj.state[each] for index, each in parameters if each in obj.state}
     return {"groups": groups, "state": state}
 
 
-def load_state(one: Any, state: Any) -> None:
+def load_state(obj: Any, state: Any) -> None:
     """Put a state into an object.
 
     An optimizer keeps its groups and its dict of states: wrappers share them, and torch's own
     load_state_dict() makes new ones and casts the tensors to the type of the parameters.
     """
-    if not isinstance(one, Optimizer):
-        one.load_state_dict(state)
+    if not isinstance(obj, Optimizer):
+        obj.load_state_dict(state)
         return
-    for group, told in zip(one.param_groups, state["groups"], strict=True):
-        group.update(told)
-    for index, parameter in enumerate(parameters_of(one)):
-        one.state.pop(parameter, None)
+    for group, values in zip(obj.param_groups, state["groups"], strict=True):
+        group.update(values)
+    for index, parameter in enumerate(parameters_of(obj)):
+        obj.state.pop(parameter, None)
         if index in state["state"]:
-            one.state[parameter] = state["state"][index]
+            obj.state[parameter] = state["state"][index]
 
 
-def described(one: Any) -> str:
+def describe_state(obj: Any) -> str:
     """Describe the state of an object in JSON: numbers as they are, of tensors type and shape."""
-    return json.dumps(_describe(state_of(one)))
+    return json.dumps(_describe(state_of(obj)))
 
 
 def _describe(value: Any) -> list[Any]:
@@ -71,41 +71,43 @@ def _is_sendable(value: Any) -> bool:
     return is_tensor and value.layout is torch.strided
 
 
-def state_like(one: Any, told: str, device: torch.device) -> Any:
+def state_from_description(obj: Any, description: str, device: torch.device) -> Any:
     """Return a state with the numbers of another rank, and room for its tensors.
 
     What is as on the other rank stays, with its tensors, and so does what is neither a number nor
     a tensor.
 
     Args:
-        one: the object.
-        told: what :func:`described` returned on the other rank.
+        obj: the object.
+        description: what :func:`describe_state` returned on the other rank.
         device: where tensors belong that are not on the CPU.
 
     Raises:
         TypeError: this rank lacks a value that cannot be sent.
     """
-    return _like(json.loads(told), state_of(one), device)
+    return _value_from_description(json.loads(description), state_of(obj), device)
 
 
-def _like(told: list[Any], own: Any, device: torch.device) -> Any:
-    if _describe(own) == told:
+def _value_from_description(description: list[Any], own: Any, device: torch.device) -> Any:
+    if _describe(own) == description:
         return own
-    match told:
+    match description:
         case ["plain", value]:
             return value
         case ["dict", items]:
             held = own if type(own) is dict else {}
-            return {key: _like(each, held.get(key), device) for key, each in items}
+            return {
+                key: _value_from_description(each, held.get(key), device) for key, each in items
+            }
         case ["list" | "tuple" as kind, items]:
             own = own if type(own) in (list, tuple) else ()
             pairs = zip_longest(items, own[: len(items)])
-            made = [_like(each, mine, device) for each, mine in pairs]
+            made = [_value_from_description(each, mine, device) for each, mine in pairs]
             return tuple(made) if kind == "tuple" else made
         case ["tensor", dtype, sizes, is_on_cpu]:
             place = "cpu" if is_on_cpu else device
             return torch.zeros(sizes, dtype=getattr(torch, dtype), device=place)
-    raise TypeError(f"the ranks' states differ, and a {told[1]} in it cannot be sent")
+    raise TypeError(f"the ranks' states differ, and a {description[1]} in it cannot be sent")
 
 
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:

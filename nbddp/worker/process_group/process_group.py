@@ -16,27 +16,29 @@ from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT
 from nbddp.worker.process_group.bound_objects import BoundObjects
-from nbddp.worker.process_group.connections import Connections, check_room
+from nbddp.worker.process_group.connections import Connections, check_free_descriptors
 from nbddp.worker.process_group.gloo import (
     GlooUnblocker,
     GroupReleaser,
-    wake_lost_sends,
+    abort_stuck_sends,
     watch_new_groups,
 )
-from nbddp.worker.process_group.nccl import abort_groups, comes_from_backend
+from nbddp.worker.process_group.nccl import abort_groups, is_backend_error
 from nbddp.worker.process_group.rendezvous import (
     Rendezvous,
-    let_cell_choose_start_method,
     refuse_launchers,
+    reset_start_method,
 )
 from nbddp.worker.store_clients import StoreClient
 from nbddp.worker.watch.flight_recorder import RecordedCollective, count_started, newest_collective
 from nbddp.worker.watch.main_thread import functions_in, main_frame
 
-HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
+# of collectives in a cell that asks the user, who may take his time
+INPUT_TIMEOUT = timedelta(days=30)
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
-CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
-BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
+# for each rank, at least, to connect to the others
+CONNECT_TIMEOUT_PER_RANK = timedelta(milliseconds=100)
+EXTRA_DESCRIPTORS = 10  # descriptors that a group takes, besides one for each rank
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 # torch 2.15 made it public, and warns when the private function is called
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -61,85 +63,85 @@ class ProcessGroup:
     ) -> None:
         self._store = store
         self._connections = connections
-        self._dialing = GlooUnblocker()
-        self.registry = BoundObjects()
-        self._afterlife = GroupReleaser(connections.close_groups, self.registry.models)
-        self._parts: set[frozenset[int]] = set()
-        watch_new_groups(self._making, self._afterlife.hold)
+        self._unblocker = GlooUnblocker()
+        self.bound_objects = BoundObjects()
+        self._releaser = GroupReleaser(connections.close_groups, self.bound_objects.models)
+        self._group_members: set[frozenset[int]] = set()
+        watch_new_groups(self._recording_group, self._releaser.keep_alive)
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
         self.backend = choose_backend(backend, topology.local_world_size)
         self.device = this_rank.device()
         self.is_broken = False
-        self._holds = False
+        self._has_input_timeout = False
         self.stuck_in: RecordedCollective | None = None
         self._rendezvous = Rendezvous(topology, attempt, store.another)
-        self._rendezvous.serve()
+        self._rendezvous.install()
         refuse_launchers()
 
     @contextmanager
-    def _making(self, ranks: Sequence[int]) -> Iterator[None]:
+    def _recording_group(self, ranks: Sequence[int]) -> Iterator[None]:
         """A group of these ranks is made within."""
-        self._parts.add(frozenset(ranks))
-        with self._dialing.forming(), self._connections.noting_group():
+        self._group_members.add(frozenset(ranks))
+        with self._unblocker.forming(), self._connections.recording_group():
             yield
 
     def current(self) -> object:
         """The default process group, None without one."""
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
 
-    def form(self, generation: int) -> None:
+    def init(self, generation: int) -> None:
         """Leave the old group, if any, and meet the other ranks in a new one.
 
         A group keeps the timeout that it was made with in a send, in a recv and in the checks of
         TORCH_DISTRIBUTED_DEBUG. So it is made with the user's, and the ranks, which may take longer
         to come, meet before.
         """
-        self.leave()
-        self._parts.clear()
-        check_room(self._topology.world_size + BESIDE_PAIRS)
+        self.destroy()
+        self._group_members.clear()
+        check_free_descriptors(self._topology.world_size + EXTRA_DESCRIPTORS)
         _number_groups_from(0)
         prefix = f"a{self._attempt}/group/{generation}"
         store = dist.PrefixStore(prefix, self._store.open())
         world = self._topology.world_size
-        enough = max(self._timeout, CONNECTING * world)
-        self._meet(store, world)
+        connect_timeout = max(self._timeout, CONNECT_TIMEOUT_PER_RANK * world)
+        self._wait_for_all_ranks(store, world)
         dist.init_process_group(
             self.backend,
             store=store,
             rank=self._topology.rank,
             world_size=world,
-            timeout=enough,
+            timeout=connect_timeout,
             device_id=self.device if self.backend == "nccl" else None,
         )
         if self.is_broken:  # it only looks as if all ranks were connected
             raise RuntimeError("an interrupt ended the process group while it formed")
-        self._limit(max(enough, FORM_TIMEOUT))
+        self._set_timeout(max(connect_timeout, FORM_TIMEOUT))
 
-    def settle(self) -> None:
+    def apply_user_timeout(self) -> None:
         """What the ranks had to tell each other is told: from here on the user's timeout holds."""
-        self._limit(self._timeout)
-        self._holds = False
+        self._set_timeout(self._timeout)
+        self._has_input_timeout = False
 
-    def _limit(self, timeout: timedelta) -> None:
+    def _set_timeout(self, timeout: timedelta) -> None:
         if dist.get_debug_level() != dist.DebugLevel.DETAIL:
             set_timeout(timeout)
 
-    def _meet(self, store: dist.Store, world_size: int) -> None:
+    def _wait_for_all_ranks(self, store: dist.Store, world_size: int) -> None:
         """Wait until every rank is here."""
         if store.add("here", 1) == world_size:
             store.set("all here", "")
         try:
             store.wait(["all here"], FORM_TIMEOUT)
         except dist.DistStoreError as error:
-            came, seconds = store.add("here", 0), FORM_TIMEOUT.total_seconds()
+            arrived, seconds = store.add("here", 0), FORM_TIMEOUT.total_seconds()
             raise TimeoutError(
-                f"{came} of {world_size} ranks came to form the process group in {seconds:.0f} s; "
-                "`%ddp status` shows where the others are"
+                f"{arrived} of {world_size} ranks came to form the process group in "
+                f"{seconds:.0f} s; `%ddp status` shows where the others are"
             ) from error
 
-    def leave(self) -> None:
+    def destroy(self) -> None:
         """Destroy the process group and all that were made from it."""
         self.is_broken = False
         module: Any = dist.distributed_c10d
@@ -147,13 +149,13 @@ class ProcessGroup:
             # an interrupt came before torch made the new group the default one
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
-            self._afterlife.destroy()  # threads that wait in a broken group may need time to end
+            self._releaser.destroy()  # threads that wait in a broken group may need time to end
             self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
 
-    def part_without(self, other: int) -> list[int]:
+    def group_without(self, other: int) -> list[int]:
         """The ranks of a group, made since this one was formed, of which one of us two was not."""
         mine = self._topology.rank
-        parts = (each for each in self._parts if (mine in each) != (other in each))
+        parts = (each for each in self._group_members if (mine in each) != (other in each))
         return min((sorted(part) for part in parts if len(part) > 1), default=[])
 
     def is_intact(self) -> bool:
@@ -173,7 +175,7 @@ class ProcessGroup:
                 begun[str(list(ranks))] += count_started(group)
         return dict(begun)
 
-    def break_open(self, *, others_too: bool) -> None:
+    def abort_waits(self, *, others_too: bool) -> None:
         """Free the main thread from a wait that never ends; the group is lost by it.
 
         Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
@@ -184,15 +186,15 @@ class ProcessGroup:
         """
         was_broken, self.is_broken = self.is_broken, True
         self._store.lose()
-        self.note_wait()
+        self.record_wait()
         if self.backend == "nccl" and dist.is_initialized():
             abort_groups()
-        self._dialing.answer_for_absent(self._topology.world_size)
+        self._unblocker.connect_to_self(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
         if was_broken:
-            wake_lost_sends()
+            abort_stuck_sends()
 
-    def note_wait(self) -> None:
+    def record_wait(self) -> None:
         """The cell is to be interrupted while it waits.
 
         Another rank that is interrupted may end the wait before this one has to break it open.
@@ -201,23 +203,23 @@ class ProcessGroup:
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
 
-    def note_failure(self, error: BaseException | None) -> None:
+    def record_failure(self, error: BaseException | None) -> None:
         """After an error of the backend's own, such as a timeout, its connections are closed."""
-        self.is_broken = self.is_broken or comes_from_backend(error)
+        self.is_broken = self.is_broken or is_backend_error(error)
 
-    def begin_cell(self, command: RunCell, *, may_ask: bool = False) -> None:
+    def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """A cell may make groups and processes of its own, or ask the user something."""
         self.stuck_in = None
-        if dist.is_initialized() and may_ask is not self._holds:
+        if dist.is_initialized() and may_request_input is not self._has_input_timeout:
             # a wait that has begun keeps its timeout, so that this must be known before
-            self._limit(HELD if may_ask else self._timeout)
-            self._holds = may_ask
+            self._set_timeout(INPUT_TIMEOUT if may_request_input else self._timeout)
+            self._has_input_timeout = may_request_input
         if command.script and self._timeout.total_seconds() != DEFAULT_TIMEOUT:
             module: Any = dist.distributed_c10d
             module.default_pg_timeout = module.default_pg_nccl_timeout = self._timeout
         self._rendezvous.begin_cell(command.cell, running=len(command.ranks))
-        let_cell_choose_start_method()
-        self._afterlife.begin_cell()
+        reset_start_method()
+        self._releaser.begin_cell()
         _number_groups_from(command.cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
 
 

@@ -33,8 +33,8 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from nbddp.topology import Topology
 from nbddp.worker.cell.import_hooks import change_when_imported
 
-TIMEOUT = 1.0  # seconds to connect to a store on this machine
-TWICE = (
+CONNECT_TIMEOUT = 1.0  # seconds to connect to a store on this machine
+ALREADY_INITIALIZED = (
     "trying to initialize the default process group twice! The ranks have one already: leave this "
     "line out, or run the cell with --no-init"
 )
@@ -96,65 +96,73 @@ class Rendezvous:
         self._running = running
         self._count.clear()
 
-    def serve(self) -> None:
+    def install(self) -> None:
         """Take torch's place in this process."""
         # the package's attribute of this name is the function
         handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
         # An interrupt cannot end the wait in a FileStore, and a file of an earlier run misleads the
         # next one: torch removes it only when the last rank has freed its process group.
         for scheme in ("env", "tcp", "file"):
-            handlers[scheme] = self._meet(handlers[scheme])
+            handlers[scheme] = self._handler(handlers[scheme])
         module: Any = dist.distributed_c10d
         original = module.init_process_group
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **options: Any) -> None:
             if dist.is_initialized():
-                raise ValueError(TWICE)
+                raise ValueError(ALREADY_INITIALIZED)
             original(*args, **options)
 
         dist.init_process_group = module.init_process_group = init_process_group
 
-    def _meet(self, elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-        def meet(
+    def _handler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def handler(
             url: str, timeout: timedelta = default_pg_timeout, **options: Any
         ) -> Iterator[tuple[dist.Store, int, int]]:
-            asked = RendezvousParameters.read(url)
-            if asked is None or not self._is_ours(asked, url):
-                yield from elsewhere(url, timeout=timeout, **options)
+            parameters = RendezvousParameters.read(url)
+            if parameters is None or not self._is_ours(parameters, url):
+                yield from original(url, timeout=timeout, **options)
                 return
-            store = self._store_there(asked, timeout) or self._our_store(asked, timeout)
-            yield store, asked.rank, asked.world_size
+            store = self._external_store(parameters, timeout) or self._own_store(
+                parameters, timeout
+            )
+            yield store, parameters.rank, parameters.world_size
             raise RuntimeError("cannot meet a second time")
 
-        return meet
+        return handler
 
-    def _is_ours(self, asked: RendezvousParameters, url: str) -> bool:
+    def _is_ours(self, parameters: RendezvousParameters, url: str) -> bool:
         """Whether only ranks can come, each at its own place or where we told them to meet."""
-        if os.getpid() != self._pid or asked.world_size > self._running:
+        if os.getpid() != self._pid or parameters.world_size > self._running:
             return False
         mine = self._topology
         shown = (mine.master_addr, mine.master_port)
-        if url.startswith("env:") and (asked.address, asked.port) == shown:
+        if url.startswith("env:") and (parameters.address, parameters.port) == shown:
             return True
-        is_own_place = (asked.rank, asked.world_size) == (mine.rank, mine.world_size)
+        is_own_place = (parameters.rank, parameters.world_size) == (mine.rank, mine.world_size)
         here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
-        return is_own_place and (asked.address in here or url.startswith("file:"))
+        return is_own_place and (parameters.address in here or url.startswith("file:"))
 
-    def _store_there(self, asked: RendezvousParameters, timeout: timedelta) -> dist.Store | None:
+    def _external_store(
+        self, parameters: RendezvousParameters, timeout: timedelta
+    ) -> dist.Store | None:
         """The store that somebody serves at the address, such as a notebook; None without one."""
-        if asked.port != self._topology.master_port:
+        if parameters.port != self._topology.master_port:
             with suppress(OSError):  # nobody listens there
-                socket.create_connection((asked.address, asked.port), TIMEOUT).close()
-                return dist.TCPStore(asked.address, asked.port, asked.world_size, timeout=timeout)
+                socket.create_connection(
+                    (parameters.address, parameters.port), CONNECT_TIMEOUT
+                ).close()
+                return dist.TCPStore(
+                    parameters.address, parameters.port, parameters.world_size, timeout=timeout
+                )
         return None
 
-    def _our_store(self, asked: RendezvousParameters, timeout: timedelta) -> dist.Store:
+    def _own_store(self, parameters: RendezvousParameters, timeout: timedelta) -> dist.Store:
         """Under a prefix that was never used, the same on all ranks that meet.
 
         What one rank does alone, as rank 0 of 1, does not count for the others.
         """
-        size = asked.world_size
+        size = parameters.world_size
         self._count[size] += 1
         prefix = f"a{self._attempt}/env/{self._cell}/{size}/{self._count[size]}"
         if size == 1:
@@ -167,7 +175,7 @@ class Rendezvous:
 # ---- processes that a cell starts
 
 
-def let_cell_choose_start_method() -> None:
+def reset_start_method() -> None:
     """Let ``set_start_method`` be called once in this cell too. The chosen method stays."""
     default: Any = context._default_context
     if default._actual_context is not None:
@@ -178,23 +186,25 @@ def refuse_launchers() -> None:
     """Have functions that start processes for a process group say what a cell does instead."""
     spawn: Any = importlib.import_module(_SPAWN)
     package: Any = torch.multiprocessing
-    package.start_processes = spawn.start_processes = _only_in_scripts(
+    package.start_processes = spawn.start_processes = _refuse_in_cells(
         spawn.start_processes, _instead_of_spawn
     )
 
     def refuse(launcher: Any) -> None:
-        launcher.launch_agent = _only_in_scripts(launcher.launch_agent, _instead_of_launch)
+        launcher.launch_agent = _refuse_in_cells(launcher.launch_agent, _instead_of_launch)
 
     change_when_imported(_LAUNCHER, refuse)
 
 
-def _only_in_scripts(original: Callable[..., Any], say: Callable[..., str]) -> Callable[..., Any]:
+def _refuse_in_cells(
+    original: Callable[..., Any], describe: Callable[..., str]
+) -> Callable[..., Any]:
     """Refuse a call of a cell. A started process can import a script, but not a cell."""
 
     @functools.wraps(original)
     def start(*args: Any, **options: Any) -> Any:
         if getattr(sys.modules["__main__"], "__file__", None) is None:
-            raise RuntimeError(say(*args, **options))
+            raise RuntimeError(describe(*args, **options))
         return original(*args, **options)
 
     return start

@@ -70,9 +70,9 @@ def test_a_method_of_a_class_that_a_cell_defines_brings_its_cell(define: Define)
 def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
     namespace = function.__globals__ if as_of_a_cell else {}
     namespace["f"] = function
-    carried = namespace_transfer.pack_names(namespace, leave={*namespace} - {"f"})
+    carried = namespace_transfer.pickle_namespace(namespace, exclude={*namespace} - {"f"})
     opened: dict[str, Any] = {}
-    namespace_transfer.open_names(carried.data, opened, carried.storages)
+    namespace_transfer.load_namespace(carried.data, opened, carried.storages)
     return opened["f"]
 
 

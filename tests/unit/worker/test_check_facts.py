@@ -26,7 +26,7 @@ import nbddp
 from nbddp.checks.facts import LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
-from nbddp.worker.check_facts import LARGE, MANY, collect_facts, data_of
+from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data
 from nbddp.worker.watch.dataloader_waits import clear_epochs, record_epochs
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
@@ -56,7 +56,7 @@ def test_a_loader_says_what_its_sampler_deals_out() -> None:
         sampler_rank=1,
         shuffles=True,
         samples=10,
-        data=data_of(DATA),
+        data=describe_data(DATA),
         batches=3,
         batch_size=2,
     )
@@ -107,12 +107,12 @@ def test_of_a_users_own_loader_nothing_is_asked_but_its_length() -> None:
 
 def test_equal_data_is_told_from_other_data() -> None:
     other = TensorDataset(torch.arange(1.0, 11.0).reshape(10, 1))
-    assert data_of(DATA) == data_of(TensorDataset(torch.arange(10.0).reshape(10, 1)))
-    assert data_of(DATA) != data_of(other)
-    assert data_of(Subset(DATA, [1, 2])) != data_of(Subset(DATA, [2, 1]))
+    assert describe_data(DATA) == describe_data(TensorDataset(torch.arange(10.0).reshape(10, 1)))
+    assert describe_data(DATA) != describe_data(other)
+    assert describe_data(Subset(DATA, [1, 2])) != describe_data(Subset(DATA, [2, 1]))
     unknown: Any = [object(), object()]
-    assert data_of(Subset(unknown, [0])).startswith("?")
-    assert data_of(Subset(unknown, [0])) != data_of(Subset(unknown, [1]))
+    assert describe_data(Subset(unknown, [0])).startswith("?")
+    assert describe_data(Subset(unknown, [0])) != describe_data(Subset(unknown, [1]))
 
 
 def test_a_model_says_how_it_stands() -> None:
@@ -245,7 +245,7 @@ def test_streams_are_compared_where_nothing_of_theirs_depends_on_the_rank() -> N
     ):
         assert stream_facts(body, [1, 2], first=0, open_all=lambda it: it).data == "", body
     assert stream_facts(plain, [[1] * 100] * 100).data != ""
-    much = (["x" * LARGE], [[1] * 1000] * 1000, [[[1]]], [1] * (MANY + 1))
+    much = (["x" * MAX_SIZE], [[1] * 1000] * 1000, [[[1]]], [1] * (MAX_ITEMS + 1))
     for files in ([object()], *much):
         assert stream_facts(plain, files).data == ""
 
@@ -259,7 +259,7 @@ def test_lists_in_another_order_are_told_from_other_lists() -> None:
     one, other, longer = order_of(["a", "b", "c"]), order_of(["c", "a", "b"]), order_of(["a"] * 9)
     assert one[0] == other[0] != longer[0]
     assert one[2] != other[2]
-    assert order_of(["x" * LARGE] * 2) == order_of([[1] * MANY] * 50) == ("", "", "")
+    assert order_of(["x" * MAX_SIZE] * 2) == order_of([[1] * MAX_ITEMS] * 50) == ("", "", "")
     assert order_of(["a", 1]) == order_of([None, None]) == order_of([object()] * 2) == ("", "", "")
 
 

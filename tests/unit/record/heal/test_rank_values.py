@@ -33,7 +33,7 @@ NODES = [
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is busy with other tests a report may miss values."""
-    monkeypatch.setattr(plain_values, "PATIENCE", 9.0)
+    monkeypatch.setattr(plain_values, "CPU_SECONDS", 9.0)
 
 
 class Role(Enum):
@@ -68,7 +68,7 @@ class TwoCells:
 
     def take(self, own: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[str]]:
         """Give them to rank 0. Return the paths that changed, and that differ."""
-        return self._plain[0].take(own, ()), self._plain[0].unlike(own)
+        return self._plain[0].restore(own, ()), self._plain[0].differing(own)
 
 
 def test_what_differs_is_given_back_and_what_is_alike_is_not() -> None:
@@ -148,7 +148,7 @@ def test_only_changes_are_told_and_all_of_them_to_another_notebook() -> None:
     namespace["a"] = True
     del namespace["b"]
     assert plain.changes() == {"new": {"a": "True"}, "gone": ["b"]}
-    plain.forget()
+    plain.report_all_next()
     assert plain.changes() == {"new": {"a": "True"}, "is_all": True}
 
 
@@ -175,7 +175,7 @@ def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list
     """Give a donor's values those of rank 1. Return the paths that changed, and that differ."""
     own = own_of(values_of(ranks), 1, [0]).own
     values = PlainValues(here)
-    return values.take(own, ()), values.unlike(own)
+    return values.restore(own, ()), values.differing(own)
 
 
 def test_members_of_an_enum_are_told_apart_and_never_changed() -> None:
@@ -328,10 +328,10 @@ def test_a_value_for_which_a_report_had_no_time_is_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It seems new in the cell in which a rank dies, and may be older, and equal on all ranks."""
-    monkeypatch.setattr(plain_values, "AT_ONCE", 1)
+    monkeypatch.setattr(plain_values, "CLOCK_INTERVAL", 1)
     values, ranks = RankValues(), [PlainValues({"seen": deque([1]), "step": 1}) for _ in range(2)]
     for cell, patience, living in ((1, 9.0, 2), (2, -1.0, 2), (3, 9.0, 1)):
-        monkeypatch.setattr(plain_values, "PATIENCE", patience)
+        monkeypatch.setattr(plain_values, "CPU_SECONDS", patience)
         for rank in range(living):
             values.add(rank, cell, ranks[rank].changes())
     values.add_death(1, 3, "")

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import nbddp
-from nbddp.worker.heal.namespace_transfer import UnpickleError, open_names, pack_names
+from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
 CELLS = """
 import functools, torch
@@ -62,13 +62,13 @@ def namespace(source: str = CELLS) -> dict[str, Any]:
 
 
 def packed(names: dict[str, Any]) -> Any:
-    return pack_names(names, leave=["__name__", "__builtins__"])
+    return pickle_namespace(names, exclude=["__name__", "__builtins__"])
 
 
 def opened(carried: Any) -> dict[str, Any]:
     """What was carried, in another rank."""
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    open_names(carried.data, names, carried.storages)
+    load_namespace(carried.data, names, carried.storages)
     return names
 
 
@@ -76,7 +76,7 @@ def opened(carried: Any) -> dict[str, Any]:
 def there() -> dict[str, Any]:
     """Another rank's names, which had every one of this one's, carried."""
     carried = packed(namespace())
-    assert carried.left == {}
+    assert carried.not_carried == {}
     return opened(carried)
 
 
@@ -122,8 +122,8 @@ def test_what_cannot_be_carried_is_named_with_its_reason(tmp_path: Path) -> None
         names |= {"file": file, "lock": threading.Lock(), "inside": {"deep": [file]}}
         carried = packed(names)
     assert carried.names == ("kept", "also", "inside")
-    assert set(carried.left) == {"file", "lock", "inside['deep'][0]"}
-    assert "lock" in carried.left["lock"]
+    assert set(carried.not_carried) == {"file", "lock", "inside['deep'][0]"}
+    assert "lock" in carried.not_carried["lock"]
 
 
 def test_the_kits_own_things_are_carried() -> None:
@@ -132,7 +132,7 @@ def test_the_kits_own_things_are_carried() -> None:
     next(batches), next(batches)
     names = {"loader": loader, "precision": nbddp.precision("fp32"), "net": nn.Linear(1, 1)}
     carried = packed(names)
-    assert carried.left == {}
+    assert carried.not_carried == {}
     there = opened(carried)
     assert there["loader"].state_dict() == loader.state_dict()
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_made_there_is_named_and_changes_nothing() -> None:
     names, there = namespace(source), {"mine": 1}
     carried = packed(names)
     with pytest.raises(UnpickleError, match="not on this machine") as failure:
-        open_names(carried.data, there, carried.storages)
+        load_namespace(carried.data, there, carried.storages)
     assert failure.value.name == "here"
     assert there == {"mine": 1}
 
@@ -197,8 +197,8 @@ def test_an_object_comes_without_the_parts_that_cannot_be_carried(
     carried = packed(names)
     names["trainer"].log.close()
     there = opened(carried)
-    assert {"trainer.gate", "trainer.log", "trainer.stream"} <= {*carried.left}
-    assert carried.left["trainer.stream"] == "cannot pickle 'generator' object"
+    assert {"trainer.gate", "trainer.log", "trainer.stream"} <= {*carried.not_carried}
+    assert carried.not_carried["trainer.stream"] == "cannot pickle 'generator' object"
     trainer = there["trainer"]
     assert trainer.model is there["same"]
     assert (trainer.join("a", "b"), trainer.root(4)) == ("a/b", 2)
@@ -218,10 +218,10 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
     large, small, fixed = np.arange(5000.0), np.arange(3), np.arange(2000.0)
     fixed.setflags(write=False)
     names = {"large": large, "same": large, "small": small, "fixed": fixed}
-    carried, there = pack_names(names), dict[str, Any]()
+    carried, there = pickle_namespace(names), dict[str, Any]()
     assert [each.nbytes() for each in carried.storages] == [40_000]
     assert len(carried.data) < 20_000
-    open_names(carried.data, there, [each.clone() for each in carried.storages])
+    load_namespace(carried.data, there, [each.clone() for each in carried.storages])
     assert there["large"] is there["same"]
     there["large"][0] = 7
     assert (there["large"][:2].tolist(), large[0]) == ([7.0, 1.0], 0.0)
@@ -232,12 +232,12 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
 def test_a_logger_comes_with_its_level() -> None:
     log = logging.getLogger("tests.carried")
     log.setLevel(logging.INFO)
-    carried, there = pack_names({"log": log}), dict[str, Any]()
+    carried, there = pickle_namespace({"log": log}), dict[str, Any]()
     log.setLevel(logging.NOTSET)
-    open_names(carried.data, there, carried.storages)
+    load_namespace(carried.data, there, carried.storages)
     assert there["log"] is log
     assert log.level == logging.INFO
-    assert carried.left == {}
+    assert carried.not_carried == {}
 
 
 def test_why_something_is_not_carried_is_said_in_words(
@@ -250,7 +250,7 @@ def test_why_something_is_not_carried_is_said_in_words(
     }
     (tmp_path / "text").touch()
     with (tmp_path / "text").open() as text, (tmp_path / "text").open("rb") as raw:
-        left = pack_names(names | {"text": text, "raw": raw}).left
+        left = pickle_namespace(names | {"text": text, "raw": raw}).not_carried
     assert left == snapshot
 
 
@@ -258,7 +258,7 @@ def test_parts_that_have_no_name_are_counted_too() -> None:
     def gates() -> set[object]:
         return {(number for number in ()) for _ in range(3)}  # what is in a set has no name
 
-    assert pack_names({"gates": gates()}).left == {
+    assert pickle_namespace({"gates": gates()}).not_carried == {
         "a generator in gates": "cannot pickle 'generator' object",
         "a generator in gates (2)": "cannot pickle 'generator' object",
         "a generator in gates (3)": "cannot pickle 'generator' object",

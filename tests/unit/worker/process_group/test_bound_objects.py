@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from nbddp.worker.process_group.bound_objects import WeakList, sharded_modules
-from nbddp.worker.process_group.migration import pair
+from nbddp.worker.process_group.migration import match_across_ranks
 from nbddp.worker.watch.namespace import paths_of
 
 
@@ -24,7 +24,7 @@ class Thing:
 def test_a_roll_keeps_the_order_and_keeps_nothing_alive() -> None:
     roll, things = WeakList(), [Thing() for _ in range(5)]
     for thing in [*things, things[0]]:
-        roll.note(thing)
+        roll.add(thing)
     assert list(roll) == things
     del things[1:3], thing
     gc.collect()
@@ -89,6 +89,6 @@ def test_what_is_not_there_is_not_searched_for_or_not_for_ever() -> None:
 
 def test_things_of_which_the_ranks_have_different_numbers_are_left_out() -> None:
     everyone = [["a", "b", "a", "c"], ["c", "a", "b", "b", "a"]]
-    assert pair(everyone, 0) == [0, 2, 3]
-    assert pair(everyone, 1) == [1, 4, 0]
-    assert pair([["a"], []], 1) == []
+    assert match_across_ranks(everyone, 0) == [0, 2, 3]
+    assert match_across_ranks(everyone, 1) == [1, 4, 0]
+    assert match_across_ranks([["a"], []], 1) == []

@@ -58,9 +58,9 @@ def test_what_process_groups_opened_is_shut_down_and_else_only_if_asked_and_not_
     connections: Connections, opened: Open, others_too: bool
 ) -> None:
     earlier = opened()
-    with connections.keeping():
+    with connections.protecting():
         mail = opened()
-    with connections.noting():
+    with connections.recording():
         groups = opened(socket.AF_INET6)
     later = opened()
     one, other = socket.socketpair()
@@ -75,7 +75,7 @@ def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_ar
     connections: Connections,
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    with connections.noting_group():
+    with connections.recording_group():
         ours = socket.create_connection(listener.getsockname(), 5.0)
     theirs, _ = listener.accept()
     with listener, theirs:
@@ -102,7 +102,7 @@ def test_what_is_opened_while_a_group_fails_to_form_is_noted_too(
     half: list[socket.socket] = []
 
     def form() -> None:
-        with connections.noting():
+        with connections.recording():
             half.append(opened())
             raise RuntimeError("no group")
 
@@ -115,7 +115,7 @@ def test_what_is_opened_while_a_group_fails_to_form_is_noted_too(
 def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected(
     connections: Connections, opened: Open
 ) -> None:
-    torn = connections.noting()
+    torn = connections.recording()
     torn.__enter__()
     users = opened()
     del torn
@@ -127,7 +127,7 @@ def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected(
 def test_a_connection_that_takes_a_closed_ones_descriptor_is_left_alone(
     connections: Connections, opened: Open
 ) -> None:
-    with connections.noting(), connected() as groups:
+    with connections.recording(), connected() as groups:
         number = groups.fileno()
     users = opened()
     assert users.fileno() in range(number - 3, number + 3)
@@ -146,7 +146,7 @@ def test_what_is_noted_while_connections_are_shut_down_stays_noted(
             late.append(opened())
             with monkeypatch.context() as patch:
                 patch.setattr("nbddp.worker.process_group.connections.connected", connected_here)
-                with connections.noting():  # as the main thread may, just now
+                with connections.recording():  # as the main thread may, just now
                     late.append(opened())
         return found
 
@@ -158,22 +158,22 @@ def test_what_is_noted_while_connections_are_shut_down_stays_noted(
 
 def test_a_store_that_is_lost_while_it_is_opened_is_opened_again(connections: Connections) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with connections.noting():
+    with connections.recording():
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
-    store = StoreClient(client, connections.noting)
+    store = StoreClient(client, connections.recording)
 
     @contextmanager
     def interrupted() -> Iterator[None]:
-        with connections.noting():
+        with connections.recording():
             yield
-        store.lose()
+        store.invalidate()
         connections.shut_down()
 
-    store.lose()
+    store.invalidate()
     connections.shut_down()
-    store._noting = interrupted
+    store._recording = interrupted
     with pytest.raises(dist.DistNetworkError):
-        store.open().set("where", "nowhere")
-    store._noting = connections.noting
-    store.open().set("where", "here")
+        store.ensure_connected().set("where", "nowhere")
+    store._recording = connections.recording
+    store.ensure_connected().set("where", "here")
     assert server.get("where") == b"here"

@@ -30,11 +30,11 @@ def test_a_group_that_forms_is_dialled_once_and_nobody_else_is(address: str) -> 
     dialing = GlooUnblocker()
     with socket.create_server((address, 0), family=family) as users:
         with dialing.forming(), socket.create_server((address, 0), family=family) as groups:
-            dialing.answer_for_absent(3)
+            dialing.connect_to_self(3)
             assert numbers_at(groups) == [0, 1, 2]
-            dialing.answer_for_absent(3)
+            dialing.connect_to_self(3)
             assert numbers_at(groups) == []
         with socket.create_server((address, 0), family=family) as later:
-            dialing.answer_for_absent(3)
+            dialing.connect_to_self(3)
             assert numbers_at(later) == []
         assert numbers_at(users) == []

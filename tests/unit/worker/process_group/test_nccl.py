@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbddp.worker.process_group.nccl import LETS_LIVE, abort_all, abort_groups, configure_nccl
+from nbddp.worker.process_group.nccl import ENVIRONMENT, abort_all, abort_groups, configure_nccl
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 
@@ -35,21 +35,21 @@ class Group:
 def test_groups_are_aborted_at_the_same_time() -> None:
     second = Group()
     first = Group(waits_for=second.was_aborted)  # as two communicators of one GPU may
-    assert abort_all([first, second], patience=30.0)
+    assert abort_all([first, second], timeout=30.0)
     assert first.was_aborted.is_set()
 
 
 def test_a_group_that_does_not_return_holds_up_no_other() -> None:
     never = threading.Event()
     stuck, free = Group(waits_for=never), Group()
-    assert not abort_all([stuck, free], patience=0.2)
+    assert not abort_all([stuck, free], timeout=0.2)
     assert free.was_aborted.is_set()
     never.set()
 
 
 def test_a_backend_that_cannot_abort_is_left_out() -> None:
     last = Group()
-    assert abort_all([Group(error="Backend does not support abort"), last], patience=30.0)
+    assert abort_all([Group(error="Backend does not support abort"), last], timeout=30.0)
     assert last.was_aborted.is_set()
 
 
@@ -74,7 +74,7 @@ def test_all_groups_of_a_rank_are_aborted_and_forgotten() -> None:
 def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in LETS_LIVE:
+    for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
     configure_nccl()
@@ -86,6 +86,6 @@ def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
 @pytest.mark.skipif(not HEADER.exists(), reason="this torch ships no headers")
 def test_torch_knows_these_variables_and_what_2_means() -> None:
     source = HEADER.read_text()
-    assert all(f'"{name}"' in source for name in LETS_LIVE)
+    assert all(f'"{name}"' in source for name in ENVIRONMENT)
     assert "CleanUpOnly = 2" in source
     assert "SHOULD_TEAR_DOWN(a) (a != NoHandling && a != CleanUpOnly)" in source

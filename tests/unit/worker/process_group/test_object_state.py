@@ -14,9 +14,9 @@ from torch.optim import lr_scheduler as schedules
 
 import nbddp
 from nbddp.worker.process_group.object_state import (
-    described,
+    describe_state,
     load_state,
-    state_like,
+    state_from_description,
     state_of,
     tensors_in,
 )
@@ -89,7 +89,7 @@ class Rank:
 
 def bring(source: Any, other: Any) -> None:
     """Do what ranks do together: the other one gets the source's state."""
-    state = state_like(other, described(source), torch.device("cpu"))
+    state = state_from_description(other, describe_state(source), torch.device("cpu"))
     filled = zip(tensors_in(state), tensors_in(state_of(source)), strict=True)
     for tensor, told in filled:
         assert (tensor.shape, tensor.dtype) == (told.shape, told.dtype)
