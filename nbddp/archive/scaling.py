@@ -150,7 +150,7 @@ class Scaling:
         return f"{', '.join(sizes)} ranks on {plural(available, unit)}" if sizes else ""
 
 
-def facts_of(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:
+def run_json_entry(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:
     """Return the entry of a round in ``run.json``."""
     return {SCALE: {"ranks": ranks, "round": number, "of": of, "is_weak": is_weak}}
 

@@ -62,7 +62,7 @@ class SweepPoint:
         }
 
 
-class State(Enum):
+class SweepState(Enum):
     """The state of a combination."""
 
     WAITING = "waiting"
@@ -75,7 +75,7 @@ class State(Enum):
     @property
     def is_done(self) -> bool:
         """Whether its run can be compared with others."""
-        return self in (State.OK, State.ALREADY_DONE)
+        return self in (SweepState.OK, SweepState.ALREADY_DONE)
 
 
 @dataclass(slots=True)
@@ -89,13 +89,13 @@ class SweepEntry:
     """
 
     trial: SweepPoint
-    state: State = State.WAITING
+    state: SweepState = SweepState.WAITING
     why: str = ""
     path: Path | None = None
     seconds: float = 0.0
 
 
-def count_in(rows: Iterable[SweepEntry], *states: State) -> int:
+def count_in(rows: Iterable[SweepEntry], *states: SweepState) -> int:
     """Count the entries in these states."""
     return sum(row.state in states for row in rows)
 
@@ -207,7 +207,7 @@ def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def facts_of(key: str, trial: SweepPoint, of: int, *, is_done: bool) -> dict[str, Any]:
+def run_json_entry(key: str, trial: SweepPoint, of: int, *, is_done: bool) -> dict[str, Any]:
     """Return the entry of a combination in ``run.json``."""
     sweep = {"key": key, "settings": trial.config, "number": trial.number, "of": of}
     return {SWEEP: {**sweep, "is_done": is_done}}

@@ -289,7 +289,7 @@ def _next_recorded_answer(
     question: InputRequest, answers: list[tuple[int, InputReply]]
 ) -> InputReply:
     """Return the rank's next recorded answer; without one, let a debugger continue."""
-    request = question.asked
+    request = question.message
     for each in answers:
         if each[0] == question.rank:
             answers.remove(each)

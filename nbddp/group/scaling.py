@@ -13,7 +13,7 @@ from nbddp.archive.scaling import (
     Repetition,
     Scaling,
     WorldSizeResult,
-    facts_of,
+    run_json_entry,
     steady_rate,
     time_shares,
 )
@@ -99,7 +99,7 @@ class ScalingStudy:
             row,
             self._specs[size],
             name=f"scale-{plural(size, 'rank').replace(' ', '')}-round{number}",
-            facts=facts_of(size, number, self._count, is_weak=self._is_weak),
+            facts=run_json_entry(size, number, self._count, is_weak=self._is_weak),
             finish=lambda *done: self._rounds[size].append(self._measure(*done)),
         )
 

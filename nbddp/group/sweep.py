@@ -11,11 +11,11 @@ from nbddp.archive.comparison import MAX_RUNS, compare
 from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary, summarize
 from nbddp.archive.sweep_grid import (
-    State,
     SweepEntry,
     SweepPoint,
+    SweepState,
     completed_runs,
-    facts_of,
+    run_json_entry,
     sweep_key,
     value_key,
 )
@@ -78,10 +78,10 @@ class Sweep:
             found = completed_runs(self._runner.spec.cwd(), self._key, trials)
             for row in self.rows:
                 if (path := found.get(row.trial.number)) is not None:
-                    row.state, row.path = State.ALREADY_DONE, path
+                    row.state, row.path = SweepState.ALREADY_DONE, path
         if done := describe_done(self.rows):
             self._display.print_unless_quiet(done)
-        if any(row.state is State.WAITING for row in self.rows):
+        if any(row.state is SweepState.WAITING for row in self.rows):
             self._runner.run_all(self.rows, self._run_one, describe_row, what="sweep")
         else:
             self._display.print_unless_quiet("nothing was left to run")
@@ -92,14 +92,14 @@ class Sweep:
         trial, count = row.trial, len(self.rows)
 
         def note_done(session: Session, _result: CellResult) -> None:
-            done = facts_of(self._key, trial, count, is_done=True)
+            done = run_json_entry(self._key, trial, count, is_done=True)
             session.call(session.event_log.add_facts, done)
 
         self._runner.run(
             row,
             self._runner.spec,
             name=trial.name,
-            facts=facts_of(self._key, trial, count, is_done=False),
+            facts=run_json_entry(self._key, trial, count, is_done=False),
             finish=note_done,
             settings=trial.settings,
         )

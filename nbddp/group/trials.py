@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbddp.archive.sweep_grid import SEED, State, SweepEntry
+from nbddp.archive.sweep_grid import SEED, SweepEntry, SweepState
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
@@ -90,17 +90,17 @@ class TrialRunner:
         self.group.close_at_exit()
         self.group.scripts.end_previous()
         self._rows, self._what = rows, what
-        waiting = [row for row in rows if row.state is State.WAITING]
+        waiting = [row for row in rows if row.state is SweepState.WAITING]
         again = f", {describe_entries(self.replay_entries)} again" if self.replay_entries else ""
         self.display.print_unless_quiet(
             f"{plural(len(waiting), 'run')}, each with fresh ranks{again}"
         )
         try:
             for row in waiting:
-                row.state = State.RUNNING
+                row.state = SweepState.RUNNING
                 self.display.show_progress(sweep_report(rows, row, what=what))
                 run_one(row)
-                if row.state is not State.RUNNING and not self.display.has_table:
+                if row.state is not SweepState.RUNNING and not self.display.has_table:
                     self.display.print_unless_quiet(f"{row.trial}: {describe(row)}")
                 if self._is_ended or self.group.scripts.times_ended > self._times_ended:
                     self._is_ended = True
@@ -108,7 +108,7 @@ class TrialRunner:
         except KeyboardInterrupt:
             self._is_ended = True
         for row in rows:
-            row.state = State.ENDED if row.state is State.RUNNING else row.state
+            row.state = SweepState.ENDED if row.state is SweepState.RUNNING else row.state
 
     def run(
         self,
@@ -148,7 +148,7 @@ class TrialRunner:
                 result = self.run_cell(session, self.request)
             result.raise_for_failure()
             finish(session, result)
-            row.state = State.OK
+            row.state = SweepState.OK
         except (CellInterruptedError, KeyboardInterrupt):
             self._is_ended = True
         except NbddpError as error:
@@ -164,7 +164,7 @@ class TrialRunner:
                 )
 
     def _record_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
-        row.state, row.why = State.FAILED, str(error).partition("\n")[0]
+        row.state, row.why = SweepState.FAILED, str(error).partition("\n")[0]
         self._error = self._error or error
         if is_shown:
             return

@@ -227,7 +227,7 @@ class CellHandle:
 
     def record_question(self, question: InputRequest) -> None:
         """Note a question of a rank, for a replay."""
-        if question.asked.what == DEBUGGER:
+        if question.message.what == DEBUGGER:
             self._in_debugger.add(question.rank)
 
     def record_answer(self, rank: int, answer: InputReply) -> None:

@@ -73,13 +73,13 @@ class JsonLinesReader:
 def _parse(lines: Sequence[bytes]) -> Iterator[Any]:
     """Parse all lines in one call: this takes a third of the time of a call for each line."""
     try:
-        found = json.loads(f"[{b','.join(lines).decode()}]")
+        rows = json.loads(f"[{b','.join(lines).decode()}]")
     except (ValueError, RecursionError):
-        found = None
+        rows = None
     # a line may have two rows, and two lines may be one
     are_objects = all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
-    is_each = found is not None and len(found) == len(lines) and are_objects
-    yield from found if is_each else map(_parse_one, lines)
+    is_each = rows is not None and len(rows) == len(lines) and are_objects
+    yield from rows if is_each else map(_parse_one, lines)
 
 
 def _parse_one(line: bytes) -> Any:

@@ -192,8 +192,8 @@ class LogSpan:
             is_in_line = self.start > 0 and file.read(1) != b"\n"
             file.seek(self.end - SHOWN_END)
             begin = file.tell() + len(file.readline(SHOWN_END))
-            said = f"… {format_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
-            yield "\n" * is_in_line + said
+            notice = f"… {format_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
+            yield "\n" * is_in_line + notice
         file.seek(begin)
         while data := file.read(min(CHUNK_BYTES, self.end - file.tell())):
             yield decode(data)
@@ -277,10 +277,10 @@ def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> s
     """
     text, start = read_end(path, min(lines * BYTES_PER_LINE, MAX_TAIL_BYTES), begin=begin, end=end)
     assembler = LineAssembler(path.name)
-    found = [*assembler.add(text), *assembler.flush()]
-    if start == begin and len(found) <= lines:
-        return "\n".join(found)
-    return "\n".join([f"... earlier lines in {path}", *found[-lines:]])
+    shown = [*assembler.add(text), *assembler.flush()]
+    if start == begin and len(shown) <= lines:
+        return "\n".join(shown)
+    return "\n".join([f"... earlier lines in {path}", *shown[-lines:]])
 
 
 def _stack(lines: Sequence[str]) -> Iterator[str]:
@@ -288,11 +288,11 @@ def _stack(lines: Sequence[str]) -> Iterator[str]:
 
     It ends where IPython runs the cell: below that it is the same every time.
     """
-    begins = [at for at, line in enumerate(lines) if _THREAD.match(line)]
-    stacks = [lines[at:end] for at, end in zip(begins, [*begins[1:], None], strict=False)]
-    died = [stack for stack in stacks if stack[0].startswith("Current")]
-    ran = [stack for stack in stacks if any(_SHELL in line for line in stack)]
-    for line in (died or ran or [lines])[0]:
+    starts = [at for at, line in enumerate(lines) if _THREAD.match(line)]
+    stacks = [lines[at:end] for at, end in zip(starts, [*starts[1:], None], strict=False)]
+    crashed = [stack for stack in stacks if stack[0].startswith("Current")]
+    in_cell = [stack for stack in stacks if any(_SHELL in line for line in stack)]
+    for line in (crashed or in_cell or [lines])[0]:
         if not line or _SHELL in line:
             return
         yield line

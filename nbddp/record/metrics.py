@@ -61,8 +61,8 @@ def _coarse(pairs: Pairs) -> list[list[float]]:
     width = math.ceil(len(pairs) / MAX_COARSE_PAIRS) or 1
     merged = []
     for start in range(0, len(pairs), width):
-        known = [pair for pair in pairs[start : start + width] if math.isfinite(pair[0] + pair[1])]
-        lows, highs = zip(*known, strict=True) if known else ([nan], [nan])
+        finite = [pair for pair in pairs[start : start + width] if math.isfinite(pair[0] + pair[1])]
+        lows, highs = zip(*finite, strict=True) if finite else ([nan], [nan])
         merged.append([min(lows), max(highs)])
     return merged
 

@@ -48,7 +48,7 @@ class InputRequest:
     """Something that a rank asks the user."""
 
     rank: int
-    asked: InputRequested
+    message: InputRequested
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,25 +207,27 @@ def _with_gpus(
 ) -> tuple[RankSnapshot, ...]:
     """Add what is known of the GPUs as a whole, and who else is on them."""
     by_gpu: dict[str, list[RankSnapshot]] = defaultdict(list)
-    for each in ranks:
-        heartbeat = rank_monitor.hangs.heartbeats.get(each.rank)
-        if each.gpu and heartbeat is not None:
-            by_gpu[heartbeat.status.gpu].append(each)
+    for rank in ranks:
+        heartbeat = rank_monitor.hangs.heartbeats.get(rank.rank)
+        if rank.gpu and heartbeat is not None:
+            by_gpu[heartbeat.status.gpu].append(rank)
     if not by_gpu:
         return tuple(ranks)
     usage = sample_gpus(
-        {uuid: {each.pid for each in there} for uuid, there in by_gpu.items() if uuid}
+        {uuid: {rank.pid for rank in on_gpu} for uuid, on_gpu in by_gpu.items() if uuid}
     )
     with_gpu = {
-        each.rank: replace(
-            each,
+        rank.rank: replace(
+            rank,
             gpu_usage=usage.get(uuid, UNKNOWN_USAGE),
-            gpu_ranks=tuple(other.rank for other in there if uuid and other is not each),
+            gpu_ranks=tuple(
+                neighbour.rank for neighbour in on_gpu if uuid and neighbour is not rank
+            ),
         )
-        for uuid, there in by_gpu.items()
-        for each in there
+        for uuid, on_gpu in by_gpu.items()
+        for rank in on_gpu
     }
-    return tuple(with_gpu.get(each.rank, each) for each in ranks)
+    return tuple(with_gpu.get(rank.rank, rank) for rank in ranks)
 
 
 def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:

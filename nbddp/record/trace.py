@@ -98,9 +98,11 @@ def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
 
 def is_different(row: TraceRow, ranks: Mapping[int, TraceSent]) -> bool:
     """Whether ranks differ in it by more than they do by chance."""
-    most = max(row.self_ms.values())
-    whole = 1000 * max(each.seconds for each in ranks.values())
-    return row.spread >= max(MIN_SPREAD_MS, MIN_RELATIVE_SPREAD * most, MIN_SPREAD_SHARE * whole)
+    largest = max(row.self_ms.values())
+    traced_ms = 1000 * max(each.seconds for each in ranks.values())
+    return row.spread >= max(
+        MIN_SPREAD_MS, MIN_RELATIVE_SPREAD * largest, MIN_SPREAD_SHARE * traced_ms
+    )
 
 
 # ---- one file

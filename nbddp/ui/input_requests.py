@@ -93,7 +93,7 @@ class InputQueue:
             self._pending.append(notice)
         else:
             closed = (notice.rank, notice.question)
-            self._remove(lambda each: (each.rank, each.asked.question) == closed)
+            self._remove(lambda each: (each.rank, each.message.question) == closed)
 
     def poll(self, has_ended: Callable[[int], bool]) -> tuple[int, str] | None:
         """Show the next prompt, or send an answer to its rank.
@@ -119,8 +119,8 @@ class InputQueue:
             return None
         self._is_box_open = False
         self._answer_open(request, text=text)
-        shown = SECRET_MASK if request.asked.is_secret else text
-        return request.rank, _printable(request.asked.prompt + shown)
+        shown = SECRET_MASK if request.message.is_secret else text
+        return request.rank, _printable(request.message.prompt + shown)
 
     def cancel_if_page_changed(self, page_state: object) -> None:
         """Answer the open request with the end of file if the page state has changed.
@@ -160,9 +160,9 @@ class InputQueue:
                 return
             request = self._pending[0]
         self._pending.remove(request)
-        prompt = _printable(f"[rank {request.rank}] {request.asked.prompt}")
+        prompt = _printable(f"[rank {request.rank}] {request.message.prompt}")
         try:
-            self._backend.show_prompt(prompt, is_secret=request.asked.is_secret)
+            self._backend.show_prompt(prompt, is_secret=request.message.is_secret)
         except NoInputError as error:
             self._reply_to(request, refusal=str(error))
         else:
@@ -174,7 +174,7 @@ class InputQueue:
         self._reply_to(request, **answer)
 
     def _reply_to(self, request: InputRequest, **answer: Any) -> None:
-        self._send_reply(request.rank, InputReply(question=request.asked.question, **answer))
+        self._send_reply(request.rank, InputReply(question=request.message.question, **answer))
 
 
 def _printable(text: str) -> str:

@@ -51,7 +51,7 @@ def evaluate_assignments(
     >>> evaluate_assignments(code, place, {})
     {'r': 1, 'main': False, 'seed': 8}
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     env = topology.to_env()
     dist = SimpleNamespace(
         get_rank=lambda: topology.rank, get_world_size=lambda: topology.world_size
@@ -73,8 +73,8 @@ def evaluate_assignments(
         **{name: getattr(topology, name) for name in ("rank", "local_rank", "world_size")},
         **names,
     }
-    _execute(_parse(source), known, found)
-    return found
+    _execute(_parse(source), known, results)
+    return results
 
 
 @lru_cache(maxsize=1)
@@ -92,17 +92,17 @@ def _device(kind: str | int, index: int | None = None) -> Device:
     return Device(kind if index is None else f"{kind}:{index}")
 
 
-def _execute(body: Sequence[ast.stmt], known: dict[str, Any], found: dict[str, Any]) -> None:
+def _execute(body: Sequence[ast.stmt], known: dict[str, Any], results: dict[str, Any]) -> None:
     for statement in body:
         if isinstance(statement, ast.If) and (test := _evaluate(statement.test, known)):
-            _execute(statement.body if test[0] else statement.orelse, known, found)
+            _execute(statement.body if test[0] else statement.orelse, known, results)
             continue
         for name in _names_bound_by(statement):
             known.pop(name, None)
-            found.pop(name, None)
+            results.pop(name, None)
         for target, value in _plain_assignments(statement):
             if result := _evaluate(value, known):
-                known[target] = found[target] = result[0]
+                known[target] = results[target] = result[0]
 
 
 def _names_bound_by(statement: ast.stmt) -> Iterator[str]:

@@ -179,12 +179,12 @@ class _Derivation:
             return ""
         if all(self._by_code[rank].get(path) == mark for rank, mark in marks.items()):
             return self._by_code[self._rank].get(path, "")
-        found = {
+        candidates = {
             _mark(rule(self._topologies[self._rank]))
             for rule in _rules(path)
             if all(_mark(rule(self._topologies[rank])) == mark for rank, mark in marks.items())
         }
-        return found.pop() if len(found) == 1 else ""
+        return candidates.pop() if len(candidates) == 1 else ""
 
     def may_differ(self, path: str) -> bool:
         """Return whether the rank's own value may differ from the donor's.
@@ -199,8 +199,8 @@ class _Derivation:
 
 def _rules(path: str) -> list[Rule]:
     """Return the rules for a name, such as ``rank == 0`` for ``is_main``."""
-    found = _LAST_NAME.search(path)
-    name = found[1] if found else ""
+    match = _LAST_NAME.search(path)
+    name = match[1] if match else ""
     if _LOCAL_RANK.fullmatch(name):
         return [lambda topology: topology.local_rank, *_device_rules]
     if _RANK.fullmatch(name):

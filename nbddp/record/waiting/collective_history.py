@@ -131,30 +131,30 @@ class RankTrack:
 
     def starved_share(self, began: float, ended: float) -> float:
         """Return the share of this time in which the rank would have run and had no core."""
-        found = whole = 0.0
+        starved = total = 0.0
         for start, end, seconds in self.cpu_starvation:
             part = max(0.0, min(end, ended) - max(start, began))
-            whole += part
-            found += part * seconds / (end - start)
-        return found / whole if whole else 0.0
+            total += part
+            starved += part * seconds / (end - start)
+        return starved / total if total else 0.0
 
     def count_places(self, began: float, ended: float) -> Counter[Place]:
         """Count how often the rank was seen at which line in this time."""
-        found: Counter[Place] = Counter()
+        counts: Counter[Place] = Counter()
         for at, place in reversed(self.samples):
             if at < began:
                 break
-            found[place] += at <= ended
-        return +found
+            counts[place] += at <= ended
+        return +counts
 
     def loading_seconds(self, began: float, ended: float) -> float:
         """Return the seconds of this time in which the rank waited for data."""
-        found = 0.0
+        seconds = 0.0
         for start, end in reversed(self.loads):
             if end < began:
                 break
-            found += max(0.0, min(end, ended) - max(start, began))
-        return found
+            seconds += max(0.0, min(end, ended) - max(start, began))
+        return seconds
 
 
 @dataclass(slots=True)

@@ -332,11 +332,11 @@ def _seconds_by_line(
         *((waited[rank], places) for rank, places in seen.items()),
         *((sum(collective.wait_seconds.values()), collective.places) for collective in unmet),
     ]
-    found = defaultdict[str, float](float)
+    by_line = defaultdict[str, float](float)
     for seconds, places in shares:
         for place, count in places.items():
-            found[format_place(*place)] += seconds * count / sum(places.values())
-    return dict(sorted(found.items(), key=lambda line: -line[1]))
+            by_line[format_place(*place)] += seconds * count / sum(places.values())
+    return dict(sorted(by_line.items(), key=lambda line: -line[1]))
 
 
 def find_unfinished(

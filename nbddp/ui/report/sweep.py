@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.archive.sweep_grid import State, SweepEntry, count_in
+from nbddp.archive.sweep_grid import SweepEntry, SweepState, count_in
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import blocks_html
@@ -12,19 +12,19 @@ from nbddp.ui.wording import format_seconds
 
 MAX_ROWS = 40  # rows: those before and after the one that runs
 _DOTS = {
-    State.WAITING: Dot.OFF,
-    State.RUNNING: Dot.BUSY,
-    State.OK: Dot.OK,
-    State.ALREADY_DONE: Dot.OK,
-    State.FAILED: Dot.BAD,
-    State.ENDED: Dot.WARN,
+    SweepState.WAITING: Dot.OFF,
+    SweepState.RUNNING: Dot.BUSY,
+    SweepState.OK: Dot.OK,
+    SweepState.ALREADY_DONE: Dot.OK,
+    SweepState.FAILED: Dot.BAD,
+    SweepState.ENDED: Dot.WARN,
 }
 _COUNT_TEXTS = {
-    State.OK: "ok",
-    State.ALREADY_DONE: "done before and not run again",
-    State.FAILED: "failed",
-    State.ENDED: "ended by you",
-    State.WAITING: "not run",
+    SweepState.OK: "ok",
+    SweepState.ALREADY_DONE: "done before and not run again",
+    SweepState.FAILED: "failed",
+    SweepState.ENDED: "ended by you",
+    SweepState.WAITING: "not run",
 }
 
 
@@ -47,7 +47,7 @@ def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str =
     >>> describe_current(rows, rows[0])
     'sweep, 1 of 2: lr=0.1; 1 more to run'
     """
-    left = count_in(rows, State.WAITING) - (row.state is State.WAITING)
+    left = count_in(rows, SweepState.WAITING) - (row.state is SweepState.WAITING)
     after = f"{left} more to run" if left else "the last one"
     return f"{what}, {row.trial.number} of {len(rows)}: {row.trial}; {after}"
 
@@ -57,7 +57,7 @@ def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
 
     >>> from nbddp.archive.sweep_grid import sweep_points
     >>> points = sweep_points([("lr", (0.1, 0.01))])
-    >>> describe_outcome([SweepEntry(point, State.OK) for point in points])
+    >>> describe_outcome([SweepEntry(point, SweepState.OK) for point in points])
     'sweep of 2: 2 ok'
     """
     counts = [(count_in(rows, state), text) for state, text in _COUNT_TEXTS.items()]
@@ -69,7 +69,7 @@ def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
 
 def describe_done(rows: Sequence[SweepEntry]) -> str:
     """Say which combinations are not run again; empty if all are run."""
-    done = [row for row in rows if row.state is State.ALREADY_DONE]
+    done = [row for row in rows if row.state is SweepState.ALREADY_DONE]
     if not done:
         return ""
     which = "; ".join(str(row.trial) for row in done[:6]) + ("; ..." if len(done) > 6 else "")
@@ -92,7 +92,7 @@ def describe_failures(rows: Sequence[SweepEntry]) -> list[str]:
         f"{row.trial}: {describe_row(row)}"
         + (f"; `%ddp show {row.path.name}` has more" if row.path is not None else "")
         for row in rows
-        if row.state in (State.FAILED, State.ENDED)
+        if row.state in (SweepState.FAILED, SweepState.ENDED)
     ]
 
 

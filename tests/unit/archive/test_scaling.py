@@ -19,7 +19,7 @@ from nbddp.archive.scaling import (
     Repetition,
     Scaling,
     WorldSizeResult,
-    facts_of,
+    run_json_entry,
     steady_rate,
     time_shares,
 )
@@ -221,6 +221,6 @@ def test_whatever_was_measured_can_be_said(
 
 
 def test_a_run_says_which_round_it_is() -> None:
-    assert facts_of(4, 2, 3, is_weak=True) == {
+    assert run_json_entry(4, 2, 3, is_weak=True) == {
         "scale": {"ranks": 4, "round": 2, "of": 3, "is_weak": True}
     }

@@ -23,11 +23,11 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.archive import sweep_grid
 from nbddp.archive.sweep_grid import (
     MAX_COMBINATIONS,
-    State,
     SweepEntry,
+    SweepState,
     completed_runs,
     count_in,
-    facts_of,
+    run_json_entry,
     sweep_key,
     sweep_points,
 )
@@ -54,7 +54,7 @@ def cell(line: str) -> Namespace:
     return parse_line(CELL, line)
 
 
-def rows_of(*states: State) -> list[SweepEntry]:
+def rows_of(*states: SweepState) -> list[SweepEntry]:
     trials = sweep_points([("lr", tuple(range(len(states))))])
     return [SweepEntry(trial, state) for trial, state in zip(trials, states, strict=True)]
 
@@ -215,10 +215,12 @@ def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Pat
     for number, (trial, key, is_done) in enumerate(
         [(trials[0], "k", True), (trials[1], "k", False), (trials[2], "other", True)]
     ):
-        make_run(folder, f"2027011{number}-080000", **facts_of(key, trial, 4, is_done=is_done))
+        make_run(
+            folder, f"2027011{number}-080000", **run_json_entry(key, trial, 4, is_done=is_done)
+        )
     make_run(folder, "20270115-080000")
-    newest = make_run(folder, "20270116-080000", **facts_of("k", trials[0], 4, is_done=True))
-    torn = make_run(folder, "20270117-080000", **facts_of("k", trials[3], 4, is_done=True))
+    newest = make_run(folder, "20270116-080000", **run_json_entry("k", trials[0], 4, is_done=True))
+    torn = make_run(folder, "20270117-080000", **run_json_entry("k", trials[3], 4, is_done=True))
     (torn / "run.json").write_text('{"sweep": {"ke')
     odd = make_run(folder, "20270118-080000")
     (odd / "run.json").write_text(json.dumps({"sweep": {"key": "k", "is_done": 1, "settings": 3}}))
@@ -230,7 +232,12 @@ def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Pat
 
 def one_in_each_state() -> list[SweepEntry]:
     rows = rows_of(
-        State.OK, State.ALREADY_DONE, State.RUNNING, State.FAILED, State.ENDED, State.WAITING
+        SweepState.OK,
+        SweepState.ALREADY_DONE,
+        SweepState.RUNNING,
+        SweepState.FAILED,
+        SweepState.ENDED,
+        SweepState.WAITING,
     )
     rows[0].seconds = 3.0
     rows[3].why, rows[3].path, rows[3].seconds = "rank 1: <b>", Path("/x/20270115-run"), 2.0
@@ -247,8 +254,8 @@ def test_how_far_a_sweep_is_is_said(snapshot: SnapshotAssertion) -> None:
     ]
     assert [*said, *describe_failures(rows), *map(describe_row, rows)] == snapshot
     assert describe_done(rows[2:]) == ""
-    assert describe_done(rows_of(*[State.ALREADY_DONE] * 9)).count("lr=") == 6
-    assert count_in(rows, State.OK, State.WAITING) == 2
+    assert describe_done(rows_of(*[SweepState.ALREADY_DONE] * 9)).count("lr=") == 6
+    assert count_in(rows, SweepState.OK, SweepState.WAITING) == 2
 
 
 def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
@@ -260,7 +267,7 @@ def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
 
 
 def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> None:
-    many = rows_of(*[State.OK] * 90, State.RUNNING, *[State.WAITING] * 9)
+    many = rows_of(*[SweepState.OK] * 90, SweepState.RUNNING, *[SweepState.WAITING] * 9)
     page = Page(render_html(sweep_report(many, many[90])))
     assert sum(tag == "tr" for tag, _ in page.tags) == MAX_ROWS + 1
     assert "lr=90" in page.text
@@ -270,7 +277,7 @@ def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> Non
 @given(name=TEXT, why=TEXT)
 def test_whatever_values_and_failures_say_stays_text(name: str, why: str) -> None:
     [trial] = sweep_points([("lr", (name,))])
-    row = SweepEntry(trial, State.FAILED, why=why, path=Path("/x/run"))
+    row = SweepEntry(trial, SweepState.FAILED, why=why, path=Path("/x/run"))
     Page(render_html(sweep_report([row], row)))
 
 
