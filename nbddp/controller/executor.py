@@ -117,7 +117,7 @@ class Executor:
         if cell is None or cell.number != handle.number:
             return
         self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
-        self._write_run_json(pause=WRITE_INTERVAL)
+        self._write_run_json(min_interval=WRITE_INTERVAL)
         text = self.rank_monitor.hangs.check(
             cell.number, cell.waiting, handle.ranks, time.monotonic()
         )
@@ -262,9 +262,9 @@ class Executor:
     def _reject_heal(self, why: str) -> None:
         self.futures.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
 
-    def _on_deadline(self, rang: ev.DeadlinePassed) -> None:
+    def _on_deadline(self, event: ev.DeadlinePassed) -> None:
         working = self.ranks.working_ranks(self.life.alive) if self.ranks else ()
-        self.step(replace(rang, stopped=self.stopped_ranks(), working=working))
+        self.step(replace(event, stopped=self.stopped_ranks(), working=working))
 
     def stopped_ranks(self) -> tuple[tuple[int, int], ...]:
         """Ranks that somebody sent a SIGSTOP, with their process ids."""
@@ -288,17 +288,17 @@ class Executor:
         self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
         self.ranks.launch(starts, action.world_size)
 
-    def _rejoin(self, returned: SurvivingGroup) -> None:
+    def _rejoin(self, survivors: SurvivingGroup) -> None:
         self._start_error = None
         self.replay_log.set_pending((), clears_entries=True)
-        self.active_runtime.link.use_secret(returned.secret)
-        folder = self.event_log.resume(returned.folder, self._open_folder)
-        ranks, size = sorted(returned.ranks), returned.world_size
-        self.event_log.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
+        self.active_runtime.link.use_secret(survivors.secret)
+        folder = self.event_log.resume(survivors.folder, self._open_folder)
+        ranks, size = sorted(survivors.ranks), survivors.world_size
+        self.event_log.record("taken back", attempt=survivors.attempt, ranks=ranks, world_size=size)
         self.ranks = RankProcesses(
-            returned.attempt, self.active_runtime, self.launcher, self.messages
+            survivors.attempt, self.active_runtime, self.launcher, self.messages
         )
-        self.ranks.rejoin(returned, folder)
+        self.ranks.rejoin(survivors, folder)
 
     def _open_folder(self) -> RunFolder:
         if self.spec is None:
@@ -343,9 +343,13 @@ class Executor:
                     self.active_runtime.link.discard_payload(report.payload)
         self._write_run_json()
 
-    def _write_run_json(self, *, pause: float = 0.0) -> None:
+    def _write_run_json(self, *, min_interval: float = 0.0) -> None:
         write_run_json(
-            self.event_log, self.messages.ready, self.rank_monitor, self.cell, pause=pause
+            self.event_log,
+            self.messages.ready,
+            self.rank_monitor,
+            self.cell,
+            min_interval=min_interval,
         )
 
     def _record_result(self, result: CellResult) -> None:

@@ -88,11 +88,11 @@ class GpuMonitor:
             used_by_others=_memory_of_others(running or (), ranks),
         )
 
-    def _first_supported(self, *ways: Callable[[], Any]) -> Any:
+    def _first_supported(self, *queries: Callable[[], Any]) -> Any:
         """What the first way that the device knows says; a MIG device knows less than a whole."""
-        for way in ways:
+        for query in queries:
             try:
-                return way()
+                return query()
             except self._nvml.NVMLError:
                 continue
         return None

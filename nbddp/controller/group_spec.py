@@ -160,9 +160,9 @@ class GroupSpec:
         ``faults_to_arm`` are armed at once; ``fired_faults`` must not strike again.
         """
         base, cwd = launcher.base_env, str(self.cwd())
-        known = {"NBDDP_STRUCK": ";".join(sorted(fired_faults))}
+        fault_variables = {"NBDDP_STRUCK": ";".join(sorted(fired_faults))}
         if faults := ";".join(faults_to_arm):
-            known[FAULTS_VARIABLE] = faults
+            fault_variables[FAULTS_VARIABLE] = faults
         return [
             RankStart(
                 topology=place,
@@ -172,7 +172,7 @@ class GroupSpec:
                 secret=link.secret,
                 log_path=str(folder.log_path(place.rank)),
                 kernel_pid=os.getpid(),
-                env=self.environment(place.rank, base) | known,
+                env=self.environment(place.rank, base) | fault_variables,
                 sys_path=list(sys.path),
                 cwd=cwd,
                 backend=self.backend,

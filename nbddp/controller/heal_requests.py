@@ -85,8 +85,8 @@ class HealRequests:
         self._discard()
         number = next(self._executor.numbers)
         self._namespace_requests[number] = action.generation
-        leave, replacements = [*action.exclude], [*action.replacements]
-        command = SendNamespace(request=number, exclude=leave, replacements=replacements)
+        exclude, replacements = [*action.exclude], [*action.replacements]
+        command = SendNamespace(request=number, exclude=exclude, replacements=replacements)
         self._executor.active_runtime.link.send(action.donor, command)
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
@@ -133,20 +133,20 @@ class HealRequests:
                 self._discard()
             reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
             return ev.NamespaceSent(attempt=attempt, generation=given, reason=reason)
-        if (met := self._join_requests.pop(answer.request, None)) is None:
+        if (joined := self._join_requests.pop(answer.request, None)) is None:
             return None
-        (rank, generation), content = met, answer.content
+        (rank, generation), content = joined, answer.content
         for kind, known in self._reported.items():
             known += [path for path in content.get(kind, ()) if path not in known]
-        unmade = content.get("unopened", {})
-        self._not_loaded |= unmade
+        not_loaded = content.get("unopened", {})
+        self._not_loaded |= not_loaded
         return ev.GroupJoined(
             attempt=attempt,
             generation=generation,
             rank=rank,
             reason=f"rank {rank}: {answer.error}" if answer.error else "",
             is_consequence=content.get("was_left", False),
-            not_loaded=tuple(unmade),
+            not_loaded=tuple(not_loaded),
         )
 
     def close(self) -> None:

@@ -66,47 +66,48 @@ class MessageHandler:
 
     def handle(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
         """News of a rank."""
-        if self._executor.ranks is None or not self._executor.ranks.accepts(envelope):
+        executor = self._executor
+        if executor.ranks is None or not executor.ranks.accepts(envelope):
             return
         rank, attempt = envelope.sender, envelope.attempt
         match envelope.message:
             case msg.Output() as output:
-                self._executor.router.publish(self._executor.ranks.unseen_output(rank, output))
-            case msg.InputRequested(question=question) if not self._executor.router.has_reader:
-                self._executor.answer(rank, msg.InputReply(question=question, is_end=True))
-            case msg.Display() | msg.InputRequested() | msg.InputCancelled() as said:
-                self._executor.router.publish(notice_of(rank, said))
+                executor.router.publish(executor.ranks.unseen_output(rank, output))
+            case msg.InputRequested(question=question) if not executor.router.has_reader:
+                executor.answer(rank, msg.InputReply(question=question, is_end=True))
+            case msg.Display() | msg.InputRequested() | msg.InputCancelled() as message:
+                executor.router.publish(notice_of(rank, message))
             case Answer() as answer:
-                self._executor.rank_monitor.values.add(
+                executor.rank_monitor.values.add(
                     rank, self.newest_cell, answer.content.get("values")
                 )
-                event = self._executor.heal.event_from(answer) if self._executor.heal else None
+                event = executor.heal.event_from(answer) if executor.heal else None
                 if event is None:
-                    self._executor.futures.resolve("answer", rank, answer.request, value=answer)
+                    executor.futures.resolve("answer", rank, answer.request, value=answer)
                 else:
-                    self._executor.step(event)
+                    executor.step(event)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
                 self.armed_faults.pop(rank, None)
                 self.newest_cell = max(self.newest_cell, ready.cell)
-                self._executor.step(ev.RankReady(attempt=attempt, rank=rank))
+                executor.step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
-                unable = ev.RankStartFailed(
+                failed = ev.RankStartFailed(
                     attempt=attempt, rank=rank, reason=reason, details=traceback
                 )
-                self._executor.step(unable)
-            case CollectiveArrivals() as came:
-                clock = self._executor.launcher.clock_offset(rank)
-                self._executor.rank_monitor.add(rank, came, time.monotonic(), clock)
-            case msg.RankStatus() | msg.Metrics() | msg.Progress() as sighting:
-                self._executor.rank_monitor.add(rank, sighting, time.monotonic())
+                executor.step(failed)
+            case CollectiveArrivals() as arrivals:
+                clock = executor.launcher.clock_offset(rank)
+                executor.rank_monitor.add(rank, arrivals, time.monotonic(), clock)
+            case msg.RankStatus() | msg.Metrics() | msg.Progress() as status:
+                executor.rank_monitor.add(rank, status, time.monotonic())
                 self._record_recovery()
             case msg.EventReported(kind=kind, facts=facts):
-                self._executor.event_log.record_reported(rank, kind, facts)
+                executor.event_log.record_reported(rank, kind, facts)
                 if kind == "fault":
                     self.fired_faults.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):
-                self._executor.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
+                executor.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.CellEnded() as report:
                 self.on_cell_ended(rank, attempt, report)
 
@@ -119,16 +120,17 @@ class MessageHandler:
 
     def on_cell_ended(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         """A rank is through with a cell."""
+        executor = self._executor
         self.armed_faults[rank] = report.armed
         try:
-            if self._executor.cell is not None and self._executor.cell.number == report.cell:
-                self._executor.cell.add_report(rank, report)
-                self._executor.rank_monitor.values.add(rank, report.cell, report.values)
-                trouble = self._executor.cell.failure(rank)
-                if trouble is not None and not trouble.is_consequence:
-                    self._executor.event_log.record("failure", rank=rank, what=trouble.headline())
+            if executor.cell is not None and executor.cell.number == report.cell:
+                executor.cell.add_report(rank, report)
+                executor.rank_monitor.values.add(rank, report.cell, report.values)
+                failure = executor.cell.failure(rank)
+                if failure is not None and not failure.is_consequence:
+                    executor.event_log.record("failure", rank=rank, what=failure.headline())
                 if report.is_quit:
-                    self._executor.interrupt_once()
+                    executor.interrupt_once()
         finally:
             ended = ev.RankEndedCell(
                 attempt=attempt,
@@ -139,7 +141,7 @@ class MessageHandler:
                 in_group=report.in_group and not report.is_interrupted,
                 sequence=report.sequence,
             )
-            self._executor.step(ended)
+            executor.step(ended)
 
     def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
         """A rank could not be started."""
@@ -149,36 +151,32 @@ class MessageHandler:
 
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """A rank's process has ended."""
-        is_current = self._executor.ranks is not None and self._executor.ranks.is_current(
-            rank, handle
-        )
+        executor = self._executor
+        is_current = executor.ranks is not None and executor.ranks.is_current(rank, handle)
         try:
             why = handle.exit_reason
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
-            if (
-                handle.exitcode != 0 or self._executor.life.state.is_busy
-            ):  # a cell may call os._exit(0)
+            if handle.exitcode != 0 or executor.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
-                self._executor.event_log.record("exit", rank=rank, attempt=attempt, how=how)
-            self._executor.launcher.kill_orphans(handle)
+                executor.event_log.record("exit", rank=rank, attempt=attempt, how=how)
+            executor.launcher.kill_orphans(handle)
         finally:
             if is_current:
                 self.on_rank_gone(attempt, rank, handle.exitcode, why)
 
     def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
         """A rank has no process any more, or never had one: nobody shall wait for it."""
-        if attempt != self._executor.life.attempt or not self._executor.life.is_alive(rank):
+        executor = self._executor
+        if attempt != executor.life.attempt or not executor.life.is_alive(rank):
             return  # it was given up before
         try:
             self._read_final_output(rank, exitcode, why)
         finally:
-            self._executor.rank_monitor.values.add_exit(
-                rank, self._executor.life.cell, self._executor.cell
-            )
+            executor.rank_monitor.values.add_exit(rank, executor.life.cell, executor.cell)
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(why)
             )
-            self._executor.step(exited)  # is_told: the loss of its whole node was reported
+            executor.step(exited)  # is_reported: the loss of its whole node was reported
             self.end_waits(rank, exitcode)
 
     def end_waits(self, rank: int, exitcode: int | None) -> None:
@@ -188,19 +186,17 @@ class MessageHandler:
         self._executor.futures.reject(RequestError(why), "answer", rank)
 
     def _read_final_output(self, rank: int, exitcode: int | None, why: str) -> None:
-        words, hint = "", why
+        executor, ranks = self._executor, self._executor.ranks
+        final_output, hint = "", why
         try:
-            if self._executor.ranks is not None and self._executor.ranks.has_process(rank):
-                self._executor.router.publish_to_running(self._executor.ranks.unsent_output(rank))
-                words, is_ours = (
-                    self._executor.ranks.final_output(rank),
-                    self._executor.ranks.was_killed(rank),
-                )
-                used = self._executor.rank_monitor.hangs.memory_used()
+            if ranks is not None and ranks.has_process(rank):
+                executor.router.publish_to_running(ranks.unsent_output(rank))
+                final_output, is_ours = ranks.final_output(rank), ranks.was_killed(rank)
+                used = executor.rank_monitor.hangs.memory_used()
                 hint = why or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
         finally:
-            if self._executor.cell is not None:
-                self._executor.cell.add_exit(rank, exitcode, final_output=words, hint=hint)
+            if executor.cell is not None:
+                executor.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)
 
     def add_fired_faults(self, faults: Set[str]) -> None:
         """Faults struck other ranks, those of a script: they do not strike these."""

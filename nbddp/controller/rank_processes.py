@@ -97,13 +97,13 @@ class RankProcesses:
         for start in starts:
             self._runtime.launch_thread.submit(self._launch, start)
 
-    def rejoin(self, returned: SurvivingGroup, folder: RunFolder) -> None:
+    def rejoin(self, survivors: SurvivingGroup, folder: RunFolder) -> None:
         """Listen to processes that there are, and which write into these logs."""
-        self._runtime.link.open_attempt(self.attempt, returned.world_size)
-        returned.set_store_port(self._runtime.link.port)
-        for rank in range(returned.world_size):
+        self._runtime.link.open_attempt(self.attempt, survivors.world_size)
+        survivors.set_store_port(self._runtime.link.port)
+        for rank in range(survivors.world_size):
             self._logs[rank] = LogReader(folder.log_path(rank), rank)
-        for rank, each in returned.ranks.items():
+        for rank, each in survivors.ranks.items():
             if each.incarnation:
                 self._incarnations[rank] = each.incarnation
                 self._runtime.link.open_incarnation(self.attempt, rank, each.incarnation)
@@ -111,10 +111,8 @@ class RankProcesses:
             self._watch_exit(rank, each.handle)
 
     def _watch_exit(self, rank: int, handle: RankHandle) -> None:
-        submit, note_exit = self._runtime.event_thread.submit, self._owner.on_exit
-        self._runtime.exit_watcher.watch(
-            handle, lambda it: submit(note_exit, self.attempt, rank, it)
-        )
+        submit, on_exit = self._runtime.event_thread.submit, self._owner.on_exit
+        self._runtime.exit_watcher.watch(handle, lambda it: submit(on_exit, self.attempt, rank, it))
 
     def _launch(self, start: RankStart) -> None:
         rank, submit = start.topology.rank, self._runtime.event_thread.submit
@@ -138,8 +136,8 @@ class RankProcesses:
         return start.incarnation != self._incarnations.get(start.topology.rank, 0)
 
     def _add_process(self, start: RankStart, handle: RankHandle) -> None:
-        rank, is_overtaken = start.topology.rank, self._is_superseded(start)
-        if not is_overtaken:
+        rank, is_superseded = start.topology.rank, self._is_superseded(start)
+        if not is_superseded:
             self._handles[rank] = handle
         try:
             self._watch_exit(rank, handle)
@@ -147,17 +145,17 @@ class RankProcesses:
             self._report_launch_failure(start, error)
             handle.kill()
             return
-        if rank in self._abandoned or is_overtaken:  # it comes late
+        if rank in self._abandoned or is_superseded:  # it comes late
             handle.kill()
-        if is_overtaken:
+        if is_superseded:
             return
         for envelope in self._early_envelopes.pop(rank, ()):
             self._owner.handle(envelope)
 
     def accepts(self, envelope: Envelope) -> bool:
         """Whether an envelope is to be read now; one that is earlier than its sender is kept."""
-        is_of_now = envelope.incarnation == self._incarnations.get(envelope.sender, 0)
-        if envelope.attempt != self.attempt or not is_of_now:
+        is_newest = envelope.incarnation == self._incarnations.get(envelope.sender, 0)
+        if envelope.attempt != self.attempt or not is_newest:
             return False
         if envelope.sender not in self._handles:
             self._early_envelopes.setdefault(envelope.sender, []).append(envelope)

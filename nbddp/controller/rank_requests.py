@@ -11,7 +11,7 @@ from nbddp.sigint import Future, wait_for_all
 from nbddp.wire.messages import MessageToRank
 from nbddp.wire.request_messages import Answer
 
-Make = Callable[[int], MessageToRank]  # makes the question of its number
+RequestFactory = Callable[[int], MessageToRank]  # makes the question of its number
 ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
 
 
@@ -85,20 +85,22 @@ class RankRequests:
         raise RequestError(f"{where}{failed[0]}")
 
     def request_each(
-        self, makes: Mapping[int, Callable[[int], MessageToRank]]
+        self, factories: Mapping[int, Callable[[int], MessageToRank]]
     ) -> dict[int, Answer | RequestError]:
         """What each rank answers to a question of its own, or why it does not."""
         futures: dict[int, Future[Answer]] = {}
         numbers: dict[int, int] = {}
         try:
-            for rank, make in makes.items():
+            for rank, make in factories.items():
 
-                def make_noted(number: int, rank: int = rank, make: Make = make) -> MessageToRank:
+                def make_numbered(
+                    number: int, rank: int = rank, make: RequestFactory = make
+                ) -> MessageToRank:
                     numbers[rank] = number
                     return make(number)
 
                 try:
-                    futures[rank] = self._session.send_request(rank, make_noted)
+                    futures[rank] = self._session.send_request(rank, make_numbered)
                 except RequestError as error:
                     futures[rank] = Future()
                     futures[rank].set_exception(error)

@@ -31,13 +31,13 @@ def write_run_json(
     rank_monitor: RankMonitor,
     cell: CellHandle | None,
     *,
-    pause: float = 0.0,
+    min_interval: float = 0.0,
 ) -> None:
     """Write ``run.json``; whatever goes wrong with a record, no rank is lost for it.
 
-    ``pause``: seconds since the last time that must have passed.
+    ``min_interval``: seconds since the last time that must have passed.
     """
-    if event_log.folder is None or event_log.folder.seconds_since_written() < pause:
+    if event_log.folder is None or event_log.folder.seconds_since_written() < min_interval:
         return
     try:
         event_log.add_facts(known_facts(ready, rank_monitor, cell))
@@ -119,16 +119,16 @@ _PATHS = ("--", ":/", ":(top,exclude)*.ipynb")
 Callback = Callable[[dict[str, Any]], object]
 
 
-def start_git_query(folder: Path, tell: Callback) -> None:
-    """Have ``tell`` called with what git says of a folder, on another thread, or never.
+def start_git_query(folder: Path, callback: Callback) -> None:
+    """Have ``callback`` called with what git says of a folder, on another thread, or never.
 
     Where there is no repository, nothing is started.
     """
     if has_repository(folder):
-        asking = threading.Thread(
-            target=lambda: tell(git_origin(folder)), name="nbddp-git", daemon=True
+        thread = threading.Thread(
+            target=lambda: callback(git_origin(folder)), name="nbddp-git", daemon=True
         )
-        asking.start()
+        thread.start()
 
 
 def has_repository(folder: Path) -> bool:
@@ -165,7 +165,7 @@ def git_origin(folder: Path) -> dict[str, Any]:
 _PLAIN_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
 
 
-def _run_git(folder: Path, *question: str) -> str:
+def _run_git(folder: Path, *arguments: str) -> str:
     """Return what git answers.
 
     Raises:
@@ -174,7 +174,7 @@ def _run_git(folder: Path, *question: str) -> str:
     """
     try:
         answer = subprocess.run(
-            ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *question],
+            ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=GIT_TIMEOUT,
@@ -182,9 +182,9 @@ def _run_git(folder: Path, *question: str) -> str:
             start_new_session=True,  # else the notebook's stop button would reach it
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"git {question[0]} took more than {GIT_TIMEOUT:g} s") from None
+        raise RuntimeError(f"git {arguments[0]} took more than {GIT_TIMEOUT:g} s") from None
     if answer.returncode != 0:
-        raise RuntimeError(f"git {question[0]} ended with code {answer.returncode}")
+        raise RuntimeError(f"git {arguments[0]} ended with code {answer.returncode}")
     return answer.stdout.decode(errors="replace")
 
 

@@ -51,10 +51,10 @@ def on_thread(act: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate
     """
 
     @wraps(act)
-    def asked(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return session.call(act, session, *args, **kwargs)
 
-    return asked
+    return wrapper
 
 
 class Session:
@@ -153,9 +153,9 @@ class Session:
         return (*self.completed_entries, *self.pending_entries)
 
     @on_thread
-    def set_pending(self, deeds: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
+    def set_pending(self, entries: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
-        self._executor.replay_log.set_pending(deeds, clears_entries=is_all)
+        self._executor.replay_log.set_pending(entries, clears_entries=is_all)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
@@ -200,15 +200,15 @@ class Session:
         """The link, which exists as soon as a group was started; else this is refused."""
         return self._executor.active_runtime.link
 
-    def start(self, spec: GroupSpec, returned: SurvivingGroup | None = None) -> None:
+    def start(self, spec: GroupSpec, survivors: SurvivingGroup | None = None) -> None:
         """Start a group, or take ranks back, and wait until every rank is ready.
 
         Raises:
             RequestError: there is one already, or the spec cannot be met.
             StartError: a rank could not start.
         """
-        self._executor.surviving_group = returned
-        event = returned.rejoin_event() if returned else spec.start_event()
+        self._executor.surviving_group = survivors
+        event = survivors.rejoin_event() if survivors else spec.start_event()
         with self._stop_on_interrupt():
             wait_for_result(self._request_start(spec, event))
 
@@ -292,9 +292,9 @@ class Session:
 
     def wait_for_pending_start(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        if self._executor.runtime is not None and (begun := self._pending_start_or_stop()):
+        if self._executor.runtime is not None and (future := self._pending_start_or_stop()):
             with self._stop_on_interrupt():
-                wait_for_result(begun)
+                wait_for_result(future)
 
     @on_thread
     def _pending_start_or_stop(self) -> Future[None] | None:
@@ -325,14 +325,14 @@ class Session:
             attempt=self.life.attempt,
             has_other_ranks=not {*self.life.alive} <= {*ranks},
         )
-        asked = ev.RunAsked(
+        event = ev.RunAsked(
             cell=handle.number,
             ranks=ranks,
             needs_group=request.needs_group,
             is_elastic=is_elastic,
         )
         try:
-            self._submit_event(asked)
+            self._submit_event(event)
         except RequestError:
             self._executor.cell = before
             raise
@@ -387,22 +387,22 @@ class Session:
             RequestError: it cannot be done; the group is as it was before.
             KeyboardInterrupt: it was interrupted; the same holds.
         """
-        heard: list[None] = []
+        interrupts: list[None] = []
 
         def interrupt() -> None:
-            heard.append(None)
+            interrupts.append(None)
             self.interrupt()
 
         try:
             with forward_sigint(interrupt, lambda: self.life.state):
                 for gone in self._pending_exits():
                     wait_for_result(gone)
-                begun = self.request_heal(ranks, donor)
-                if heard:  # it may have come too early to be heard
+                future = self.request_heal(ranks, donor)
+                if interrupts:  # it may have come too early to be heard
                     self.interrupt(by_user=False)
-                return wait_for_result(begun)
+                return wait_for_result(future)
         except RequestError:
-            if heard:
+            if interrupts:
                 raise KeyboardInterrupt from None
             raise
 
@@ -438,12 +438,12 @@ class Session:
 
     @on_thread
     def _submit_stop(self) -> Future[None]:
-        stopped = self._executor.futures.new("stop")
+        future = self._executor.futures.new("stop")
         self._mark_cell_ended("stop")
         self._executor.step(ev.StopAsked())
         if not self.life.state.is_live:
             self._executor.futures.resolve("stop")
-        return stopped
+        return future
 
     @on_thread
     def send_request(self, rank: int, make: Callable[[int], MessageToRank]) -> Future[Answer]:

@@ -22,13 +22,13 @@ def forward_sigint(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    unheard = 0
+    ignored = 0
 
     def on_sigint(*_: object) -> None:
-        nonlocal unheard
-        unheard += state() in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN)
+        nonlocal ignored
+        ignored += state() in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN)
         interrupt()
-        if unheard > 1:
+        if ignored > 1:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, on_sigint)

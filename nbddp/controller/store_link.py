@@ -94,8 +94,8 @@ class StoreLink:
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Make the writers for the ranks of an attempt; those of another are gone."""
-        for box in (*self._command_queues.values(), *self._control_queues.values()):
-            box.discard_unread()
+        for queue in (*self._command_queues.values(), *self._control_queues.values()):
+            queue.discard_unread()
         self._delete_old_messages()
         self._attempts.append((attempt, world_size))
         self._command_queues.clear()
@@ -105,8 +105,8 @@ class StoreLink:
 
     def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:
         """Make the writers for a rank's new process; what the old one left unread is gone."""
-        for boxes in (self._command_queues, self._control_queues):
-            boxes[rank].discard_unread()
+        for queues in (self._command_queues, self._control_queues):
+            queues[rank].discard_unread()
         self._incarnations[attempt, rank] = incarnation
         self._open_queues(attempt, rank, incarnation)
 
@@ -134,14 +134,14 @@ class StoreLink:
 
     def send(self, rank: int, command: MessageToRank) -> None:
         """Hand a command to a rank: at once if it ends something, else in its turn."""
-        boxes = (
+        queues = (
             self._control_queues
             if isinstance(command, Interrupt | CancelRequest | InputReply)
             else self._command_queues
         )
         if command is not self._last_command:  # one is told to many ranks
             self._last_command, self._encoded = command, encode(command)
-        boxes[rank].put_encoded(self._encoded)
+        queues[rank].put_encoded(self._encoded)
 
     def get(self) -> Envelope | None:
         """Wait for what a cell says next, in its order; None when the link is closed."""

@@ -154,36 +154,36 @@ def decode_json(data: bytes) -> dict[str, Any]:
 
 
 async def forward(
-    near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    far: FrameConnection,
+    local: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    remote: FrameConnection,
     control: FrameConnection,
-    before: Callable[[], None] = lambda: None,
+    before_send: Callable[[], None] = lambda: None,
 ) -> None:
-    """Copy both ways between a connection on this machine and ``far`` until either ends.
+    """Copy both ways between a connection on this machine and ``remote`` until either ends.
 
     Each piece arrives after the control frames that were sent before it: a log before the message
     that names a position in it, a signal before the command that follows it.
 
     Args:
-        near: the connection on this machine.
-        far: the connection to the other machine.
+        local: the connection on this machine.
+        remote: the connection to the other machine.
         control: the control connection to the other machine.
-        before: called before a piece is sent.
+        before_send: called before a piece is sent.
     """
-    reader, writer = near
+    reader, writer = local
 
     async def send() -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK_SIZE):
-                before()
-                far.send(FrameType.DATA, control.frames_sent, data)
-                await far.drain()
+                before_send()
+                remote.send(FrameType.DATA, control.frames_sent, data)
+                await remote.drain()
 
     async def receive() -> None:
         with suppress(*READ_ERRORS):
             while True:
-                _, count, data = await far.read()
-                control.last_received_at = far.last_received_at
+                _, count, data = await remote.read()
+                control.last_received_at = remote.last_received_at
                 await control.wait_handled(count)
                 writer.write(data)
                 await writer.drain()
@@ -192,13 +192,13 @@ async def forward(
     try:
         await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        far.abort()
+        remote.abort()
         raise
     finally:
         for each in copying:
             each.cancel()
         writer.close()
-        far.close()
+        remote.close()
 
 
 class StoreForwarder:
@@ -208,7 +208,7 @@ class StoreForwarder:
         control: the control connection.
         number: the notebook's number of this node.
         dial: opens another connection to the notebook; returns None if that failed.
-        before: called before data of a rank is forwarded.
+        before_send: called before data of a rank is forwarded.
     """
 
     def __init__(
@@ -216,12 +216,12 @@ class StoreForwarder:
         control: FrameConnection,
         number: int,
         dial: Callable[[], Awaitable[FrameConnection | None]],
-        before: Callable[[], None],
+        before_send: Callable[[], None],
     ) -> None:
         self._control = control
         self._number = number
         self._dial = dial
-        self._before = before
+        self._before = before_send
         self._dials = asyncio.Semaphore(MAX_DIALS)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -255,10 +255,10 @@ class StoreForwarder:
         reader, writer = await asyncio.open_connection(sock=sock)
         try:
             async with self._dials:
-                while (far := await self._dial()) is None:
+                while (remote := await self._dial()) is None:
                     await asyncio.sleep(RETRY_DELAY)
-            far.send(FrameType.STORE, self._number)
-            await forward((reader, writer), far, self._control, self._before)
+            remote.send(FrameType.STORE, self._number)
+            await forward((reader, writer), remote, self._control, self._before)
         finally:
             writer.close()
 
