@@ -1,4 +1,4 @@
-"""A worker group for scripts and tests, and what does cells again after a failure."""
+"""Worker groups for scripts and tests, and the retries of cells after a failure."""
 
 from nbddp.group.worker_group import WorkerGroup
 

@@ -1,4 +1,4 @@
-"""Checks of what was run, and of scripts that were not."""
+"""Check cells that have run, and scripts that have not."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from nbddp.record.cell import CellHandle, CellRequest
 
 logger = logging.getLogger(__name__)
 
-MAX_LENGTH = 50_000  # characters of a cell that is looked at unasked
+MAX_LENGTH = 50_000  # characters; longer cells are checked only on request
 
 
 def check_script(name: str) -> list[Finding]:
-    """What is wrong with a script, as far as its code alone tells.
+    """Return the findings of a script that can be seen in its code.
 
     Args:
-        name: its file.
+        name: the file of the script.
 
     Raises:
-        RequestError: it cannot be read, or is no Python script, such as a notebook.
+        RequestError: the file cannot be read or is not a Python script.
     """
     if instead := NOT_SCRIPTS.get(Path(name).suffix):
         raise RequestError(f"{name} is not checked as a script: {instead}")
@@ -51,18 +51,19 @@ def check_cell(
     is_ok: bool,
     is_asked: bool,
 ) -> list[Finding]:
-    """What is wrong with a cell, and with what it has left in the ranks.
+    """Return the findings of a cell: in its code, and in the objects that it left on the ranks.
 
     Args:
-        request: what was asked of the ranks.
-        ranks: what they say; none where there are none.
-        world_size: how many there are.
-        is_ok: whether the cell went well.
-        is_asked: whether somebody asked: then all names of the ranks count, and facts are told.
+        request: the request that ran the cell.
+        ranks: the check facts of each rank; empty if no rank reported any.
+        world_size: the number of ranks.
+        is_ok: whether the cell succeeded.
+        is_asked: whether the user asked for the check. If so, all names on the ranks are checked,
+            and facts are reported too.
 
     Raises:
-        RequestError: the script that ran in the cell's place is not there any more.
-        SyntaxError: it is no Python.
+        RequestError: the script that the cell ran no longer exists.
+        SyntaxError: the cell is not valid Python.
     """
     known = kinds_by_name(ranks[min(ranks)]) if ranks else {}
     is_script = request.script is not None
@@ -87,13 +88,16 @@ def check_cell(
 
 
 class QuietChecks:
-    """Checks at each cell's end, which nobody asked for; says of the ranks' state nothing twice."""
+    """The checks after each cell that the user did not ask for.
+
+    A finding about the state of the ranks is reported only once.
+    """
 
     def __init__(self) -> None:
         self._reported: WeakKeyDictionary[Session, set[tuple[int, str, str]]] = WeakKeyDictionary()
 
     def check(self, session: Session, handle: CellHandle) -> list[Finding]:
-        """Return what is to be said under this cell of the session, which has ended."""
+        """Return the findings to report below a cell of the session that has ended."""
         result = handle.result
         if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
             return []
@@ -109,16 +113,16 @@ class QuietChecks:
                 is_ok=result.is_ok,
                 is_asked=False,
             )
-        except SyntaxError:  # IPython can more than Python
+        except SyntaxError:  # IPython accepts more than Python
             return []
-        except Exception:  # the cell's result must reach its user, whatever a rule stumbles over
+        except Exception:  # an error in a rule must not hide the cell's result
             logger.exception("nbddp could not check the cell")
             return []
         reported = self._reported.setdefault(session, set())
         new = []
         for each in found:
             key = handle.attempt, each.rule, each.text
-            if each.rule.startswith("ND1") or key not in reported:  # ND1: of the cell's own code
+            if each.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
                 new.append(each)
             reported.add(key)
         return new

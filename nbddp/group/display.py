@@ -1,4 +1,4 @@
-"""How a script sees its cells and trials: as text."""
+"""Show cells and trials of a script as text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nbddp.ui.text_view import TextView
 
 
 class TextDisplay:
-    """Shows cells and trials as text; a notebook has a display of its own.
+    """Shows cells and trials as text. Notebooks use a display of their own.
 
     Args:
-        quiet: of cells only the values of the last line, of trials nothing.
+        quiet: show only the values of the last line of a cell, and nothing about trials.
     """
 
-    has_table = False  # then no trial needs a line of its own
-    shows_notices = False  # whether the view of a cell shows notes
+    has_table = False  # if it has one, trials need no line of their own
+    shows_notices = False  # whether the view of a cell shows notices
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -33,7 +33,7 @@ class TextDisplay:
         return TextView(StreamTarget(), is_quiet=self.quiet, input_queue=input_queue)
 
     def show_notice(self, text: str) -> None:
-        """Say what is done after a failure, in the view of the failed attempt if it can."""
+        """Report what is done after a failure, in the view of the failed attempt if possible."""
         self.print_line(text)
 
     def print_line(self, text: str) -> None:
@@ -43,12 +43,12 @@ class TextDisplay:
     # ---- trials
 
     def show_starting(self, text: str, session: Session) -> AbstractContextManager[None]:
-        """Return a context in which the user sees that ranks start."""
-        del text, session  # a script has the line of `show_progress`
+        """Return a context that shows the user that ranks are starting."""
+        del text, session  # a script gets the line of `show_progress`
         return nullcontext()
 
     def show_progress(self, report: Report) -> None:
-        """Show which trial begins, or at the end how many succeeded."""
+        """Show which trial starts, or at the end how many trials succeeded."""
         self.print_unless_quiet(str(report.title))
 
     def show(self, report: Report) -> None:
@@ -57,7 +57,7 @@ class TextDisplay:
             self._write(render_text(report))
 
     def print_unless_quiet(self, text: str) -> None:
-        """Print a line unless it is to be quiet."""
+        """Print a line, unless the display is quiet."""
         if not self.quiet:
             self.print_line(text)
 

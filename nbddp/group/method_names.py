@@ -1,4 +1,4 @@
-"""Errors of a group in a script: they name its methods, not the magics of a notebook."""
+"""Errors of a worker group in a script: they name its methods instead of magics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _METHODS = (
 
 
 def name_methods(text: str) -> str:
-    """Name the methods that do what the magics of a text do; leave a magic that has none.
+    """Replace the magics in a text by the methods that do the same, where there is one.
 
     >>> name_methods("rank 1 is gone; `%ddp heal` replaces it, `%ddp restart --replay` ...")
     'rank 1 is gone; `group.heal()` replaces it, `%ddp restart --replay` ...'
@@ -34,7 +34,7 @@ def name_methods(text: str) -> str:
 
 
 def with_method_names(kind: type[T]) -> type[T]:
-    """Have the public methods of a class raise errors that name methods."""
+    """Make the public methods of a class raise errors that name methods."""
     for name, method in [*vars(kind).items()]:
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(kind, name, _with_method_names(method))

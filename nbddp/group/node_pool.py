@@ -1,4 +1,4 @@
-"""Ranks on many machines: a door for their nodes, what is to be typed there, and who has come."""
+"""Run ranks on several machines: listen for nodes, tell the user how to start them, list them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from nbddp.ui.wording import align_columns, format_seconds
 
 LOOPBACK = "127.0.0.1"
 _COLUMNS = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
-POLL_INTERVAL = 0.1  # seconds between two looks for agents of this machine that have ended
+POLL_INTERVAL = 0.1  # seconds between two checks for ended agents on this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesSpec:
-    """What is wanted.
+    """The nodes that the user wants.
 
     Attributes:
-        host: the address of this machine at which nodes come in, and no other one listens.
-        port: there; 0 for any that is free.
-        least: nodes without which no cell begins.
-        most: nodes of which cells make use; more wait as spares.
-        nproc_per_node: ranks on each.
-        orphan_timeout: seconds for which nodes and ranks wait for a notebook that is gone.
+        host: the address of this machine at which the listener accepts nodes.
+        port: the port of the listener; 0 for any free port.
+        least: a cell needs at least this many nodes.
+        most: a cell uses at most this many nodes; more wait as spares.
+        nproc_per_node: ranks on each node.
+        orphan_timeout: seconds for which nodes and ranks wait after the loss of their notebook.
     """
 
     host: str = LOOPBACK
@@ -53,16 +53,16 @@ class NodesSpec:
 
 
 class NodePool:
-    """The ranks of a session are on nodes while this is open.
+    """Runs the ranks of a session on nodes, until it is closed.
 
     Args:
-        session: of a worker group that is not started.
-        spec: how many are wanted, and where they come in.
-        join: of a door that another notebook has left open.
-        active: returns the session of the cell or script that runs, or ran last.
+        session: the session of a worker group that is not started.
+        spec: how many nodes are wanted, and where they join.
+        join: the join file of a listener that another notebook left open.
+        active: returns the session of the cell or script that is running or ran last.
 
     Raises:
-        RequestError: there is a group on this machine, or nobody can listen there.
+        RequestError: the group runs on this machine, or the listener cannot bind its address.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class NodePool:
     ) -> None:
         if session.life.state.is_live:
             raise RequestError(
-                "the worker group runs on this machine: `%ddp stop` ends it, then open the door"
+                "the worker group runs on this machine: end it with `%ddp stop` and try again"
             )
         self.spec = spec
         self._session = session
         self._active_session = active or (lambda: session)
-        self._is_open = False  # nodes of a door that was there before may come in at once
-        self._changes: SimpleQueue[Node] = SimpleQueue()  # no lock that a stop could leave taken
+        self._is_open = False  # nodes of an earlier listener may join at once
+        self._changes: SimpleQueue[Node] = SimpleQueue()  # an interrupt cannot leave it locked
         self.listener = NodeListener(
             spec.host,
             spec.port,
@@ -100,7 +100,7 @@ class NodePool:
         self._is_open = True
 
     def _how_to_join(self) -> str:
-        """Return how more nodes can join; nodes that start on this machine only need time."""
+        """Return how more nodes can join. Nodes that start on this machine only need time."""
         if starting := self._agents.pending:
             return f"{starting} starting on this machine: `%ddp nodes --wait 60` waits for them"
         return f"on each machine: `{self.command}`"
@@ -112,7 +112,7 @@ class NodePool:
         )
 
     def _on_node_change(self, node: Node) -> None:
-        """On the door's thread: nobody may be kept waiting here."""
+        """Handle a joined or lost node. Runs on the listener's thread, so it must not block."""
         self._changes.put(node)
         if not self._is_open:
             return
@@ -133,7 +133,7 @@ class NodePool:
             LogCopyFailed(folder=str(folder), reason=str(error.strerror))
         )
 
-    # ---- what the user is told
+    # ---- texts for the user
 
     @property
     def command(self) -> str:
@@ -147,14 +147,14 @@ class NodePool:
         return str(self.join_file)
 
     def _agent_arguments(self, join_file: str) -> Sequence[str]:
-        """What follows ``torchrun`` on the command line."""
+        """Return the arguments of ``torchrun`` that start a node agent."""
         seconds = self.spec.orphan_timeout
         own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
         ranks = f"--ranks={self.spec.nproc_per_node}"
         return (*SINGLE_NODE_OPTIONS, "-m", "nbddp.nodes", "--join", join_file, ranks, *own)
 
     def instructions(self) -> str:
-        """What to do now."""
+        """Return how to start nodes."""
         join = self.listener.join
         lines = [
             f"waiting for nodes at {join.address}:{join.port}. Run this line on each machine, "
@@ -190,7 +190,7 @@ class NodePool:
         return f"A %%ddp cell needs {plural(least, 'node')}; {joined} joined{more}."
 
     def table(self) -> str:
-        """Who is here."""
+        """Return the nodes that have joined, as a table."""
         nodes = self.launcher.selected_nodes()
         nodes += [node for node in self.listener.nodes if node not in nodes]
         join = self.listener.join
@@ -220,32 +220,32 @@ class NodePool:
             offset if clock.error < float("inf") else "",
         )
 
-    # ---- what the user asks
+    # ---- requests of the user
 
     def fit(self, spec: GroupSpec) -> GroupSpec:
-        """The group that the nodes make which are here.
+        """Return the spec with the number of ranks that the joined nodes can hold.
 
         Raises:
-            RequestError: too few are.
+            RequestError: too few nodes have joined.
         """
         return replace(spec, nproc=self.launcher.capacity())
 
     def start_local(self, count: int) -> None:
-        """Start agents on this machine, to learn and to test with."""
+        """Start node agents on this machine, to learn and to test with."""
         self._agents.start(count)
 
     def wait(self, seconds: float) -> str:
-        """Wait for as many nodes as a cell needs, and for all agents of this machine.
+        """Wait for as many nodes as a cell needs, and for all agents on this machine.
 
         Args:
-            seconds: how long at most.
+            seconds: the timeout.
 
         Returns:
-            Who is here, in one line.
+            The nodes that have joined, in one line.
 
         Raises:
-            RequestError: too few came in time, or an agent of this machine ended instead; the door
-                stays open.
+            RequestError: too few nodes joined in time, or an agent on this machine ended. The
+                listener stays open.
         """
         began = time.monotonic()
         while missing := self._missing_count:
@@ -270,7 +270,7 @@ class NodePool:
 
     @property
     def _missing_count(self) -> int:
-        """Nodes that one waits for."""
+        """The number of nodes that have not joined yet."""
         return max(self.spec.least - len(self.listener.nodes), self._agents.pending)
 
     def _describe_nodes(self) -> str:
@@ -279,18 +279,18 @@ class NodePool:
         return f"{plural(len(nodes), 'node')} joined{': ' if nodes else ''}{names}"
 
     def rejoin(self, seconds: float, is_stopped: Callable[[], bool]) -> SurvivingGroup | None:
-        """Wait for the ranks that another notebook has left, and have the session go on with them.
+        """Wait for the ranks that another notebook left, and continue the session with them.
 
         Args:
-            seconds: how long to wait for those that are missing.
-            is_stopped: whether to wait no longer.
+            seconds: how long to wait for missing ranks.
+            is_stopped: returns whether to stop waiting.
 
         Returns:
-            Who they are; None if only nodes have come back, which had no ranks.
+            The ranks and nodes that are back; None if only nodes without ranks are back.
 
         Raises:
-            RequestError: nobody has come back; see :meth:`abandon`.
-            KeyboardInterrupt: it was stopped; the same holds.
+            RequestError: no node is back; call :meth:`abandon`.
+            KeyboardInterrupt: the wait was stopped; call :meth:`abandon`.
         """
         deadline = time.monotonic() + seconds
         while not self._all_ranks_are_back() and (remaining := deadline - time.monotonic()) > 0:
@@ -328,38 +328,38 @@ class NodePool:
         return len(returned.ranks) == returned.world_size
 
     def release(self, name: str) -> str:
-        """Send a node home, and its ranks with it.
+        """Release a node: its ranks end and it leaves the group.
 
         Returns:
-            Who goes, in one line.
+            The released node and its ranks, in one line.
 
         Raises:
-            RequestError: there is none of this name.
+            RequestError: no node has this name.
         """
         for node in self.listener.nodes:
             if node.name == name:
                 ranks = self.launcher.ranks_of(node)
-                node.is_leaving = True  # a start that comes at once does not count on it
+                node.is_leaving = True  # so that a start right after this does not use the node
                 self.listener.send(node, FrameType.LEAVE, reason="")
-                return f"node {name} is sent home" + (
+                return f"node {name} is released" + (
                     f", and {format_ranks(ranks)}" if ranks else ""
                 )
         known = ", ".join(node.name for node in self.listener.nodes) or "none"
         raise RequestError(f"no node {name!r} is here; those that are: {known}")
 
     def detach(self) -> None:
-        """Go, and leave the nodes and their ranks to the notebook that comes next."""
+        """Close the listener, and leave the nodes and their ranks to the next notebook."""
         self._is_open = False
         self.listener.close(releases_nodes=False)
         self._join_lock.close()
 
     def abandon(self) -> None:
-        """Leave all of it as it was before this took any of it: later ranks are here again."""
+        """Undo the attempt to rejoin: later ranks run on this machine again."""
         self.detach()
         self._session.use_launcher(self._previous_launcher)
 
     def close(self) -> None:
-        """Send all nodes home; later ranks are on this machine again."""
+        """Release all nodes. Later ranks run on this machine again."""
         self._is_open = False
         self._session.use_launcher(self._previous_launcher)
         self.listener.close()

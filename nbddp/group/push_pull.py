@@ -14,23 +14,23 @@ from nbddp.wire.request_messages import Pull, Push
 
 
 def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
-    """Send values to ranks, to all if none are named, and keep them for a replay.
+    """Send values to ranks, or to all if none are named, and keep them for a replay.
 
     Raises:
-        ArgumentError: there is no such rank.
-        RequestError: a value cannot be pickled, or the ranks cannot take it now.
+        ArgumentError: a rank does not exist.
+        RequestError: a value cannot be pickled, or the ranks are not idle.
     """
     requests = RankRequests(session)
     requests.check_idle()
     chosen = requests.resolve_ranks(
         ranks
-    )  # before pickling: a rank that dies from now on is missed
+    )  # before pickling, so that the death of a rank from here on is an error
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 
 
 def repeat_push(session: Session, pushed: PushRecord) -> None:
-    """Send what was sent then, whatever became of it in this process."""
+    """Send the values of an earlier push again, even if this process has changed them since."""
     _send(session, pushed, pushed.data(), RankRequests(session).resolve_ranks(pushed.ranks))
 
 
@@ -48,11 +48,11 @@ def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int
 
 
 def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) -> list[Any]:
-    """Return the value of an expression in each rank, in all that live if none are named.
+    """Return the value of an expression on each rank, or on all living ranks if none are named.
 
     Raises:
-        ArgumentError: there is no such rank.
-        RequestError: it does not exist in a rank, or cannot be pickled.
+        ArgumentError: a rank does not exist.
+        RequestError: a rank cannot evaluate the expression or pickle its value.
     """
     link, requests = session.require_link(), RankRequests(session)
     answers = requests.request(
@@ -73,7 +73,7 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
 def prompt_numbers() -> Mapping[str, int]:
     """Return the prompt numbers of cells by their file names in code objects.
 
-    Empty without IPython, and with IPython 7.
+    The mapping is empty without IPython, and with IPython 7.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -1,4 +1,4 @@
-"""The ranks of a notebook or a script: their session, their nodes and the ranks of scripts."""
+"""The ranks of a notebook or a script: their session, their nodes, and the ranks of scripts."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ WRONG_PROCESS = (
 
 
 class RankGroup:
-    """Starts, ends and asks the ranks of one notebook or script.
+    """Starts and ends the ranks of one notebook or script, and sends requests to them.
 
     Args:
-        spec: of the next start.
-        session: None for one of its own.
-        colors: IPython's theme for tracebacks; empty for the one that fits stderr.
-        not_started: the error of a request that needs ranks, while there are none.
-        will_return: whether this process ends to begin anew, so that nodes may wait for it.
+        spec: the spec of the next start.
+        session: the session to use; None for a new one.
+        colors: IPython's theme for tracebacks; empty to choose one that fits stderr.
+        not_started: the error message for a request that needs ranks, while there are none.
+        will_return: returns whether this process is about to restart, so that nodes may wait for
+            it.
 
     Attributes:
-        nodes: where the ranks run; None for this machine.
+        nodes: the nodes of the ranks; None if the ranks run on this machine.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RankGroup:
 
     @property
     def session(self) -> Session:
-        """The session of the cells' ranks; a forked process does not have its threads."""
+        """The session of the cells' ranks. A forked process cannot use it: it lacks its threads."""
         self._check_process()
         return self._session
 
@@ -88,7 +89,7 @@ class RankGroup:
 
     @property
     def is_live(self) -> bool:
-        """Whether there are ranks for cells."""
+        """Whether the ranks of the cells are running."""
         return self.life.state.is_live
 
     @property
@@ -110,12 +111,12 @@ class RankGroup:
 
     def _preload_rest(self) -> None:
         importlib.import_module("torch.distributed")
-        with self._start_lock:  # a start that was asked for meanwhile goes first
+        with self._start_lock:  # a start that was requested in the meantime goes first
             pass
         self._session.launcher.preload_more()
 
     def start_forkserver(self) -> None:
-        """Start the process that ranks are forked from; it imports torch by itself."""
+        """Start the forkserver of the ranks; it imports torch in the background."""
         self.close_at_exit()
         self.session.launcher.preload()
 
@@ -123,8 +124,8 @@ class RankGroup:
         """Start the ranks and wait until all are ready.
 
         Raises:
-            RequestError: they run already, or the group cannot be had.
-            StartError: a rank could not start.
+            RequestError: the ranks already run, or cannot be started now.
+            StartError: a rank failed to start.
         """
         session = self.session
         self.close_at_exit()
@@ -134,27 +135,27 @@ class RankGroup:
     def restart(self, *, is_recovery: bool = False) -> None:
         """Stop all ranks, even in a running cell, and start new ones; their names are lost.
 
-        The replay of a recovery arms faults again, except those that have struck.
+        The replay of a recovery arms faults again, except faults that have already struck.
 
         Raises:
-            RequestError: the group cannot be had.
-            StartError: a rank could not start.
+            RequestError: the ranks cannot be started now.
+            StartError: a rank failed to start.
         """
         self.close_at_exit()
         self.scripts.close()
         self.session.restart(self._spec, is_recovery=is_recovery)
 
     def stop(self) -> None:
-        """End all ranks, and send their nodes home; the next start is still quick."""
+        """End all ranks and release their nodes; the next start is still quick."""
         self.scripts.close()
         self.session.stop()
-        with sigint_deferred():  # what is left open could not be closed any more
+        with sigint_deferred():  # an interrupt here would leave nodes that nothing could close
             nodes, self.nodes = self.nodes, None
             if nodes is not None:
                 nodes.close()
 
     def close(self) -> None:
-        """End all ranks and everything that was started for them."""
+        """End all ranks and every process that was started for them."""
         session = self.session
         if self.nodes is not None and self._will_return():
             self.nodes.detach()
@@ -165,49 +166,50 @@ class RankGroup:
         session.close()
 
     def close_in_own_process(self) -> None:
-        """Close; do nothing in a forked process, which has nothing to close."""
+        """Close the group; do nothing in a forked process, which owns no ranks."""
         if os.getpid() == self._pid:
             self.close()
 
     def close_at_exit(self) -> None:
-        """Close before multiprocessing's own hook, which would wait for the ranks to end."""
+        """Close before multiprocessing's own exit hook, which would wait for the ranks to end."""
         atexit.unregister(self.close_in_own_process)
         atexit.register(self.close_in_own_process)
 
     # ---- many machines
 
     def open_nodes(self, spec: NodesSpec, join: JoinFile | None = None) -> NodePool:
-        """Listen for nodes; the next ranks run on those that join.
+        """Listen for nodes. The next ranks run on the nodes that join.
 
         Raises:
-            RequestError: there are ranks, a door is open, or nobody can listen there.
+            RequestError: ranks are running, the notebook already listens, or the address cannot be
+                bound.
         """
         if self.nodes is not None:
             raise RequestError(
-                "the door is open already: `%ddp nodes --local 1` adds a node of this machine, "
-                "`%ddp stop` sends all nodes home"
+                "this notebook already listens for nodes: `%ddp nodes --local 1` adds one on this "
+                "machine, `%ddp stop` releases all"
             )
         self.close_at_exit()
-        with sigint_deferred():  # a door that nobody knows of could not be closed
+        with sigint_deferred():  # an interrupt here would leave a listener that nothing could close
             self.nodes = NodePool(
                 self.session, spec, join, active=lambda: self.scripts.active_session
             )
         return self.nodes
 
     def rejoin(self, spec: NodesSpec, join: JoinFile, seconds: float) -> str:
-        """Go on with the nodes and ranks that another notebook has left.
+        """Continue with the nodes and ranks that another notebook left.
 
         Args:
-            spec: of the door.
-            join: of the other notebook's.
-            seconds: how long to wait for ranks that are missing.
+            spec: the spec of the listener.
+            join: the join file of the other notebook.
+            seconds: how long to wait for missing ranks.
 
         Returns:
-            Which ranks and nodes are back, in one line.
+            The ranks and nodes that are back, in one line.
 
         Raises:
-            RequestError: there are ranks here, a door is open, or nobody has come back. All is
-                then as it was before, and so it is after an interrupt: it can be tried again.
+            RequestError: ranks are running, the notebook already listens, or no node is back.
+                Nothing has changed then, as after an interrupt, so you can try again.
         """
         with sigint_deferred(raises_second=False) as held:
             nodes = self.open_nodes(spec, join)
@@ -218,32 +220,32 @@ class RankGroup:
                 nodes.abandon()
                 raise
             if returned is not None:
-                held.raises_second = True  # it ends the ranks
+                held.raises_second = True  # a second interrupt ends the ranks
                 self._spec = replace(self._spec, **returned.options)
                 self.session.start(self._spec, returned)
             return nodes.describe_rejoined(returned)
 
-    # ---- what is asked of the ranks
+    # ---- requests to the ranks
 
     def check_started(self) -> None:
         """Refuse a request that needs ranks.
 
         Raises:
-            RequestError: there are none.
+            RequestError: there are no ranks.
         """
         if not self.is_live:
             raise RequestError(self._not_started)
 
     def interrupt(self) -> None:
-        """End the running cell and keep every name; a second time, kill what does not answer."""
+        """End the running cell and keep every name; a second call kills ranks that ignore it."""
         self.scripts.active_session.interrupt()
 
     def kill(self, rank: int) -> None:
-        """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
+        """Kill one rank, as if it had run out of memory. A running cell fails.
 
         Raises:
-            ArgumentError: there is no such rank.
-            RequestError: it is gone already, or there is no group.
+            ArgumentError: the rank does not exist.
+            RequestError: the rank is already gone, or there is no group.
         """
         session = self.scripts.active_session
         if not session.life.state.is_live:
@@ -252,31 +254,31 @@ class RankGroup:
         session.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
-        """Replace ranks that are gone by new ones with a donor's names (the lowest that lives).
+        """Replace dead ranks. The new ranks get the names of a donor (the lowest living rank).
 
         Raises:
-            RequestError: it cannot be done; the group is as it was before.
+            RequestError: the group cannot be healed; it has not changed.
         """
         self.check_started()
         return self.session.heal(ranks, donor)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
-        """Put values into the namespaces of these ranks, or of all; see :class:`WorkerGroup`."""
+        """Put values into the namespaces of some ranks, or of all; see :class:`WorkerGroup`."""
         self.check_started()
         push_pull.push(self.session, values, ranks)
 
     def pull(self, expression: str, *, rank: int | None = None) -> Any:
-        """Return the value of an expression on a rank, or of all ranks as a list."""
+        """Return the value of an expression on a rank, or a list of the values on all ranks."""
         self.check_started()
         values = push_pull.pull(self.session, expression, None if rank is None else [rank])
         return values if rank is None else values[0]
 
     def timeline(self, last: int | None = None) -> Timeline:
-        """Return who waited for whom in the last cell, or in its last so many steps."""
+        """Return which rank waited for which in the last cell, or in its last steps."""
         return timeline_of(self.scripts.last_session, last)
 
     def collect_facts(self) -> dict[int, RankFacts]:
-        """What every rank says of its names, for checks; nothing while they are busy, or gone."""
+        """Return the check facts of every rank; empty if the ranks are busy or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
         requests = RankRequests(self.session)
@@ -285,5 +287,5 @@ class RankGroup:
 
 
 def _default_colors() -> str:
-    """IPython's theme for tracebacks: none where escape sequences would be read as they are."""
+    """Return IPython's theme for tracebacks: no colors if stderr does not render them."""
     return "" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else "nocolor"

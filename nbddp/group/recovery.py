@@ -1,4 +1,4 @@
-"""Runs a cell again after a failure: the group is healed, or started anew and all done again."""
+"""Run a cell again after a failure: heal the group, or restart it and replay earlier cells."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Recovery:
     """Runs cells on the ranks of a session, and runs them again after a failure.
 
     Args:
-        session: whose ranks they are.
-        display: shows each attempt, and tells the user what happens between two of them.
+        session: the session of the ranks.
+        display: shows each attempt, and prints what happens between attempts.
     """
 
     def __init__(self, session: Session, display: TextDisplay) -> None:
@@ -50,10 +50,10 @@ class Recovery:
         self._view: View | None = None  # of the last attempt
         self._times_ended = session.end_requests
         self._seconds_lost = 0.0
-        self._replayed = -1  # entries that the replay has done; -1 before it begins
+        self._replayed = -1  # number of entries that were replayed; -1 before the replay starts
 
     def submit(self, request: CellRequest, retries: Retries) -> CellHandle:
-        """Hand a cell to the ranks and return at once; :meth:`run` shows it."""
+        """Send a cell to the ranks and return its handle at once; :meth:`run` shows the cell."""
         self._times_ended = self._session.end_requests
         with self._session.forward_interrupts():
             return self._submit_cell(request, is_elastic=retries.is_elastic)
@@ -64,15 +64,15 @@ class Recovery:
         retries: Retries = NO_RETRIES,
         handle: CellHandle | None = None,
     ) -> CellResult:
-        """Run a cell; after a failure heal the group, or restart it and replay, and run it again.
+        """Run a cell. After a failure, heal the group, or restart and replay; then run it again.
 
-        What the user ended, by an interrupt, a restart or a stop, is not started again. An
-        interrupt counts whenever it comes: it ends the cell, or the replay, that begins next.
+        A cell that the user ended by an interrupt, a restart or a stop is not run again. An
+        interrupt between two cells ends the next cell or replay.
 
         Args:
             request: the cell.
-            retries: how often.
-            handle: its handle, if :meth:`submit` has started it.
+            retries: how many heals and restarts are allowed.
+            handle: the handle of the cell, if :meth:`submit` has started it.
         """
         if handle is not None:
             return self._recover(self._show(handle), request, retries)
@@ -95,13 +95,13 @@ class Recovery:
 
     def _submit_cell(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         handle = self._session.submit(request, is_elastic=is_elastic)
-        if self._end_requested:  # it may have come too early to be heard
+        if self._end_requested:  # it may have come before the cell could receive it
             self._session.interrupt_once()
         return handle
 
     @property
     def _end_requested(self) -> bool:
-        """Whether the user has asked for an end since this began."""
+        """Whether the user has asked for an end since this cell or replay started."""
         return self._session.end_requests > self._times_ended
 
     def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
@@ -139,13 +139,13 @@ class Recovery:
         failures: list[AttemptFailure],
         retries: Retries,
     ) -> CellResult | None:
-        """Heal or restart the group for another attempt; return the last result if there is none.
+        """Heal or restart the group for the next attempt. Return the last result if there is none.
 
         Args:
-            result: of the cell that failed.
+            result: the result of the failed cell.
             request: the cell.
-            failures: all failures of the cell; the last one gets the way that is taken.
-            retries: how often.
+            failures: all failures of the cell; the chosen recovery method is set on the last one.
+            retries: how many heals and restarts are allowed.
         """
         reason = ENDED_BY_USER if self._end_requested else why_no_retry(failures, retries)
         way = None if reason else next_method(failures, retries)
@@ -155,7 +155,7 @@ class Recovery:
                 f"{failures[-1].what}; {way.value} {count} of {retries.limit(way)}"
             )
             failure = replace(failures[-1], method=way)
-            # ranks of their own have no names to keep
+            # a script's own ranks have no names to keep
             if way is RecoveryMethod.RESTART or request.has_own_ranks:
                 failures[-1] = failure
                 return self._restart_and_replay(failure)
@@ -176,10 +176,10 @@ class Recovery:
         return result
 
     def _heal(self, failure: AttemptFailure) -> None:
-        """Put new ranks in the places of dead ones; the cell takes up what it had reported.
+        """Replace the dead ranks. The cell then continues from the steps that it had reported.
 
         Raises:
-            RequestError: why that cannot be.
+            RequestError: the group cannot be healed; the message gives the reason.
         """
         detected = time.time() - failure.at
         healed = self._session.heal()
@@ -190,7 +190,7 @@ class Recovery:
         )
 
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
-        """Restart with all nodes that are here, and replay; return the result of a failed cell."""
+        """Restart with all joined nodes, and replay. Return the result of a failed cell."""
         found = time.time()
         before, entries, began = (
             len(self._session.life.ranks),
@@ -222,14 +222,14 @@ class Recovery:
     def replay(
         self, entries: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None
     ) -> CellResult | None:
-        """Do again, in order, what was done; what came of the first cell that fails.
+        """Replay entries in order. Return the result of the first cell that fails, or None.
 
         Args:
-            entries: what was done.
-            restart: makes the ranks for it, before.
+            entries: the cells and pushes.
+            restart: starts the ranks before the replay.
 
         Raises:
-            CellInterruptedError: the user asked for an end between two cells.
+            CellInterruptedError: the user asked for an end between two entries.
         """
         with self._reporting_unreplayed(entries):
             restart()
@@ -238,7 +238,7 @@ class Recovery:
 
     @contextmanager
     def _reporting_unreplayed(self, entries: Sequence[ReplayEntry]) -> Iterator[None]:
-        """However a restart and a replay end: what is not done again is kept, and said."""
+        """After the block, keep the entries that were not replayed as pending, and report them."""
         attempt, self._replayed = self._session.life.attempt, -1
         try:
             yield
@@ -246,7 +246,7 @@ class Recovery:
             life, done = self._session.life, max(self._replayed, 0)
             has_begun = life.attempt > attempt or self._replayed >= 0
             replayed, remaining = entries[:done], entries[done:]
-            # else the restart was refused, and all is as it was
+            # otherwise the restart was refused and nothing changed
             if remaining and (has_begun or not life.state.is_ready):
                 if not life.state.is_live:
                     self._session.set_pending(entries, is_all=True)
@@ -273,12 +273,12 @@ class Recovery:
         return None
 
     def _run_hidden(self, request: CellRequest) -> CellResult:
-        """It was shown when it ran for the first time."""
+        """Run a cell without a view: its output was shown when it ran first."""
         answers = [*request.recorded_input]
         with self._session.forward_interrupts():
             handle = self._submit_cell(request)
             for notice in handle.notices():
-                if isinstance(notice, InputRequest):  # nobody sees it
+                if isinstance(notice, InputRequest):  # the user does not see the question
                     self._session.answer(notice.rank, _next_recorded_answer(notice, answers))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
@@ -288,7 +288,7 @@ class Recovery:
 def _next_recorded_answer(
     question: InputRequest, answers: list[tuple[int, InputReply]]
 ) -> InputReply:
-    """Return the rank's next recorded answer; without one, let a debugger continue."""
+    """Return the rank's next recorded answer; if there is none, let a debugger continue."""
     request = question.message
     for each in answers:
         if each[0] == question.rank:
@@ -305,7 +305,7 @@ def _replay_interrupted(done: int, count: int) -> CellInterruptedError:
 
 
 def show_cell(session: Session, handle: CellHandle, view: View) -> CellResult:
-    """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
+    """Show a cell until it ends. Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
     try:
         with session.forward_interrupts():
             return view.show(handle)

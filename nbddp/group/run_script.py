@@ -1,4 +1,4 @@
-"""Which script is meant, and whether it can be run at all: before anything is started for it."""
+"""Find the script to run, and refuse one that cannot run before anything is started for it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NOT_SCRIPTS = {
 def find_script(
     name: str, arguments: Sequence[str], *, is_module: bool = False, keeps: bool = False
 ) -> Script:
-    """A script as ``torchrun`` would find it from the working folder.
+    """Find a script as ``torchrun`` would, from the working folder.
 
     Args:
-        name: a file, or with ``is_module`` what ``python -m`` takes.
-        arguments: the script's own.
-        is_module: the ranks look for the module, each for itself.
-        keeps: whether its names stay in the namespace of the cells.
+        name: a file, or with ``is_module`` the argument of ``python -m``.
+        arguments: the arguments of the script.
+        is_module: whether ``name`` is a module; each rank looks for it itself.
+        keeps: whether the names of the script stay in the namespace of the cells.
 
     Raises:
-        RequestError: in one line, why it cannot be run.
+        RequestError: the script cannot run; the message gives the reason in one line.
     """
     cwd = Path.cwd()
     path, folder = "", cwd
@@ -49,19 +49,20 @@ def find_script(
 
 @contextmanager
 def script_text(file: Path, name: str) -> Iterator[str]:
-    """Yield the text of a script; if it cannot be read or compiled, say why in one line.
+    """Yield the text of a script.
 
     Raises:
-        RequestError: it cannot be read, or is no Python.
+        RequestError: the file cannot be read or is not Python; the message gives the reason in one
+            line.
     """
-    if file.exists() and not file.is_file() and not file.is_dir():  # it may have no end
+    if file.exists() and not file.is_file() and not file.is_dir():  # a pipe may never end
         raise RequestError(f"{name} is no Python script: it is no file")
     try:
         with tokenize.open(file) as opened:
             yield opened.read()
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error.strerror}") from None
-    except SyntaxError as error:  # a wrong encoding is one, too
+    except SyntaxError as error:  # also raised for a wrong encoding
         raise RequestError(f"{name}: {describe_syntax_error(error)}") from None
     except ValueError as error:
         raise RequestError(f"{name} is no Python script: {error}") from None
@@ -70,8 +71,8 @@ def script_text(file: Path, name: str) -> Iterator[str]:
 
 
 def describe_syntax_error(error: SyntaxError) -> str:
-    """The line, and what is wrong in it."""
-    if error.lineno is None:  # of the whole file, such as its encoding
+    """Return the message of a syntax error, with its line and a pointer to the column."""
+    if error.lineno is None:  # about the whole file, such as its encoding
         return str(error.msg)
     text = (error.text or "").rstrip("\n")
     pointer = " " * max(0, (error.offset or 1) - 1) + "^"

@@ -1,4 +1,4 @@
-"""Run a cell on several world sizes, a few rounds of each."""
+"""Run a cell on several world sizes, a few rounds on each."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class ScalingStudy:
     Args:
         runner: runs the cell.
         sizes: the world sizes.
-        rounds: how often the cell runs on each.
-        is_weak: whether the work of each rank stays the same, and not that of all together.
+        rounds: how often the cell runs on each world size.
+        is_weak: whether the work of each rank stays the same, instead of the work of all ranks
+            together.
 
     Raises:
         ArgumentError: there are fewer than two world sizes, or fewer than three rounds.
@@ -140,16 +141,16 @@ def _time_shares(session: Session, pace: float, steps: int) -> dict[str, float |
     try:
         return time_shares(timeline_of(session, steps), pace)
     except RequestError as error:  # a rank died after the cell
-        logger.info("no time line: %s", error)
+        logger.info("no timeline: %s", error)
         return {}
 
 
 def _steady_pace(path: Path) -> tuple[float, int] | None:
-    """Return steps a second of the last cell, and how many; None if no steps are recorded."""
+    """Return the steps per second of the last cell and their number, or None without steps."""
     try:
         recorded = StoredRun(path)
-        if recorded.cells:  # a full disk recorded none
+        if recorded.cells:  # a full disk records none
             return steady_rate([*recorded.metric_rows()], recorded.cells[-1].began_at)
-    except (RequestError, OSError) as error:  # it was deleted
+    except (RequestError, OSError) as error:  # the run was deleted
         logger.info("no pace: %s", error)
     return None

@@ -1,4 +1,4 @@
-"""The ranks of a script, or of one run of several, next to those of the cells."""
+"""The ranks of a script, or of one trial, which run next to the ranks of the cells."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DISARM_EXPRESSION = "__import__('nbddp').faults.disarm({!r})"
 
 
 class ScriptRanks:
-    """The session of the last script, or of a run of several; it shares the cells' launcher.
+    """The session of the last script or trial. It shares the launcher of the cells' session.
 
-    A script that went well leaves no rank. After a failure its ranks stay for a debugger until the
-    next cell or script begins. A run of several closes its session when it is over.
+    The ranks of a script that succeeded end with it. After a failure they stay for a debugger until
+    the next cell or script starts. A trial closes its session when it ends.
 
     Args:
         cells: the session of the cells.
@@ -36,22 +36,22 @@ class ScriptRanks:
 
     @property
     def last_session(self) -> Session:
-        """The session that ran last: of the last script until a cell runs, else of the cells."""
+        """The session that ran last: the script's until a cell runs, else the cells'."""
         return self._script_session or self._cell_session
 
     @property
     def active_session(self) -> Session:
-        """The same, but that of the cells once the script's ranks have ended."""
+        """`last_session`, or the session of the cells if the ranks of the script have ended."""
         return self.last_session if self.last_session.life.state.is_live else self._cell_session
 
     @property
     def times_ended(self) -> int:
-        """How often the user has ended something while no script's ranks were there."""
+        """How often the user ended something while no rank of a script was running."""
         return self._cell_session.end_requests
 
     @property
     def are_kept(self) -> bool:
-        """Whether ranks of a script that failed are there."""
+        """Whether ranks of a failed script still run."""
         return self._script_session is not None and self._script_session.life.state.is_ready
 
     @property
@@ -60,10 +60,10 @@ class ScriptRanks:
         return () if self._script_session is None else self._script_session.life.gone
 
     def open(self) -> Session:
-        """Return a session for the ranks of a script.
+        """Return a new session for the ranks of a script.
 
         Raises:
-            RequestError: a cell or another script runs.
+            RequestError: a cell or another script is running.
         """
         self.end_previous()
         if self._cell_session.life.state.is_busy:
@@ -72,11 +72,11 @@ class ScriptRanks:
         return self._script_session
 
     def start(self, spec: GroupSpec, script: Script | None = None) -> None:
-        """Start the ranks, and arm the faults in them that are armed in the cells' ranks.
+        """Start the ranks, and arm in them the faults that are armed in the ranks of the cells.
 
         Raises:
-            RequestError: the ranks cannot be had.
-            StartError: a rank could not start.
+            RequestError: the ranks cannot be started now.
+            StartError: a rank failed to start.
         """
         session = self.last_session
         session.set_faults_to_arm(self._cell_session.armed_faults)
@@ -88,9 +88,9 @@ class ScriptRanks:
             raise
 
     def end(self, session: Session, result: CellResult) -> None:
-        """End the ranks of a script that is over, unless a debugger may look into them."""
+        """End the ranks of a script that has ended, unless a debugger may inspect them."""
         if session is not self._script_session:
-            return  # the user has ended it
+            return  # the user has ended the script
         if struck := session.fired_faults:
             self._disarm(struck)
         can_debug = result.verdict is not None and not result.verdict.ended_by
@@ -98,10 +98,10 @@ class ScriptRanks:
             session.close()
 
     def end_previous(self, *, by_force: bool = False) -> None:
-        """End what is left of the last script, as a cell or another script begins.
+        """End the remaining ranks of the last script, before a cell or another script starts.
 
         Raises:
-            RequestError: the script runs; with ``by_force`` it is ended.
+            RequestError: the script is still running and ``by_force`` is False.
         """
         runs = self.active_session is self._script_session and not self.are_kept
         if runs and not by_force:
@@ -109,15 +109,13 @@ class ScriptRanks:
         self.close()
 
     def close(self) -> None:
-        """End all ranks, and forget them."""
+        """End all ranks of the script and drop its session."""
         if self._script_session is not None:
             self._script_session.close()
-        self._script_session = (
-            None  # not before: after an interrupt, the next cell closes what is left
-        )
+        self._script_session = None  # last, so that the next cell can close it after an interrupt
 
     def _disarm(self, struck: Set[str]) -> None:
-        """Disarm in the cells' ranks what struck a script: a fault strikes once."""
+        """Disarm in the cells' ranks the faults that struck a script: a fault strikes once."""
         self._cell_session.add_fired_faults(struck)
         if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
             try:

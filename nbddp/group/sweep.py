@@ -1,4 +1,4 @@
-"""Run a cell once for each combination of some values, each time as a run of its own."""
+"""Run a cell once for each combination of some values, each time as a separate run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nbddp.ui.report.sweep import describe_done, describe_row, sweep_report
 
 
 class Sweep:
-    """Runs a cell for each combination that is not done yet.
+    """Runs a cell for each combination that has no finished run yet.
 
     Args:
         runner: runs the cell.
@@ -65,10 +65,10 @@ class Sweep:
         )
 
     def run(self) -> None:
-        """Run the waiting combinations, list all runs, and compare those that succeeded.
+        """Run the waiting combinations, list all runs, and compare the successful ones.
 
         Raises:
-            RequestError: no ranks can be started.
+            RequestError: the ranks cannot be started.
             CellFailedError: no run succeeded.
             CellInterruptedError: the user ended the sweep.
         """
@@ -105,13 +105,13 @@ class Sweep:
         )
 
     def _show(self) -> None:
-        """List all runs, compare those that succeeded, and name the failures."""
+        """List all runs, compare the successful ones, and name the failures."""
         self._display.show_progress(sweep_report(self.rows))
         runs: list[Summary] = []
         for path in (row.path for row in self.rows if row.path is not None):
             try:
                 runs.append(summarize(path))
-            except RequestError as error:  # its folder was deleted meanwhile
+            except RequestError as error:  # its folder was deleted in the meantime
                 self._display.print_unless_quiet(f"{path.name} is left out: {error}")
         if runs:
             size = sum(run.size for run in runs)
@@ -126,7 +126,7 @@ class Sweep:
 
 
 def assigned_before_use(source: str, name: str) -> int:
-    r"""Return the line, from 1, that assigns a name before the cell reads it; 0 if none.
+    r"""Return the line, from 1, that assigns a name before the cell reads it; 0 if none does.
 
     >>> assigned_before_use("import os\nlr = 0.1\ntrain(lr)", "lr")
     2
@@ -135,7 +135,7 @@ def assigned_before_use(source: str, name: str) -> int:
     """
     try:
         tree = ast.parse(TransformerManager().transform_cell(source))
-    except SyntaxError:  # it may be valid for input transformers of the user
+    except SyntaxError:  # the user may have input transformers that accept it
         return 0
     for statement in tree.body:
         nodes = ast.walk(statement)

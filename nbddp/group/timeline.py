@@ -1,4 +1,4 @@
-"""A cell's time line, with what the ranks' models have measured of themselves."""
+"""Build the timeline of a cell, with the DDP timings that the ranks measured."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 def timeline_of(session: Session, last: int | None = None) -> Timeline:
-    """Where the time of the last cell went; ranks that run another one are not asked for more."""
+    """Return the timeline of the last cell. Busy ranks are not asked for DDP timings."""
     collectives = session.rank_monitor.collectives
     history = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != history.cell
     end_event = _find_event(session, "cell ended", history.cell)
-    went_well = end_event is not None and end_event.facts.get("outcome") == "ok"  # then nobody hung
+    # no rank hung in a cell that succeeded
+    went_well = end_event is not None and end_event.facts.get("outcome") == "ok"
     end_time = time.time() if end_event is None else end_event.at
     at_end = () if went_well else find_unfinished(history, end_time, is_over=is_over)
     exits = session.event_log.since(history.began) if history.began else ()
@@ -52,13 +53,13 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
 
 
 def _find_event(session: Session, kind: str, cell: int) -> RunEvent | None:
-    """Return the event of a cell's beginning or end; None if it is not recorded."""
+    """Return the start or end event of a cell; None if it was not recorded."""
     events = (each for each in session.event_log.since(0.0) if each.kind == kind)
     return next((each for each in events if each.facts.get("id") == cell), None)
 
 
 def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
-    """What was measured since the cell began, give or take what nodes' clocks are apart."""
+    """Return the DDP timings since the cell started, within the error of the node clocks."""
     if not session.life.state.is_ready:
         return ()
     requests = RankRequests(session)
@@ -69,12 +70,13 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
             lambda number: Pull(request=number, expression=DDP_TIMING_EXPRESSION),
         )
         measurements = {rank: link.load_payload(answer.payload) for rank, answer in answers.items()}
-    except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
+    except (NbddpError, UnpicklingError) as error:  # a rank died or was stopped in the meantime
         logger.info("the models were not asked: %s", error)
         return ()
     found = []
     for rank, models in measurements.items():
         ahead, uncertainty = session.launcher.clock_offset(rank)
-        since = began + ahead - uncertainty  # the earliest that the rank's own clock may have shown
+        # the earliest time that the clock of the rank may have shown at the start of the cell
+        since = began + ahead - uncertainty
         found += [overlap_of(rank, name, measured, since=since) for name, measured in models]
     return tuple(each for each in found if each is not None)

@@ -1,4 +1,4 @@
-"""Fetches what the ranks have traced of a cell, and puts it together in the run's folder."""
+"""Fetch the traces of a cell from the ranks, and merge them in the folder of the run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from nbddp.wire.request_messages import Answer
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 
 RANK_DIED = "it died"
-RANKS_STOPPED = "the ranks are gone, and what they had traced with them"
+RANKS_STOPPED = "the ranks have ended, and their traces are lost"
 
 
 def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Trace:
-    """What the ranks have traced of a cell that has ended, in one file if there is anything.
+    """Return the traces of a cell that has ended, merged into one file if there are any.
 
-    What goes wrong is said in it: a trace that cannot be had ends nothing else.
+    Errors do not raise: ``missing`` gives the reason for each rank without a trace.
     """
     folder = session.event_log.folder
     gone = [rank for rank in result.ranks if rank not in session.life.alive]
@@ -45,7 +45,7 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
 
 
 def _cell_start(session: Session, result: CellResult) -> int:
-    """The nanoseconds from which the file's times are counted: the cell's beginning."""
+    """Return the start of the cell in nanoseconds, from which the times in the file count."""
     began = time.time() - result.seconds
     for event in session.event_log.since(0.0):
         if event.kind == "cell" and event.facts.get("id") == result.number:
@@ -56,7 +56,7 @@ def _cell_start(session: Session, result: CellResult) -> int:
 def _collect(
     session: Session, result: CellResult, trace: Trace, trace_folder: Path, ranks: Sequence[int]
 ) -> Trace:
-    """Ask all ranks at once, and put together what they have."""
+    """Ask all ranks at once for their traces, and merge them."""
     nodes, zero = session.launcher.nodes(), _cell_start(session, result)
 
     def question(rank: int) -> Callable[[int], SendTrace]:
@@ -99,7 +99,7 @@ def _collect(
 
 
 def _write_files(session: Session, trace_folder: Path, rank: int, answer: Answer) -> None:
-    """Write down what a rank of another machine has sent."""
+    """Write the trace files that a rank of another machine sent."""
     if not answer.payload:
         return
     files: Any = session.require_link().load_payload(answer.payload)
@@ -111,8 +111,8 @@ def _write_files(session: Session, trace_folder: Path, rank: int, answer: Answer
 
 
 def _remove_parts(trace_folder: Path) -> None:
-    """Leave only what is of use: the ranks' own files."""
-    with suppress(OSError):  # somebody deletes it just now
+    """Remove temporary files and keep the ranks' own traces."""
+    with suppress(OSError):  # the folder may be deleted at the same time
         for part in [*trace_folder.glob("*.part"), *trace_folder.glob("*.tmp")]:
             part.unlink(missing_ok=True)
         if not any(trace_folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Run a cell several times, each time on new ranks next to those of the group."""
+"""Run a cell several times, each time on new ranks next to the ranks of the group."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ SEED_SOURCE = (
 class TrialRunner:
     """Runs one cell several times.
 
-    Each trial has new ranks of its own, on which the replay log of the group is replayed first. No
-    trial touches the ranks of the group.
+    Each trial has new ranks of its own, on which the replay log of the group is replayed first. A
+    trial does not touch the ranks of the group.
 
     Attributes:
-        group: that the trials do not touch.
+        group: the group of the notebook or script.
         display: shows the trials.
         run_cell: runs a cell on the ranks of a session, shows it, and returns its result.
         request: the cell.
-        spec: of the ranks.
-        values: pushed to the ranks before the cell.
+        spec: the spec of the ranks.
+        values: pushed to the ranks before the cell runs.
         fresh: replay nothing.
         replay_entries: replayed before the values are pushed.
     """
@@ -62,7 +62,7 @@ class TrialRunner:
     _what: str = ""
     _error: NbddpError | None = None  # of the first trial that failed
     _is_ended: bool = False
-    _times_ended: int = 0  # as the trials began
+    _times_ended: int = 0  # when the trials started
 
     def __post_init__(self) -> None:
         self.replay_entries = () if self.fresh else self.group.session.replay_entries
@@ -75,16 +75,16 @@ class TrialRunner:
         *,
         what: str,
     ) -> None:
-        """Run the waiting trials in order, and note their states, until the user ends them.
+        """Run the waiting trials in order and set their states, until the user ends them.
 
         Args:
             rows: the trials.
-            run_one: runs one of them with :meth:`run`.
+            run_one: runs one trial with :meth:`run`.
             describe: describes the result of a trial.
             what: the command, ``sweep`` or ``scale``.
 
         Raises:
-            RequestError: a cell or a script runs.
+            RequestError: a cell or a script is running.
         """
         self._times_ended = self.group.scripts.times_ended
         self.group.close_at_exit()
@@ -120,16 +120,16 @@ class TrialRunner:
         finish: Callable[[Session, CellResult], None],
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Run the cell on new ranks, end them, and note the result in ``row``.
+        """Run the cell on new ranks, end them, and store the result in ``row``.
 
         Args:
             row: the trial; it stays ``RUNNING`` if the user ends it.
-            spec: of its ranks.
-            name: part of its run's name.
-            facts: for ``run.json``.
-            finish: called after a cell that succeeded, while its ranks are idle.
-            settings: recorded as by ``nbddp.config``, and pushed before the cell; ``seed`` also
-                seeds the ranks.
+            spec: the spec of its ranks.
+            name: part of the name of its run.
+            facts: written to ``run.json``.
+            finish: called after a successful cell, while its ranks are idle.
+            settings: recorded like ``nbddp.config`` and pushed before the cell; ``seed`` also seeds
+                the ranks.
         """
         more = {**facts, **({"config": row.trial.config} if settings else {})}
         spec = replace(spec, name="-".join(filter(None, (spec.name, name))), more=more)
@@ -158,7 +158,7 @@ class TrialRunner:
             with sigint_deferred():
                 row.path, row.seconds = session.event_log.path, time.monotonic() - began
                 stop_count = session.end_requests
-                self.group.scripts.close()  # counts as one, too
+                self.group.scripts.close()  # this also counts as a stop request
                 self._is_ended = (
                     self._is_ended or stop_count > 0 or session.end_requests > stop_count + 1
                 )
@@ -175,7 +175,7 @@ class TrialRunner:
             self.display.print_unless_quiet(str(error))
 
     def _replay_and_push(self, session: Session, values: Mapping[str, Any]) -> None:
-        """Replay earlier cells and pushes, then push the values, which may replace their names."""
+        """Replay earlier cells and pushes, then push the values, which may overwrite names."""
         seeding: list[ReplayEntry] = []
         if SEED in values:
             seeding.append(CellRequest(source=SEED_SOURCE, execution_count=0, needs_group=None))
@@ -186,12 +186,12 @@ class TrialRunner:
         self._replay(session, seeding)
 
     def _replay(self, session: Session, entries: Sequence[ReplayEntry]) -> None:
-        """Run recorded cells and pushes again, without output.
+        """Replay cells and pushes without output.
 
         Raises:
             CellFailedError: a cell failed.
             CellInterruptedError: the user interrupted a cell.
-            KeyboardInterrupt: the user interrupted before or after them.
+            KeyboardInterrupt: the user interrupted before or after the replay.
         """
         if not self._was_interrupted(session):
             failed = Recovery(session, _Silent()).replay(entries)
@@ -204,13 +204,13 @@ class TrialRunner:
         return session.end_requests > 0 or self.group.scripts.times_ended > self._times_ended
 
     def report_outcome(self, *, way_on: str) -> None:
-        """Name the failures; raise an error if the user ended the trials, or if none succeeded.
+        """Print the failures; raise an error if the user ended the trials or if none succeeded.
 
         Args:
-            way_on: what the user can do if he ended them.
+            way_on: what the user can do after ending the trials.
 
         Raises:
-            CellInterruptedError: the user ended them.
+            CellInterruptedError: the user ended the trials.
             CellFailedError: no trial succeeded.
         """
         for each in describe_failures(self._rows):
@@ -229,7 +229,7 @@ class TrialRunner:
 
 
 class _Silent(TextDisplay):
-    """Says nothing: a trial tells itself that its replay failed."""
+    """Prints nothing: a trial reports a failed replay itself."""
 
     def print_line(self, text: str) -> None:
         pass

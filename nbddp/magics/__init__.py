@@ -1,4 +1,4 @@
-"""``%ddp`` and ``%%ddp``: parse, delegate, show."""
+"""Register ``%ddp`` and ``%%ddp`` in a shell."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _RANK_NAMES = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
 
 
 class _Extension:
-    """All that was put into one shell; it begins to warm up when ``%load_ext`` has returned.
+    """Everything that nbddp adds to one shell.
 
-    Loading torch's libraries holds Python's lock for long stretches: begun at once, in the
-    background, it would still hold up the reply to the cell that says ``%load_ext``.
+    torch's libraries are loaded after ``%load_ext`` has returned. Loading them holds Python's lock
+    for long stretches, and would delay the reply to the cell with ``%load_ext``, even from a
+    background thread.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.notebook = NotebookState(shell)
         shell.register_magics(CellMagics(self.notebook), LineMagics(self.notebook))
-        for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
+        for name in ("%ddp", "%local"):  # IPython calls these if `%%ddp` is below the first line
             shell.magics_manager.register_function(_refuse_below_first_line, "line", name)
         shell.events.register("post_run_cell", _explain_rank_name)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
@@ -45,19 +46,19 @@ class _Extension:
         shell.events.register("post_run_cell", self._warm_up)
 
     def _load_ext_again(self, name: str) -> None:
-        """Run ``%load_ext``; do nothing for nbddp, which is loaded: *Run All* repeats the line."""
+        """Run ``%load_ext``. Ignore it for nbddp, which is loaded: *Run All* repeats the line."""
         if name.strip() != "nbddp":
             self._load_ext(name)
 
     def _debug(self, force: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's
-        """Look into the last error, for ``%debug``: on its rank if it is that of a cell there."""
+        """Debug the last error, for ``%debug``; on its rank if a cell of the ranks failed."""
         if force and isinstance(getattr(sys, "last_value", None), CellFailedError):
             self.notebook.shell.run_line_magic("ddp", "debug")
         else:
             self._debugger(force=force)
 
     def remove(self) -> None:
-        """Take everything away, restore the shell's own magics, and end the group."""
+        """Remove everything that was added, restore the shell's own magics, and end the group."""
         shell = self.notebook.shell
         self.notebook.auto.remove(shell)
         self._completion.remove(shell)
@@ -75,7 +76,7 @@ class _Extension:
 
 
 def _explain_rank_name(result: Any) -> None:
-    """Print a hint after a cell of the notebook that uses a name which only ranks have."""
+    """Print a hint after a notebook cell that uses a name that only the ranks have."""
     name = getattr(result.error_in_exec, "name", None)
     if isinstance(result.error_in_exec, NameError) and name in _RANK_NAMES:
         print(  # noqa: T201 - for the user
@@ -92,16 +93,16 @@ def _refuse_below_first_line(_line: str) -> NoReturn:
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics, the completer and the auto mode; begin to warm up."""
+    """Register the magics, the completer and the auto mode, and start to preload."""
     if getattr(shell, "is_rank", False):
-        print("nbddp: it is loaded in the notebook; this is one of its ranks")  # noqa: T201
+        print("nbddp: loaded in the notebook already; this is one of its ranks")  # noqa: T201
         return
     if getattr(shell, ATTRIBUTE, None) is None:
         _Extension(shell)
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Stop the group and take everything away that ``load`` put in."""
+    """Stop the group and remove everything that ``load`` registered."""
     extension: _Extension | None = getattr(shell, ATTRIBUTE, None)
     if extension is not None:
         setattr(shell, ATTRIBUTE, None)

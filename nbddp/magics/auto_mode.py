@@ -1,4 +1,4 @@
-"""Auto mode: cells without a cell magic of their own go to the ranks."""
+"""Auto mode: cells without a cell magic run on the ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ AUTO_PREFIX = "%%ddp --auto\n"
 
 
 class AutoMode:
-    r"""An input transformer that puts ``%%ddp`` before a cell, and takes ``%%local`` away.
+    r"""An input transformer that inserts ``%%ddp`` before a cell, and removes ``%%local``.
 
-    A cell that begins with a cell magic, or that steers the group with ``%ddp``, stays as it is.
+    Cells that start with a cell magic, or that use ``%ddp``, do not change.
 
     >>> auto = AutoMode()
     >>> auto.is_on = True
@@ -25,19 +25,19 @@ class AutoMode:
         self.is_on = False
 
     def __call__(self, lines: list[str]) -> list[str]:
-        """Rewrite a cell's lines."""
+        """Transform the lines of a cell."""
         first = next((line for line in lines if line.strip()), "")
         if first.rstrip() == "%%local":
             return ["\n" if line is first else line for line in lines]
         steers = any(line.split()[:1] == ["%ddp"] for line in lines)
-        stays = steers or first.startswith(("%%", "get_ipython()"))  # IPython itself makes such
+        stays = steers or first.startswith(("%%", "get_ipython()"))  # IPython generates such lines
         return [AUTO_PREFIX, *lines] if self.is_on and first and not stays else lines
 
     def install(self, shell: InteractiveShell) -> None:
-        """Have the shell ask for every cell."""
+        """Add the transformer to the shell."""
         shell.input_transformers_cleanup.append(self)
 
     def remove(self, shell: InteractiveShell) -> None:
-        """Leave the shell as it was."""
+        """Remove the transformer from the shell."""
         self.is_on = False
         shell.input_transformers_cleanup.remove(self)

@@ -85,7 +85,7 @@ class CellMagics(Magics):
 
     def _check_syntax(self, cell: str, first_line: int) -> None:
         if not cell.strip():
-            raise UsageError("the cell is empty: nothing to run")
+            raise UsageError("the cell is empty: there is nothing to run")
         source = "\n" * (first_line - 1) + self._notebook.shell.transform_cell(cell)
         try:
             compile(source, "cell", "exec", _FLAGS)
@@ -93,7 +93,7 @@ class CellMagics(Magics):
             raise UsageError(describe_syntax_error(error)) from None
 
     def _show_timeline(self, args: Namespace) -> None:
-        """Who waited for whom, if that was asked for: of a cell that hung, above all."""
+        """Show which rank waited for which, if requested; useful above all for a cell that hung."""
         if args.timeline:
             self._notebook.presenter.show(
                 timeline_report(self._notebook.group.timeline(SHOWN_STEPS))
@@ -106,7 +106,7 @@ class CellMagics(Magics):
         notebook, group = self._notebook, self._notebook.group
         if args.scale and group.nodes is not None:
             raise RequestError(
-                "--scale is for ranks of this machine: `%ddp stop` sends the nodes home"
+                "--scale runs on this machine only: release the nodes with `%ddp stop`"
             )
         display = NotebookDisplay(notebook.presenter, quiet=args.quiet, has_pictures=False)
         runner = TrialRunner(
@@ -128,10 +128,10 @@ class CellMagics(Magics):
         if not group.is_live:
             group.spec = spec
         cell = f"cell [{notebook.prompt_number}]"
-        notebook.export_log.add(Omitted(cell, "it ran several times, on ranks of its own"))
+        notebook.export_log.add(Omitted(cell, "it ran several times, on its own ranks"))
         study.run()
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature
-        """Run the cell in the notebook's kernel, also while `%ddp auto on`."""
+        """Run the cell in the notebook's kernel, even after `%ddp auto on`."""
         self._notebook.shell.run_cell(cell).raise_error()

@@ -1,4 +1,4 @@
-"""Tab and Shift+Tab: commands, options and their values, and names that live in the ranks."""
+"""Complete commands, options, values and names on the ranks (Tab), and explain them (Shift+Tab)."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
     from nbddp.group.rank_group import RankGroup
     from nbddp.magics.auto_mode import AutoMode
 
-TAB_TIMEOUT = 0.2  # seconds that typing may be held up
-HELP_TIMEOUT = 1.0  # seconds that a page may wait for the text of Shift+Tab
+TAB_TIMEOUT = 0.2  # seconds that a completion may delay typing
+HELP_TIMEOUT = 1.0  # seconds that a page may wait for Shift+Tab
 
 
 class Match(NamedTuple):
-    """A text that fits, and what it is, in a word."""
+    """A completion and its kind, such as ``option``."""
 
     text: str
     kind: str
 
 
-Matches = tuple[list[Match], str]  # what fits, and the text before the cursor that it replaces
+Matches = tuple[
+    list[Match], str
+]  # the completions, and the text before the cursor that they replace
 Completer = Callable[[str, int, int], Matches]
 
 
 class Completion:
-    """Answers Tab and Shift+Tab from the parsers and, for names, from the lowest rank."""
+    """Answers Tab and Shift+Tab from the parsers, and for names from the lowest rank."""
 
     def __init__(self, group: RankGroup, auto: AutoMode) -> None:
         self._group = group
@@ -51,7 +53,7 @@ class Completion:
         self._original_inspect: Any = None
 
     def install(self, shell: InteractiveShell) -> None:
-        """Extend IPython's completer, and the kernel's inspect requests if there is a kernel."""
+        """Extend IPython's completer, and the inspect requests of a kernel if there is one."""
         has_context = hasattr(completers, "context_matcher")
         self._matcher = _matcher(self.complete) if has_context else _line_matcher(self, shell)
         shell.Completer.custom_matchers.append(self._matcher)
@@ -61,14 +63,14 @@ class Completion:
             kernel.do_inspect = self._do_inspect
 
     def remove(self, shell: InteractiveShell) -> None:
-        """Restore the completer and the kernel, unless another extension has replaced ours."""
+        """Restore the completer and the kernel, unless another extension replaced ours."""
         shell.Completer.custom_matchers.remove(self._matcher)
         kernel: Any = getattr(shell, "kernel", None)
         if getattr(kernel, "do_inspect", None) == self._do_inspect:
-            del kernel.do_inspect  # the class's own shows again
+            del kernel.do_inspect  # this restores the method of the class
 
     def complete(self, text: str, row: int, column: int) -> Matches:
-        """Return what fits at a place in a cell."""
+        """Return the completions at a position in a cell."""
         lines = text.split("\n")
         line = lines[row][:column]
         if _is_magic(line):
@@ -78,7 +80,7 @@ class Completion:
         return self._complete_name("\n".join([*lines[:row], line]), line)
 
     def explain(self, code: str, cursor: int, detail: int = 0) -> str:
-        """Return what to say of a place in a cell; empty where only the kernel knows."""
+        """Return the help for a position in a cell; empty where only the kernel can answer."""
         row = code[:cursor].count("\n")
         if self._is_for_ranks(code, row):
             answer = self._ask_rank(
@@ -118,7 +120,7 @@ class Completion:
         session = self._group.session
         if session.life.state is not GroupState.IDLE:
             return {}
-        with suppress(RequestError):  # the group ended or became busy meanwhile
+        with suppress(RequestError):  # the group ended or became busy in the meantime
             answer = session.send_request(0, make)
             wait_for_all([answer], seconds)
             return answer.result().content if answer.done() else {}
@@ -127,7 +129,7 @@ class Completion:
     def _complete_magic(self, line: str) -> Matches:
         before, _, word = line.rpartition(" ")
         flag, equals, value = word.partition("=")
-        if equals:  # of --rank=0 the value is completed
+        if equals:  # complete the value in --rank=0
             before, word = f"{before} {flag}", value
         magic, *words = before.split()
         found = [Match(each, "command") for each in COMMANDS]
@@ -158,7 +160,7 @@ class Completion:
         return values or [Match(each, "option") for each in parser.options() if each not in words]
 
     def _possible_values(self, action: Action, word: str) -> list[Match]:
-        """Return the possible values of an option or argument, as far as they can be listed."""
+        """Return the possible values of an option or argument, if they can be listed."""
         if action.choices is not None:
             return [Match(str(each), "value") for each in action.choices]
         match action.dest:
@@ -200,12 +202,12 @@ def _matcher(complete: Completer) -> Callable[[CompletionContext], SimpleMatcher
 
 
 def _line_matcher(completion: Completion, shell: InteractiveShell) -> Callable[[str], list[str]]:
-    """Return a matcher for IPython 7, which passes only the cursor's line: no names of ranks."""
+    """Return a matcher for IPython 7: it gets only the cursor's line, so it completes no names."""
 
     def nbddp_matcher(token: str) -> list[str]:
         line: str = shell.Completer.line_buffer
         found, begun = completion.complete(line, 0, len(shell.Completer.text_until_cursor))
-        extra = max(0, len(begun) - len(token))  # it replaces the token alone
+        extra = max(0, len(begun) - len(token))  # IPython replaces only the token
         return [each.text[extra:] for each in found]
 
     return nbddp_matcher

@@ -1,4 +1,4 @@
-"""What an export needs and the replay log does not have: pulls, and what is left out."""
+"""The items of an export that are not in the replay log: pulls, and omitted cells."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 class ExportLog:
-    """Notes for an export; they are valid in the attempt in which they were made."""
+    """Collects items for an export. They are valid for the attempt in which they were added."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._items: list[tuple[int, int, Item]] = []  # with the attempt and the entries before
-        self.output_names: dict[
-            int, str
-        ] = {}  # by prompt number: the notebook's name for a cell's values
-        self.store_ports: set[int] = (
-            set()
-        )  # of stores that the notebook kept when it pushed something
+        # each with its attempt and the length of the replay log at that time
+        self._items: list[tuple[int, int, Item]] = []
+        # by prompt number: the notebook's name for the values of a cell
+        self.output_names: dict[int, str] = {}
+        # of the stores that the notebook had when it pushed something
+        self.store_ports: set[int] = set()
 
     def add(self, item: PulledValue | Omitted) -> None:
-        """Note what the replay log does not have."""
+        """Add an item that is not in the replay log."""
         self._items.append((self._session.life.attempt, len(self._session.completed_entries), item))
 
     def record_store_ports(self, names: Mapping[str, object]) -> None:
-        """Something is pushed: it may tell the ranks of a store among the notebook's names."""
+        """Record the ports of the notebook's stores: a pushed value may tell them to the ranks."""
         if "torch.distributed" in sys.modules:
             from torch.distributed import TCPStore
 
@@ -43,7 +42,7 @@ class ExportLog:
             self.store_ports |= {each.port for each in stores if each.host in LOOPBACK_HOSTS}
 
     def items(self) -> list[Item]:
-        """Return what an export is made of: what this attempt has done, and what was noted."""
+        """Return the items of an export in order, the replay log of this attempt included."""
         attempt, entries = self._session.life.attempt, self._session.completed_entries
         noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
@@ -60,13 +59,13 @@ def omitted_cell(request: CellRequest, result: CellResult) -> Omitted | None:
 
 
 def _omitted_script(request: CellRequest) -> Omitted:
-    return Omitted(request.source, "it is a script already")
+    return Omitted(request.source, "it is already a script")
 
 
 def _export_item(entry: ReplayEntry) -> Item:
     if isinstance(entry, PushRecord):
         try:
-            values = pickle.loads(entry.data())  # made in this very process
+            values = pickle.loads(entry.data())  # this process pickled them
             return PushedValues(values, entry.ranks)
         except RequestError as error:
             return Omitted(f"the push of {', '.join(entry.names)}", str(error))

@@ -1,4 +1,4 @@
-"""``nbddp.timeline()``, and where a shell keeps what it has of nbddp."""
+"""``nbddp.timeline()``, and the attribute under which a shell keeps nbddp's extension."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from IPython.core.getipython import get_ipython
 from nbddp.errors import RequestError
 from nbddp.record.waiting.collective_timeline import Timeline
 
-ATTRIBUTE = "_nbddp"  # of a shell in which nbddp is loaded: its extension
+ATTRIBUTE = "_nbddp"  # attribute of a shell: the extension that nbddp added
 
 
 def timeline(last: int | None = None) -> Timeline:
-    """Who waited for whom in the last cell, or so far in the one that runs.
+    """Return which rank waited for which in the last or running cell.
 
     Args:
-        last: look at the last so many steps, or collectives where no steps were reported; None for
-            all of the cell.
+        last: look at the last so many steps, or collectives if no steps were reported; None for the
+            whole cell.
 
     Returns:
-        The collectives with the time at which each rank came (``meetings``, or ``frame()`` as a
-        table, of pandas where that is installed), seconds that one rank waited for another
-        (``waits``), and seconds of waiting by line (``lines``).
+        The collectives with the arrival time of each rank (``meetings``, or ``frame()`` as a table,
+        which is a pandas one if pandas is installed), the seconds that one rank waited for another
+        (``waits``), and the seconds of waiting by line (``lines``).
 
     Raises:
-        RequestError: there is no notebook with nbddp loaded here; a worker group of a script has a
+        RequestError: nbddp is not loaded in a notebook here. In a script, a worker group has a
             method of this name.
     """
     shell = get_ipython()  # type: ignore[no-untyped-call, unused-ignore]
     extension = getattr(shell, ATTRIBUTE, None)
     if extension is None:
         raise RequestError(
-            "timeline() is for the notebook in which nbddp is loaded (`%load_ext nbddp`), outside "
-            "of the ranks; a script asks its worker group: group.timeline()"
+            "timeline() works in a notebook in which nbddp is loaded (`%load_ext nbddp`), not on "
+            "the ranks; in a script, call group.timeline() of the worker group"
         )
     found: Timeline = extension.notebook.group.timeline(last)
     return found

@@ -1,4 +1,4 @@
-"""A magic that the user interrupted, in one line: what was not done, and what is so now."""
+"""The message of an interrupted magic: what it left undone, and the state of the group."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from nbddp.lifecycle.refusals import way_out
 _HALF_DONE = {
     "%ddp push": "the values may have come to some ranks only: push them again",
     "%ddp pull": "nothing was fetched",
-    "%ddp nodes": "nodes on their way still come in, `%ddp nodes` lists them",
+    "%ddp nodes": "nodes that are starting can still join, `%ddp nodes` lists them",
 }
 
 
 def interrupt_error(magic: str, before: Life, now: Life) -> CommandInterruptedError:
-    """What the user reads in the place of a traceback through code that is not his.
+    """Return the error that is shown instead of a traceback through nbddp's code.
 
     Args:
-        magic: as it is written, like ``%ddp push``.
-        before: what was so when it began.
-        now: what is so.
+        magic: the magic as the user writes it, such as ``%ddp push``.
+        before: the state of the group when the magic started.
+        now: the state of the group now.
     """
     half_done = f"; {_HALF_DONE[magic]}" if magic in _HALF_DONE else ""
     return CommandInterruptedError(
@@ -28,10 +28,10 @@ def interrupt_error(magic: str, before: Life, now: Life) -> CommandInterruptedEr
 
 
 def describe_group(before: Life, now: Life) -> str:
-    """What the user finds, and the way on."""
+    """Return the state of the group and what the user can do next."""
     match now.state:
         case GroupState.OFF if before.state.is_live:
-            return "all ranks are stopped, their names are gone; the next cell starts new ones"
+            return "all ranks are stopped and their names are lost; the next cell starts new ones"
         case GroupState.OFF:
             return "there are no ranks; the next cell starts them"
         case GroupState.IDLE if now.attempt > before.attempt:
@@ -40,12 +40,12 @@ def describe_group(before: Life, now: Life) -> str:
             return "every rank keeps its names; the next cell works"
         case GroupState.BROKEN:
             gone = format_ranks([each.rank for each in now.ranks if not each.is_alive])
-            return f"of {gone} all names are gone; {way_out(now)}"
+            return f"all names of {gone} are lost; {way_out(now)}"
         case GroupState.STARTING | GroupState.STOPPING:
-            return f"the ranks are {now.state.value}; `%ddp status` shows how far they are"
+            return f"the ranks are {now.state.value}: `%ddp status` shows their progress"
         case GroupState.HEALING:
             return (
-                "the group is healing; `%ddp status` shows how far it is, `%ddp interrupt` ends it"
+                "the group is healing: `%ddp status` shows its progress, `%ddp interrupt` ends it"
             )
         case _:
             return "a cell is running: `%ddp wait` waits for it, `%ddp interrupt` ends it"

@@ -1,4 +1,4 @@
-"""``%ddp``: the handler of every command."""
+"""``%ddp``: the handler of each command."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from nbddp.record.cell import CellRequest
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.report.timeline import timeline_report
 
-HELP = ("--help", "-h")  # only as the first word: the arguments of a script may have it too
+HELP = ("--help", "-h")  # only as the first word: a script may have such an argument too
 SCRIPT_RANKS_KEPT = (
-    "nbddp: these are the ranks of the last script; `%ddp debug` looks into them until the next "
-    "cell or script"
+    "nbddp: these are the ranks of the last script. Until the next cell or script, `%ddp debug` "
+    "opens a debugger on them"
 )
 SCRIPT_RANKS_DIED = (
-    "no rank of the cells is gone: the dead ranks ran a script, which gets new ones each time"
+    "all ranks of the cells are alive: the dead ranks ran a script, and a script always gets "
+    "new ranks"
 )
 
 Handler = Callable[[NotebookState, Namespace], Any]

@@ -1,4 +1,4 @@
-"""What the magics share: the group, how it is shown, the auto mode, the cell in the background."""
+"""The state that all magics of a notebook share: the group, its presentation, a background cell."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Outcome = tuple[CellResult, Trace | None]
 
 
 class NotebookState:
-    """One per IPython shell."""
+    """The state of the magics in one IPython shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
@@ -71,18 +71,18 @@ class NotebookState:
         self.next_trace: TraceSteps | None = None
         self._background: Future[Outcome] | None = None
         self._last_failure: Verdict | None = None
-        self._failed_attempt: tuple[Session, int] | None = None  # whose ranks, in which attempt
+        self._failed_attempt: tuple[Session, int] | None = None  # the session and its attempt
 
     @property
     def current_run(self) -> Path | None:
-        """The folder of the run that goes on, if one does."""
+        """The folder of the current run; None if no run is going on."""
         session = self.group.scripts.active_session
         folder = session.event_log.folder
         return folder.path if folder and session.life.state.is_live else None
 
     @property
     def last_run(self) -> Path | None:
-        """The folder of the last script if no cell ran since, else of the run that goes on."""
+        """The folder of the last script, if no cell ran since; otherwise of the current run."""
         session = self.group.scripts.last_session
         path = session.event_log.path
         is_of_script = session is not self.group.session and path is not None and path.exists()
@@ -90,17 +90,17 @@ class NotebookState:
 
     @property
     def prompt_number(self) -> int:
-        """The number in the prompt of the cell that runs.
+        """The number in the prompt of the running cell.
 
-        In newer versions IPython's own counter is one ahead of it; its display hook knows.
+        In newer versions IPython's own counter is one ahead of it; its display hook has the number.
         """
         return int(self.shell.displayhook.prompt_count)
 
     def requested_spec(self, args: Namespace) -> GroupSpec:
-        """The group as what was written on the line asks for it.
+        """Return the spec of the group with the options of the line.
 
         Raises:
-            RequestError: its nodes are not here.
+            RequestError: the spec needs more nodes than have joined.
         """
         spec, nodes = requested_spec(args, self.group.spec), self.group.nodes
         is_new = not self.group.is_live or getattr(args, "fresh", True)
@@ -116,9 +116,9 @@ class NotebookState:
         is_recovery: bool = False,
         new_run: bool = False,
     ) -> None:
-        """See to it that the group runs as asked: start it, restart it, or find it so.
+        """Start or restart the group if necessary, so that it runs as requested.
 
-        Fresh ranks go on with the run as its next attempt, or, with ``new_run``, begin another.
+        Fresh ranks continue the run as its next attempt, or, with ``new_run``, start a new run.
         """
         self.group.scripts.end_previous(by_force=fresh)
         if not fresh:
@@ -126,9 +126,9 @@ class NotebookState:
         if self.group.is_live and not fresh:
             gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
             check_unchanged(spec, self.group.spec, gone=gone)
-            if spec.name != self.group.spec.name:  # the folder of the run has a name already
+            if spec.name != self.group.spec.name:  # the folder of the current run keeps its name
                 self.group.spec = replace(self.group.spec, name=spec.name)
-                message = "the run that goes on keeps its name; the next run will be named"
+                message = "the current run keeps its name; the next run will be named"
                 self.presenter.print_line(f"nbddp: {message} {spec.name}")
             return
         if fresh and not is_recovery and self.group.session.pending_entries:
@@ -151,7 +151,7 @@ class NotebookState:
         """Ensure that the ranks run; until the block ends, show in the cell that they start.
 
         Args:
-            spec: of the group.
+            spec: the spec of the group.
             args: the options of the cell.
         """
         is_live = self.group.is_live
@@ -165,10 +165,10 @@ class NotebookState:
             yield
 
     def run_script(self, request: CellRequest, args: Namespace) -> None:
-        """Run a script in ranks of its own. What is asked of them is remembered if no others run.
+        """Run a script on its own ranks. The options apply to the group too, if it is not running.
 
         Raises:
-            RequestError: a cell or another script runs, or the ranks cannot be had.
+            RequestError: a cell or another script is running, or the ranks cannot be started.
         """
         spec = self.requested_spec(args)
         session = self.group.scripts.open()
@@ -182,10 +182,10 @@ class NotebookState:
             self.run(request, args, session)
 
     def check_ranks(self, args: Namespace) -> None:
-        """See to it that there are the ranks that something is to run on.
+        """Check that the named ranks exist.
 
         Raises:
-            RequestError: which there is not.
+            RequestError: a rank does not exist.
         """
         known = args.nproc or len(self.group.life.ranks) or self.group.spec.nproc
         for rank in (*(args.ranks or ()), *(each for each in args.break_ranks or () if each >= 0)):
@@ -195,12 +195,12 @@ class NotebookState:
     def run(
         self, request: CellRequest, args: Namespace, session: Session | None = None
     ) -> CellResult | None:
-        """Run a cell, or a script, as the options say; None if it runs in the background.
+        """Run a cell or a script with its options; return None if it runs in the background.
 
         Args:
             request: the cell or script.
             args: its options.
-            session: whose ranks run it; None for those of the cells.
+            session: the session of the ranks; None for the session of the cells.
         """
         session = session or self.group.session
         recovery = Recovery(session, NotebookDisplay(self.presenter, quiet=args.quiet))
@@ -220,7 +220,7 @@ class NotebookState:
             result, _ = follow()
             self._raise_for_failure(result)
             return result
-        with sigint_deferred():  # a cell that nobody follows could not be waited for
+        with sigint_deferred():  # an interrupt here would leave a cell without its follower
             handle = recovery.submit(request, retries)
             self.next_trace = None
             self._background = _follow_in_background(lambda: follow(handle))
@@ -229,7 +229,10 @@ class NotebookState:
     def run_trial(
         self, session: Session, request: CellRequest, args: Namespace, display: NotebookDisplay
     ) -> CellResult:
-        """Run a cell on other ranks and show it; whatever comes of it, others may follow."""
+        """Run a cell on the ranks of a trial and show it.
+
+        A failure does not raise, as more trials may follow.
+        """
         request, retries = self._apply_options(request, args, session)
         result = Recovery(session, display).run(request, retries)
         self.last_succeeded = result.is_ok
@@ -237,7 +240,7 @@ class NotebookState:
         return result
 
     def _print_failure(self, result: CellResult) -> None:
-        """Say why a cell failed whose error is not raised here, unless its view has said it."""
+        """Print why a cell failed, unless its view has shown it; the error is not raised here."""
         if result.verdict is not None and not self.presenter.has_record:
             self.presenter.print_line(result.verdict.report())
 
@@ -255,7 +258,7 @@ class NotebookState:
     def _finish_cell(
         self, result: CellResult, session: Session, request: CellRequest
     ) -> Trace | None:
-        """Show what was traced, if that was asked for; after a failure, what can be done."""
+        """After a cell, show its trace if requested; after a failure, show the retry buttons."""
         traced, self.last_succeeded = None, result.is_ok
         if left_out := omitted_cell(request, result):
             self.export_log.add(left_out)
@@ -266,7 +269,7 @@ class NotebookState:
         verdict, life = result.verdict, session.life
         if verdict is not None and not verdict.first.is_quit:
             self._last_failure, self._failed_attempt = verdict, (session, life.attempt)
-        if request.has_own_ranks:  # a heal or a restart gives back nothing of them
+        if request.has_own_ranks:  # a heal or a restart cannot restore a script's ranks
             self.group.scripts.end(session, result)
         elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
             can_heal = life.gone and life.alive
@@ -281,17 +284,17 @@ class NotebookState:
         return f"the ranks were restarted: attempt {self.group.life.attempt}"
 
     def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
-        """Look into the last failure, on the rank of its first cause if none is named.
+        """Debug the last failure, on its first cause if no rank is named.
 
         Raises:
-            RequestError: there is none.
+            RequestError: no cell has failed.
         """
         session = self.group.scripts.active_session
         failed = (
             self._last_failure if self._failed_attempt == (session, session.life.attempt) else None
         )
         if rank is None and failed is None:
-            raise RequestError("no cell of these ranks has failed: there is nothing to look into")
+            raise RequestError("no cell of these ranks has failed: there is nothing to debug")
         chosen = failed.first.rank if rank is None and failed else rank
         request = CellRequest(
             source="%debug",
@@ -315,7 +318,7 @@ class NotebookState:
             raise
 
     def wait(self) -> None:
-        """Wait for the cell in the background, show its trace; raises what it raised."""
+        """Wait for the background cell and show its trace. Raise its failure."""
         background = self._background
         if background is None:
             return
@@ -323,15 +326,15 @@ class NotebookState:
             wait_for_all([background])
         self._background = None
         result, traced = background.result()
-        if traced is not None:  # its cell may be far above, or not be shown any more
+        if traced is not None:  # the cell may be far above, or no longer shown
             self.presenter.show(trace_report(traced))
         self._raise_for_failure(result)
 
     def arm_fault(self, kind: str, *, rank: int, step: int, factor: float) -> None:
-        """Tell a rank to let something go wrong at a step.
+        """Make a rank fail at a step.
 
         Raises:
-            ArgumentError: there is no such kind, or no such rank.
+            ArgumentError: the kind of fault or the rank does not exist.
         """
         import_interruptibly("nbddp.train.faults.arming")  # loads torch
         from nbddp.train.faults.arming import Fault
@@ -347,7 +350,7 @@ class NotebookState:
         self._run_and_raise(request, self.group.session, quiet=True)
 
     def restart_and_replay(self, spec: GroupSpec, *, new_run: bool = False) -> None:
-        """Start the ranks anew and do again what was done, or an earlier replay left to do."""
+        """Restart the ranks and replay all entries, also those that an earlier replay left out."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         failed = recovery.replay(
             self.group.session.replay_entries,
@@ -359,17 +362,17 @@ class NotebookState:
             failed.raise_for_failure()
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
-        """As the group does; where it cannot, what can be done instead is said with it."""
+        """Heal the group. If that is refused, the error also says what to do instead."""
         try:
             return self.group.heal(ranks, donor=donor)
         except RequestError as error:
             raise RequestError(with_way_out(str(error), self.group.life)) from None
 
     def notebook_values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Names of the notebook, with their values.
+        """Return names of the notebook with their values.
 
         Raises:
-            UsageError: one does not exist, or is each rank's own.
+            UsageError: a name does not exist, or nbddp sets it on each rank.
         """
         for name in names:
             if name in SET_IN_EACH_RANK:
@@ -384,13 +387,13 @@ class NotebookState:
 
 
 def _follow_in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
-    """Follow a cell on a thread whose output stays in the notebook cell that began it."""
+    """Follow a cell on a thread whose output stays in the notebook cell that started it."""
     outcome: Future[Outcome] = Future()
 
     def follow_to_end() -> None:
         try:
             outcome.set_result(follow())
-        except BaseException as error:  # noqa: BLE001 - it is raised for whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by wait()
             outcome.set_exception(error)
 
     run = copy_context().run
@@ -401,7 +404,7 @@ def _follow_in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
 
 
 def _try_action(act: Callable[[], str]) -> str:
-    """Return what a button did, or why it could not."""
+    """Run the action of a button. Return its result, or the error as text."""
     try:
         return act()
     except NbddpError as error:
@@ -419,10 +422,10 @@ def requested_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
 
 
 def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
-    """Refuse options that take effect only when ranks start; name the ranks that are gone.
+    """Refuse options that take effect only when ranks start, and name ranks that have died.
 
     Raises:
-        RequestError: which options differ, and how to restart.
+        RequestError: an option differs; the message says which, and how to restart.
     """
     changed = [
         name

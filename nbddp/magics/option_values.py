@@ -1,4 +1,4 @@
-"""Types of options: each converts a text, or raises an error that names what it expected."""
+"""Types of options: each converts a text, or raises an error that says what was expected."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nbddp.archive.sweep_grid import Swept
 from nbddp.wire.trace_messages import TraceSteps
 
 MAX_SECONDS = 365 * 86400
-ALL_RANKS = (-1,)  # ranks, however many there are
+ALL_RANKS = (-1,)  # stands for all ranks
 MAX_STEP = 10**12
-MAX_NUMBER = 9999  # a typing error must not make a list of a billion
+MAX_NUMBER = 9999  # so that a typing error cannot make a list of a billion
 _GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 _PICTURES = (".pdf", ".png", ".svg")
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def option_type(
     what: str, read: Callable[[str], T], is_valid: Callable[[T], bool] = lambda _value: True
 ) -> Callable[[str], T]:
-    """Return a type that reads a text with ``read``, which raises ValueError, and checks it."""
+    """Return a type that reads a text with ``read``, which may raise ValueError, and checks it."""
 
     def convert(text: str) -> T:
         with suppress(ValueError):
@@ -39,7 +39,7 @@ def option_type(
 
 
 def _whole_number(text: str) -> int:
-    """Read a number without sign, blanks and underscores."""
+    """Read a number without sign, spaces and underscores."""
     if not text.isdecimal():
         raise ValueError
     return int(text)
@@ -62,7 +62,7 @@ seconds = option_type(
 
 
 def _pair(text: str, separator: str) -> tuple[int, int]:
-    """Read two numbers, or a single one as both."""
+    """Read two numbers, or one number as both."""
     first, found, last = text.partition(separator)
     return _whole_number(first), _whole_number(last if found else first)
 
@@ -137,7 +137,7 @@ picture_file = option_type(
 
 
 def _swept(text: str) -> Swept:
-    """Read a name and its values as Python; else split at the commas, and read each part so."""
+    """Read a name and its values as Python. If that fails, split at commas and read each part."""
     name, values = text.split("=", 1)
     read = _literal(f"[{values}]")
     if not isinstance(read, list):
@@ -146,7 +146,7 @@ def _swept(text: str) -> Swept:
 
 
 def _literal(text: str) -> Any:
-    """Read a Python literal, or return the text."""
+    """Read a Python literal; return the text if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -157,7 +157,7 @@ swept = option_type("a name and values like lr=0.1,0.01", _swept, all)
 
 
 def without_quotes(expression: str) -> str:
-    """Strip the quotes that a shell would have taken off, and IPython's semicolon.
+    """Strip the quotes that a shell would have removed, and IPython's semicolon.
 
     >>> without_quotes(" 'rank + 1' "), without_quotes("d['a'];")
     ('rank + 1', "d['a']")

@@ -1,4 +1,4 @@
-"""The commands of ``%ddp``, the options of ``%%ddp``, and how their lines are read."""
+"""The commands of ``%ddp``, the options of ``%%ddp``, and their parser."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN_RUNS
 
 _TRACKER = f"{', '.join(TRACKERS)}; with a project or folder: wandb:digits"
-MIN_SIMILARITY = 0.7  # share of letters that a wrong word has in common with what was meant
+MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 _Formatter = partial(RawDescriptionHelpFormatter, max_help_position=28, width=100)
 
 
@@ -58,10 +58,10 @@ class MagicParser(ArgumentParser):
         """Add an option or argument.
 
         Args:
-            names: as the help shows it: ``--nproc N``; without a value it is a flag.
-            what: its help.
+            names: as in the help: ``--nproc N``. An option without a value is a flag.
+            what: the help text.
             read: converts the value.
-            more: as for ``add_argument``.
+            more: further arguments of ``add_argument``.
         """
         flags = [each for each in names.split() if each.startswith("-")]
         values = names.split()[len(flags) :]
@@ -73,7 +73,7 @@ class MagicParser(ArgumentParser):
         self.add_argument(*(flags or values), type=read, help=what, **more)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError; if an argument is missing, show an example line."""
+        """Raise a UsageError. If an argument is missing, show an example line."""
         if self.epilog and "required" in message:
             message = f"{message}; {self.epilog}"
         raise UsageError(message)
@@ -195,12 +195,12 @@ _COMMANDS = LINE.add_subparsers(title="commands", metavar="COMMAND ARGUMENTS")
 
 
 def _command(example: str, what: str, *parents: MagicParser) -> Callable[..., None]:
-    """Add a command; return what adds an option to it.
+    """Add a command; return a function that adds an option to it.
 
     Args:
-        example: the command, with the arguments that it requires.
-        what: it does; a sentence.
-        parents: parsers whose options it has too.
+        example: the command with its required arguments.
+        what: a sentence that says what the command does.
+        parents: parsers whose options the command has too.
     """
     name, _, arguments = example.partition(" ")
     parser: MagicParser = _COMMANDS.add_parser(
@@ -268,7 +268,7 @@ add(
 )
 
 
-# ---- faults, failures and what slows a cell down
+# ---- faults, failures and slow cells
 
 add = _command(
     "fault kill --rank 1 --step 30",
@@ -380,7 +380,7 @@ add("command", "show the options of this command", nargs="?")
 
 COMMANDS: dict[str, MagicParser] = _COMMANDS.choices
 
-# which options an option needs one of, and which cannot be combined
+# an option needs one of these; below, options that cannot be combined
 _REQUIRED = {
     "start_over": ("sweep", "repeat"),
     "weak": ("scale",),
@@ -404,7 +404,7 @@ def command_parser(name: str) -> MagicParser:
     """Return the parser of a command.
 
     Raises:
-        UsageError: there is no such command; which one was probably meant.
+        UsageError: the command does not exist; the message suggests one.
     """
     if name in COMMANDS:
         return COMMANDS[name]
@@ -418,10 +418,10 @@ def command_parser(name: str) -> MagicParser:
 
 
 def help_text(name: str | None) -> str:
-    """Return the help of a command or of a cell's option; without a name, all commands.
+    """Return the help of a command or of a cell option. Without a name, list all commands.
 
     Raises:
-        UsageError: there is no such command.
+        UsageError: the command does not exist.
     """
     flag = _cell_option(name or "")
     if name is None or name in COMMANDS or not flag:
@@ -439,10 +439,10 @@ def _cell_option(name: str) -> str:
 
 
 def parse_line(parser: MagicParser, line: str) -> Namespace:
-    """Read the line of a command, or of ``%%ddp``.
+    """Parse the line of a command, or of ``%%ddp``.
 
     Raises:
-        UsageError: in one line, what is wrong and what to write instead.
+        UsageError: the line is wrong; the message says in one line what to write instead.
     """
     if parser is COMMANDS["pull"]:
         return _parse_pull(parser, line)
@@ -475,7 +475,7 @@ def _flag(option: str) -> str:
 
 
 def _parse_pull(parser: MagicParser, line: str) -> Namespace:
-    """Leave the quotes and spaces of the expression to Python."""
+    """Parse the line of ``%ddp pull``, and leave quotes and spaces of the expression to Python."""
     option = re.search(r"(?:^|\s)--rank[\s=]+(\S+)", line)
     expression = without_quotes(line.replace(option.group(), " ", 1) if option else line)
     placeholder = ["x"] if expression else []
@@ -487,7 +487,7 @@ def _parse_pull(parser: MagicParser, line: str) -> Namespace:
 def _parse_words(parser: MagicParser, words: Sequence[str]) -> Namespace:
     if any(each.nargs == REMAINDER for each in parser._actions):
         args, unknown = parser.parse_known_args(words)
-    else:  # reads an optional argument also behind an option
+    else:  # also accepts an optional argument after an option
         args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         options = parser.options()

@@ -1,4 +1,4 @@
-"""How cells and the group are shown: as a panel or as text, as the user chose or the page can."""
+"""Show cells and the group as a panel or as text, as the user chose or the page supports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 MATPLOTLIB = "matplotlib.backends.backend_agg"  # takes a second to import
-SHOWN_STEPS = 20  # of a time line, unless others are asked for
+SHOWN_STEPS = 20  # of a timeline, unless the user names others
 
 
 class ViewChoice(Enum):
@@ -54,29 +54,29 @@ class ViewChoice(Enum):
 
 
 class Presenter:
-    """Makes the views of one shell, and knows the one that was made last."""
+    """Creates the views of one shell and keeps the last one."""
 
     def __init__(self, shell: InteractiveShell, checks: QuietChecks) -> None:
         self.choice = ViewChoice.AUTO
         self._shell = shell
         self._checks = checks
         self._last_view: View | None = None
-        self._last_panel: PanelView | None = None  # the last view, if it is one
-        self._last_cell = 0  # the number of the cell in which it was made
+        self._last_panel: PanelView | None = None  # the last view, if it is a panel
+        self._last_cell = 0  # the number of its cell
         self._next_slot: OutputSlot | None = None
         self._starting_panel: PanelView | None = None
         self._retry_buttons: RetryButtons | None = None
 
     @property
     def has_record(self) -> bool:
-        """Whether the last cell's view has told already why it failed."""
+        """Whether the view of the last cell has already shown why the cell failed."""
         return self._last_view is not None and self._last_view.has_record
 
     def view(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
-        """Return the view of a cell that begins.
+        """Return the view of a new cell.
 
         Args:
-            session: whose ranks run it.
+            session: the session of its ranks.
             quiet: show only the values of the last line.
             has_pictures: whether a text view shows the charts of the cell below it.
         """
@@ -93,12 +93,12 @@ class Presenter:
 
     @property
     def _panel_in_cell(self) -> PanelView | None:
-        """The last view, if it is a panel in the cell that runs now."""
+        """The last view, if it is a panel in the running cell."""
         return self._last_panel if self._last_cell == self._shell.execution_count else None
 
     @contextmanager
     def showing_start(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
-        """Say in the place of the next cell's panel what it waits for; nothing, if that fails."""
+        """Show that ranks are starting, where the panel will appear; clear it if they do not."""
         if quiet or not self.shows_panels:
             yield
             return
@@ -115,7 +115,7 @@ class Presenter:
     def show_retry_buttons(
         self, restart: Callable[[], str], heal: Callable[[], str] | None
     ) -> None:
-        """Show, under a record, buttons for what can be done after a failure."""
+        """Show buttons for a restart and a heal below the record of a failed cell."""
         if not (self.has_record and hasattr(self._shell, "kernel")):
             return
         from nbddp.ui.panel.controls import HEAL, RESTART, RetryButtons
@@ -152,7 +152,7 @@ class Presenter:
 
     def _new_panel(self, session: Session) -> PanelView:
         from nbddp.ui.comms.dispatcher import (
-            CommDispatcher,  # they load widgets, which no terminal needs
+            CommDispatcher,  # loads widgets, which a terminal does not need
         )
         from nbddp.ui.panel.panel_view import PanelView
 
@@ -169,7 +169,7 @@ class Presenter:
         )
 
     def _input_queue(self, session: Session) -> InputQueue:
-        """Where ranks can ask something: of a cell in the background, nowhere."""
+        """Return the queue for questions of the ranks. A background cell cannot ask."""
         box: InputBackend = ConsoleInput()
         if threading.current_thread() is not threading.main_thread():
             box = InputBackend("its cell runs in the background: leave --no-wait out")
@@ -178,19 +178,19 @@ class Presenter:
         return InputQueue(box, session.answer)
 
     def show_notice(self, text: str) -> None:
-        """Tell the user, in the panel of the attempt that failed, what is done about it."""
+        """Report what is done about a failure, in the panel of the failed attempt."""
         if self._last_view is not None:
             self._last_view.show_status(text)
 
     @property
     def shows_panels(self) -> bool:
-        """Whether the cell that runs now is shown as a panel, unless it is quiet."""
+        """Whether the running cell is shown as a panel, unless it is quiet."""
         if self.choice is ViewChoice.AUTO:
             return supports_widgets(self._shell)
         return self.choice is ViewChoice.PANEL and hasattr(self._shell, "kernel")
 
     def show(self, report: Report) -> None:
-        """Show a report as HTML, as a picture or as text, as the front end allows."""
+        """Show a report as HTML, as a picture or as text, as the front end supports."""
         text, picture = render_text(report), report.picture
         if self.shows_panels:
             if picture is not None and picture.html is None:
@@ -206,7 +206,7 @@ class Presenter:
             self.print_line(text)
 
     def show_progress(self, report: Report) -> None:
-        """Show how far something is, in place of what was shown before; as text only the title."""
+        """Replace the progress that was shown before; as text, print only the title."""
         if not self.shows_panels:
             self.print_line(f"nbddp: {report.title}")
             return
@@ -214,12 +214,12 @@ class Presenter:
         html = render_html(report)
         publish_display_data({"text/html": html, "text/plain": str(report.title)})
         panel = self._panel_in_cell
-        if panel is not None:  # a page that was loaded again sees the next run, too
+        if panel is not None:  # so that a reloaded page shows the next run too
             panel.slot.reset(html)
             self._next_slot = panel.slot
 
     def show_status(self, session: Session) -> None:
-        """Show the group as it is now; a page also has the output of its last cell."""
+        """Show the state of the group; a page also shows the output of its last cell."""
         snapshot = session.snapshot()
         metrics: MetricsSnapshot | None = None
         lines: Sequence[LogLine] = ()
@@ -233,7 +233,7 @@ class Presenter:
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def print_line(self, text: str) -> None:
-        """Tell the user something."""
+        """Print a line for the user."""
         screen = NotebookTarget()
         screen.write(f"{text}\n")
         screen.flush()
@@ -243,9 +243,10 @@ class NotebookDisplay(TextDisplay):
     """Shows cells and trials in the output of a notebook cell.
 
     Args:
-        presenter: of the notebook.
+        presenter: the presenter of the notebook.
         quiet: show only the values of the last line.
-        has_pictures: whether a text view shows charts; at the end of trials one picture has all.
+        has_pictures: whether a text view shows charts. Trials show all charts in one picture at the
+            end instead.
     """
 
     def __init__(self, presenter: Presenter, *, quiet: bool, has_pictures: bool = True) -> None:
@@ -268,7 +269,7 @@ class NotebookDisplay(TextDisplay):
         self._presenter.print_line(f"nbddp: {text}")
 
     def show_starting(self, text: str, session: Session) -> AbstractContextManager[None]:
-        """Show it where the next panel appears."""
+        """Show that ranks are starting, where the next panel appears."""
         return self._presenter.showing_start(text, session, quiet=self.quiet)
 
     def show_progress(self, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""What a notebook publishes while its run goes on."""
+"""Publish the runs of a notebook while they are going on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class LivePublishing:
-    """What this notebook publishes while it goes on: each run once to each tracker.
+    """Publishes each run of a notebook once to each tracker.
 
     Args:
-        print_line: tells the user something between two cells.
+        print_line: prints a line for the user between two cells.
     """
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
@@ -28,9 +28,9 @@ class LivePublishing:
         self._publications: dict[tuple[Path, str], Publication] = {}
 
     def follow(self, session: Session, targets: Iterable[Target]) -> None:
-        """Publish the run that goes on from its beginning to its end; what is asked twice, once.
+        """Publish the current run from its start to its end, once for each target.
 
-        A tracker that cannot be had is said: the cell runs.
+        If a tracker is not available, print the reason: the cell still runs.
         """
         for each in targets:
             folder = _folder(session)
@@ -41,17 +41,18 @@ class LivePublishing:
                     self._print_line(f"nbddp: {error}")
 
     def start(self, session: Session, to: Target, *, is_again: bool) -> None:
-        """Begin to publish the run that goes on.
+        """Start to publish the current run.
 
         Raises:
-            RequestError: it is published already, or nothing can be started.
+            RequestError: no run is going on, it is already published, or the publisher cannot
+                start.
         """
         folder = _folder(session)
         if folder is None:
-            raise RequestError("no run goes on")
+            raise RequestError("no run is going on")
         previous = self._publications.get((folder, to.kind))
         if previous is not None and not previous.has_ended:
-            raise RequestError(f"run {folder.name} is being published to {to.kind}")
+            raise RequestError(f"run {folder.name} is already being published to {to.kind}")
         name = name_in_tracker(folder, to.kind, is_again=is_again)
         publication = Publication(to, folder, name, is_live=True)
         self._publications[folder, to.kind] = publication
@@ -60,7 +61,7 @@ class LivePublishing:
         )
 
     def _notify(self, session: Session, text: str) -> None:
-        """In the cell that runs, or the next one; without ranks, here and now."""
+        """Print a line in the running or next cell; without ranks, print it at once."""
         with suppress(RequestError):
             session.call(session.event_log.notify, text)
             return

@@ -294,7 +294,7 @@ def test_commands_are_for_the_script_while_it_runs(waits: Notebook) -> None:
         assert "`%ddp wait` waits for it" in waits.run(magic).text
     assert waits.run("%ddp kill 1").status == "ok"
     assert waits.run("%ddp wait").error == "CellFailedError: rank 1 was killed by SIGKILL"
-    assert "no rank of the cells is gone" in waits.run("%ddp heal").text
+    assert "all ranks of the cells are alive" in waits.run("%ddp heal").text
     assert_kept(waits)
 
 
@@ -312,13 +312,13 @@ def test_a_debugger_looks_into_a_script_until_the_next_cell(waits: Notebook, fol
         == "CellFailedError: rank 1: AssertionError: one, waits.py line 7"
     )
     status = waits.run("%ddp status").text
-    assert "`%ddp debug` looks into them" in status
+    assert "`%ddp debug` opens a debugger on them" in status
     look = waits.run("%ddp debug -c 'p secret' -c q")
     assert "41" in look.text.split(), look.text
     assert "waits.py" in waits.run("%ddp show").text
     assert_kept(waits)
     assert "`%ddp debug` looks" not in waits.run("%ddp status").text
-    assert "nothing to look into" in waits.run("%ddp debug").text
+    assert "nothing to debug" in waits.run("%ddp debug").text
 
 
 def test_a_stop_ends_the_script_too(waits: Notebook) -> None:

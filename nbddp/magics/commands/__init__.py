@@ -1,1 +1,1 @@
-"""The commands of ``%ddp`` that have a module of their own."""
+"""The commands of ``%ddp`` that have their own module."""

@@ -1,4 +1,4 @@
-"""``%ddp check`` and ``%ddp trace``: look at the last cell, or at the next one."""
+"""``%ddp check`` and ``%ddp trace``: check the last cell, trace the next one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from nbddp.ui.report.findings import findings_report, findings_title
 from nbddp.ui.report.render import render_text
 from nbddp.wire.trace_messages import TraceSteps
 
-NO_CELL = "no cell has run yet: `%ddp check FILE` looks at a script, `--explain` has the checklist"
+NO_CELL = "no cell has run yet: `%ddp check FILE` checks a script, `--explain` shows the checklist"
 NO_TRACE = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"
 
 
 def check(notebook: NotebookState, args: Namespace) -> None:
-    """Look, and show what was found.
+    """Check the last cell or a script, and show the findings.
 
     Raises:
-        RequestError: there is nothing to look at.
-        FindingsError: something is wrong, and it is to be strict.
+        RequestError: there is nothing to check.
+        FindingsError: there are findings and ``--strict`` is set.
     """
     if args.explain is not None:
         notebook.presenter.print_line(
@@ -56,7 +56,7 @@ def _find_mistakes(notebook: NotebookState, script: str | None) -> tuple[list[Fi
 
 
 def set_trace_steps(notebook: NotebookState, args: Namespace) -> str:
-    """Set or cancel which steps are traced; return a sentence about it."""
+    """Set or cancel the steps to trace; return a sentence about it."""
     if args.off:
         before, notebook.next_trace = notebook.next_trace, None
         return NO_TRACE if before is None else "the next cell is not traced"
@@ -65,7 +65,7 @@ def set_trace_steps(notebook: NotebookState, args: Namespace) -> str:
         return _describe_steps(notebook.next_trace)
     if notebook.next_trace is None:
         return NO_TRACE
-    return f"{_describe_steps(notebook.next_trace)}; `%ddp trace --off` takes that back"
+    return f"{_describe_steps(notebook.next_trace)}; `%ddp trace --off` cancels it"
 
 
 def _describe_steps(steps: TraceSteps) -> str:

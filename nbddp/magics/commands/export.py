@@ -16,13 +16,13 @@ _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
 def export(notebook: NotebookState, args: Namespace) -> str:
-    """Write the script, and what lies beside it.
+    """Write the script and the files that it needs.
 
     Returns:
-        What to say of it: what it is made of, how to run it, what was left out.
+        What was written, how to run it, and what was left out.
 
     Raises:
-        RequestError: there is nothing to write, or it cannot be written.
+        RequestError: there is nothing to write, or a file cannot be written.
     """
     path = Path(args.file).expanduser()
     if path.suffix != ".py":
@@ -52,19 +52,17 @@ def export(notebook: NotebookState, args: Namespace) -> str:
 
 
 def _check_name(path: Path) -> None:
-    """A script's folder is the first that modules are looked for in."""
+    """Refuse a script that would hide a module: imports search the folder of the script first."""
     file = getattr(sys.modules.get(path.stem), "__file__", None) or ""
     is_installed = bool(_PACKAGE_FOLDERS & set(Path(file).parts)) or path.stem == "nbddp"
     if path.stem in sys.stdlib_module_names or is_installed:
-        raise RequestError(
-            f"{path.name} would stand in the way of the module {path.stem}: give it another name"
-        )
+        raise RequestError(f"{path.name} would hide the module {path.stem}: choose another name")
 
 
 def _write_files(files: dict[Path, bytes], *, replaces: bool) -> None:
     there = [str(path) for path in files if path.exists()]
     if there and not replaces:
-        raise RequestError(f"{', '.join(there)}: there already; `--force` replaces what is there")
+        raise RequestError(f"already there: {', '.join(there)}; `--force` replaces existing files")
     for path, data in files.items():
         try:
             path.write_bytes(data)
@@ -76,5 +74,5 @@ def _describe_export(script: ExportedScript, files: list[Path]) -> str:
     lines = [f"wrote {', '.join(map(str, files))}; run it with", f"    {script.command}"]
     lines += [f"    sbatch {each}" for each in files if each.suffix == ".sbatch"]
     if script.remarks:
-        lines += ["what it does not do, or needs:", *(f"  {each}" for each in script.remarks)]
+        lines += ["what it needs or leaves out:", *(f"  {each}" for each in script.remarks)]
     return "\n".join(lines)

@@ -14,26 +14,26 @@ from nbddp.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.nodes.stale_files import find_left_join_file
 
 JOB_FILE = Path("nbddp-nodes.sbatch")
-REJOIN_TIMEOUT = 10.0  # seconds: nodes look twice a second for a notebook that is gone
+REJOIN_TIMEOUT = 10.0  # seconds; nodes look for their notebook twice a second
 LOOPBACK_UNREACHABLE = (
-    "a job's machines do not reach 127.0.0.1: open the door with --host and the address of this "
-    "machine in the cluster's network"
+    "other machines cannot reach 127.0.0.1: add --host with the address of this machine in the "
+    "network of the cluster"
 )
 NOT_LISTENING = (
     "no nodes can join: all ranks are on this machine; `%ddp nodes --nnodes 2 --nproc-per-node 8 "
-    "--host ADDRESS` lets nodes join, `%ddp nodes --local 2` starts two nodes here, to try it"
+    "--host ADDRESS` lets nodes join, `%ddp nodes --local 2` starts two nodes here as a test"
 )
 ALREADY_LISTENING = (
-    "this notebook has an open door: `%ddp nodes` lists who is there; after `%ddp stop`, which "
-    "sends them home, it can take back what another one has left"
+    "this notebook already listens for nodes, `%ddp nodes` lists them; after `%ddp stop`, which "
+    "releases them, it can take back the ranks of another notebook"
 )
 
 
 def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
-    """Do what the options say; return what to tell the user.
+    """Carry out the options of ``%ddp nodes``; return the text for the user.
 
     Raises:
-        RequestError: it cannot be done now.
+        RequestError: an option cannot be carried out now.
     """
     if args.rejoin is not None:
         return _rejoin(notebook, args)
@@ -61,7 +61,7 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
 
 
 def _listen(notebook: NotebookState, args: Namespace) -> str:
-    """Open a door if options describe one, or if another option needs one that is not there."""
+    """Open the listener if the options describe one, or if another option needs one."""
     is_new = args.nnodes or args.nproc_per_node or args.host or args.port or args.orphan_timeout
     needs_one = notebook.group.nodes is None and (args.local or args.slurm)
     if args.leave or not (is_new or needs_one):

@@ -1,4 +1,4 @@
-"""``%ddp publish`` and ``--publish``: a run for trackio, W&B, TensorBoard or MLflow."""
+"""``%ddp publish`` and ``--publish``: send a run to trackio, W&B, TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METAVAR = "TRACKER"
 
 
 def installed_target(text: str) -> Target:
-    """Where to publish; refused at once where the tracker's package is missing."""
+    """Read where to publish; refuse a tracker whose package is missing."""
     try:
         found = parse_target(text)
         require_package(found.kind)
@@ -30,10 +30,10 @@ def installed_target(text: str) -> Target:
 
 
 def publish_run(notebook: NotebookState, args: Namespace) -> None:
-    """Publish a run that is over; begin to, if it is this notebook's and goes on.
+    """Publish a finished run, or start to publish the current run of this notebook.
 
     Raises:
-        RequestError: there is no such run, it is published already, or the tracker refuses it.
+        RequestError: the run does not exist, it is already published, or the tracker refuses it.
     """
     current = notebook.current_run
     path = find_run(args.run, Path.cwd(), current=current)
@@ -44,7 +44,7 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
         return
     if summarize(path).is_live:
         raise RequestError(
-            f"run {path.name} goes on in another kernel: publish it from there, or when it is over"
+            f"run {path.name} is going on in another kernel: publish it there, or when it has ended"
         )
     name = name_in_tracker(path, args.tracker.kind, is_again=args.again)
     done = Publication(args.tracker, path, name, is_live=False).wait()

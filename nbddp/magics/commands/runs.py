@@ -21,10 +21,10 @@ from nbddp.ui.report.stored_run import run_report
 
 
 def manage_runs(notebook: NotebookState, args: Namespace) -> None:
-    """List the runs, or remove or note what the first word says.
+    """List the runs. With ``rm`` or ``note`` as the first word, remove runs or write a note.
 
     Raises:
-        RequestError: there is no such run, or it cannot be removed or noted.
+        RequestError: the run does not exist, or it cannot be removed or get a note.
     """
     word, *rest = args.run or [""]
     current, base = notebook.current_run, Path.cwd()
@@ -45,10 +45,10 @@ def manage_runs(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _write_or_read_note(path: Path, words: list[str], args: Namespace) -> str:
-    """Write a note if one was given; return the note of the run."""
+    """Write a note if there is one; return the note of the run."""
     note = " ".join(words).strip()
     if words and bool(note) == args.off:
-        raise RequestError("note needs a text, or --off alone, which takes the note away")
+        raise RequestError("note needs a text, or --off to remove the note")
     if note or args.off:
         write_note(path, note)
     return read_note(path)
@@ -65,11 +65,11 @@ def _find_runs(act: str, names: list[str], current: Path | None) -> list[Path]:
 
 
 def _folder_named(name: str, base: Path) -> Path | None:
-    """Return the folder of exactly this name, even if no run can be read in it."""
+    """Return the folder of exactly this name, even if it holds no readable run."""
     path = base / ".nbddp" / "runs" / name
     try:
         is_one = name == path.name and not name.startswith(".") and path.is_dir()
-    except OSError:  # no folder can have such a name
+    except OSError:  # such a name is too long for a folder
         return None
     return path if is_one else None
 
@@ -78,7 +78,7 @@ def show_run(notebook: NotebookState, args: Namespace) -> None:
     """Show a run, or one of its cells.
 
     Raises:
-        RequestError: there is none, or no such cell or metric.
+        RequestError: the run, the cell or the metric does not exist.
     """
     current = notebook.current_run
     wanted = metric_filter(args.metrics) if args.metrics else None
@@ -98,16 +98,16 @@ def compare_runs(notebook: NotebookState, args: Namespace) -> None:
     """Compare runs, or save their charts.
 
     Raises:
-        RequestError: there is no such run or metric, or the file cannot be written.
+        RequestError: a run or metric does not exist, or the file cannot be written.
     """
     current, base = notebook.current_run, Path.cwd()
     paths = unique_folders(find_run(name, base, current=current) for name in args.run)
     if len(paths) < 2 <= len(args.run):
-        raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
+        raise RequestError(f"these are all run {paths[0].name}: compare needs two or more runs")
     comparison = compare(paths, args.metrics, current=current)
     over, scale = XAxis(args.over), AxisScale(args.scale)
     if over not in comparison.axes:
-        raise RequestError("how many samples a step has is not known of all: --over step, or time")
+        raise RequestError("some runs have no number of samples per step: use --over step or time")
     if args.save is None:
         report = comparison_report(comparison, over=over, scale=scale, is_smooth=args.smooth)
         notebook.presenter.show(report)
