@@ -280,7 +280,7 @@ class Rank:
         store: dist.Store = self._clients.commands.reconnect()
         self._clients.payloads.reconnect()
         self._outbox.reconnect()
-        self._clients.groups.lose()
+        self._clients.groups.invalidate()
         self._report_ready()
         return store
 

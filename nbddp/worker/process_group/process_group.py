@@ -76,7 +76,7 @@ class ProcessGroup:
         self.is_broken = False
         self._has_input_timeout = False
         self.stuck_in: RecordedCollective | None = None
-        self._rendezvous = Rendezvous(topology, attempt, store.another)
+        self._rendezvous = Rendezvous(topology, attempt, store.open_connection)
         self._rendezvous.install()
         refuse_launchers()
 
@@ -103,7 +103,7 @@ class ProcessGroup:
         check_free_descriptors(self._topology.world_size + EXTRA_DESCRIPTORS)
         _number_groups_from(0)
         prefix = f"a{self._attempt}/group/{generation}"
-        store = dist.PrefixStore(prefix, self._store.open())
+        store = dist.PrefixStore(prefix, self._store.ensure_connected())
         world = self._topology.world_size
         connect_timeout = max(self._timeout, CONNECT_TIMEOUT_PER_RANK * world)
         self._wait_for_all_ranks(store, world)
@@ -185,7 +185,7 @@ class ProcessGroup:
         asked for again may wait for a send that Gloo has lost.
         """
         was_broken, self.is_broken = self.is_broken, True
-        self._store.lose()
+        self._store.invalidate()
         self.record_wait()
         if self.backend == "nccl" and dist.is_initialized():
             abort_groups()
