@@ -1,1 +1,1 @@
-"""The kit that a cell uses; it knows neither notebook nor store, and runs under torchrun too."""
+"""The training kit: it needs no notebook and no store of nbddp, and runs under torchrun too."""

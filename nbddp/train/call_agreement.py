@@ -1,4 +1,4 @@
-"""How ranks meet: they find out whether all are in the same call, and tell each other objects."""
+"""Check that all ranks are in the same call, and exchange Python objects between ranks."""
 
 from __future__ import annotations
 
@@ -17,37 +17,41 @@ from nbddp.train import this_rank
 
 T = TypeVar("T")
 
-Group = dist.ProcessGroup | None  # None for that of all ranks
+Group = dist.ProcessGroup | None  # None: the process group of all ranks
 
-not_collective: ContextVar[str] = ContextVar("nbddp_apart", default="")  # what ranks do one by one
+# the name of the call that this rank runs without the other ranks, such as nbddp.on_main(save)
+not_collective: ContextVar[str] = ContextVar("nbddp_apart", default="")
 
 
 def check_member(call_name: str, group: Group) -> None:
-    """See that this rank is in the group.
+    """Check that this rank is in the group.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: this rank is not in the group.
     """
     if this_rank.world_size(group) < 1:
         raise ArgumentError(f"nbddp.{call_name}: rank {this_rank.rank()} is not in the group")
 
 
 def check_same_call(call_name: str, value: T, group: Group = None) -> dict[int, T]:
-    """Meet the other ranks: what each brought, or nothing if all brought the same.
+    """Check that all ranks are in the same call, and compare their values.
 
-    The usual case is found out with a number from each. Who waits here for a rank that does not
-    come is named after a while, as in any collective. An all_gather, as it never meets the
-    all_reduce of a rank that is in its backward(): of two of these with other sizes Gloo aborts.
+    In the usual case, each rank sends one number. If a rank does not arrive, the hang detector
+    names it, as for any collective. The function uses all_gather because it never matches the
+    all_reduce of a rank in backward(): Gloo aborts if two all_reduce calls differ in size.
+
+    Returns:
+        The values by rank; empty if all ranks have the same value.
 
     Raises:
-        RequestError: they are in something else than ``what``, or cannot come.
+        RequestError: another rank is in a different call, or this rank runs without the others.
     """
     if this_rank.world_size(group) == 1:
         return {}
     if not_collective.get():
         raise RequestError(
-            f"{call_name} inside {not_collective.get()}: the ranks are not together there; call it "
-            "before or after, on all ranks"
+            f"{call_name} inside {not_collective.get()}: the ranks do not run that part together; "
+            "call it before or after, on all ranks"
         )
     content = repr((call_name, value)).encode()
     digest = int.from_bytes(blake2b(content, digest_size=7).digest(), "big")
@@ -64,7 +68,7 @@ def check_same_call(call_name: str, value: T, group: Group = None) -> dict[int, 
 
 
 def gather_by_rank(value: T, group: Group) -> dict[int, T]:
-    """What each rank has, by its rank in the world."""
+    """Gather a value from each rank; return the values by rank in the world."""
     values: list[Any] = [None] * this_rank.world_size(group)
     with using_communication_device(group):
         dist.all_gather_object(values, value, group)
@@ -72,7 +76,7 @@ def gather_by_rank(value: T, group: Group) -> dict[int, T]:
 
 
 def format_by_rank(found: Mapping[int, str]) -> str:
-    """What each rank has, in words.
+    """Format a text of each rank.
 
     >>> format_by_rank({0: "int", 2: "float"})
     'rank 0: int, rank 2: float'
@@ -84,22 +88,22 @@ def format_by_rank(found: Mapping[int, str]) -> str:
 
 
 class CallOutcome(NamedTuple):
-    """What a rank sends: why it failed, or something pickled."""
+    """The result of a call on one rank: a failure text or a pickled value."""
 
     failure: str = ""
     payload: bytes = b""
 
 
 def pickle_outcome(value: object) -> CallOutcome:
-    """The value pickled, or why that cannot be."""
+    """Pickle a value; the outcome is a failure if that is impossible."""
     try:
         return CallOutcome(payload=pickle.dumps(value))
-    except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises is told
+    except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
         return CallOutcome(failure=str(error))
 
 
 def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
-    """That of rank 0, on every rank."""
+    """Return the outcome of rank 0 on every rank."""
     if this_rank.world_size() == 1:
         return outcome
     objects: list[Any] = [outcome]
@@ -112,12 +116,12 @@ def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
 
 
 def communication_device(group: Group = None) -> torch.device:
-    """Where tensors must be for the process group to send them; NCCL knows GPUs only."""
+    """Return the device of the tensors that the process group can send; NCCL needs a GPU."""
     uses_gpus = dist.is_initialized() and dist.get_backend(group) == "nccl"
     return this_rank.device() if uses_gpus else torch.device("cpu")
 
 
 def using_communication_device(group: Group = None) -> AbstractContextManager[Any]:
-    """Objects travel over the current GPU, which a script may not have set."""
+    """Set the current GPU, which torch uses to send objects; a script may not have set it."""
     device = communication_device(group)
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

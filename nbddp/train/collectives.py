@@ -1,4 +1,4 @@
-"""Collectives that are called on every rank: gather objects, reduce numbers, rank 0 first."""
+"""Collectives for objects and numbers, and functions that run on rank 0 only or first."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def all_gather(value: T, group: Group = None) -> list[T]:
-    """Every rank's object, on every rank, in order of rank.
+    """Gather one object from each rank, and return all of them on every rank.
 
     Args:
-        value: anything that can be pickled, not the same on all ranks. It should be small, and
-            tensors on the CPU.
-        group: the process group whose ranks call it; None for that of all ranks.
+        value: any object that can be pickled; each rank may have another one. It should be small,
+            and its tensors should be on the CPU.
+        group: the process group whose ranks call it; None for the group of all ranks.
 
     Returns:
-        As many objects as there are ranks.
+        One object per rank, ordered by rank.
 
     Raises:
-        ArgumentError: on every rank, when the object of one of them cannot be pickled; or this
-            rank is not in ``group``.
-        RequestError: another rank is in something else than this, such as :func:`all_reduce`; or
-            it is called where the ranks are not together, as in :func:`on_main`.
+        ArgumentError: the object of a rank cannot be pickled (raised on every rank), or this rank
+            is not in ``group``.
+        RequestError: another rank is in a different call, such as :func:`all_reduce`; or this
+            rank runs without the others, as in :func:`on_main`.
 
     >>> all_gather({"loss": 0.5})
     [{'loss': 0.5}]
@@ -68,11 +68,13 @@ def all_gather(value: T, group: Group = None) -> list[T]:
     outcomes = gather_by_rank(pickle_outcome(value), group)
     for rank, each in outcomes.items():
         if each.failure:
-            raise ArgumentError(f"nbddp.all_gather: rank {rank} cannot pickle it: {each.failure}")
+            raise ArgumentError(
+                f"nbddp.all_gather: rank {rank} cannot pickle its object: {each.failure}"
+            )
     return [pickle.loads(each.payload) for each in outcomes.values()]
 
 
-# ---- rank 0 first, or alone
+# ---- rank 0 first, or rank 0 only
 
 
 def on_main(fn: Callable[P, T]) -> Callable[P, T]:
@@ -87,21 +89,21 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
 
         size = save(path)  # on every rank: the others wait for rank 0
 
-    Call the function on every rank, as any collective: the ranks first meet, and then the others
-    wait until rank 0 is done, at most as long as the process group's timeout. Inside of
-    ``if rank == 0:`` rank 0 would wait for the others, which never come; a cell says so after 10 s,
-    with the line. The function may call others that are decorated so, and it may be a method.
+    Call the function on every rank, like any collective. The other ranks wait until rank 0 has
+    finished, at most for the process group's timeout. Do not call it inside ``if rank == 0:``:
+    rank 0 would wait for ranks that never arrive, and the cell reports the line after 10 s. The
+    function may be a method, and it may call other functions with this decorator.
 
     Args:
-        fn: called with its arguments on rank 0; those of the other ranks are not looked at.
+        fn: called on rank 0 with its arguments; the arguments of the other ranks are ignored.
 
     Returns:
-        The function to call. It returns what ``fn`` returned, on the other ranks a pickled copy.
-        It raises what ``fn`` raised on rank 0, and RuntimeError with these words on the others;
-        TypeError, if the result cannot be pickled.
+        The function to call. On rank 0 it returns the result of ``fn``, on the other ranks a
+        pickled copy. If ``fn`` raises an error, rank 0 raises that error, and the other ranks
+        raise RuntimeError with the same text. TypeError means that the result cannot be pickled.
 
     Raises:
-        TypeError: ``fn`` is no function.
+        TypeError: ``fn`` is not a function.
 
     >>> @on_main
     ... def largest(*numbers):
@@ -111,15 +113,15 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
     """
     if not callable(fn):
         raise TypeError(
-            f"nbddp.on_main takes a function and is called with its arguments later, as in "
-            f"`save = nbddp.on_main(save)`; got {type(fn).__name__}"
+            f"nbddp.on_main takes a function, as in `save = nbddp.on_main(save)`, and not the "
+            f"result of a call; got {type(fn).__name__}"
         )
     call_name = f"nbddp.on_main({getattr(fn, '__name__', type(fn).__name__)})"
 
     @wraps(fn)
     def on_rank_0(*args: P.args, **kwargs: P.kwargs) -> T:
         if not_collective.get().startswith("nbddp.on_main("):
-            return fn(*args, **kwargs)  # of the ranks, only this one is here already
+            return fn(*args, **kwargs)  # rank 0 already runs without the other ranks
         check_same_call(call_name, None)
         if this_rank.rank() != 0:
             return cast(T, pickle.loads(_receive_from_rank_0()))
@@ -136,20 +138,20 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def main_rank_first() -> Iterator[None]:
-    """Let rank 0 run the body first, for a download or a cache; then all others at once.
+    """Let rank 0 run the body first, for a download or a cache; then all other ranks at once.
 
-    Enter it on every rank: the others wait for rank 0, as long as the process group's timeout.
-    In the body the ranks are not together: it has no place for collectives.
+    Enter it on every rank. The other ranks wait for rank 0, at most for the process group's
+    timeout. The ranks do not run the body together, so it must not contain collectives.
 
     Raises:
-        RuntimeError: on the other ranks, when the body failed on rank 0, which raises its own
-            error. They do not run the body then.
+        RuntimeError: the body failed on rank 0. The other ranks raise it and do not run the body;
+            rank 0 raises its own error.
 
     >>> with main_rank_first():
     ...     downloaded = True
     """
     call_name = "nbddp.main_rank_first()"
-    if not_collective.get():  # in turns already, or rank 0 alone
+    if not_collective.get():  # inside another main_rank_first() or on_main()
         yield
         return
     check_same_call(call_name, None)
@@ -165,7 +167,7 @@ def main_rank_first() -> Iterator[None]:
 
 @contextmanager
 def _marked_not_collective(call_name: str) -> Iterator[None]:
-    """The ranks do not run this together: nothing in it may wait for all of them."""
+    """Mark the body as not collective: a collective in it raises an error instead of hanging."""
     before = not_collective.set(call_name)
     try:
         yield
@@ -175,10 +177,10 @@ def _marked_not_collective(call_name: str) -> Iterator[None]:
 
 @contextmanager
 def _failure_broadcast(call_name: str) -> Iterator[None]:
-    """When the body fails on rank 0, tell the ranks that wait for it."""
+    """Send the failure of the body on rank 0 to the ranks that wait for rank 0."""
     try:
         yield
-    except KeyboardInterrupt:  # it goes to every rank, so that nobody may be there to hear
+    except KeyboardInterrupt:  # it reaches every rank: perhaps no rank receives any more
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -197,11 +199,11 @@ def _receive_from_rank_0() -> bytes:
 
 
 def run_on_all_ranks(function: Callable[[], T]) -> list[T]:
-    """Act on every rank and meet; what came of it, in order of rank.
+    """Call a function on every rank, wait for all ranks, and return their results by rank.
 
     Raises:
-        CheckpointError: it failed on another rank, whose words it has.
-        Exception: it failed on this rank; whatever that was.
+        CheckpointError: the function failed on another rank; the error has its text.
+        Exception: the function failed on this rank.
 
     >>> run_on_all_ranks(lambda: 7)
     [7]
@@ -212,7 +214,7 @@ def run_on_all_ranks(function: Callable[[], T]) -> list[T]:
     failure: Exception | None = None
     try:
         result = function()
-    except Exception as error:  # noqa: BLE001 - the others wait, and are to hear of it
+    except Exception as error:  # noqa: BLE001 - the other ranks wait and must receive it
         failure = error
     is_ours = failure is None or isinstance(failure, CheckpointError)
     text = str(failure or "") if is_ours else f"{type(failure).__name__}: {failure}"
@@ -225,36 +227,37 @@ def run_on_all_ranks(function: Callable[[], T]) -> list[T]:
     return [each for _, each in outcomes]
 
 
-# ---- numbers of all ranks put together
+# ---- reduce numbers over all ranks
 
 
 def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) -> Any:
-    """Put the numbers of all ranks together; every rank gets the result.
+    """Reduce numbers or tensors over all ranks, and return the result on every rank.
 
-    Unlike torch's, it returns the result and changes nothing in place, and takes more than
-    tensors. Call it on every rank, also on one that had nothing to count. The ranks first compare
-    what they brought, so that a wrong value is an error on all ranks and not a hang.
+    Unlike torch's all_reduce, it returns the result and changes nothing in place, and it also
+    accepts numbers and containers. Call it on every rank, even if a rank has nothing to count. The
+    ranks first compare the kinds of their values, so a wrong value raises an error on all ranks
+    and does not hang.
 
     Args:
-        value: a number; a tensor of any shape, the same on all ranks; or a dict, list or tuple of
-            these, also nested, which travel together.
+        value: a number; a tensor that has the same shape on all ranks; or a dict, list or tuple
+            of these, also nested. Values of one type are reduced in one collective.
         op: ``"sum"``, ``"mean"``, ``"min"`` or ``"max"``, or torch's ``dist.ReduceOp.SUM``,
             ``AVG``, ``MIN`` or ``MAX``.
-        group: the process group whose ranks call it; None for that of all ranks.
+        group: the process group whose ranks call it; None for the group of all ranks.
 
     Returns:
-        The same kind of thing. An int stays an int (exact while it fits in 64 bits; a bool counts
-        as an int), unless another rank brought a float or ``op`` is ``"mean"``. Floats are added
-        in double precision, tensors in their own type; the sum of a bool tensor is an int tensor.
-        A tensor comes back with its shape, on its own device and without gradient. Without a
-        process group it is this process's own.
+        The result, in the structure of ``value``. An int stays an int (exact while it fits in 64
+        bits; a bool counts as an int), unless another rank has a float or ``op`` is ``"mean"``.
+        Floats are added in double precision, tensors in their own type; the sum of a bool tensor
+        is an int tensor. A tensor keeps its shape and device, and has no gradient. Without a
+        process group, the result is the value of this process.
 
     Raises:
-        ArgumentError: there is no such ``op``, this rank is not in ``group``, or the ranks brought
+        ArgumentError: there is no such ``op``, this rank is not in ``group``, or the ranks have
             different kinds of values.
         TypeError: a value is neither a number nor a tensor.
-        RequestError: another rank is in something else than this, such as :func:`all_gather`; or
-            it is called where the ranks are not together, as in :func:`on_main`.
+        RequestError: another rank is in a different call, such as :func:`all_gather`; or this
+            rank runs without the others, as in :func:`on_main`.
 
     >>> all_reduce({"correct": 9, "seen": 10, "loss": 0.5})
     {'correct': 9, 'seen': 10, 'loss': 0.5}
@@ -262,7 +265,7 @@ def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) 
     (3.0, tensor([1., 1.]))
     """
     check_member("all_reduce", group)
-    # the name of one of torch's; what is neither is refused later, on all ranks
+    # torch's ops by name; an unknown op is rejected later, on all ranks
     op_name = next((name for name, each in _TORCH_OPS.items() if op == each), str(op))
     leaves = dict(sorted(_flatten(value).items()))
     kinds = _agree_on_kinds(
@@ -279,7 +282,7 @@ def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) 
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """The numbers and tensors in a value, by their place in it, such as ``['a'][0]``."""
+    """Return the numbers and tensors in a value by their path, such as ``['a'][0]``."""
     if not isinstance(value, (dict, list, tuple)):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -300,7 +303,7 @@ def _rebuild(value: Any, results: Mapping[str, Any], path: str = "") -> Any:
 
 
 def _describe_kind(leaf: Any) -> str:
-    """What it is, in words that are equal on ranks that fit together."""
+    """Describe the kind of a number or tensor; the ranks' descriptions must be equal."""
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
         return f"{str(leaf.dtype).removeprefix('torch.')} tensor of shape {list(leaf.shape)}"
     if isinstance(leaf, Integral):
@@ -311,7 +314,7 @@ def _describe_kind(leaf: Any) -> str:
 
 
 def _agree_on_kinds(kinds: dict[str, str], op: str, group: Group) -> dict[str, str]:
-    """See that all ranks brought the same; what is an int here and a float there is a float."""
+    """Check that all ranks have the same kinds; an int becomes a float if a rank has a float."""
     kinds_by_rank = check_same_call("nbddp.all_reduce", {**kinds, "op": op}, group)
     for path in dict.fromkeys(path for each in kinds_by_rank.values() for path in each):
         found = {rank: each.get(path, "nothing") for rank, each in kinds_by_rank.items()}
@@ -349,7 +352,7 @@ def _to_tensor(leaf: Any, kind: str, group: Group) -> torch.Tensor:
 def _reduce_flat(
     tensors: dict[str, torch.Tensor], op: str, group: Group
 ) -> dict[str, torch.Tensor]:
-    """All tensors of one type in one collective."""
+    """Reduce all tensors of one type in one collective."""
     flat = torch.cat([each.reshape(-1) for each in tensors.values()])  # a copy
     world_size = this_rank.world_size(group)
     if world_size > 1 and flat.numel():

@@ -1,4 +1,4 @@
-"""What a run is tried with: settings that are written down with it, and compared."""
+"""Settings of a run, such as the learning rate: recorded with the run and compared between runs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ Setting = str | int | float | bool | None
 
 
 def config(values: Any = None, /, **named: Any) -> None:
-    """Write down what this run is tried with, such as its learning rate.
+    """Record settings of this run, such as its learning rate.
 
-    It stands in the run's ``run.json``; ``%ddp runs`` filters and sorts by it, and ``%ddp compare``
-    says in what runs differ. Call it on one rank or on all, in any cell, also several times: the
-    later value counts, and where ranks differ, rank 0's. Under torchrun it goes to the logger
-    ``nbddp``.
+    The settings are stored in the run's ``run.json``. ``%ddp runs`` filters and sorts by them, and
+    ``%ddp compare`` shows in which of them runs differ. Call it on one rank or on all ranks, in
+    any cell, as often as you like. The latest value counts; if ranks differ, rank 0's value
+    counts. Under torchrun the settings go to the logger ``nbddp``.
 
     Args:
-        values: settings by name: a mapping, an ``argparse.Namespace`` or a dataclass. One inside
-            another is written with a dot, as ``optim.lr``.
-        named: settings, by keyword. Numbers, strings, booleans and None are kept as they are. A
-            module is kept as its class and its number of parameters. Anything else is kept as its
-            ``repr``, or as the note that ``repr`` failed.
+        values: settings by name: a mapping, an ``argparse.Namespace`` or a dataclass. The name of
+            a nested setting contains a dot, as in ``optim.lr``.
+        named: settings by keyword. Numbers, strings, booleans and None are kept unchanged. A
+            module is kept as its class and its number of parameters. Any other value is kept as
+            its ``repr``, or as a note that ``repr`` failed.
 
     Raises:
-        TypeError: a name is no string, or ``values`` has no names.
-        ArgumentError: there are more than 500 settings, or a name is there twice.
+        TypeError: a name is not a string, or ``values`` has no names.
+        ArgumentError: there are more than 500 settings, or a name is given twice.
 
     >>> config(lr=0.1, model="resnet18")
     >>> config({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}}, seed=1)
@@ -45,7 +45,7 @@ def config(values: Any = None, /, **named: Any) -> None:
     Traceback (most recent call last):
     TypeError: nbddp.config: settings need names, as in nbddp.config(lr=0.1); got float
     """
-    __tracebackhide__ = True  # what goes wrong in here is said of the user's line
+    __tracebackhide__ = True  # errors point at the user's line
     known = {} if values is None else _as_mapping(values)
     if known is None:
         raise TypeError(
@@ -57,15 +57,15 @@ def config(values: Any = None, /, **named: Any) -> None:
     settings = dict(_flatten({**known, **named}))
     if len(settings) > MAX_SETTINGS:
         raise ArgumentError(
-            f"nbddp.config: {len(settings)} settings, and a run has up to {MAX_SETTINGS}: "
-            "leave out those that no run differs in"
+            f"nbddp.config: {len(settings)} settings, but a run has at most {MAX_SETTINGS}: "
+            "leave out settings that are the same in all runs"
         )
     if settings:
         log_and_track.record_event("config", values=settings)
 
 
 def _as_mapping(value: object) -> dict[Any, Any] | None:
-    """What has settings inside it as those; None of anything else."""
+    """Return a mapping, namespace or dataclass as a dict; None for any other value."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Namespace):
@@ -82,7 +82,7 @@ def _flatten(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str,
         full_name, inner = before + name, _as_mapping(value)
         if inner is None:
             yield full_name[:MAX_TEXT], _as_setting(value)
-        elif len(full_name) < MAX_TEXT:  # else it may have itself inside
+        elif len(full_name) < MAX_TEXT:  # a mapping may contain itself
             yield from _flatten(inner, f"{full_name}.")
 
 
@@ -97,7 +97,7 @@ def _as_setting(value: Any) -> Setting:
         return _as_setting(value.item())
     try:
         return _describe_value(value)[:MAX_TEXT]
-    except Exception:  # noqa: BLE001 - the value's own: a setting must not end a training
+    except Exception:  # noqa: BLE001 - repr() is user code: a setting must not end a training
         return f"<{type(value).__name__}: its repr failed>"
 
 

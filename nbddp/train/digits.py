@@ -1,4 +1,4 @@
-"""Handwritten digits of 28x28 pixels for the notebooks: MNIST, or those inside scikit-learn."""
+"""Handwritten digits of 28x28 pixels for the notebooks: MNIST, or the digits in scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"  # the one that torchvision takes
-FILES = {  # MD5 of each, as torchvision has them
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"  # the mirror that torchvision uses
+FILES = {  # the MD5 of each file, as in torchvision
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
@@ -29,10 +29,10 @@ class Digits:
     """Handwritten digits; see :func:`digits`.
 
     Attributes:
-        train: images (float32, [N, 1, 28, 28], 0 for white to 1) with their labels (int64, [N], 0
-            to 9), to train on; on the CPU.
-        test: the same, others, to test with.
-        source: where they are from, and how many, in words.
+        train: training images (float32, [N, 1, 28, 28], from 0 for white to 1) with their labels
+            (int64, [N], 0 to 9), on the CPU.
+        test: test images with their labels, in the same format.
+        source: the name of the dataset and the numbers of images, as text.
     """
 
     train: TensorDataset
@@ -41,20 +41,20 @@ class Digits:
 
 
 def digits(folder: str | Path = "data", *, download: bool = False) -> Digits:
-    """Digits to train on: MNIST from its IDX files, else the 1,797 digits inside scikit-learn.
+    """Load digits to train on: MNIST from its IDX files, else the 1,797 digits in scikit-learn.
 
     Args:
-        folder: where the four ``.gz`` files of MNIST are, or shall be put.
-        download: get them if they are not there; call it on one rank first
+        folder: the folder with the four ``.gz`` files of MNIST, or the folder for the download.
+        download: whether to download missing files; download on one rank first
             (:func:`nbddp.main_rank_first`).
 
     Returns:
         Two datasets, which are the same in every process.
 
     Raises:
-        ConnectionError: they cannot be downloaded; nothing is left half written.
-        ModuleNotFoundError: there are no files of MNIST, and no scikit-learn.
-        ValueError: a file is not the one that it should be.
+        ConnectionError: the download failed; no partial file is left.
+        ModuleNotFoundError: there are no MNIST files, and scikit-learn is not installed.
+        ValueError: the checksum of a file is wrong.
 
     >>> images, labels = digits().train.tensors
     >>> images.dtype, tuple(images.shape[1:]), labels.dtype
@@ -70,7 +70,7 @@ def digits(folder: str | Path = "data", *, download: bool = False) -> Digits:
 
 
 def _fetch(name: str, folder: Path) -> None:
-    """Download one file: whole and right, or not at all."""
+    """Download one file and check it; keep no partial or wrong file."""
     if (folder / name).exists():
         return
     try:
@@ -90,7 +90,7 @@ def _fetch(name: str, folder: Path) -> None:
 
 def _check(name: str, content: bytes) -> None:
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != FILES[name]:
-        raise ValueError(f"{name} is not MNIST's: its checksum is another; delete it and try again")
+        raise ValueError(f"{name} has the wrong checksum for MNIST; delete it and try again")
 
 
 def _mnist(folder: Path) -> Digits:
@@ -108,10 +108,10 @@ def _mnist(folder: Path) -> Digits:
 
 
 def read_idx(content: bytes) -> torch.Tensor:
-    """A tensor of bytes from the IDX format: two zeros, type, number of dimensions, sizes, data.
+    """Read a tensor of bytes in the IDX format: two zeros, type, number of dimensions, sizes, data.
 
     Raises:
-        ValueError: when it is another format, or cut off.
+        ValueError: the format is another one, or the content is truncated.
 
     >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
     tensor([7, 8, 9], dtype=torch.uint8)
@@ -130,8 +130,9 @@ def _scaled(images: torch.Tensor) -> torch.Tensor:
 
 
 def _scikit_learn_digits() -> Digits:
-    """Every fifth digit of the file is for the test; the same split in every process."""
-    found = importlib.util.find_spec("sklearn")  # to import it takes 80 MB and a second a rank
+    """Load the digits of scikit-learn; every fifth digit of the file is a test digit."""
+    # the import would take 80 MB and a second in each rank
+    found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise ModuleNotFoundError(
             "nbddp.digits() takes its digits from scikit-learn, which is not installed: "
@@ -146,5 +147,5 @@ def _scikit_learn_digits() -> Digits:
     return Digits(
         train=TensorDataset(images[~is_test], labels[~is_test]),
         test=TensorDataset(images[is_test], labels[is_test]),
-        source="scikit-learn: 1,437 digits to train on, 360 to test, 8x8 pixels brought to 28x28",
+        source="scikit-learn: 1,437 digits to train on, 360 to test, 8x8 pixels scaled to 28x28",
     )

@@ -1,4 +1,4 @@
-"""Which samples come in which batch on which rank, and the datasets that load the batches."""
+"""The order of samples and batches on each rank, and the datasets that load the batches."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(slots=True)
 class LoaderPosition:
-    """Where a loader is.
+    """The position of a loader.
 
     Attributes:
-        epoch: from 0.
-        start: samples of this epoch that another number of ranks has had.
-        batches: batches of this epoch that this rank has had since.
-        step: batches that this rank has had in all epochs.
+        epoch: counts from 0.
+        start: samples of this epoch that were used before, with another world size or batch size.
+        batches: batches of this epoch that this rank has got after ``start``.
+        step: batches that this rank has got in all epochs.
+        is_started: whether an iteration of this epoch has started.
     """
 
     epoch: int = 0
@@ -36,12 +37,12 @@ class LoaderPosition:
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """Which samples come in which order, on which rank.
+    """The order of an epoch's samples, and each rank's share of them.
 
     Attributes:
-        samples: of an epoch, on all ranks together; None if that is not known.
-        sampler: gives an epoch's samples, or its batches; None for the dataset's order, shuffled
-            or not.
+        samples: the number of samples in an epoch, on all ranks together; None if unknown.
+        sampler: yields an epoch's samples or batches; None for the dataset's order, which
+            ``shuffle`` may shuffle.
     """
 
     samples: int | None
@@ -51,7 +52,7 @@ class EpochOrder:
     sampler: Iterable[Any] | None = None
 
     def indices_of_rank(self, seed: int, epoch: int, start: int) -> list[Any]:
-        """This rank's samples of an epoch, from its ``start``-th sample of all ranks on."""
+        """Return this rank's sample indices of an epoch, without the first ``start`` samples."""
         if self.sampler is not None:
             indices = _draw_indices(self.sampler, seed, epoch)
         elif self.shuffle:  # the order of a DistributedSampler
@@ -63,7 +64,10 @@ class EpochOrder:
         return [rest[index] for index in self._positions_of_rank(len(rest))]
 
     def _positions_of_rank(self, samples: int) -> range | DistributedSampler[Any]:
-        """This rank's places in a row of samples: without padding, or equally many on all ranks."""
+        """Return this rank's positions in a list of samples.
+
+        Evaluation gives each sample to exactly one rank. Training gives all ranks equally many.
+        """
         rank, world_size = this_rank.rank(), this_rank.world_size()
         if self.evaluation:
             return range(rank, samples, world_size)
@@ -76,19 +80,19 @@ class EpochOrder:
         )
 
     def batches_per_epoch(self, batch_size: int) -> int:
-        """How many batches of a whole epoch are this rank's.
+        """Return the number of this rank's batches in a whole epoch.
 
         Raises:
-            TypeError: that is not known.
+            TypeError: the number of samples is unknown.
         """
         if self.samples is None:
-            raise TypeError("how many batches there are is not known: the samples have no len()")
+            raise TypeError("the number of batches is unknown: the samples have no len()")
         samples = len(self._positions_of_rank(self.samples))
         return samples // batch_size if self.drop_last else -(-samples // batch_size)
 
 
 def _draw_indices(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
-    """What a sampler gives in an epoch; its random numbers are the same on all ranks."""
+    """Draw an epoch's indices from a sampler, with the same random numbers on all ranks."""
     epoch_seed = mix(seed, epoch)
     for each in (sampler, getattr(sampler, "sampler", None)):
         if isinstance(generator := getattr(each, "generator", None), torch.Generator):
@@ -100,18 +104,18 @@ def _draw_indices(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
 
 
 class BatchIndices(NamedTuple):
-    """An order to load a batch: its samples, and what its generators begin with."""
+    """The samples of one batch, and the seed of the random generators that load it."""
 
     indices: list[Any]
     seed: int
 
 
 class EpochBatches:
-    """The DataLoader's sampler: the batches of the epoch that begins.
+    """The sampler of the DataLoader: yields the batches of the current epoch.
 
     Args:
-        order: of what the sampler gives: samples, or whole batches.
-        batch_size: samples in a batch; None if the sampler gives batches.
+        order: the order of the samples, or of the batches if the sampler yields batches.
+        batch_size: samples in a batch; None if the sampler yields batches.
     """
 
     def __init__(self, order: EpochOrder, batch_size: int | None) -> None:
@@ -120,7 +124,7 @@ class EpochBatches:
         self._batches: Sequence[BatchIndices] = ()
 
     def start_epoch(self, seed: int, position: LoaderPosition) -> None:
-        """Find out what is left of the epoch."""
+        """Compute the remaining batches of the epoch."""
         samples = self._order.indices_of_rank(seed, position.epoch, position.start)
         size = self._batch_size or 1
         end = len(samples)
@@ -146,7 +150,7 @@ class EpochBatches:
 
 
 class BatchDataset(Dataset[Any]):
-    """A dataset of whole batches, each loaded with generators of its own."""
+    """A dataset of whole batches; each batch is loaded with its own random seed."""
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self.dataset = dataset
@@ -160,9 +164,9 @@ class BatchDataset(Dataset[Any]):
 
 
 class InterleavedStream(IterableDataset[Any]):
-    """A stream that all ranks read alike, in rounds of one batch for each rank.
+    """A stream that every rank reads completely, in rounds of one batch per rank.
 
-    The batches are those of a dataset with the same samples that is not shuffled.
+    The batches are the same as those of an unshuffled dataset with the same samples.
     """
 
     def __init__(self, dataset: Any, collate: Collate, order: EpochOrder, batch_size: int) -> None:
@@ -172,10 +176,10 @@ class InterleavedStream(IterableDataset[Any]):
         self._batch_size = batch_size
         self._seed = 0
         self._position = LoaderPosition()
-        self._rank, self._world_size = 0, 1  # a worker of the DataLoader has no process group
+        self._rank, self._world_size = 0, 1  # set in the rank: a DataLoader worker has no group
 
     def start_epoch(self, seed: int, position: LoaderPosition) -> None:
-        """Go on from there in the iteration that begins."""
+        """Start the next iteration at this position."""
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         self._seed, self._position = seed, replace(position, epoch=epoch)
         self._rank, self._world_size = this_rank.rank(), this_rank.world_size()
@@ -190,7 +194,7 @@ class InterleavedStream(IterableDataset[Any]):
                 yield batch
 
     def _rounds(self, seed_parts: tuple[int, ...]) -> Iterator[list[Any]]:
-        """The samples of all ranks' next batches; random numbers are the same on all ranks."""
+        """Yield the samples of each round, with the same random numbers on all ranks."""
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(self._position.epoch)
         with seeded(mix(*seed_parts)):
@@ -204,7 +208,7 @@ class InterleavedStream(IterableDataset[Any]):
             with seeded(mix(*seed_parts, number)):
                 samples = list(islice(stream, size))
             first = first or samples[: self._world_size]
-            if len(samples) < size:  # the last round: all ranks get as many, except in evaluation
+            if len(samples) < size:  # the last round: pad it, except in evaluation
                 missing = 0 if self._order.evaluation else -len(samples) % self._world_size
                 if not self._order.drop_last:
                     yield samples + list(islice(cycle(first), missing))

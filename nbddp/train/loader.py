@@ -1,4 +1,4 @@
-"""Batches for each rank: its own part of the data, a new order each epoch, resumed where it was."""
+"""A DataLoader for each rank's part of the data, with a new order each epoch; it can be resumed."""
 
 from __future__ import annotations
 
@@ -37,43 +37,45 @@ def loader(
     evaluation: bool = False,
     **options: Any,
 ) -> Loader:
-    """Make a DataLoader that gives each rank its own part of the data.
+    """Create a DataLoader that gives each rank its own part of the data.
 
-    For training, all ranks get equally many batches, in a new order each time it is iterated.
-    Where the samples cannot be shared out equally a few are used twice, as by DistributedSampler.
-    For evaluation, every sample is given to exactly one rank, in the dataset's order. So a rank may
-    get one sample, or batch, more than another: count, and then ``nbddp.all_reduce``. With fewer
-    samples than ranks some get no batch at all; call ``model.module`` then, as a DDP model with
-    BatchNorm waits for all ranks in the first forward pass after a training step.
+    For training, all ranks get equally many batches, in a new order each epoch. If the samples
+    cannot be divided equally, a few are used twice, as with DistributedSampler.
 
-    What a dataset draws from the generators of torch, numpy and ``random`` depends on seed, epoch,
-    rank and batch alone, not on workers or on the training. What a sampler or a stream draws
-    depends on seed and epoch alone, so that it is the same on all ranks. A generator of the
-    dataset's own, or one on a GPU, is not under the loader's control.
+    For evaluation, every sample goes to exactly one rank, in the dataset's order. A rank may get
+    one sample or batch more than another: add up your counts with ``nbddp.all_reduce``. With fewer
+    samples than ranks, some ranks get no batch. Call ``model.module`` then, because a DDP model
+    with BatchNorm waits for all ranks in the first forward pass after a training step.
+
+    Random numbers that a dataset draws from torch, numpy and ``random`` depend only on seed, epoch,
+    rank and batch, not on workers or on the training. Random numbers of a sampler or a stream
+    depend only on seed and epoch, so they are the same on all ranks. The loader does not seed a
+    generator that the dataset creates, nor generators on a GPU.
 
     Args:
-        dataset: anything with ``len()`` and ``[index]``; or an IterableDataset, which each rank
-            reads from its beginning, keeping its part: it must give the same on all ranks.
-        batch_size: samples in a batch of one rank; 1 if not given, as torch has it.
-        shuffle: whether each epoch has an order of its own. That is so unless it is said
-            otherwise, for training without a sampler; a stream is never shuffled.
-        sampler: gives an epoch's indices for all ranks together, such as a WeightedRandomSampler;
+        dataset: an object with ``len()`` and ``[index]``; or an IterableDataset, which must yield
+            the same samples on all ranks: each rank reads all of them and keeps its part.
+        batch_size: samples in a batch of one rank; 1 by default, as in torch.
+        shuffle: whether each epoch has another order. The default is True for training without a
+            sampler. A stream is never shuffled.
+        sampler: yields an epoch's indices for all ranks together, such as a WeightedRandomSampler;
             each rank gets its part of them.
-        batch_sampler: gives an epoch's batches of indices, each of which goes to one rank.
-        drop_last: whether to leave out what does not fill a batch on all ranks.
-        num_workers: processes of each rank that load; 0 to load in the rank itself.
-        seed: of the order and of the generators; the same on all ranks.
-        evaluation: whether no sample may come twice, and no step is reported.
-        options: more for DataLoader, such as ``collate_fn`` or ``pin_memory=True``. In a
+        batch_sampler: yields an epoch's batches of indices; each batch goes to one rank.
+        drop_last: whether to drop samples that do not fill a batch on all ranks.
+        num_workers: loading processes of each rank; 0 to load in the rank itself.
+        seed: the seed of the order and of the random generators; the same on all ranks.
+        evaluation: whether to use each sample exactly once and report no steps.
+        options: more options for DataLoader, such as ``collate_fn`` or ``pin_memory=True``. In a
             ``worker_init_fn``, the dataset is ``get_worker_info().dataset.dataset``.
 
     Returns:
-        Batches as torch's DataLoader gives them, on the CPU; each iteration is an epoch. It has a
-        ``len()``, the ``epoch`` and ``step`` that it is at, and a state for :class:`Checkpoint`.
+        An iterable of batches as torch's DataLoader gives them, on the CPU; each iteration is an
+        epoch. It has a ``len()``, the current ``epoch`` and ``step``, and a state for
+        :class:`Checkpoint`.
 
     Raises:
-        TypeError: the dataset has no length and is no IterableDataset.
-        ArgumentError: a value makes no sense, or does not go with another.
+        TypeError: the dataset has no length and is not an IterableDataset.
+        ArgumentError: a value is invalid, or cannot be combined with another one.
 
     >>> batches = loader(range(10), 4, shuffle=False)
     >>> [batch.tolist() for batch in batches]
@@ -119,14 +121,14 @@ def loader(
 
 
 def _check_samplers(*, sampler: object, batch_sampler: object, **batch_options: object) -> None:
-    """As torch has it: what a sampler decides is not said twice."""
+    """Check that no other option contradicts a sampler, as torch does."""
     if batch_sampler is not None:
         for name in [name for name, each in {"sampler": sampler, **batch_options}.items() if each]:
             raise ArgumentError(
-                f"nbddp.loader: batch_sampler makes the batches: leave {name} out, or batch_sampler"
+                f"nbddp.loader: batch_sampler makes the batches: leave out {name} or batch_sampler"
             )
     if sampler is not None and batch_options["shuffle"]:
-        raise ArgumentError("nbddp.loader: sampler gives the order: leave shuffle out, or sampler")
+        raise ArgumentError("nbddp.loader: sampler gives the order: leave out shuffle or sampler")
     for each in (sampler, batch_sampler):
         inner = getattr(each, "sampler", None)
         if isinstance(each, DistributedSampler) or isinstance(inner, DistributedSampler):
@@ -157,18 +159,19 @@ _loader_numbers = itertools.count()
 
 
 class Loader(Iterable[Any]):
-    """Batches for this rank; made by ``loader()``.
+    """The batches of this rank; created by ``loader()``.
 
-    Each iteration is an epoch. After a break out of one, the next iteration begins the next epoch;
-    but a state that was taken in the broken one, or after the break, goes on in its middle.
+    Each iteration is an epoch. After a ``break``, the next iteration starts the next epoch. A
+    state that was saved during the interrupted epoch, or right after the ``break``, continues in
+    the middle of it.
 
     Attributes:
-        dataset: what it loads from.
-        batch_size: samples in a batch of one rank; None where a ``batch_sampler`` makes them.
-        shuffles: whether each epoch has an order of its own.
-        seed: of the order and of the generators.
-        number: which one it is of those that this process made; the same on every rank, if all
-            ranks make the same ones.
+        dataset: the dataset of the samples.
+        batch_size: samples in a batch of one rank; None if a ``batch_sampler`` makes the batches.
+        shuffles: whether each epoch has another order.
+        seed: the seed of the order and of the random generators.
+        number: counts the loaders of this process; it is the same on every rank if all ranks
+            create the same loaders.
     """
 
     def __init__(
@@ -187,7 +190,7 @@ class Loader(Iterable[Any]):
         self.number = next(_loader_numbers)
         self._order = order
         self._position = LoaderPosition()
-        self._generator = torch.Generator()  # else each epoch would draw from the training's
+        self._generator = torch.Generator()  # else each epoch would use the training's generator
         collate = options.get("collate_fn") or torch_collate
         self._reader: EpochBatches | InterleavedStream
         options = {**options, "collate_fn": _already_collated, "generator": self._generator}
@@ -196,35 +199,35 @@ class Loader(Iterable[Any]):
             self._loader = DataLoader(self._reader, batch_size=None, **options)
         else:
             self._reader = EpochBatches(order, batch_size)
-            batches = BatchDataset(dataset, collate)  # an index of ours is a whole batch
+            batches = BatchDataset(dataset, collate)  # one index is a whole batch
             self._loader = DataLoader(batches, batch_size=None, sampler=self._reader, **options)
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it is for evaluation: no sample comes twice, each iteration is all of them."""
+        """Whether the loader is for evaluation: each iteration gives every sample exactly once."""
         return self._order.evaluation
 
     @property
     def epoch(self) -> int:
-        """The epoch that it is in, or, between two, the one that comes; from 0."""
+        """The current epoch, or the next one between two epochs; counts from 0."""
         return self._position.epoch
 
     @property
     def step(self) -> int:
-        """How many batches it has given, over all epochs."""
+        """The number of batches that the loader has given, in all epochs."""
         return self._position.step
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from its beginning.
+        """Start the next iteration at the beginning of this epoch.
 
-        There is no need to: each iteration is the next epoch. In a loop that does it anyway, an
-        epoch that a loaded state is in the middle of goes on there.
+        You do not need to call this: each iteration is the next epoch. If your loop calls it
+        after a state was loaded, the epoch of that state still continues in its middle.
 
         Args:
-            epoch: from 0; it decides the order.
+            epoch: counts from 0; it determines the order.
 
         Raises:
-            ArgumentError: it is below 0.
+            ArgumentError: ``epoch`` is below 0.
 
         >>> batches = loader(range(8), 4)
         >>> for epoch in range(3):
@@ -241,28 +244,28 @@ class Loader(Iterable[Any]):
 
     @property
     def sampler(self) -> Loader:
-        """The loader itself, for loops that say ``loader.sampler.set_epoch(epoch)``."""
+        """The loader itself, for loops that call ``loader.sampler.set_epoch(epoch)``."""
         return self
 
     def __len__(self) -> int:
-        """How many batches of a whole epoch are this rank's.
+        """Return the number of this rank's batches in a whole epoch.
 
         Raises:
-            TypeError: it is not known, as of a stream without ``len()``.
+            TypeError: the number is unknown, as for a stream without ``len()``.
         """
         return self._order.batches_per_epoch(self.batch_size or 1)
 
     def __iter__(self) -> Iterator[Any]:
         if self._position.is_started:
             self._position = LoaderPosition(epoch=self.epoch + 1, step=self.step)
-        position = self._position  # an iteration that is still open does not move it any more
+        position = self._position  # an older iteration that is still open no longer moves it
         position.is_started = True
         self._reader.start_epoch(self.seed, position)
         self._generator.manual_seed(mix(self.seed, position.epoch, this_rank.rank()))
         for batch in self._loader:
             if not self._order.evaluation:
                 log_and_track.report_step(position.step, source="loader")
-            position.batches += 1  # what is given counts, not what the workers have prefetched
+            position.batches += 1  # counts given batches, not prefetched ones
             position.step += 1
             yield batch
         if position is self._position:
@@ -271,9 +274,10 @@ class Loader(Iterable[Any]):
     # ---- resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, for a checkpoint; the same on all ranks that are equally far.
+        """Return the position of the loader, for a checkpoint.
 
-        Taken in the loop's body, it counts the batch that the body has. It holds plain numbers.
+        It is the same on all ranks that have got equally many batches. In the body of the loop, it
+        includes the current batch. It contains only plain values.
         """
         return {
             "epoch": self._position.epoch,
@@ -287,14 +291,14 @@ class Loader(Iterable[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: the next iteration gives what was left of that epoch.
+        """Continue from a saved position: the next iteration gives the rest of that epoch.
 
-        On as many ranks, with batches as large, these are bit for bit the batches of a run that
-        was never stopped. Otherwise the rest of the epoch's samples is divided anew, with a
-        warning on rank 0. The state's seed replaces the loader's.
+        With the same world size and batch size, the batches are bit for bit those of a run that
+        was never stopped. Otherwise the remaining samples are divided again, with a warning on
+        rank 0. The state's seed replaces the loader's seed.
 
         Raises:
-            ArgumentError: it is not a loader's state, or it was another kind of loader's.
+            ArgumentError: this is not the state of a loader, or of a different kind of loader.
         """
         missing = [name for name in self.state_dict() if name not in state]
         if missing:
@@ -303,7 +307,7 @@ class Loader(Iterable[Any]):
             if state[name] != value:
                 raise ArgumentError(
                     f"the loader's state was saved with {name}={state[name]}, this loader has "
-                    f"{name}={value}: make it as it was"
+                    f"{name}={value}: create it with the same value"
                 )
         self.seed = state["seed"]
         position = LoaderPosition(state["epoch"], state["start"], state["batches"], state["step"])
@@ -316,15 +320,15 @@ class Loader(Iterable[Any]):
             position.batches = 0
             if this_rank.rank() == 0:
                 warn_user(
-                    f"the loader goes on at sample {position.start} of epoch {position.epoch}, "
-                    f"saved on {before}, resumed on {now}: what is left of the epoch is seen once, "
-                    "but augmentations, and batches of another total size, are not those of a run "
+                    f"the loader continues at sample {position.start} of epoch {position.epoch}, "
+                    f"saved on {before}, resumed on {now}: each remaining sample is used once, but "
+                    "augmentations, and batches of another total size, differ from those of a run "
                     "that was never stopped"
                 )
         self._position = position
 
     def _fixed_settings(self) -> dict[str, Any]:
-        """What cannot change in the middle."""
+        """Return the settings that must be the same when a state is loaded."""
         return {
             "samples": self._order.samples,
             "shuffle": self._order.shuffle,

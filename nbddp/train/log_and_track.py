@@ -1,7 +1,7 @@
-"""What a training loop says of itself: numbers, progress, and what happened.
+"""Reports of a training loop: numbers, progress and events.
 
-It goes to a sink. A rank of a worker group puts its own in; elsewhere, as under torchrun, numbers
-and events go to the logger ``nbddp``.
+They go to a sink. A rank of a worker group sets its own sink. Without one, as under torchrun,
+numbers and events go to the logger ``nbddp``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ logger = logging.getLogger("nbddp")
 T = TypeVar("T")
 
 SHOW_PERIOD = 0.1  # seconds between two reports of the same bar
-# what each line of metrics.jsonl says anyway
+# fields that nbddp writes into each line of metrics.jsonl
 RESERVED = frozenset({"time", "rank", "attempt", "step"})
 
 
 @dataclass(slots=True, kw_only=True)
 class ProgressBar:
-    """A loop on its way: ``done`` of ``total`` (0 where that is not known)."""
+    """The progress of a loop: ``done`` of ``total``, which is 0 if it is unknown."""
 
     label: str
     total: int
@@ -37,24 +37,24 @@ class ProgressBar:
 
     @property
     def is_open(self) -> bool:
-        """Whether the loop goes on."""
+        """Whether the loop is running."""
         return not self.ended
 
     def close(self) -> None:
-        """The loop is over."""
+        """Record the end of the loop."""
         self.ended = time.monotonic()
 
     def state(self) -> list[Any]:
-        """Label, done, total and seconds since it began."""
+        """Return label, done, total and the seconds since the start."""
         seconds = (self.ended or time.monotonic()) - self.began
         return [self.label, self.done, self.total, round(seconds, 3)]
 
 
 class Sink:
-    """Where it all goes: by itself, numbers and events go to the logger, at level INFO."""
+    """The receiver of reports. This one sends numbers and events to the logger, at level INFO."""
 
     def log(self, step: int | None, values: dict[str, float]) -> None:
-        """Take the numbers of one step; None if each name counts by itself."""
+        """Receive the numbers of one step; with None, each name counts its own values."""
         shown = " ".join(f"{name}={value:.6g}" for name, value in values.items())
         if step is None:
             logger.info("%s", shown)
@@ -62,20 +62,20 @@ class Sink:
             logger.info("step %d: %s", step, shown)
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
-        """Take an event for the record."""
+        """Receive an event for the run's event log."""
         logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
     def open_bar(self, bar: ProgressBar) -> None:
-        """A loop begins."""
+        """Receive the bar of a loop that starts."""
 
     def update_bar(self, bar: ProgressBar) -> None:
-        """It has moved."""
+        """Receive the progress of a bar."""
 
     def close_bar(self, bar: ProgressBar) -> None:
-        """It is over."""
+        """Receive the bar of a loop that has ended."""
 
     def flush(self) -> None:
-        """Wait until all that was reported has arrived: the process may be about to die."""
+        """Wait until all reports have been sent: the process may be about to die."""
 
 
 OnStep = Callable[[int, str], None]
@@ -86,13 +86,13 @@ _counts: dict[str, int] = {}  # of values without a step, by name
 
 
 def set_sink(sink: Sink) -> None:
-    """Send everything there from now on."""
+    """Send all further reports to this sink."""
     global _sink
     _sink = sink
 
 
 def begin_cell() -> None:
-    """What counts by itself counts from 0 again."""
+    """Restart the counts of values without a step at 0."""
     _counts.clear()
 
 
@@ -101,22 +101,22 @@ def log(
 ) -> None:
     """Report named numbers for one step of the training.
 
-    They are drawn in the panel, a chart for each name with a line for each rank, and written to
-    ``metrics.jsonl`` in the run's folder. Under torchrun they go to the logger ``nbddp``.
+    The panel draws a chart for each name, with a line for each rank. The numbers are also written
+    to ``metrics.jsonl`` in the run's folder. Under torchrun they go to the logger ``nbddp``.
 
-    A step that falls back, as where each epoch counts from 0, begins the loop again: its chart
-    counts on, with a mark there, and no value is lost.
+    If the step decreases, for example because each epoch counts from 0, the chart continues to the
+    right with a mark, and no value is lost.
 
     Args:
-        values: numbers, or tensors with one element, by name; for names that Python does not take
-            as keywords. A tensor on a GPU is waited for.
-        step: the optimizer's update, a whole number from 0. Without it each name counts its own
+        values: numbers, or tensors with one element, by name. Use it for names that are not valid
+            keywords. A tensor on a GPU makes the call wait for the GPU.
+        step: the optimizer's update, a whole number from 0. Without it, each name counts its own
             values, from 0 in each cell, on each rank; its lines in the file have no step.
-        named: numbers, as ``values``, by keyword.
+        named: numbers by keyword.
 
     Raises:
-        TypeError: a value is no number, or a name no string; nothing is reported.
-        ArgumentError: a name is one that every line of the file has anyway, or is there twice.
+        TypeError: a value is not a number, or a name is not a string; nothing is reported.
+        ArgumentError: a name is reserved for nbddp's own fields, or is given twice.
 
     >>> log(step=3, loss=0.25, accuracy=0.9)
     >>> log(loss=0.25)
@@ -125,7 +125,7 @@ def log(
     Traceback (most recent call last):
     TypeError: nbddp.log: loss must be a number or a tensor with one element, got 'low'
     """
-    __tracebackhide__ = True  # what goes wrong in here is said of the user's line
+    __tracebackhide__ = True  # errors point at the user's line
     try:
         number = None if step is None else operator.index(step)
     except TypeError:
@@ -136,7 +136,7 @@ def log(
 
 
 def _count(names: Iterable[str]) -> int:
-    """Count a value of each name; the highest of their counts before."""
+    """Increase the count of each name; return the highest count before that."""
     highest = 0
     for name in names:
         count = _counts.get(name, 0)
@@ -146,7 +146,7 @@ def _count(names: Iterable[str]) -> int:
 
 
 def _merge_names(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:
-    """All that is to be logged, under names that the file can have."""
+    """Merge both kinds of arguments, and check their names."""
     if values is None:
         values = {}
     elif not isinstance(values, Mapping):
@@ -159,7 +159,7 @@ def _merge_names(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dic
             raise TypeError(f"nbddp.log: a name must be a string, got {name!r}")
         if name in RESERVED:
             raise ArgumentError(
-                f"nbddp.log: choose another name for {name!r}: nbddp writes that one"
+                f"nbddp.log: choose another name for {name!r}: nbddp uses that name itself"
             )
     if duplicates := values.keys() & named.keys():
         raise ArgumentError(f"nbddp.log: {', '.join(sorted(duplicates))}: given twice")
@@ -170,11 +170,11 @@ def _number(name: str, value: Any) -> float:
     try:
         is_complex = isinstance(value, Complex) and not isinstance(value, Real)
         if is_complex or isinstance(value, (str, bytes, bytearray)):
-            raise TypeError  # float() would read them, or drop the imaginary part
+            raise TypeError  # float() would parse a string, or drop the imaginary part
         if hasattr(value, "detach"):
-            value = value.detach()  # torch warns of a float made from a loss that has its graph
+            value = value.detach()  # torch warns if a tensor with a graph becomes a float
         return float(value)
-    # RuntimeError: a tensor with more elements, OverflowError: a whole number beyond any float
+    # RuntimeError: a tensor with several elements; OverflowError: an int too large for a float
     except (TypeError, ValueError, RuntimeError, OverflowError):
         shown = repr(value)
         shown = shown if len(shown) < 60 else f"{shown[:60]}..."
@@ -184,56 +184,56 @@ def _number(name: str, value: Any) -> float:
 
 
 def report_step(step: int, *, source: str) -> None:
-    """Say that the loop is at this step; ``source`` is who counts: "log" or "loader"."""
+    """Report the step of the loop; ``source`` is the counter: "log" or "loader"."""
     for callback in tuple(_on_step):
         callback(step, source)
 
 
 def on_step(callback: OnStep) -> Callable[[], None]:
-    """Have ``act(step, source)`` called at every step; returns what ends that."""
+    """Call ``callback(step, source)`` at every step; return a function that removes it."""
     _on_step.append(callback)
     return lambda: _on_step.remove(callback)
 
 
 def flush() -> None:
-    """Wait until all that was reported has arrived; briefly, if nobody takes it."""
+    """Wait until all reports have been sent, but only briefly if the notebook does not respond."""
     _sink.flush()
 
 
 def record_event(kind: str, **facts: Any) -> None:
-    """Put an event on the run's time line and into its ``events.jsonl``."""
+    """Record an event in the run's event log, ``events.jsonl``."""
     _sink.record_event(kind, facts)
 
 
 def track(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Track[T]:
-    """Go through something and show how far this rank is, how fast, and how long it will take.
+    """Iterate and show this rank's progress, speed and remaining time.
 
     Args:
-        iterable: what to go through, such as a DataLoader; more than once, if it allows that.
-        total: how many there are; found out by itself where ``len()`` works.
-        label: shown beside the bar, such as ``"epoch 3"``.
+        iterable: the items, such as a DataLoader. You can iterate again if ``iterable`` allows it.
+        total: the number of items; by default ``len(iterable)``, if that works.
+        label: the text next to the bar, such as ``"epoch 3"``.
 
     Returns:
-        The same items; it has a ``len()`` if that is known.
+        An iterable of the same items; it has a ``len()`` if the number is known.
 
     >>> [item * item for item in track([1, 2, 3], label="squares")]
     [1, 4, 9]
     """
     total = (length_of(iterable) or 0) if total is None else total
-    # as they are mailed: a NumPy number cannot be
+    # plain types: a NumPy number cannot be sent
     return Track(iterable, total=int(total), label=str(label))
 
 
 def length_of(source: object) -> int | None:
-    """The length of something to go through; None where that is not known."""
+    """Return the length of an iterable; None if it is unknown."""
     try:
         return len(source) if isinstance(source, Sized) else None
-    except TypeError:  # a DataLoader over an IterableDataset has the method, and no length
+    except TypeError:  # a DataLoader over an IterableDataset has __len__, but no length
         return None
 
 
 class Track(Generic[T]):
-    """An iterable whose progress is shown while somebody goes through it."""
+    """An iterable that shows its progress during an iteration; created by ``track()``."""
 
     def __init__(self, iterable: Iterable[T], *, total: int, label: str) -> None:
         self._iterable = iterable
@@ -242,7 +242,7 @@ class Track(Generic[T]):
 
     def __len__(self) -> int:
         if not self._total:
-            raise TypeError("it is not known how many there are")
+            raise TypeError("the number of items is unknown")
         return self._total
 
     def __bool__(self) -> bool:

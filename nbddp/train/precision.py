@@ -1,4 +1,4 @@
-"""Mixed precision, accumulation and clipping as one object, in the one order that is right."""
+"""Mixed precision, gradient accumulation and clipping in one object, in the correct order."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class HasStep(Protocol):
-    """What has a ``step()``, as a learning rate scheduler has."""
+    """An object with a ``step()``, such as a learning rate scheduler."""
 
     def step(self) -> Any:
-        """Go on by one."""
+        """Advance by one step."""
 
 
 def precision(
     kind: Kind = "fp32", *, accumulate: int = 1, max_norm: float | None = None
 ) -> Precision:
-    """Compute in this precision; the same three lines for all of them, on a CPU and on a GPU.
+    """Create an object for mixed precision training; the loop is the same on a CPU and on a GPU.
 
     ::
 
@@ -39,18 +39,19 @@ def precision(
                 step += 1
 
     Args:
-        kind: ``fp32`` as ever; ``bf16``, on CPUs too; ``fp16`` with a GradScaler, on GPUs only.
-        accumulate: micro-steps that make one step, the loss being divided by as many.
+        kind: ``fp32`` for no mixed precision; ``bf16``, on CPUs too; ``fp16`` with a GradScaler,
+            on GPUs only.
+        accumulate: micro-steps in one step; the loss is divided by this number.
         max_norm: clip the gradients of a step to this 2-norm over all of the optimizer's
             parameters; None for no clipping.
 
     Returns:
-        An object that computes and steps in this precision, and is saved in checkpoints; each
-        optimizer needs its own.
+        An object for the forward pass and the step, which checkpoints can save. Each optimizer
+        needs its own.
 
     Raises:
-        ArgumentError: a value makes no sense.
-        RequestError: this rank's device cannot compute so.
+        ArgumentError: a value is invalid.
+        RequestError: this rank's device does not support the precision.
 
     >>> amp = precision("bf16", accumulate=2)
     >>> model = nn.Linear(4, 1)
@@ -72,7 +73,7 @@ def precision(
     if kind == "fp16" and device.type == "cpu":
         raise RequestError("precision: fp16 needs a GPU, and this rank is on a CPU; take 'bf16'")
     is_bf16 = kind == "bf16" and device.type == "cuda"
-    # a GPU for which torch only imitates it is slow
+    # slow on a GPU for which torch only emulates bf16
     if is_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise RequestError(f"precision: {name} cannot compute in bf16; take 'fp16'")
@@ -84,10 +85,11 @@ class Precision:
 
     Attributes:
         kind: ``bf16``, ``fp16`` or ``fp32``.
-        accumulate: micro-steps that make one step.
-        max_norm: what the gradients' norm is clipped to, None for no clipping.
-        micro_step: how many micro-steps of the running accumulation are done.
-        grad_norm: the norm before the last clipping, a tensor with one element; None without.
+        accumulate: micro-steps in one step.
+        max_norm: the maximum norm of the gradients; None for no clipping.
+        micro_step: completed micro-steps of the current accumulation.
+        grad_norm: the norm before the last clipping, a tensor with one element; None without
+            clipping.
         scaler: torch's GradScaler; it does nothing unless ``kind`` is ``fp16``.
     """
 
@@ -110,13 +112,13 @@ class Precision:
 
     @contextmanager
     def autocast(self, *models: nn.Module, final: bool = False) -> Iterator[None]:
-        """Compute the forward pass and the loss in here.
+        """Run the forward pass and the loss in the body in this precision.
 
         Args:
-            models: what is trained, for an accumulation over several ranks: only its last
+            models: the trained models, for an accumulation on several ranks. Only the last
                 micro-step synchronizes gradients, and DDP decides that in the forward pass.
-            final: this micro-step ends the accumulation early, as an epoch's last batch does;
-                the gradients are then the mean over the micro-steps that there were.
+            final: whether this micro-step ends the accumulation early, as for an epoch's last
+                batch. The gradients are then the mean over the completed micro-steps.
         """
         self._models, self._is_final = models, final
         with (
@@ -134,24 +136,24 @@ class Precision:
         *,
         scheduler: HasStep | None = None,
     ) -> bool:
-        """Backpropagate and, if this ends an accumulation, clip, update and clear the gradients.
+        """Backpropagate; at the end of an accumulation, clip, update and clear the gradients.
 
         Args:
             loss: one element, the mean over this rank's (micro-)batch.
-            optimizer: the same one until the accumulation ends: where two take turns, as in a
-                GAN, each needs a Precision of its own.
-            scheduler: goes on by one whenever the optimizer did.
+            optimizer: the same optimizer until the accumulation ends. If two optimizers alternate,
+                as in a GAN, each needs its own Precision.
+            scheduler: steps whenever the optimizer steps.
 
         Returns:
-            Whether the optimizer stepped: not in the middle of an accumulation, and not where
-            the scaler found a gradient that is infinite or no number.
+            Whether the optimizer stepped. It does not step in the middle of an accumulation, nor
+            if the scaler found an infinite or NaN gradient.
 
         Raises:
-            RequestError: it accumulates over several ranks, and autocast() was given no model; or
-                this accumulation was begun for another optimizer.
+            RequestError: autocast() got no model for an accumulation on several ranks, or this
+                accumulation was started for another optimizer.
         """
         if self.micro_step and optimizer is not self._optimizer:
-            # micro-steps are counted together: of two optimizers in turn, one would never step
+            # both would share one count of micro-steps: one optimizer would never step
             raise RequestError(
                 f"precision: micro-step {self.micro_step} of {self.accumulate} was for another "
                 "optimizer: make an nbddp.precision() for each"
@@ -190,14 +192,14 @@ class Precision:
         scale = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        has_stepped = self.scaler.get_scale() >= scale  # it lowers it if it skipped a step
+        has_stepped = self.scaler.get_scale() >= scale  # a skipped step lowers the scale
         optimizer.zero_grad(set_to_none=True)
         self.micro_step, self._is_final = 0, False
         return has_stepped
 
     @contextmanager
     def _without_gradient_sync(self) -> Iterator[None]:
-        """Keep DDP and FSDP2 from synchronizing, unless this is the last micro-step."""
+        """Prevent DDP and FSDP2 from synchronizing, except in the last micro-step."""
         with ExitStack() as stack:
             for model in () if self._is_last else self._models:
                 stack.enter_context(_no_gradient_sync(model))
@@ -206,36 +208,36 @@ class Precision:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state, for a checkpoint.
+        """Return the scaler's state, for a checkpoint.
 
         Raises:
-            RequestError: in the middle of an accumulation, whose gradients no checkpoint has.
+            RequestError: an accumulation is running; a checkpoint does not contain gradients.
         """
         if self.micro_step:
             raise RequestError(
-                f"precision: micro-step {self.micro_step} of {self.accumulate}: the gradients so "
-                "far are in no checkpoint; save after a step() that returned True, or end the "
-                "accumulation with autocast(model, final=True)"
+                f"precision: micro-step {self.micro_step} of {self.accumulate}: a checkpoint does "
+                "not contain the gradients so far; save after a step() that returned True, or end "
+                "the accumulation with autocast(model, final=True)"
             )
         return {"kind": self.kind, "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state; a running accumulation is dropped.
+        """Load a state; a running accumulation is dropped.
 
         Raises:
-            ArgumentError: it is of another kind of precision.
+            ArgumentError: the state is for another kind of precision.
         """
         if state["kind"] != self.kind:
             raise ArgumentError(
-                f"precision: this is {self.kind} and the state is of {state['kind']}; resume "
-                "without it to begin with a new scaler"
+                f"precision: this is {self.kind}, but the state is for {state['kind']}; resume "
+                "without it to start with a new scaler"
             )
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self._drop_accumulation()
 
     def _drop_accumulation(self) -> None:
-        """Drop a running accumulation, whose gradients are gone."""
+        """Drop a running accumulation after its gradients were lost."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None
 
@@ -248,7 +250,7 @@ def _no_gradient_sync(model: Any) -> Iterator[None]:
             yield
         finally:
             model.set_requires_gradient_sync(True)
-    elif hasattr(model, "no_sync"):  # DDP, or one that torch.compile wraps
+    elif hasattr(model, "no_sync"):  # DDP, also inside torch.compile's wrapper
         with model.no_sync():
             yield
     else:

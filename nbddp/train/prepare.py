@@ -1,4 +1,4 @@
-"""Make a model learn together with the other ranks'."""
+"""Prepare a model for training on several ranks."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ def prepare(
     sync_batch_norm: bool = True,
     **ddp_options: Any,
 ) -> nn.Module:
-    """Bring a model to this rank's device and make it learn together with the other ranks'.
+    """Move a model to this rank's device and wrap it for training on all ranks.
 
-    Its batch norms become SyncBatchNorm and it is wrapped in DistributedDataParallel, which sends
-    rank 0's parameters to all ranks and averages gradients in ``backward()``. Call it on every
-    rank, before the optimizer is made. The model itself is then ``model.module``.
+    The function converts batch norms to SyncBatchNorm and wraps the model in
+    DistributedDataParallel, which sends rank 0's parameters to all ranks and averages gradients in
+    ``backward()``. Call it on every rank, before you create the optimizer. The original model is
+    then ``model.module``.
 
-    Without a process group it is only moved. A model without trainable parameters has no
-    gradients to average and is not wrapped. A model whose parameters lie on several devices stays
-    where it is. One that is prepared already comes back as it is.
+    Without a process group, the model is only moved. A model without trainable parameters is not
+    wrapped. A model with parameters on several devices is not moved. A prepared model is returned
+    unchanged.
 
     Args:
         model: any module.
-        find_unused_parameters: for a model that leaves some parameters out of some steps; slower.
-        sync_batch_norm: whether batch norms shall see the batches of all ranks. torch can do that
-            on GPUs only; on the CPU it is left out, with a warning on rank 0.
-        ddp_options: more for DistributedDataParallel, such as ``bucket_cap_mb=50``.
+        find_unused_parameters: True for a model that does not use all parameters in each step;
+            slower.
+        sync_batch_norm: whether batch norms use the batches of all ranks. torch supports this on
+            GPUs only; on the CPU, the conversion is skipped with a warning on rank 0.
+        ddp_options: more options for DistributedDataParallel, such as ``bucket_cap_mb=50``.
 
     Returns:
-        The DistributedDataParallel model, or the model itself where nothing was to be wrapped.
+        The DistributedDataParallel model, or the model itself if it was not wrapped.
 
     Raises:
-        ArgumentError: the model averages gradients in its own way already, or a part of it does.
-        TypeError: it is no module.
+        ArgumentError: the model, or a part of it, already averages its gradients.
+        TypeError: ``model`` is not a module.
 
     >>> prepare(nn.Linear(4, 2))
     Linear(in_features=4, out_features=2, bias=True)
@@ -64,7 +66,7 @@ def prepare(
 
 
 def prepared() -> list[nn.Module]:
-    """The prepared models that somebody still holds.
+    """Return the prepared models that still exist.
 
     >>> model = prepare(nn.Linear(1, 1))
     >>> any(each is model for each in prepared())
@@ -74,7 +76,7 @@ def prepared() -> list[nn.Module]:
 
 
 def _is_ddp(model: nn.Module) -> bool:
-    """Whether it is wrapped already; torch.compile may have put a wrapper of its own around."""
+    """Return whether the model is a DDP model, perhaps inside the wrapper of torch.compile."""
     return isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
 
 
@@ -84,12 +86,12 @@ def _check_can_be_prepared(model: object) -> None:
     parts = list(model.named_modules())
     if any(isinstance(each, fsdp_classes()) for _, each in parts):
         raise ArgumentError(
-            "prepare: the model is sharded (FSDP) and averages gradients by itself; use it as it is"
+            "prepare: the model is sharded (FSDP) and averages its own gradients; use it directly"
         )
     if has_dtensors(model):
         raise ArgumentError(
-            "prepare: the model has parameters that are spread over ranks (DTensor); prepare it "
-            "before it is spread, or use it as it is"
+            "prepare: the model has parameters that are sharded over ranks (DTensor); prepare it "
+            "before you shard it, or use it without prepare"
         )
     wrapped = [name for name, each in parts if isinstance(each, DistributedDataParallel)]
     if wrapped and not _is_ddp(model):
@@ -122,6 +124,6 @@ def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
     if this_rank.rank() == 0:
         warn_user(
             "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
-            "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."
+            "Each rank normalizes over its own batch. Set sync_batch_norm=False to accept that."
         )
     return model

@@ -8,13 +8,13 @@ from importlib.resources import files
 
 @cache
 def sonnets() -> str:
-    """A text to train on: 79 of William Shakespeare's sonnets, first printed in 1609.
+    """Return a text to train on: 79 of William Shakespeare's sonnets, first printed in 1609.
 
-    They are in the public domain. The spelling is modern, the order is not that of the first print,
-    and where editions differ in a word or a comma this text goes with one of them.
+    They are in the public domain. The spelling is modern, and the order is not that of the first
+    print. Where editions differ in a word or a comma, this text follows one of them.
 
     Returns:
-        14 lines each, an empty line between two of them, and a line's end after the last.
+        Sonnets of 14 lines each, separated by an empty line. The text ends with a line break.
 
     >>> print(sonnets()[:42])
     From fairest creatures we desire increase,

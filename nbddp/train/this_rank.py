@@ -1,6 +1,6 @@
-"""This rank: which one it is, of how many, its device, its random numbers and its warnings.
+"""This rank: its number, world size, device, random seeds and warnings.
 
-It is the same in a worker group, under torchrun and alone.
+The functions work in a worker group, under torchrun and in a single process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ _KIT = str(Path(__file__).parent)
 
 
 def rank() -> int:
-    """This process's rank; 0 when there is no process group."""
+    """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size(group: dist.ProcessGroup | None = None) -> int:
-    """How many ranks there are; 1 when there is no process group, -1 when this is not in it."""
+    """Return the number of ranks; 1 without a process group, -1 if this rank is not in it."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def device() -> torch.device:
-    """The GPU of this rank (``LOCAL_RANK``, shared when there are fewer than ranks), or the CPU."""
+    """Return the GPU of this rank, or the CPU if there is no GPU.
+
+    ``LOCAL_RANK`` selects the GPU. Ranks share GPUs if there are fewer GPUs than ranks.
+    """
     gpus = torch.cuda.device_count()
     if not gpus:
         return torch.device("cpu")
@@ -41,7 +44,7 @@ def device() -> torch.device:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers that depend on the seed alone; the training's own go on as if nothing was."""
+    """Seed torch, ``random`` and NumPy inside the body, and restore their states afterwards."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
@@ -55,13 +58,13 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def mix(*numbers: int) -> int:
-    """One seed out of several numbers, another for others."""
+    """Return a seed that depends on all of these numbers."""
     digest = blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1  # torch takes 63 bits
 
 
 def warn_user(text: str) -> None:
-    """Warn, at the innermost line outside of the kit."""
+    """Issue a warning that points at the innermost line outside of the training kit."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_KIT):
         frame, level = frame.f_back, level + 1

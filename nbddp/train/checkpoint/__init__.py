@@ -1,1 +1,1 @@
-"""Checkpoints: written by all ranks, read by as many as there are."""
+"""Checkpoints: saved by all ranks, and loaded by any number of ranks."""

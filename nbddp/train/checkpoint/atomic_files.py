@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, whenever their writer is killed."""
+"""Atomic files and folders: complete or absent, even if their writer is killed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-DRAFT = ".draft"  # not yet whole
-SET_ASIDE = ".aside"  # a whole folder that one of the same name is about to replace
+DRAFT = ".draft"  # the suffix of an incomplete file or folder
+SET_ASIDE = ".aside"  # the suffix of a complete folder that is being replaced
 
 OLDER_UNTOUCHED = "; the checkpoints before it are untouched"
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"step-(\d+)(?:\.pt)?")
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a checkpoint's name tells; None for the name of something else.
+    """Return the step in a checkpoint's name; None for other names.
 
     >>> step_of(Path("runs/step-00000030.pt")), step_of(Path("step-7")), step_of(Path("x.pt"))
     (30, 7, None)
@@ -34,7 +34,7 @@ def step_of(path: Path) -> int | None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or damaged, the latest step first."""
+    """Return the checkpoints in a folder, intact or damaged, the latest step first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if step_of(path) is not None]
@@ -42,17 +42,17 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def draft_path(path: Path) -> Path:
-    """Where something is written until it is whole."""
+    """Return the path at which a file or folder is written until it is complete."""
     return path.with_name(f".{path.name}{DRAFT}")
 
 
 def write_atomically(path: Path, state: Any) -> None:
-    """Save something with its SHA-256 at the end: the old file stays until the new one is on disk.
+    """Save a state, followed by its SHA-256. The old file stays until the new one is on disk.
 
-    ``torch.load`` reads the file as it is.
+    ``torch.load`` can read the file.
 
     Raises:
-        OSError: it could not be written; there is no trace of it.
+        OSError: the file could not be written; no part of it is left.
     """
     draft = draft_path(path)
     try:
@@ -70,16 +70,16 @@ def write_atomically(path: Path, state: Any) -> None:
 def _write_with_checksum(file: BinaryIO, state: Any) -> None:
     writer = _HashingWriter(file)
     try:
-        torch.save(state, writer)  # type: ignore[arg-type]  # write and flush is all it needs
+        torch.save(state, writer)  # type: ignore[arg-type]  # it only needs write and flush
     except RuntimeError:
-        if writer.error is not None:  # torch's own words hide that the disk is full
+        if writer.error is not None:  # torch's message hides that the disk is full
             raise writer.error from None
         raise
     file.write(_CHECKSUM_MARK + writer.sha256.hexdigest().encode())
 
 
 class _HashingWriter:
-    """A file that knows the SHA-256 of what was written, and why that failed."""
+    """A file that computes the SHA-256 of its content, and keeps the error of a failed write."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.sha256 = hashlib.sha256()
@@ -99,15 +99,15 @@ class _HashingWriter:
 
 
 def read_plain(path: Path) -> Any:
-    """Load what was saved, tensors on the CPU; nothing but plain values is ever unpickled."""
+    """Load a saved state, with tensors on the CPU; only plain values are unpickled."""
     with warnings.catch_warnings():
-        # torch 2.15 warns that it validates sparse tensors, which the user did not ask for
+        # torch 2.15 warns that it validates sparse tensors; the user did not request that
         warnings.filterwarnings("ignore", message="Validating sparse tensor invariants")
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def find_damage(path: Path) -> str:
-    """What is wrong with a file; empty if it is whole."""
+    """Describe the damage of a file; empty if the file is intact."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size - _TRAILER_SIZE
@@ -121,7 +121,7 @@ def find_damage(path: Path) -> str:
 
 
 def sha256(file: BinaryIO, size: int) -> str:
-    """The checksum of the next ``size`` bytes, as 64 hexadecimal digits."""
+    """Return the SHA-256 of the next ``size`` bytes, as 64 hexadecimal digits."""
     sha = hashlib.sha256()
     while size > 0 and (chunk := file.read(min(size, _CHUNK_SIZE))):
         sha.update(chunk)
@@ -130,10 +130,10 @@ def sha256(file: BinaryIO, size: int) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents, on disk too.
+    """Create a folder with its parents, and sync it to disk.
 
     Raises:
-        OSError: something is in the way.
+        OSError: the folder could not be created.
     """
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def make_folder(folder: Path) -> None:
 
 
 def commit_folder(draft: Path, path: Path) -> None:
-    """Make a written folder the whole one; one of the same name makes room for it."""
+    """Rename a complete draft folder to its final name; replace a folder of that name."""
     sync_folder(draft)
     set_aside = path.with_name(f".{path.name}{SET_ASIDE}")
     if path.exists():
@@ -153,7 +153,7 @@ def commit_folder(draft: Path, path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed writer left, and put back what it had set aside."""
+    """Remove the drafts of a killed writer, and restore a folder that it had set aside."""
     for set_aside in folder.glob(f".step-*{SET_ASIDE}"):
         path = set_aside.with_name(set_aside.name[1 : -len(SET_ASIDE)])
         if path.exists():
@@ -165,7 +165,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; a folder that is half gone is no checkpoint any more."""
+    """Remove a file or a folder; rename a folder first, so that no partial checkpoint can stay."""
     if path.is_dir():
         draft = draft_path(path) if not path.name.startswith(".") else path
         path.replace(draft)
@@ -175,7 +175,7 @@ def remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk."""
+    """Sync the file names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had never ended, whole or absent."""
+"""Checkpoints: the state that a run needs to continue, saved completely or not at all."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _checkpoints: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
 
 
 def checkpoints() -> list[Checkpoint]:
-    """All that somebody still holds."""
+    """Return the checkpoints that still exist in this process."""
     return list(_checkpoints)
 
 
 class Checkpoint:
-    """A folder with the newest checkpoints of a run. Every rank makes it, saves and resumes.
+    """A folder with the newest checkpoints of a run. Every rank creates it, saves and resumes.
 
     ::
 
@@ -53,20 +53,21 @@ class Checkpoint:
             ...
             checkpoint.save(step + 1, **parts, best=best)
 
-    A run that is resumed on as many ranks goes on bit for bit as if it had never ended, with one
-    exception: DDP arranges its buckets anew after the first backward, so that on more than two
-    ranks the first gradients after a resume may be added up in another order, and differ in their
-    last bits. One forward and backward before ``resume`` makes that equal, too.
+    A run that is resumed with the same world size continues bit for bit as if it had never ended,
+    with one exception. DDP rearranges its buckets after the first backward. With more than two
+    ranks, the first gradients after a resume may therefore be added up in another order, and
+    differ in their last bits. One forward and backward before ``resume`` avoids that.
 
-    A killed writer leaves no half of a checkpoint, and damage is noticed by its checksum. Under
-    several ranks rank 0 writes, and an error anywhere is raised on all of them.
+    A killed writer leaves no partial checkpoint, and a checksum detects damage. With several ranks,
+    rank 0 writes, and an error on any rank is raised on all ranks.
 
     Args:
-        folder: of this run alone; made when it is first needed. On several machines, a shared one.
-        keep: how many checkpoints stay.
+        folder: a folder for this run only; it is created when needed. On several machines, use a
+            shared folder.
+        keep: the number of checkpoints to keep.
 
     Attributes:
-        stall: seconds for which the last ``save`` held the loop.
+        stall: the seconds for which the last ``save`` blocked the loop.
 
     Raises:
         ArgumentError: ``keep`` is below 1.
@@ -83,7 +84,7 @@ class Checkpoint:
     def __init__(self, folder: str | PathLike[str], *, keep: int = 3) -> None:
         if keep < 1:
             raise ArgumentError(f"Checkpoint: keep must be at least 1, got {keep}")
-        self.folder = Path(folder).absolute()  # a later chdir does not move it
+        self.folder = Path(folder).absolute()  # independent of a later chdir
         self.keep = keep
         self.stall = 0.0
         self._staging = state_dicts.StagingBuffers()
@@ -94,44 +95,45 @@ class Checkpoint:
         _checkpoints.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: a write that is under way is this one's to end.
+        """Return the state for another process, without a write that is in progress.
 
-        But who takes a rank's place meets the others, who will be told how it ended.
+        This process finishes the write. A replacement of this rank still has to take part in the
+        wait for it, which is a collective.
         """
         return {"folder": self.folder, "keep": self.keep, "meets": self._finish_save is not None}
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
-        """As when it is made."""
+        """Initialize again from the folder."""
         self.__init__(saved["folder"], keep=saved["keep"])  # type: ignore[misc]
         if saved["meets"]:
             self._finish_save = partial(run_on_all_ranks, self._join_writer)
 
     def newest(self) -> Path | None:
-        """The checkpoint of the latest step, unverified; None when there is none."""
+        """Return the checkpoint of the latest step, not verified; None if there is none."""
         return next(iter(atomic_files.newest_first(self.folder)), None)
 
     # ---- saving
 
     def save(self, step: int, *, asynchronous: bool = False, **parts: Any) -> None:
-        """Save a run after a step, with the random numbers' state of every rank.
+        """Save the run after a step, with the state of the random generators of every rank.
 
         A checkpoint of the same step is replaced.
 
         Args:
-            step: how many steps are done, as ``loader.step`` counts them.
-            asynchronous: only copy now, and write while the loop goes on. The next save waits for
-                it, and so does :meth:`wait`; an error comes up there. One that is spread over
-                the ranks becomes whole there too.
-            parts: by any names. Of what has ``state_dict()`` and ``load_state_dict()``, such as
-                ``model=``, ``generator=``, ``optimizer=``, ``scheduler=``, ``precision=`` or
-                ``ema=``, rank 0's state is saved; of what can be iterated, such as a loader,
-                and of ``loader=``, that of each rank. Wrappers such as DDP are left out. Where
-                FSDP2 spreads parameters over the ranks, each rank writes its own into a folder.
-                All else is a plain value: tensors, numbers and strings, and lists, dicts and
-                sets of them; rank 0's.
+            step: the number of completed steps, as counted by ``loader.step``.
+            asynchronous: whether to copy now and write while the loop continues. The next save and
+                :meth:`wait` wait for the write and raise its error. A sharded checkpoint is
+                complete only after that wait.
+            parts: the parts of the run, by any names. For objects with ``state_dict()`` and
+                ``load_state_dict()``, such as ``model=``, ``generator=``, ``optimizer=``,
+                ``scheduler=``, ``precision=`` or ``ema=``, rank 0's state is saved, without
+                wrappers such as DDP. For iterable ones, such as a loader, and for ``loader=``, the
+                state of each rank is saved. If FSDP2 shards a part, each rank writes its shard
+                into a folder. Other values are saved from rank 0: tensors, numbers and strings,
+                and lists, dicts and sets of them.
 
         Raises:
-            CheckpointError: it could not be saved; the checkpoints before it are untouched.
+            CheckpointError: saving failed; older checkpoints are untouched.
             ArgumentError: ``step`` is below 0.
         """
         start = time.perf_counter()
@@ -169,17 +171,17 @@ class Checkpoint:
         self.stall = time.perf_counter() - start
 
     def wait(self) -> None:
-        """Wait until an asynchronous save is whole. Every rank calls it.
+        """Wait until an asynchronous save is complete. Call it on every rank.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the checkpoint could not be written.
         """
         finish, self._finish_save = self._finish_save, None
         if finish is not None:
             finish()
 
     def _clean_folder(self) -> None:
-        """Clear away what a killed writer left; a writer of this process may be at work still."""
+        """Remove the drafts of a killed writer, after all writers of this process have finished."""
         others = [each for each in checkpoints() if each.folder == self.folder]
         wait([each._in_background for each in others if each._in_background is not None])
         atomic_files.remove_leftovers(self.folder)
@@ -194,7 +196,7 @@ class Checkpoint:
 
     def _write_in_background(self, state: dict[str, Any], start: float) -> None:
         if this_rank.rank() == 0:
-            thread = ThreadPoolExecutor(1, "nbddp-checkpoint")  # joined when the process ends
+            thread = ThreadPoolExecutor(1, "nbddp-checkpoint")  # Python joins it at exit
             self._in_background = thread.submit(_log_failure, partial(self._write, state, start))
             thread.shutdown(wait=False)
         self._finish_save = partial(run_on_all_ranks, self._join_writer)
@@ -244,10 +246,10 @@ class Checkpoint:
         run_on_all_ranks(lambda: commit() if this_rank.rank() == 0 else None)
 
     def _finish_files(self, path: Path, step: int, start: float) -> None:
-        """A checkpoint is whole: older ones may go, and damaged ones do not count."""
+        """Remove old checkpoints after a new one is complete; damaged ones are not counted."""
         self._verified.add(_identity(path))
         twin = self.folder / _file_name(step, is_sharded=not path.is_dir())
-        if twin.exists():  # of the same step, from when the model was not spread, or was
+        if twin.exists():  # the same step in the other form, sharded or not
             atomic_files.remove(twin)
         n_kept = 0
         for each in atomic_files.newest_first(self.folder):
@@ -263,24 +265,24 @@ class Checkpoint:
     # ---- resuming
 
     def resume(self, **parts: Any) -> Resumed:
-        """Load the newest whole checkpoint into what is given, on every rank.
+        """Load the newest intact checkpoint into the given parts, on every rank.
 
-        A damaged checkpoint is left out with a warning. Random numbers go on where they were. With
-        another number of ranks than at the save there is a warning: random numbers are not taken
-        up then, and loaders get rank 0's state; the rest is the same on all ranks anyway.
+        A damaged checkpoint is skipped with a warning. The random generators continue from their
+        saved state. If the world size has changed, there is a warning: the random state is not
+        restored, and loaders get rank 0's state. All other parts are the same on all ranks.
 
         Args:
-            parts: by the names that they were saved under. A model may be prepared or not,
-                whichever way it was saved, and stays on its device. A part of the checkpoint that
-                is not named is left out with a warning; with None it is left out. A plain value
-                is what :class:`Resumed` holds while there is no checkpoint.
+            parts: the parts, by their names in ``save``. A model may be prepared or not, now and at
+                the save, and stays on its device. A part of the checkpoint that you do not name is
+                skipped with a warning; with ``name=None`` it is skipped without one. A plain value
+                is the default while there is no checkpoint.
 
         Returns:
-            The step and the plain values that were saved; true if a checkpoint was loaded. When
-            there is none, a step of 0 and the plain values that were given.
+            The step and the plain values that were saved; true if a checkpoint was loaded. Without
+            a checkpoint, step 0 and the given plain values.
 
         Raises:
-            CheckpointError: it does not hold what is asked for, or a rank cannot read it.
+            CheckpointError: the checkpoint lacks a given part, or a rank cannot read it.
         """
         self.wait()
         given = split_parts(parts)
@@ -303,7 +305,7 @@ class Checkpoint:
         return Resumed(contents.state["step"], {**defaults, **contents.state["values"]}, path)
 
     def _find_newest_whole(self) -> tuple[Path | None, dict[Path, str]]:
-        """What rank 0 finds to be the newest whole one, and what is wrong with newer ones."""
+        """Return the newest intact checkpoint, and the damage of newer ones; on rank 0 only."""
         damaged: dict[Path, str] = {}
         if this_rank.rank() != 0:
             return None, damaged
@@ -318,19 +320,19 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a run goes on: at step 0, unless a checkpoint was loaded.
+    """The result of a resume: the step at which the run continues, and the saved values.
 
     It is true if a checkpoint was loaded. ``resumed["best"]`` and ``resumed.get("best", 0.0)``
-    give its values, as of a dict.
+    return its values, as in a dict.
 
     Attributes:
-        step: the step that was saved; 0 when nothing was loaded.
-        values: the plain values that were saved, by name, tensors on the CPU; and those that
-            ``resume`` was given where none were.
-        path: the checkpoint; None when nothing was loaded.
+        step: the saved step; 0 if nothing was loaded.
+        values: the saved plain values by name, with tensors on the CPU; for missing ones, the
+            values that ``resume`` was given.
+        path: the checkpoint; None if nothing was loaded.
 
     Raises:
-        CheckpointError: in ``resumed[name]``, when there is no such value.
+        CheckpointError: ``resumed[name]`` found no such value.
 
     >>> resumed = Resumed(values={"best": 0.0})
     >>> bool(resumed), resumed.step, resumed["best"]
@@ -352,7 +354,7 @@ class Resumed:
         return self.values[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of this name, or ``default`` if there is none."""
+        """Return the value of this name, or ``default`` if there is none."""
         return self.values.get(name, default)
 
 
@@ -368,7 +370,7 @@ def _find_damage(path: Path) -> str:
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
-    """A file as it was verified: one that is changed later has to be read again."""
+    """Return the name, time and size of a verified file: a later change requires a new check."""
     status = path.stat()
     return path.name, status.st_mtime_ns, status.st_size
 
@@ -387,7 +389,7 @@ def _log_failure(write: Callable[[], None]) -> None:
     try:
         write()
     except Exception as error:
-        # perhaps nobody saves or waits any more
+        # the script may end without another save() or wait()
         logger.error("%s (raised again by the next save or wait)", error)
         raise
 
@@ -395,12 +397,12 @@ def _log_failure(write: Callable[[], None]) -> None:
 def _warn_about_differences(contents: CheckpointContents, not_loaded: list[str]) -> None:
     if not_loaded:
         warn_user(
-            f"{contents.path} holds {', '.join(not_loaded)} too, which resume() was not given and "
-            f"which was not loaded; write {not_loaded[0]}=None if that is meant"
+            f"{contents.path} also holds {', '.join(not_loaded)}, not loaded: name it in resume(), "
+            f"or pass {not_loaded[0]}=None to skip it without this warning"
         )
     if not contents.is_same_world:
         warn_user(
             f"{contents.path} was saved with world size {contents.state['world_size']} and this "
-            f"one is {this_rank.world_size()}: random numbers are not taken up, so the run is not "
-            "bit for bit what it would have been"
+            f"one is {this_rank.world_size()}: the random state is not restored, so the run is not "
+            "bit for bit equal to an unbroken run"
         )

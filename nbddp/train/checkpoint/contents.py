@@ -1,4 +1,4 @@
-"""What a checkpoint holds, by name: parts with a state, each rank's own ones, and plain values."""
+"""The contents of a checkpoint: shared parts, parts of each rank, and plain values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STATEFUL = ("state_dict", "load_state_dict")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What ``save`` or ``resume`` was given, by name.
+    """The arguments of ``save`` or ``resume``, by name.
 
     Attributes:
-        shared: have a state that is the same on all ranks; without the wrappers of models.
-        per_rank: have a state of their own on each rank, as loaders do.
-        values: all else.
+        shared: parts whose state is the same on all ranks; models without their wrappers.
+        per_rank: parts with another state on each rank, such as loaders.
+        values: plain values.
     """
 
     shared: dict[str, Any]
@@ -32,12 +32,12 @@ class Parts:
     values: dict[str, Any]
 
     def sharded_parts(self) -> dict[str, Any]:
-        """The parts of which each rank has a piece."""
+        """Return the parts of which each rank has a shard."""
         return {name: part for name, part in self.shared.items() if sharded.has_dtensors(part)}
 
 
 def split_parts(everything: Mapping[str, Any]) -> Parts:
-    """Tell what has a state from what is a value.
+    """Sort arguments into shared parts, parts of each rank, and plain values.
 
     >>> split_parts({"best": 0.5})
     Parts(shared={}, per_rank={}, values={'best': 0.5})
@@ -47,14 +47,14 @@ def split_parts(everything: Mapping[str, Any]) -> Parts:
         if not all(callable(getattr(part, each, None)) for each in _STATEFUL):
             given.values[name] = part
         elif (name == "loader" or isinstance(part, Iterable)) and not isinstance(part, nn.Module):
-            given.per_rank[name] = part  # each rank has a state of its own of loaders and samplers
+            given.per_rank[name] = part  # the state of a loader or sampler differs between ranks
         else:
             given.shared[name] = _unwrapped(part)
     return given
 
 
 def _unwrapped(part: Any) -> Any:
-    """A model as it was before DDP and torch.compile, whose names for parameters are longer."""
+    """Return the model inside DDP and torch.compile, which add prefixes to parameter names."""
     while isinstance(part, DistributedDataParallel) or hasattr(part, "_orig_mod"):
         part = part.module if isinstance(part, DistributedDataParallel) else part._orig_mod
     return part
@@ -66,10 +66,10 @@ def _unwrapped(part: Any) -> Any:
 def collect_state(
     parts: dict[str, Any], values: dict[str, Any], copy_tensor: state_dicts.CopyTensor
 ) -> dict[str, Any]:
-    """The states of the parts, and the values, as plain values.
+    """Return the states of the parts, and the values, as plain values.
 
     Raises:
-        CheckpointError: something in them could not be loaded again.
+        CheckpointError: a value could not be loaded again.
     """
     return {
         "parts": {
@@ -83,7 +83,7 @@ def collect_state(
 
 
 def rank_state(own: dict[str, Any]) -> dict[str, Any]:
-    """What each rank has of its own: its random numbers, and its place in the data."""
+    """Return the state of this rank only: its random generators and its position in the data."""
     return {
         "random": state_dicts.random_state(),
         "own": collect_state(own, {}, state_dicts.without_copy)["parts"],
@@ -95,13 +95,13 @@ def rank_state(own: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContents:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
-        path: of the checkpoint.
-        state: all of it but what is spread: step, world size, and by name parts and values; and
-            for each rank its random numbers and its own parts.
-        sharded_names: names of parts of which each rank wrote a piece.
+        path: the path of the checkpoint.
+        state: the contents without sharded parts: step, world size, parts and values by name, and
+            for each rank its random state and its own parts.
+        sharded_names: the names of parts of which each rank wrote a shard.
     """
 
     path: Path
@@ -110,29 +110,29 @@ class CheckpointContents:
 
     @property
     def is_same_world(self) -> bool:
-        """Whether there were as many ranks."""
+        """Whether the checkpoint was saved with the current world size."""
         return bool(self.state["world_size"] == this_rank.world_size())
 
     @property
     def rank_state(self) -> dict[str, Any]:
-        """This rank's random numbers and own parts; rank 0's if there were more or fewer ranks."""
+        """The random state and parts of this rank; of rank 0 if the world size has changed."""
         found: dict[str, Any] = self.state["ranks"][this_rank.rank() if self.is_same_world else 0]
         return found
 
     @property
     def part_names(self) -> list[str]:
-        """The names of all that has a state."""
+        """The names of all parts with a state."""
         return [*self.sharded_names, *self.state["parts"], *self.rank_state["own"]]
 
 
 def load(path: Path, given: Parts) -> CheckpointContents:
-    """Give the parts their states, and this rank its own.
+    """Load a checkpoint into the parts, and restore the random state of this rank.
 
     Returns:
-        All that the checkpoint holds.
+        The contents of the checkpoint.
 
     Raises:
-        CheckpointError: it does not hold what is asked for.
+        CheckpointError: the checkpoint lacks a given part or value.
     """
     state: dict[str, Any] = atomic_files.read_plain(
         path / sharded.UNSHARDED_FILE if path.is_dir() else path
@@ -145,9 +145,8 @@ def load(path: Path, given: Parts) -> CheckpointContents:
     for name in given.shared.keys() - of_shards.keys():
         given.shared[name].load_state_dict(state["parts"][name])
     for name, part in given.per_rank.items():
-        part.load_state_dict(
-            contents.rank_state["own"][name]
-        )  # it divides what is left among the ranks there are
+        # a loader divides the remaining samples among the current ranks
+        part.load_state_dict(contents.rank_state["own"][name])
     if contents.is_same_world:
         state_dicts.restore_random(contents.rank_state["random"])
     return contents
@@ -169,6 +168,6 @@ def _check(contents: CheckpointContents, given: Parts) -> None:
     not_sharded = [name for name in given.sharded_parts() if name not in contents.sharded_names]
     if not_sharded:
         raise CheckpointError(
-            f"{contents.path} holds a whole {not_sharded[0]} and this one is spread over the "
-            "ranks: load it first and spread it then"
+            f"{contents.path} holds an unsharded {not_sharded[0]}, but this one is sharded over "
+            "the ranks: load it first, then shard it"
         )

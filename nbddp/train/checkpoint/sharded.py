@@ -1,6 +1,7 @@
-"""Models whose parameters are spread over the ranks, through ``torch.distributed.checkpoint``.
+"""Save and load sharded models with ``torch.distributed.checkpoint``.
 
-torch's parts for that are imported where they are used: that takes a second, and few runs need it.
+The functions import these torch modules themselves: the import takes a second, and few runs need
+it.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from nbddp.train import this_rank
 from nbddp.train.checkpoint import atomic_files
 from nbddp.train.checkpoint.atomic_files import OLDER_UNTOUCHED
 
-UNSHARDED_FILE = "rest.pt"  # what is not spread, and the checksums of what is
+UNSHARDED_FILE = "rest.pt"  # the parts that are not sharded, and the checksums of the shards
 
 
 def has_dtensors(part: object) -> bool:
-    """Whether a model, an optimizer or a tensor lies on several ranks, as FSDP2 leaves it.
+    """Return whether a model, an optimizer or a tensor is sharded over ranks, as by FSDP2.
 
     >>> has_dtensors(nn.Linear(1, 1))
     False
     """
-    tensors = sys.modules.get("torch.distributed.tensor")  # nothing is spread without it
+    tensors = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
     return tensors is not None and any(
         isinstance(each, tensors.DTensor) for each in _parameters(part)
     )
 
 
 def fsdp_classes() -> tuple[type, ...]:
-    """The classes of FSDP, old and new; none where nobody has imported it, which takes a second."""
+    """Return the classes of FSDP, version 1 and 2; none if FSDP is not imported (1 s)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = ("FullyShardedDataParallel", "FSDPModule")
     return tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
 
 
 def _parameters(part: Any) -> Iterator[torch.Tensor]:
-    kind = type(part)  # isinstance() may run code of the user's
+    kind = type(part)  # isinstance() may run user code
     if issubclass(kind, torch.Tensor):
         yield part
-    elif issubclass(kind, nn.Module) and "_modules" in vars(part):  # else not made to its end
+    elif issubclass(kind, nn.Module) and "_modules" in vars(part):  # else __init__ has not finished
         yield from part.parameters()
     elif issubclass(kind, torch.optim.Optimizer):
         for group in part.param_groups:
@@ -55,10 +56,10 @@ def _parameters(part: Any) -> Iterator[torch.Tensor]:
 
 
 def save(draft: Path, state: dict[str, Any]) -> None:
-    """Write every rank's part into a folder.
+    """Write the shard of every rank into a folder.
 
     Raises:
-        CheckpointError: a rank could not write its part.
+        CheckpointError: a rank could not write its shard.
     """
     from torch.distributed import checkpoint as dcp
 
@@ -69,7 +70,7 @@ def save(draft: Path, state: dict[str, Any]) -> None:
 def save_in_background(
     draft: Path, state: dict[str, Any], group: dist.ProcessGroup | None
 ) -> Future[Any]:
-    """The same in the background, over a process group of its own; see :func:`wait_for_save`."""
+    """Save in the background, with a separate process group; see :func:`wait_for_save`."""
     from torch.distributed import checkpoint as dcp
 
     future = dcp.async_save(state, checkpoint_id=draft, process_group=group)
@@ -78,10 +79,10 @@ def save_in_background(
 
 
 def wait_for_save(draft: Path, future: Future[Any]) -> None:
-    """Wait for what is written in the background.
+    """Wait for a save in the background.
 
     Raises:
-        CheckpointError: a rank could not write its part.
+        CheckpointError: a rank could not write its shard.
     """
     with _as_checkpoint_error(f"write {draft}", OLDER_UNTOUCHED):
         future.result()
@@ -89,7 +90,7 @@ def wait_for_save(draft: Path, future: Future[Any]) -> None:
 
 @contextmanager
 def _as_checkpoint_error(what: str, suffix: str = "") -> Iterator[None]:
-    """What torch raises here is no Exception, and its words are every rank's traceback."""
+    """Convert torch's CheckpointException: it is no Exception, and its text is all tracebacks."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -100,10 +101,10 @@ def _as_checkpoint_error(what: str, suffix: str = "") -> Iterator[None]:
 
 
 def get_state(parts: dict[str, Any]) -> dict[str, Any]:
-    """What is spread over the ranks, under names that do not depend on how it is spread.
+    """Return the sharded states, with names that do not depend on the sharding.
 
     Raises:
-        CheckpointError: an optimizer trains what is not one of the models.
+        CheckpointError: an optimizer has parameters that are in none of the models.
     """
     from torch.distributed.checkpoint import state_dict as states
 
@@ -116,10 +117,10 @@ def get_state(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(folder: Path, parts: dict[str, Any]) -> None:
-    """Give every rank its part, however many ranks there were.
+    """Load the shard of every rank; the world size may differ from that of the save.
 
     Raises:
-        CheckpointError: a rank could not read it, or it is of another model.
+        CheckpointError: a rank could not read its shard, or the model is a different one.
     """
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint import state_dict as states
@@ -135,7 +136,7 @@ def load(folder: Path, parts: dict[str, Any]) -> None:
 
 
 def _with_models(parts: dict[str, Any]) -> list[tuple[str, Any, nn.Module | None]]:
-    """Each part, models first, and the model that it trains if it is an optimizer."""
+    """Return each part, models first, with the model of each optimizer."""
     models = {name: part for name, part in sorted(parts.items()) if isinstance(part, nn.Module)}
     others = sorted(parts.keys() - models.keys())
     return [
@@ -150,20 +151,20 @@ def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Mod
         if own <= {id(each) for each in model.parameters()}:
             return model
     raise CheckpointError(
-        f"{name} trains parameters that are spread over the ranks: it is saved and loaded together "
-        "with the one model that they belong to"
+        f"{name} trains parameters that are sharded over the ranks: save and load it together with "
+        "the model that has these parameters"
     )
 
 
 def checksums(draft: Path) -> dict[str, str]:
-    """The SHA-256 of every file that this rank wrote; rank 0 adds the list of all parts."""
+    """Return the SHA-256 of each file that this rank wrote; rank 0 adds the metadata file."""
     names = sorted(path.name for path in draft.glob(f"__{this_rank.rank()}_*"))
     names += [".metadata"] if this_rank.rank() == 0 else []
     return {name: _sha256(draft / name) for name in names}
 
 
 def find_damage(folder: Path) -> str:
-    """What is wrong with a folder; empty if it is whole."""
+    """Describe the damage of a checkpoint folder; empty if the folder is intact."""
     rest = folder / UNSHARDED_FILE
     if problem := atomic_files.find_damage(rest):
         return UNSHARDED_FILE + problem.removeprefix("it")
@@ -183,5 +184,5 @@ def _sha256(path: Path) -> str:
 
 
 def new_background_group() -> dist.ProcessGroup | None:
-    """A process group that only background saves use, so that they cross no other collective."""
+    """Create a process group for background saves only, so that other collectives never match."""
     return dist.new_group(backend="gloo") if this_rank.world_size() > 1 else None

@@ -1,4 +1,4 @@
-"""The state of a training run as plain values: what ``weights_only`` loading gives back."""
+"""The state of a training run as plain values, which ``weights_only`` loading can read."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CopyTensor = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def plain_value(value: Any, path: str, copy_tensor: CopyTensor) -> Any:
-    """The same out of plain types, each tensor taken by ``copy_tensor``.
+    """Convert a value to plain types, with each tensor passed through ``copy_tensor``.
 
     Args:
         value: tensors, numbers and strings, and dicts, lists, tuples and sets of them.
-        path: its name, for the error and for ``copy_tensor``.
-        copy_tensor: given a name and a detached tensor, the tensor to save.
+        path: the name of the value, for the error and for ``copy_tensor``.
+        copy_tensor: called with a name and a detached tensor; returns the tensor to save.
 
     Raises:
-        CheckpointError: a value, named, that could not be loaded again.
+        CheckpointError: a value could not be loaded again; the message contains its path.
 
     >>> plain_value({"seen": [1, 2]}, "extra", without_copy)
     {'seen': [1, 2]}
@@ -87,20 +87,20 @@ def _unloadable(value: object, path: str) -> CheckpointError:
 
 
 def without_copy(path: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a CopyTensor
-    """The tensor itself; of a view only what it shows, not all that is behind it."""
+    """Return the tensor; clone a view, so that the rest of its storage is not saved."""
     is_view = not tensor.is_sparse and tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.clone() if is_view else tensor
 
 
 class StagingBuffers:
-    """Copies of tensors on the CPU, in memory that is used again by the next save."""
+    """Copies of tensors on the CPU, in memory that the next save reuses."""
 
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
         self._has_gpu = False
 
     def __call__(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor; call :meth:`settle` before the copies are read."""
+        """Copy a tensor; call :meth:`synchronize` before you read the copies."""
         if tensor.is_sparse:
             return tensor.to("cpu", copy=True)
         copy = self._copies.get(path)
@@ -111,7 +111,7 @@ class StagingBuffers:
         return copy.copy_(tensor, non_blocking=True)
 
     def synchronize(self) -> None:
-        """Wait for copies that a GPU has yet to make."""
+        """Wait for pending copies from a GPU."""
         if self._has_gpu:
             torch.cuda.current_stream().synchronize()
 
@@ -120,7 +120,7 @@ class StagingBuffers:
 
 
 def random_state() -> dict[str, Any]:
-    """Where the generators of torch, the GPU, Python and NumPy are, as plain values."""
+    """Return the states of the generators of torch, the GPU, Python and NumPy."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if this_rank.device().type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(this_rank.device())
@@ -131,7 +131,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
-    """Put the generators there again, as far as they are here."""
+    """Restore the states of the generators that exist in this process."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if "cuda" in state and this_rank.device().type == "cuda":

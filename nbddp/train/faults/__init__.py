@@ -1,1 +1,1 @@
-"""Faults that a cell injects into itself."""
+"""Faults: failures that a cell injects on purpose."""

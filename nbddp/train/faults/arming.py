@@ -1,4 +1,4 @@
-"""Faults put in on purpose: at a step, on a rank, once, so that an experiment can be repeated."""
+"""Injected faults: each strikes once, on one rank, at one step, so experiments can be repeated."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ from nbddp.train.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
 
-STRUCK = "NBDDP_STRUCK"  # nbddp always sets it, if only to nothing; torchrun never does
+STRUCK = "NBDDP_STRUCK"  # nbddp always sets it, perhaps to an empty text; torchrun never does
 
 
 def __dir__() -> list[str]:
-    """What Tab offers."""
+    """Return the names for tab completion."""
     return ["KINDS", "Fault", "FaultError", "armed", "at", "clear"]
 
 
 def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool = False) -> None:
-    """Arm a fault: every rank calls this, and the one that is meant keeps it in mind.
+    """Arm a fault. Call it on every rank; only the given rank arms the fault.
 
-    It strikes right after ``nbddp.log`` reported that step or a later one; the numbers are
-    written by then. A training that logs nothing goes by the steps that ``nbddp.loader`` counts.
-    First it is put on the run's time line, then it strikes, and once only: not again when the cell
-    runs again in the same process, unless told to, and not when nbddp or torchrun runs it again
-    after a failure.
+    The fault strikes right after ``nbddp.log`` has reported the given step or a later one; the
+    numbers of that step are already written. If the training logs nothing, the steps that
+    ``nbddp.loader`` counts are used. nbddp records the fault in the run's event log before it
+    strikes. A fault strikes only once. It does not strike again if the cell runs again in the same
+    process (unless ``again`` is set), nor if nbddp or torchrun repeats the cell after a failure.
 
     Args:
-        step: from which step on.
-        rank: which rank it strikes.
-        kind: what happens to that rank:
+        step: the first step at which the fault may strike.
+        rank: the rank that it strikes.
+        kind: the failure of that rank:
 
             ``raise`` (a :class:`FaultError`), ``kill`` (SIGKILL), ``segfault``, ``exit`` (code 3),
-            ``hang`` (it sleeps), ``stop`` (SIGSTOP), ``slow`` (every later step takes ``factor``
-            times as long), ``nan`` (a gradient of the next backward of a prepared model),
-            ``skip`` (it leaves out its next collective, see
-            :class:`nbddp.train.faults.fault_actions.SkipAction`),
-            ``oom`` (an allocation that cannot be had), ``corrupt`` (bytes of the newest
-            checkpoint are flipped).
-        factor: for ``slow``.
-        again: also if it has struck in this process, as after :func:`clear`.
+            ``hang`` (the rank sleeps), ``stop`` (SIGSTOP), ``slow`` (every later step takes
+            ``factor`` times as long), ``nan`` (a gradient in the next backward of a prepared
+            model), ``skip`` (the rank skips its next collective, see
+            :class:`nbddp.train.faults.fault_actions.SkipAction`), ``oom`` (an allocation that
+            must fail), ``corrupt`` (bytes of the newest checkpoint are flipped).
+        factor: the slowdown for ``slow``.
+        again: whether to arm a fault that has already struck in this process.
 
     Raises:
-        ArgumentError: there is no such kind, rank, step or factor; it says which there are.
+        ArgumentError: the kind, rank, step or factor is invalid; the message shows valid ones.
 
     >>> at(step=30, rank=0, kind="kill")
     >>> armed()
@@ -63,12 +62,12 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
 
 
 def armed() -> list[Fault]:
-    """The faults that have yet to strike this rank, the next one first."""
+    """Return the faults that have not yet struck this rank, the next one first."""
     return list(_injector.armed)
 
 
 def arm_from_environment() -> None:
-    """Arm what nbddp has handed to the ranks of a script: faults of the cells' ranks."""
+    """Arm the faults that nbddp passed to the ranks of a script in the environment."""
     texts = os.environ.pop(FAULTS_VARIABLE, "").split(";")
     for fault in [Fault.parse(text) for text in texts if text]:
         if fault.rank < _rank_and_world_size()[1]:
@@ -76,25 +75,25 @@ def arm_from_environment() -> None:
 
 
 def disarm(texts: Sequence[str]) -> None:
-    """Disarm faults that struck a script, written as ``str()`` writes them."""
+    """Disarm faults that struck a script; ``texts`` has the format of ``str(fault)``."""
     _injector.armed = [each for each in _injector.armed if str(each) not in texts]
 
 
 def clear() -> None:
-    """Disarm all faults of this rank, undo those that go on, and forget which ones struck."""
+    """Disarm all faults of this rank, undo lasting ones, and allow every fault to strike again."""
     global _injector
     _injector.disarm_all()
     _injector = FaultInjector()
 
 
-_is_again = True  # until a cell begins that is a new one
+_is_again = True  # until a new cell starts
 
 
 def begin_cell(*, is_again: bool) -> None:
-    """Another cell begins: the time since the last step of the one before is no step.
+    """Start a cell: the time since the last step of the previous cell is not a step.
 
-    What struck in an earlier attempt is spared if this is a cell that runs again by itself, in a
-    recovery or a replay. In one that the user runs it is asked for anew.
+    With ``is_again``, a recovery or a replay runs the cell, and faults of an earlier attempt do
+    not strike again. In a cell that the user runs, they do.
     """
     global _is_again
     _is_again = is_again
@@ -102,17 +101,17 @@ def begin_cell(*, is_again: bool) -> None:
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    """This rank and how many there are; torchrun's word for it before there is a process group."""
+    """Return rank and world size; before the process group exists, from torchrun's environment."""
     if dist.is_initialized():
         return this_rank.rank(), this_rank.world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _struck_before(fault: Fault) -> bool:
-    """Whether it struck in an earlier attempt, as far as whoever restarted us says so.
+    """Return whether a fault struck in an earlier attempt, as far as nbddp or torchrun tells.
 
-    nbddp names what struck. torchrun only counts its restarts; nbddp's count goes up with a
-    restart by hand too, which is a new experiment.
+    nbddp lists the faults that struck. torchrun only counts its restarts. nbddp's own count cannot
+    be used: it also increases with a manual restart, which is a new experiment.
     """
     if STRUCK in os.environ:
         return _is_again and str(fault) in os.environ[STRUCK].split(";")
@@ -120,7 +119,7 @@ def _struck_before(fault: Fault) -> bool:
 
 
 class FaultInjector:
-    """The faults of this process: armed, struck, and those that go on from there."""
+    """The faults of this process: armed ones, struck ones and lasting ones."""
 
     def __init__(self) -> None:
         self.armed: list[Fault] = []
@@ -131,7 +130,7 @@ class FaultInjector:
         self._pid = 0
 
     def arm(self, fault: Fault, *, again: bool) -> None:
-        """Keep it in mind, unless it is or has struck; ``again``, though it has."""
+        """Arm a fault unless it is armed, or has struck and ``again`` is not set."""
         if fault in self.armed or (fault in self._struck and not again):
             return
         self._pid = os.getpid()
@@ -140,21 +139,21 @@ class FaultInjector:
             self._remove_hook = log_and_track.on_step(self.on_step)
 
     def disarm_all(self) -> None:
-        """Disarm everything, and undo what goes on."""
+        """Disarm all faults, and undo lasting ones."""
         if self._remove_hook is not None:
             self._remove_hook()
         for action in self._actions:
             action.undo()
 
     def begin_cell(self) -> None:
-        """Another cell begins."""
+        """Tell the lasting faults that another cell starts."""
         for action in self._actions:
             action.begin_cell()
 
     def on_step(self, step: int, source: str) -> None:
-        """A step was reported; by ``log`` if it ever does, because a loader counts batches."""
+        """Strike the faults of a step. A loader's steps count only if ``log`` never reports one."""
         if os.getpid() != self._pid:
-            return  # a child, such as a DataLoader's worker, is no rank
+            return  # a child process, such as a DataLoader worker, is not a rank
         self._has_logged |= source == "log"
         if source != "log" and self._has_logged:
             return
@@ -169,7 +168,7 @@ class FaultInjector:
         self._struck.add(fault)
         self._actions.append(action)
         log_and_track.record_event("fault", fault=str(fault), at_step=step)
-        log_and_track.flush()  # whoever dies of it tells nobody any more
+        log_and_track.flush()  # a rank that dies can send nothing afterwards
         action.strike()
 
 

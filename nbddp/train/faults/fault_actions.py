@@ -1,4 +1,4 @@
-"""What each kind of fault does to the rank it strikes."""
+"""The effect of each kind of fault on its rank."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nbddp.train.faults.kinds import Fault
 
 EXIT_CODE = 3
-IMPOSSIBLE_BYTES = 1 << 56  # bytes: more than a process can address, so that nothing is ever taken
-FLIPPED = 64  # bytes in the middle of a file, which its checksum must notice
+IMPOSSIBLE_BYTES = 1 << 56  # more than a process can address, so no memory is really allocated
+FLIPPED = 64  # bytes in the middle of a file; the checksum must detect the change
 COLLECTIVES = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object"),
     *("all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single"),
@@ -36,34 +36,34 @@ COLLECTIVES = (
 
 
 class FaultError(RuntimeError):
-    """A fault of kind ``raise`` struck, or a fault found nothing to strike."""
+    """A fault of kind ``raise`` struck, or a fault found no target."""
 
 
 class FaultAction:
-    """What a fault does: ``act`` in an instant, or a subclass on and on until it is undone."""
+    """The effect of a fault: one function call, or in a subclass an effect that lasts."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
 
     def strike(self) -> None:
-        """Strike now; what dies of it does not come back from here."""
+        """Strike now; this does not return if the rank dies."""
         self._function()
 
     def on_step(self) -> None:
-        """The rank has reported another step since."""
+        """Receive a later step of this rank."""
 
     def begin_cell(self) -> None:
-        """Another cell begins."""
+        """Receive the start of another cell."""
 
     def undo(self) -> None:
-        """Take away what is left of it."""
+        """End the effect."""
 
 
 def make_action(fault: Fault) -> FaultAction:
-    """Find what the fault is to strike; nothing has happened yet.
+    """Create the action of a fault and find its target; the action has no effect yet.
 
     Raises:
-        FaultError: this rank has no such thing.
+        FaultError: this rank has no such target.
     """
     if fault.kind in LASTING:
         return LASTING[fault.kind](fault)
@@ -72,7 +72,7 @@ def make_action(fault: Fault) -> FaultAction:
     return FaultAction(partial(IMMEDIATE[fault.kind], fault))
 
 
-# ---- those that end something
+# ---- immediate faults
 
 
 def _raise(fault: Fault) -> None:
@@ -103,28 +103,28 @@ IMMEDIATE: dict[str, Callable[[Fault], object]] = {
 
 
 class SlowAction(FaultAction):
-    """Every step takes ``factor`` times as long: what it took, and a sleep for the rest."""
+    """Make every step ``factor`` times as long, by a sleep after the step."""
 
     def __init__(self, fault: Fault) -> None:
         self._factor = fault.factor
         self._step_start: float | None = None
 
     def strike(self) -> None:
-        """The next step begins."""
+        """Start the time of the first step."""
         self._step_start = time.monotonic()
 
     def on_step(self) -> None:
-        """A step is over: draw it out, then the next begins."""
+        """Prolong the step that has ended, then start the time of the next one."""
         if self._step_start is not None:
             time.sleep((time.monotonic() - self._step_start) * (self._factor - 1))
         self._step_start = time.monotonic()
 
     def begin_cell(self) -> None:
-        """The time between two cells is no step."""
+        """Discard the time between two cells."""
         self._step_start = None
 
     def undo(self) -> None:
-        """From now on steps take what they take."""
+        """Stop slowing down steps."""
         self._factor = 1.0
 
 
@@ -132,7 +132,7 @@ class SlowAction(FaultAction):
 
 
 class NanAction(FaultAction):
-    """The first gradient of the next backward is nothing but NaN."""
+    """Replace the first gradient of the next backward by NaN."""
 
     def __init__(self, fault: Fault) -> None:
         self._parameters = [
@@ -149,7 +149,7 @@ class NanAction(FaultAction):
         self._handles: list[Any] = []
 
     def strike(self) -> None:
-        """Wait for the next backward: which parameter comes first is not known."""
+        """Hook all parameters: the first one of the next backward is unknown."""
         self._handles = [
             each.register_hook(self._poison)  # type: ignore[no-untyped-call, unused-ignore]
             for each in self._parameters
@@ -162,7 +162,7 @@ class NanAction(FaultAction):
         return gradient * float("nan")
 
     def undo(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._parameters = [], []
@@ -172,12 +172,13 @@ class NanAction(FaultAction):
 
 
 class SkipAction(FaultAction):
-    """This rank leaves out one collective: a call of torch.distributed's, or DDP's averaging.
+    """Skip one collective on this rank: a torch.distributed function, or DDP's averaging.
 
-    A function that somebody imported by its name before (``from torch.distributed import
-    all_reduce``), a collective in a new process group after an interrupt, and ``send`` and
-    ``recv`` are never left out. DDP reduces in C++, so a model that nbddp prepared is kept from
-    it for one forward and backward, as by ``no_sync``: all buckets of that backward are left out.
+    These are never skipped: a function that was imported by name before (``from
+    torch.distributed import all_reduce``), a collective in a new process group after an interrupt,
+    and ``send`` and ``recv``. DDP reduces in C++. A model that nbddp prepared therefore skips its
+    averaging for one forward and backward, as with ``no_sync``: all buckets of that backward are
+    skipped.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -192,10 +193,10 @@ class SkipAction(FaultAction):
         self._unsynced_model: DistributedDataParallel | None = None
 
     def strike(self) -> None:
-        """Wait for the next collective, whichever it is."""
+        """Replace all collectives, to skip the next one."""
         for module in (dist, dist.distributed_c10d):
             for name in COLLECTIVES:
-                if hasattr(module, name):  # each version of torch has its own
+                if hasattr(module, name):  # the names depend on the torch version
                     function = getattr(module, name)
                     self._replaced.append((module, name, function))
                     setattr(module, name, self._replacement_for(function))
@@ -204,7 +205,7 @@ class SkipAction(FaultAction):
             self._handles.append(model.register_forward_hook(self._after_forward))
 
     def undo(self) -> None:
-        """Give torch its functions back, and the models their averaging."""
+        """Restore torch's functions and the models' averaging."""
         for module, name, function in self._replaced:
             setattr(module, name, function)
         for handle in self._handles:
@@ -228,10 +229,10 @@ class SkipAction(FaultAction):
         return dist.is_initialized() and dist.group.WORLD is self._group
 
     def _before_forward(self, model: DistributedDataParallel, _args: Any) -> None:
-        self._restore_sync()  # a forward that raised did not come to its end
+        self._restore_sync()  # the previous forward may have raised before it ended
         will_average = torch.is_grad_enabled() and model.require_backward_grad_sync
         if will_average and self._is_same_group():
-            model.require_backward_grad_sync = False  # forward decides; backward only obeys
+            model.require_backward_grad_sync = False  # DDP reads it in forward, not in backward
             self._unsynced_model = model
 
     def _after_forward(self, model: DistributedDataParallel, _args: Any, _output: Any) -> None:
@@ -241,14 +242,13 @@ class SkipAction(FaultAction):
     def _restore_sync(self) -> None:
         if self._unsynced_model is not None:
             self._unsynced_model.require_backward_grad_sync = True
-            self._unsynced_model.require_forward_param_sync = (
-                True  # buffers go around in the next forward
-            )
+            # the next forward broadcasts buffers again
+            self._unsynced_model.require_forward_param_sync = True
         self._unsynced_model = None
 
 
 def _finished_work() -> Any:
-    """What an asynchronous collective returns, with nothing left to wait for."""
+    """Return a completed work handle, as of an asynchronous collective."""
     done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     done.set_result([])
     bindings: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]

@@ -1,4 +1,4 @@
-"""The kinds of faults, and one fault; without torch, so that a notebook can list them."""
+"""The kinds of faults and the class of a fault; imports no torch, so a notebook can list them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ SPELLING = re.compile(rf"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=({_FLOAT}))?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: what, on which rank, at which step.
+    """One fault: its kind, rank and step.
 
     Args:
         kind: one of ``KINDS``.
-        rank: which rank it strikes.
-        step: from which step on.
-        factor: how many times as long every step takes after it; for ``slow`` only.
+        rank: the rank that it strikes.
+        step: the first step at which it may strike.
+        factor: the factor by which later steps take longer; for ``slow`` only.
 
     Raises:
-        ArgumentError: there is no such kind, or no such rank, step or factor.
-        TypeError: rank or step is no whole number, or factor is no number.
+        ArgumentError: the kind, rank, step or factor is invalid.
+        TypeError: rank or step is not a whole number, or factor is not a number.
 
     >>> str(Fault(kind="kill", rank=1, step=30))
     'kill@rank=1,step=30'
@@ -80,10 +80,10 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read what ``str()`` writes.
+        """Parse a fault in the format of ``str()``.
 
         Raises:
-            ArgumentError: it is written in another way; the message shows the right one.
+            ArgumentError: the format is wrong; the message shows the correct one.
 
         >>> Fault.parse("kil@rank=1,step=30")
         Traceback (most recent call last):
