@@ -115,6 +115,8 @@ MAX_DIFF = 64 << 10  # characters of the diff that are kept
 MAX_CHANGED = 100  # names of changed files
 # notebooks are left out: their outputs are long, and the cells that ran are in the record
 _PATHS = ("--", ":/", ":(top,exclude)*.ipynb")
+# git must not prompt for a password, and must not take locks
+_GIT_ENV = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 Callback = Callable[[dict[str, Any]], object]
 
@@ -178,7 +180,7 @@ def _run_git(folder: Path, *arguments: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=GIT_TIMEOUT,
-            env=_git_environment(),
+            env={**os.environ, **_GIT_ENV},
             start_new_session=True,  # else the notebook's stop button would reach it
         )
     except subprocess.TimeoutExpired:
@@ -186,8 +188,3 @@ def _run_git(folder: Path, *arguments: str) -> str:
     if answer.returncode != 0:
         raise RuntimeError(f"git {arguments[0]} ended with code {answer.returncode}")
     return answer.stdout.decode(errors="replace")
-
-
-def _git_environment() -> dict[str, str]:
-    """The kernel's, by which git asks nobody for a password, and takes no lock."""
-    return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}

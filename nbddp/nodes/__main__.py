@@ -59,10 +59,6 @@ def _print_line(text: str) -> None:
     sys.stderr.write(f"nbddp: {text}\n")
 
 
-def _prompt_token() -> str:
-    return getpass.getpass("what `%ddp nodes` has written into its join file: ")
-
-
 def _run_agent(args: argparse.Namespace) -> str:
     """Serve until there is no more to do. Return why it ended, empty if it ended well."""
     from nbddp.nodes.node_agent import NodeAgent
@@ -74,7 +70,11 @@ def _run_agent(args: argparse.Namespace) -> str:
             f"--nproc-per-node=1 before -m nbddp.nodes, and --ranks={started} after it"
         )
     path = Path(args.join).expanduser()
-    join = JoinFile.from_token(_prompt_token()) if args.join == "-" else JoinFile.load(path)
+    if args.join == "-":
+        token = getpass.getpass("what `%ddp nodes` has written into its join file: ")
+        join = JoinFile.from_token(token)
+    else:
+        join = JoinFile.load(path)
     folder = args.folder / f"{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
