@@ -174,7 +174,7 @@ def test_runs_are_listed_and_compared_and_the_saved_notebook_shows_both(
         expect(listed.locator("svg").first).to_be_visible()
         compared = notebook.code_cell(5)
         expect(compared).to_contain_text("2 values not finite (B)")
-        differs = compared.locator("table[aria-label='in what the runs differ']")
+        differs = compared.locator("table[aria-label='differences between the runs']")
         expect(differs.locator("tbody tr")).to_have_text(["lr13"])
         expect(compared.locator(".nbddp-plot svg")).to_have_count(1)
         picture(notebook, "compare")
@@ -191,10 +191,10 @@ def test_runs_are_listed_and_compared_and_the_saved_notebook_shows_both(
     for theme in ("light", "dark"):
         page.goto((tmp_path / f"{theme}.html").as_uri(), wait_until="domcontentloaded")
         expect(page.locator("table[aria-label=runs] svg").first).to_be_visible()
-        expect(page.locator("table[aria-label='what the runs came to']")).to_be_visible()
+        expect(page.locator("table[aria-label='results of the runs']")).to_be_visible()
         page.get_by_label("smooth").first.check()
         expect(page.locator(".nbddp-smooth").first).to_be_visible()
-        assert wrong_for_somebody(page, "runs", "what the runs came to") == []
+        assert wrong_for_somebody(page, "runs", "results of the runs") == []
         page.screenshot(path=tmp_path / f"{theme}.png", full_page=True)
     page.close()
 
@@ -229,7 +229,7 @@ def test_a_sweep_shows_how_far_it_is_and_stays_in_the_notebook(desk: Desk) -> No
         listed = output.locator("table[aria-label=runs] tbody tr")
         expect(listed).to_have_count(3, timeout=60_000)
         expect(output).to_contain_text("sweep of 3: 2 ok, 1 failed")
-        results = output.locator("table[aria-label='what the runs came to'] tbody tr")
+        results = output.locator("table[aria-label='results of the runs'] tbody tr")
         expect(results).to_have_count(2)
         expect(rows).to_have_count(0)
         notebook.await_idle()

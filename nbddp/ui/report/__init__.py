@@ -1,1 +1,1 @@
-"""Reports that stay in the notebook: one builder for each view, one text and one HTML renderer."""
+"""Build a report for each view, and render reports as text or HTML."""

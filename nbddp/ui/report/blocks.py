@@ -1,6 +1,6 @@
-"""The content of a view: a title and blocks, which are rendered as text or as HTML.
+"""The content of a report: a title and blocks, to render as text or as HTML.
 
-A block without content is not shown: a table without rows, a paragraph or a card without text.
+Blocks without content are not shown, such as tables without rows and paragraphs without text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Mood(Enum):
-    """How a text stands out."""
+    """The emphasis of a text."""
 
     PLAIN = ""
     MUTED = "muted"
@@ -35,10 +35,10 @@ class Cell:
     """A cell of a table, or a title.
 
     Attributes:
-        text: what is shown. In a title, the part after the first " · " is muted.
-        rank: give the text the colour of this rank.
+        text: the content. In a title, the part after the first " · " is muted.
+        rank: the rank whose colour the text has.
         title: the tooltip.
-        html: what a page shows instead of the text. It must be escaped already.
+        html: what a page shows instead of the text; escaped already.
     """
 
     text: str
@@ -54,14 +54,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with a title for each column; ``label`` describes it to a screen reader."""
+    """A table with a title for each column; ``label`` is the description for screen readers."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
     label: str
 
     def without_empty_columns(self) -> Table:
-        """Leave out the columns in which no row has a text."""
+        """Return the table without the columns in which all cells are empty."""
         used = [
             place for place in range(len(self.head)) if any(str(row[place]) for row in self.rows)
         ]
@@ -92,7 +92,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A preformatted message that nobody should miss. It may have ANSI colours."""
+    """An important preformatted message, possibly with ANSI colours."""
 
     text: str
     is_error: bool = True
@@ -103,10 +103,10 @@ class Picture:
     """A picture.
 
     Attributes:
-        draw: return a PNG and its width in CSS pixels. It may load matplotlib.
-        alt: what the picture shows, in words.
-        text: what is shown where there are no pictures.
-        html: draw the picture for a page; None if a page shows the PNG.
+        draw: returns a PNG and its width in CSS pixels; it may load matplotlib.
+        alt: a description of the picture.
+        text: the text form, for output without pictures.
+        html: returns the picture as HTML; None if a page shows the PNG.
     """
 
     draw: Callable[[], tuple[bytes, int]]
@@ -117,7 +117,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """Something that has an HTML form of its own, such as a log."""
+    """Content with its own HTML, such as a log."""
 
     html: Callable[[], str]
     text: str = ""
@@ -125,7 +125,7 @@ class Markup:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Blocks that a page folds under a title; a `Cell` as title stands out."""
+    """Blocks that a page folds under a title, which stands out if it is a `Cell`."""
 
     title: str | Cell
     blocks: Sequence[Block]
@@ -137,7 +137,7 @@ Block = Table | Text | Code | Card | Picture | Markup | Details
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a view shows."""
+    """A title with blocks."""
 
     title: str | Cell
     blocks: Sequence[Block] = ()

@@ -1,4 +1,4 @@
-"""`%ddp compare`: what several runs came to, and in what they differ."""
+"""`%ddp compare`: the results of several runs, and their differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, 
 from nbddp.ui.report.run_list import describe_outcome, describe_pace, midpoints
 from nbddp.ui.wording import align_columns, format_seconds
 
-DIFF_LINES = 400  # of each run
+DIFF_LINES = 400  # for each run
 MAX_VALUE_LENGTH = 60  # characters of a value in a text
 SAME_CODE = "the code of all cells is the same"
 
@@ -26,7 +26,7 @@ def comparison_report(
     scale: AxisScale = AxisScale.AUTO,
     is_smooth: bool = False,
 ) -> Report:
-    """Report final values, curves, differences, and the code as a diff."""
+    """Report final values, curves, differences in settings, and diffs of the code."""
     return Report(
         f"comparison of {plural(len(comparison.runs), 'run')}",
         [
@@ -50,7 +50,7 @@ def _final_values(comparison: Comparison) -> Table:
         ]
         for index, (name, run) in enumerate(zip(comparison.names, comparison.runs, strict=True))
     ]
-    return Table(head, rows, "what the runs came to")
+    return Table(head, rows, "results of the runs")
 
 
 def _totals(run: ComparedRun) -> list[str]:
@@ -97,11 +97,11 @@ def _differences(comparison: Comparison) -> Block:
     if not rows:
         return note("settings, versions and world size are the same")
     letters = list(LETTERS[: len(comparison.runs)])
-    return Table(["differs", *letters], rows, "in what the runs differ")
+    return Table(["differs", *letters], rows, "differences between the runs")
 
 
 def _value(value: str) -> Cell:
-    """Return a value whole on a page, without its middle in a text if it is long."""
+    """Return a cell with the whole value on a page, and a shortened value in text."""
     text = " ".join(value.split())
     if len(text) > MAX_VALUE_LENGTH:
         text = f"{text[: MAX_VALUE_LENGTH // 2]}…{text[1 - MAX_VALUE_LENGTH // 2 :]}"
@@ -109,9 +109,9 @@ def _value(value: str) -> Cell:
 
 
 def _code(comparison: Comparison) -> Iterator[Details]:
-    """Return the diff from the first run to each other one."""
+    """Yield the diff from the first run to each other run."""
     for index, diff in enumerate(comparison.code_diffs):
-        if not diff:  # always so for the first
+        if not diff:  # as for the first run
             continue
         added = sum(line.startswith("+") for line in diff[2:])
         removed = sum(line.startswith("-") for line in diff[2:])
@@ -124,7 +124,7 @@ def _code(comparison: Comparison) -> Iterator[Details]:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
-        f"no cell of {name} is on record: its code is not compared"
+        f"run {name} has no recorded cells: its code is not compared"
         for name, run in zip(comparison.names, comparison.runs, strict=True)
         if not run.cells
     ]
@@ -135,6 +135,6 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append("marks in a chart: orange is a restart, green a heal")
     if comparison.left_out:
         more = plural(comparison.left_out, "metric")
-        notes.append(f"{more} more: --metrics NAME,... chooses them")
+        notes.append(f"{more} more: choose them with --metrics NAME,...")
     unreadable = [run.name for run in comparison.runs if run.run.unreadable]
-    return [*notes, *(f"not all lines of {name} could be read" for name in unreadable)]
+    return [*notes, *(f"some lines of run {name} are not readable" for name in unreadable)]

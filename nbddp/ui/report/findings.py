@@ -1,4 +1,4 @@
-"""What checks found: `%ddp check`, and the same folded below a cell."""
+"""The findings of the checks: `%ddp check`, and the folded list below a cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_SHOWN = 3  # below a cell
 
 
 def findings_title(findings: Sequence[Finding]) -> str:
-    """Say how many mistakes there are.
+    """Return the number of possible mistakes as a title.
 
     >>> findings_title([])
     'no mistakes found'
@@ -23,7 +23,7 @@ def findings_title(findings: Sequence[Finding]) -> str:
 
 
 def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None = None) -> Report:
-    """Report the findings in ``what``; ``shown`` limits how many are listed."""
+    """Report the findings in ``what``; ``shown`` is the maximum number in the list."""
     listed = findings[:shown]
     place = f" in {what}" if what else ""
     rules = dict.fromkeys(each.rule for each in listed)
@@ -40,7 +40,7 @@ def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None
 
 
 def findings_below_cell(findings: Sequence[Finding]) -> list[Block]:
-    """Fold the first findings under their title; nothing if there are none."""
+    """Return the first findings, folded under a title; no block if there are none."""
     if not findings:
         return []
     report = findings_report(findings, "", shown=MAX_SHOWN)
@@ -48,6 +48,6 @@ def findings_below_cell(findings: Sequence[Finding]) -> list[Block]:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """Return what a cell as text shows of its findings."""
+    """Return the findings for the text view of a cell."""
     lines = "\n".join(text_lines(findings_below_cell(findings)))
     return f"nbddp: {lines}" if lines else ""

@@ -1,4 +1,4 @@
-"""The record of a cell: what stays in the place of its panel, as HTML and as text."""
+"""The record of a cell, which replaces its panel, as HTML and as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nbddp.ui.wording import describe_group, format_seconds
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempt:
-    """An attempt that failed; the next one began at ``over_at`` on healed or on new ranks."""
+    """A failed attempt; the next attempt began at ``over_at``, on healed or on new ranks."""
 
     handle: CellHandle
     over_at: float
@@ -46,20 +46,21 @@ class EarlierAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellReport:
-    """All that a record shows.
+    """The content of a record.
 
     Attributes:
+        snapshot: the state of the group.
         result: the outcome of the cell; None while it runs.
-        lines: the tail of the logs, and values that are text.
-        earlier: a note on the lines before those; ``log_path`` is where all are.
-        rank_lines: the tail of each rank whose lines are not all among ``lines``, with the note on
-            its earlier lines.
-        metrics: what is drawn, on this ``scale``.
-        attempts: the failed ones before this one.
-        curves: draws the small curves of a rank in the table.
-        notes: what else to tell.
-        findings: what checks found in the cell.
-        is_brief: fold the ranks, as in the record of a cell that succeeded.
+        lines: the last log lines, and text values.
+        earlier: a note on the lines before these; ``log_path`` is the file with all lines.
+        rank_lines: for a log that is longer than ``lines``: each rank, its last lines, and a note
+            on its earlier lines.
+        metrics: the metrics to draw, on this ``scale``.
+        attempts: the failed attempts before this one.
+        curves: draws the sparklines of a rank in the table.
+        notes: other notes for the user.
+        findings: the findings of the checks.
+        is_brief: fold the ranks, as in the record of a successful cell.
     """
 
     snapshot: Snapshot
@@ -78,7 +79,7 @@ class CellReport:
 
 
 def record_html(record: CellReport) -> str:
-    """Return the record as HTML that needs no kernel: the first cause, charts, and output."""
+    """Return the record as HTML: ranks, failure, charts and output. It needs no kernel."""
     snapshot, title = record.snapshot, _title(record)
     verdict = record.result.verdict if record.result else None
     state = [
@@ -102,7 +103,7 @@ def record_html(record: CellReport) -> str:
 
 
 def record_text(record: CellReport) -> str:
-    """Return output, failure and numbers as text, for a front end that shows no HTML."""
+    """Return output, failure and metrics as text, for a front end without HTML."""
     verdict = record.result.verdict if record.result else None
     blocks = [
         *_log(record.lines, record.earlier),
@@ -151,7 +152,7 @@ def _outcome(result: CellResult) -> tuple[Dot, str]:
 
 
 def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
-    """Fold the failure of each attempt, without advice."""
+    """Yield the failure of each attempt, folded and without advice."""
     for each in attempts:
         result = each.handle.result
         if result is not None and result.verdict is not None:
@@ -167,6 +168,6 @@ def _log(lines: Sequence[LogLine], earlier: str) -> list[Block]:
 
 
 def _rank_logs(logs: Sequence[tuple[int, Sequence[LogLine], str]]) -> Sequence[Details]:
-    """Fold the lines of each rank; of many ranks fold all folds."""
+    """Return the lines of each rank, folded; of many ranks, all folded once more."""
     folds = [Details(f"only rank {rank}", _log(lines, earlier)) for rank, lines, earlier in logs]
     return folds if len(folds) <= MAX_DETAILED_RANKS else [Details("each rank's lines", folds)]

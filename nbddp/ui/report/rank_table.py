@@ -1,4 +1,4 @@
-"""The ranks: a row each; of many ranks one line, a grid, and rows for those with trouble."""
+"""The ranks as a table; many ranks as a summary, a grid, and rows for ranks with trouble."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from nbddp.ui.wording import (
     gpu_facts,
 )
 
-MAX_DETAILED_RANKS = 8  # ranks that have a row each; more are a line and a grid
-MAX_ROWS = 32  # of the table
-STALL_AFTER = 5.0  # seconds without a move, from which on a rank of many has a row
+MAX_DETAILED_RANKS = 8  # with a row for each rank; more ranks get a summary and a grid
+MAX_ROWS = 32  # in a table
+STALL_AFTER = 5.0  # seconds at one line, after which a rank of many gets a row
 _COLLECTIVE_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")
 
-# a rank's curve for the column with this title, or ""
+# returns the sparkline of a rank for the column with this title, or ""
 DrawCurve = Callable[[RankSnapshot, str], str]
 
 
@@ -41,13 +41,13 @@ def rank_blocks(
     has_pid: bool = False,
     curves: DrawCurve | None = None,
 ) -> list[Block]:
-    """Show ranks.
+    """Return blocks that show the ranks.
 
     Args:
-        ranks: of the group, or of the cell.
-        is_open: whether many ranks are also shown as a grid.
-        has_pid: whether the table has the process ids.
-        curves: draws a small curve before the text of a column.
+        ranks: the ranks of the group or of the cell.
+        is_open: whether to show a grid if there are many ranks.
+        has_pid: whether the table has process ids.
+        curves: draws a sparkline before the text of a column.
     """
     if len(ranks) <= MAX_DETAILED_RANKS:
         has_overview = slowest(ranks) is not None or seconds_left(ranks)
@@ -59,7 +59,7 @@ def rank_blocks(
 
 
 def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
-    """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
+    """Return rows for the first causes; a text, which has no grid, gets rows for more ranks."""
     causes = [rank for rank in ranks if rank.is_first_cause][:MAX_DETAILED_RANKS]
     text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
     return [Markup(lambda: blocks_html(rank_table(causes)), text)]
@@ -71,7 +71,7 @@ def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block
 def rank_table(
     ranks: Sequence[RankSnapshot], *, has_pid: bool = False, curves: DrawCurve | None = None
 ) -> list[Block]:
-    """Return a table with a row for each rank; of more than fit those with trouble are shown."""
+    """Return a table with a row for each rank; of too many, ranks with trouble come first."""
     shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda rank: rank.rank)
     columns = {**COLUMNS, **({"pid": _pid} if has_pid else {})}
     rows = [_row(rank, columns, curves) for rank in shown]
@@ -84,7 +84,7 @@ def _note_more(count: int, what: str) -> Text:
 
 
 def _urgency(rank: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
-    """Sort the failed ranks first, then those that others may wait for."""
+    """Return a sort key: failed ranks first, then ranks that others may wait for."""
     is_on_time, waits = rank.lag is None, rank.state == "waiting"
     return not rank.is_first_cause, rank.is_healthy, is_on_time, waits, rank.rank
 
@@ -133,7 +133,7 @@ def _line(rank: RankSnapshot) -> Cell:
 
 
 def _collective(rank: RankSnapshot) -> Cell:
-    """Return the newest collective; its shape only while the rank waits in it."""
+    """Return the newest collective, with its shape only while the rank waits in it."""
     title = _COLLECTIVE_TITLE.match(rank.collective)
     short = title.group() if title and rank.state != "waiting" else rank.collective
     return Cell(short, title=rank.collective)
@@ -157,7 +157,7 @@ def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
 
 
 def _filled(bar: LoopProgress | None, rank: RankSnapshot) -> str:
-    """Draw a bar that is filled as far as a loop is."""
+    """Return a bar that shows the progress of a loop."""
     share = min(1.0, bar.done / bar.total) if bar else 0.0
     filled = f'<span style="width:{share:.1%};background:{rank_color(rank.rank)}"></span>'
     return f'<span class="nbddp-bar {rank_class(rank.rank)}" aria-hidden="true">{filled}</span>'
@@ -199,7 +199,7 @@ def _group_by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
 
 
 def _node_table(nodes: _Nodes) -> list[Block]:
-    """Return a row for each node, and below it rows for its ranks that need a look."""
+    """Return a row for each node, each followed by rows for its ranks with trouble."""
     ranks = [rank for of_node in nodes.values() for rank in of_node]
     with_trouble = sorted(filter(_needs_attention, ranks), key=_urgency)
     node_names = [*dict.fromkeys([*(rank.node for rank in with_trouble), *nodes])]
@@ -239,11 +239,11 @@ def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
     return [known.get(column, Cell("")) for column in COLUMNS]
 
 
-# ---- many ranks at a glance
+# ---- a summary and a grid of many ranks
 
 
 def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
-    """Return the seconds until the outermost loop that knows its total ends.
+    """Return the seconds until the end of the outermost loop with a known total.
 
     The loop inside it tells how far its present round is.
     """
@@ -259,19 +259,19 @@ def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
 
 
 def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
-    """Return the seconds until the last rank has finished its loop; None if no rank knows them."""
+    """Return the seconds until the last rank finishes its loop; None if unknown."""
     known = [_seconds_left(rank.progress_bars) for rank in ranks if rank.is_active]
     return max((left for left in known if left is not None), default=None)
 
 
 def slowest(ranks: Sequence[RankSnapshot]) -> int | None:
-    """Return the slowest rank among those that are slow and go on."""
+    """Return the slowest of the ranks that are slow and still run."""
     slow_ranks = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.is_active]
     return min(slow_ranks)[1] if slow_ranks else None
 
 
 def overview(ranks: Sequence[RankSnapshot]) -> str:
-    """Say in one line what all ranks do.
+    """Summarize the states of all ranks in one line.
 
     >>> overview([RankSnapshot(rank=rank, state="running") for rank in range(64)])
     '64 running'
@@ -308,7 +308,7 @@ def _grids(nodes: _Nodes) -> str:
 
 
 def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
-    """Return a field for each rank: its number and progress, and whether it is slow or failed."""
+    """Return a grid with a field for each rank: its number, progress and trouble."""
     label = f"ranks of {of}" if of else "ranks"
     fields = "".join(map(_grid_field, ranks))
     return f'<div class="nbddp-grid" role="list" aria-label="{label}">{fields}</div>'
@@ -334,7 +334,7 @@ SPARKLINE_WIDTH = 32  # CSS pixels
 
 
 class RankSparklines:
-    """Keeps the step rates and the memory of a few ranks."""
+    """Sparklines of the step rate and the memory of a few ranks."""
 
     def __init__(self) -> None:
         self._values: defaultdict[tuple[int, str], deque[float]] = defaultdict(
@@ -343,7 +343,7 @@ class RankSparklines:
         self._next_at = 0.0
 
     def add_points(self, ranks: Sequence[RankSnapshot], now: float) -> None:
-        """Take a point of each, once a second."""
+        """Add a point for each rank, at most once a second."""
         if now < self._next_at:
             return
         self._next_at = now + SAMPLE_PERIOD
@@ -354,9 +354,9 @@ class RankSparklines:
                 self._values[rank.rank, "memory"].append(rank.memory)
 
     def draw(self, rank: RankSnapshot, title: str, *, is_static: bool = False) -> str:
-        """Draw the curve of a rank for a column of the rank table, if there is one.
+        """Return the sparkline of a rank for a column of the rank table, or an empty text.
 
-        ``is_static``: for a record, which pages without SVG may show.
+        ``is_static`` is for a record, which may be shown on pages without SVG.
         """
         values = list(self._values.get((rank.rank, title), ()))
         if len(values) < 2:

@@ -1,4 +1,4 @@
-"""The text renderer and the HTML renderer of reports."""
+"""Render reports as text or as HTML."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.wording import align_columns
 
-WIDTH = 92  # characters of a paragraph under a folded title
+WIDTH = 92  # characters in a line of a folded paragraph
 _CLASSES = {Mood.MUTED: "nbddp-muted", Mood.WARN: "nbddp-waits", Mood.BAD: "nbddp-wrong"}
 _STYLES = {Mood.STRONG: STRONG, Mood.WARN: text_color("warn"), Mood.BAD: text_color("bad")}
 
@@ -40,8 +40,8 @@ def render_text(report: Report) -> str:
 
 
 def text_lines(blocks: Sequence[Block], *, width: int = 0) -> Iterator[str]:
-    """Render blocks as lines; paragraphs are wrapped to ``width`` unless it is 0."""
-    before = ":"  # a table follows its caption without an empty line
+    """Render blocks as lines, with paragraphs wrapped to ``width`` unless it is 0."""
+    before = ":"  # no empty line between a caption and its table
     for block in blocks:
         if not (lines := _lines(block, width)):
             continue
@@ -72,9 +72,9 @@ def _lines(block: Block, width: int) -> list[str]:
 
 
 def render_html(report: Report) -> str:
-    """Render a report for a page; its styles are part of it.
+    """Render a report for a page, with its style sheet.
 
-    A wide table makes it scroll: the keyboard can focus it.
+    The keyboard can focus the report, to scroll a wide table.
     """
     cell = Cell(report.title) if isinstance(report.title, str) else report.title
     title = f"<div>{title_html(cell, role='status')}</div>" if cell.text else ""
@@ -118,7 +118,7 @@ def _mood_attributes(mood: Mood) -> str:
 
 
 def title_html(cell: Cell, *, role: str = "") -> str:
-    """Render a title; the dot of something that goes on pulses. ``role`` is for screen readers."""
+    """Render a title, with a pulsing dot if it is busy. ``role`` is for screen readers."""
     if cell.html:
         return cell.html
     first, _, rest = cell.text.partition(" · ")

@@ -1,4 +1,4 @@
-"""`%ddp runs`: the runs below the notebook's folder."""
+"""`%ddp runs`: the runs in the notebook's folder and below."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
 from nbddp.ui.wording import format_rate, format_seconds
 
-SHOWN_RUNS = 50  # runs, unless more are asked for
+SHOWN_RUNS = 50  # by default
 MAX_SETTING_LENGTH = 28  # characters of a setting
 _DOTS = {"ok": Dot.OK, "failed": Dot.BAD, "running": Dot.BUSY, "empty": Dot.OFF}
 
 
 def run_list_report(listing: Listing, *, most: int = SHOWN_RUNS) -> Report:
-    """Report the runs, the newest first unless they are sorted by something else."""
+    """Report the runs, the newest first unless they are sorted by another column."""
     few = f"{len(listing.runs)} of " if len(listing.runs) < listing.total else ""
     title = f"{few}{plural(listing.total, 'run')}, {format_bytes(listing.size)}"
     if not listing.total:
-        title = "there is no run here yet: a `%%ddp` cell makes one"
+        title = "no runs here yet: a `%%ddp` cell makes one"
     shown = listing.runs[:most]
     names = short_names([run.name for run in shown])
     rows = [_row(listing, run, name) for run, name in zip(shown, names, strict=True)]
@@ -59,7 +59,7 @@ def _number(value: float | None) -> str | Cell:
 
 
 def _curve(listing: Listing, run: Summary) -> str | Cell:
-    """Return a curve of the run, with its name if it is not the one of the other runs."""
+    """Return a curve of the run, with its name if it differs from the other runs."""
     name, pairs = listing.curve_of(run)
     values = midpoints(pairs)
     if not values:
@@ -71,12 +71,12 @@ def _curve(listing: Listing, run: Summary) -> str | Cell:
 
 
 def midpoints(pairs: Pairs) -> list[float]:
-    """Return the middle between the lowest and the highest value of each stretch of a curve."""
+    """Return the midpoint of each pair of a lowest and a highest value."""
     return [sum(pair) / 2 for pair in pairs]
 
 
 def format_value(value: Any) -> str:
-    """Return a setting in a few characters.
+    """Return a setting as a short text.
 
     >>> [format_value(each) for each in (0.1, 12345.678, True, None, "x" * 40, float("nan"))]
     ['0.1', '12345.7', 'True', '', 'xxxxxxxxxxxxxxxxxxxxxxxxxxx…', 'nan']
@@ -89,14 +89,14 @@ def format_value(value: Any) -> str:
 
 
 def describe_pace(run: Summary) -> str:
-    """Say the steps a second, and the samples where the batch is known."""
+    """Return the steps per second, and the samples per second if the batch size is known."""
     steps = format_rate(run.steps_per_second or 0.0)
     samples = run.samples_per_second
     return f"{steps}, {samples:,.0f} samples/s" if steps and samples else steps
 
 
 def describe_outcome(run: Summary) -> str:
-    """Say how a run ended, what failures cost it, and the user's note on it."""
+    """Say how a run ended, how much time failures cost, and the user's note on it."""
     has_whole_text = run.outcome == "interrupted"  # "ranks 0-1 interrupted, line 3"
     how = run.why if has_whole_text else ": ".join(filter(None, [run.outcome, run.why]))
     lost = f"{format_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""

@@ -1,4 +1,4 @@
-"""`%%ddp --scale`: a cell on several world sizes."""
+"""`%%ddp --scale`: the results of a cell on several world sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from nbddp.formatting import format_bytes, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
 from nbddp.ui.wording import align_columns, format_rate, format_seconds
 
-BAR = 24  # characters for an efficiency of 100 %
+BAR = 24  # characters that stand for an efficiency of 100 %
 
 
 def scaling_report(scaling: Scaling) -> Report:
-    """Report the speed-up, and where the time of the ranks went."""
+    """Report the speed-up, and how the ranks spent their time."""
     if not scaling.sizes:
-        return Report("no world size came to its end: there is nothing to compare")
+        return Report("no world size finished: there is nothing to compare")
     speed_ups = [
         f"{scaling.speed_up(size):.2f} on {plural(size.ranks, 'rank')}" for size in scaling.sizes
     ]
@@ -72,7 +72,7 @@ def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
 
 
 def format_share(share: float | None) -> str:
-    """Return a part of a whole in percent; nothing if it is not known.
+    """Return a share in percent; an empty text if it is unknown.
 
     >>> format_share(0.123), format_share(0.004), format_share(None)
     ('12 %', '0.4 %', '')
@@ -106,6 +106,7 @@ def _notes(scaling: Scaling) -> Iterator[str]:
             "; smaller differences mean nothing"
         )
     yield (
-        "medians of the rounds without the first fifth of the steps; waiting for the last rank of "
-        "a collective, for data of a DataLoader; communication is exposed while nothing is computed"
+        "medians of the rounds, without the first fifth of the steps; waiting: for the last rank "
+        "of a collective; for data: for a DataLoader; communication is exposed while nothing is "
+        "computed"
     )

@@ -1,4 +1,4 @@
-"""`%ddp status`: the worker group at one moment."""
+"""`%ddp status`: the current state of the worker group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DOTS = {
 def status_report(
     snapshot: Snapshot, *, metrics: MetricsSnapshot | None = None, lines: Sequence[LogLine] = ()
 ) -> Report:
-    """Report the group; a page also gets the charts and the last lines of its last cell."""
+    """Report the group; a page also shows the charts and log lines of its last cell."""
     if not snapshot.state.is_live:
         return Report(NO_GROUP)
     return Report(
@@ -54,14 +54,14 @@ def status_report(
 
 
 def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
-    """Say what the group does, for how long, and what kind of group it is."""
+    """Return a title with the state of the group, its duration, and facts about the group."""
     elapsed = format_seconds(snapshot.seconds) if snapshot.state.is_busy else ""
     facts = [f"{of}{snapshot.state.value}", elapsed, *describe_group(snapshot), snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=_DOTS.get(snapshot.state, Dot.BUSY))
 
 
 def alarm_blocks(snapshot: Snapshot) -> list[Block]:
-    """Show the hang card, and that forged messages were refused."""
+    """Return the hang card, and a note if forged messages were refused."""
     return [
         Card(snapshot.alarm, is_error=False),
         note(describe_refused(snapshot.rejected_messages)),
@@ -69,12 +69,12 @@ def alarm_blocks(snapshot: Snapshot) -> list[Block]:
 
 
 def straggler_block(snapshot: Snapshot) -> Text:
-    """Name the rank that the others wait for."""
+    """Return a warning about the rank that the others wait for."""
     return Text(describe_straggler(snapshot.straggler) if snapshot.straggler else "", Mood.WARN)
 
 
 def events_block(snapshot: Snapshot) -> Markup:
-    """Show the events on a line; as text only the newest."""
+    """Return the events as an event line; as text, only the newest events."""
     text = [f"{at} after the start: {text}" for _, at, text in describe_events(snapshot)]
     return Markup(partial(event_log, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
@@ -82,7 +82,7 @@ def events_block(snapshot: Snapshot) -> Markup:
 def charts_block(
     metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO, text: str = ""
 ) -> Markup:
-    """Draw the charts on a page; ``text`` is what is shown elsewhere."""
+    """Return the charts for a page, and ``text`` for other output."""
 
     def draw() -> str:
         from nbddp.ui.chart_html import metrics_html  # loads numpy

@@ -1,4 +1,4 @@
-"""`%ddp show`: a run that was opened from its folder, or one of its cells."""
+"""`%ddp show`: a stored run, or one of its cells."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
 from nbddp.ui.wording import describe_group, describe_left_out, format_seconds, relative_path
 
-SHOWN_CELLS = 20  # the newest
-SHOWN_REPORTS = 3  # of the cells that failed last
-SHOWN_METRICS = 20  # as text, unless others are chosen
-NAMED_METRICS = 20  # of the others
-TAIL, TEXT_TAIL = 50, 10  # lines of each rank
-OPEN_TAILS = 4  # with more ranks the lines are folded
-MAX_TAILS = 64  # ranks whose lines are shown
-UNREADABLE = "of the record could not be read: a full disk or a killed process tore them"
+SHOWN_CELLS = 20  # the newest cells
+SHOWN_REPORTS = 3  # the newest failures
+SHOWN_METRICS = 20  # in a text, unless the user chooses metrics
+NAMED_METRICS = 20  # of the other metrics
+TAIL, TEXT_TAIL = 50, 10  # lines of each rank, on a page and in a text
+OPEN_TAILS = 4  # with more ranks, the lines are folded
+MAX_TAILS = 64  # ranks with log lines in the report
+UNREADABLE = "of the record not readable: a full disk or a killed process cut them off"
 
 
 def run_report(
@@ -46,14 +46,14 @@ def run_report(
     metrics: Collection[str] | None = None,
     scale: AxisScale = AxisScale.AUTO,
 ) -> Report:
-    """Report the run, or one of its cells.
+    """Report a run, or one of its cells.
 
     Args:
         run: the run.
-        cell: one of its cells.
-        ending: how the run ended.
-        metrics: the metrics that are shown; None for the first ones.
-        scale: how values are spread over the height of a chart.
+        cell: the cell to report; None for the whole run.
+        ending: a text that says how the run ended.
+        metrics: the metrics to show; None for the first ones.
+        scale: the scale of the value axis in charts.
     """
     curves = run.metrics(cell)
     drawn = curves.snapshot(most=MAX_CHARTS, chosen=metrics)
@@ -77,7 +77,7 @@ def run_report(
             *_tails(run, cell),
             *([Details("its source", [Code(cell.source)])] if cell else []),
             note(f"{plural(run.unreadable, 'line')} {UNREADABLE}" if run.unreadable else ""),
-            note(f"all of it is in {relative_path(str(run.path))}"),
+            note(f"all files of the run are in {relative_path(str(run.path))}"),
         ],
     )
 
@@ -127,7 +127,7 @@ def _failure(cell: StoredCell, *, is_named: bool) -> Card:
 
 
 def _source(cell: StoredCell) -> Cell:
-    """Return the first line that is neither empty nor a comment."""
+    """Return the first line of code that is not empty and not a comment."""
     lines = [line for line in map(str.strip, cell.source.splitlines()) if line]
     first = next((line for line in lines if not line.startswith("#")), "")[:80]
     return Cell(first, html=f"<code>{escape(first)}</code>")

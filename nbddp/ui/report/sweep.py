@@ -1,4 +1,4 @@
-"""The combinations of a sweep, or the runs of a scaling study, in words and as a table."""
+"""The combinations of a sweep or of a scaling study, in words and as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import blocks_html
 from nbddp.ui.wording import format_seconds
 
-MAX_ROWS = 40  # rows: those before and after the one that runs
+MAX_ROWS = 40  # in the table, around the running row
 _DOTS = {
     SweepState.WAITING: Dot.OFF,
     SweepState.RUNNING: Dot.BUSY,
@@ -31,16 +31,16 @@ _COUNT_TEXTS = {
 def sweep_report(
     rows: Sequence[SweepEntry], current: SweepEntry | None = None, *, what: str = "sweep"
 ) -> Report:
-    """Report the row that runs and a table of all; when none runs any more, only the counts."""
+    """Report the running row and a table of all rows; after the last row, only counts."""
     if current is None:
         return Report(describe_outcome(rows, what=what))
-    # as text each row is told when it ends
+    # the text has no table: each row was printed at its end
     table = Markup(lambda: blocks_html(_table(rows, rows.index(current))))
     return Report(describe_current(rows, current, what=what), [table])
 
 
 def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str = "sweep") -> str:
-    """Say which row runs and how many are left.
+    """Say which row is running and how many are left.
 
     >>> from nbddp.archive.sweep_grid import sweep_points
     >>> rows = [SweepEntry(point) for point in sweep_points([("lr", (0.1, 0.01))])]
@@ -75,19 +75,19 @@ def describe_done(rows: Sequence[SweepEntry]) -> str:
     which = "; ".join(str(row.trial) for row in done[:6]) + ("; ..." if len(done) > 6 else "")
     return (
         f"{plural(len(done), 'combination')} of {len(rows)} done before and not run again "
-        f"({which}); --start-over or start_over=True runs them, too"
+        f"({which}); --start-over or start_over=True runs them again"
     )
 
 
 def describe_row(row: SweepEntry) -> str:
-    """Say the state of a row, why it failed, and how long it took."""
+    """Return the state of a row, why it failed, and how long it took."""
     why = f": {row.why}" if row.why else ""
     duration = f", {format_seconds(row.seconds)}" if row.seconds else ""
     return f"{row.state.value}{why}{duration}"
 
 
 def describe_failures(rows: Sequence[SweepEntry]) -> list[str]:
-    """Return a line for each row that failed or was ended, with the command that shows its run."""
+    """Return a line for each failed or cancelled row, with the command that shows its run."""
     return [
         f"{row.trial}: {describe_row(row)}"
         + (f"; `%ddp show {row.path.name}` has more" if row.path is not None else "")

@@ -1,4 +1,4 @@
-"""`%ddp timeline`: who waited for whom in a cell."""
+"""`%ddp timeline`: which ranks waited for which rank in a cell."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, no
 from nbddp.ui.wording import describe_straggler, describe_unfinished, format_seconds
 
 MAX_ROWS = 32  # ranks in the picture and in the table
-MAX_AWAITED = 8  # of them
-MAX_COLUMNS = 10  # ranks that are waited for
-MAX_NAMED = 16  # ranks that are named in a line
+MAX_AWAITED = 8  # of these, ranks that others wait for
+MAX_COLUMNS = 10  # in the table, for ranks that others wait for
+MAX_NAMED = 16  # ranks in a line of text
 MAX_OVERLAPS = 16  # rows of DDP's measurements
-MAX_BUCKETS = 6  # whose sizes are written
+MAX_BUCKETS = 6  # sizes in a row
 SHOWN_LINES = 5
-MIN_SECONDS = 0.0005  # seconds that are said
+MIN_SECONDS = 0.0005  # shorter times are shown as 0
 LETTERS = {"gone": " ", "wait": "#", "data": "d"}
 COMPUTE = "."
 
 
 def timeline_report(timeline: Timeline) -> Report:
-    """Report the collectives of a cell, and the waiting in them."""
+    """Report the collectives of a cell, and how long ranks waited in them."""
     if timeline.is_empty:
         return Report(_describe_empty(timeline))
     unfinished = [
@@ -31,7 +31,7 @@ def timeline_report(timeline: Timeline) -> Report:
     ]
     late = [*unfinished, *([describe_straggler(timeline.awaited)] if timeline.awaited else [])]
     title = _title(timeline)
-    alt = f"ranks as rows, time across: {title}; the numbers stand below"
+    alt = f"ranks as rows, time across: {title}; the table has the numbers"
     return Report(
         title,
         [
@@ -46,7 +46,7 @@ def timeline_report(timeline: Timeline) -> Report:
 
 
 def _describe_empty(timeline: Timeline) -> str:
-    """Say that there is nothing to show.
+    """Say why the timeline is empty.
 
     >>> _describe_empty(Timeline(cell=3, ranks=(0, 1), span=(0.0, 0.0)))
     'no collectives were seen in cell 3: no rank waited for another'
@@ -73,7 +73,7 @@ def _title(timeline: Timeline) -> str:
     return " · ".join(filter(None, facts))
 
 
-# ---- the picture, and the same in letters
+# ---- the picture, and its text form
 
 
 def _draw(timeline: Timeline) -> tuple[bytes, int]:
@@ -83,7 +83,7 @@ def _draw(timeline: Timeline) -> tuple[bytes, int]:
 
 
 def shown_ranks(timeline: Timeline) -> Sequence[int]:
-    """Return the ranks that fit: of many a few that are waited for most, then those that wait.
+    """Return the ranks to show: of many, first those that others wait for, then those that wait.
 
     >>> line = Timeline(cell=1, ranks=range(64), span=(0, 1), waits={(60, 63): 0.5, (61, 63): 0.9})
     >>> shown_ranks(line)[-4:]
@@ -101,7 +101,7 @@ def shown_ranks(timeline: Timeline) -> Sequence[int]:
 
 
 def timeline_as_text(timeline: Timeline, columns: int = 72) -> Iterator[str]:
-    """Write a row of letters for each rank: what it did for most of the time of each letter.
+    """Yield a row of letters for each rank. A letter is what the rank did most of that time.
 
     >>> line = Timeline(cell=1, ranks=(0,), span=(0.0, 8.0), loads={0: [(2.0, 4.0)]})
     >>> [*timeline_as_text(line, 8)][1]
@@ -118,7 +118,7 @@ def timeline_as_text(timeline: Timeline, columns: int = 72) -> Iterator[str]:
 
 
 def _add_to_columns(part: list[float], timeline: Timeline, began: float, end: float) -> None:
-    """Add a piece to the share of each letter that it covers."""
+    """Add an interval to the share of each letter that it overlaps."""
     columns, seconds = len(part), max(timeline.seconds, 1e-9)
     a, b = ((at - timeline.span[0]) / seconds * columns for at in (began, end))
     for place in range(max(0, int(a)), min(columns, int(b) + 1)):
@@ -131,11 +131,11 @@ def _letter(shares: Mapping[str, float]) -> str:
     return LETTERS[max(shares, key=lambda kind: shares[kind])]
 
 
-# ---- the numbers
+# ---- numbers
 
 
 def _waiting_table(timeline: Timeline) -> Table:
-    """Return the seconds that each rank waited for each other one."""
+    """Return a table of the seconds that each rank waited for each other rank."""
     awaited = dict.fromkeys(timeline.ranks, 0.0)
     for (_, rank), seconds in timeline.waits.items():
         awaited[rank] += seconds
@@ -178,7 +178,7 @@ def _facts(timeline: Timeline) -> Iterator[str]:
     if loading:
         yield f"waited for data: {', '.join(loading)}"
     if (late := timeline.loading_awaited()) >= MIN_SECONDS:
-        yield f"ranks waited {_format_time(late)} for one that itself waited for data"
+        yield f"ranks waited {_format_time(late)} for a rank that itself waited for data"
     for title, took in list(timeline.on_gpu.items())[:SHOWN_LINES]:
         each = ", ".join(
             f"rank {rank} {_format_short_time(it)}" for rank, it in [*took.items()][:MAX_NAMED]
@@ -187,7 +187,7 @@ def _facts(timeline: Timeline) -> Iterator[str]:
 
 
 def _place_shares(lines: Mapping[str, float]) -> list[str]:
-    """Return the first lines, each with its part of the waiting unless there is just one.
+    """Return the first lines of code, each with its share of the waiting if there are several.
 
     >>> _place_shares({"line 9": 3.0, "line 4": 1.0}), _place_shares({"line 9": 2.0})
     (['line 9 (75 %)', 'line 4 (25 %)'], ['line 9'])
@@ -199,7 +199,7 @@ def _place_shares(lines: Mapping[str, float]) -> list[str]:
 
 
 def _overlap_blocks(timeline: Timeline) -> list[Block]:
-    """Return what DDP measured of each model on each rank."""
+    """Return a table of the times that DDP measured for each model and rank."""
     if not timeline.overlaps:
         return []
     head = ["DDP", "forward", "backward", "communication", "overlapped", "exposed", "buckets"]
@@ -210,10 +210,10 @@ def _overlap_blocks(timeline: Timeline) -> list[Block]:
         rows.append([name, *map(_format_short_time, times), _buckets(each.buckets)])
     newest = max(each.iteration for each in timeline.overlaps)
     words = (
-        f"averages of the first iterations and of every hundredth, up to {newest}; communication, "
-        "with the waiting in it, is overlapped with the backward or exposed"
+        f"averages of the first iterations and of every hundredth, up to {newest}; communication "
+        "includes waiting, and is overlapped with the backward or exposed"
     )
-    return [Table(head, rows, "what DDP has measured of its models"), note(words)]
+    return [Table(head, rows, "times measured by DDP"), note(words)]
 
 
 def _buckets(sizes: Sequence[int]) -> str:
@@ -224,7 +224,7 @@ def _buckets(sizes: Sequence[int]) -> str:
 
 def _notes(timeline: Timeline) -> Iterator[str]:
     if len(shown := shown_ranks(timeline)) < len(timeline.ranks):
-        which = "those that waited, or were waited for"
+        which = "the ranks that waited, or that others waited for"
         yield f"{len(shown)} of {len(timeline.ranks)} ranks are shown: {which}"
     if left_out := timeline.lost + timeline.thinned:
         yield f"{plural(left_out, 'more collective')}: too many, or too fast, to keep"
@@ -232,9 +232,11 @@ def _notes(timeline: Timeline) -> Iterator[str]:
         yield f"clocks of the nodes: ± {1000 * timeline.error:.1f} ms"
     if not timeline.unmet and not any(each.wait_seconds for each in timeline.meetings):
         measured = (
-            "" if timeline.on_gpu else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds those on the GPU"
+            ""
+            if timeline.on_gpu
+            else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds the times on the GPU"
         )
         yield (
-            "waiting is not known: ranks do not wait in these collectives, or they are NCCL's, "
-            f"of which these are the times of enqueueing{measured}"
+            "waiting is unknown: ranks do not wait in these collectives, or NCCL runs them, "
+            f"and these are the times of enqueueing{measured}"
         )

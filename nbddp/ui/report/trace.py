@@ -1,4 +1,4 @@
-"""What torch's profiler traced on all ranks: where the file is, and where ranks differ."""
+"""The trace of torch's profiler on all ranks: its file, and the operators that differ."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
 from nbddp.wire.trace_messages import format_steps
 
 SHOWN_ROWS = 8
-MAX_COLUMNS = 8  # ranks; of more ranks only the least and the most are shown
-MAX_EMBEDDED = 2 * 2**20  # bytes of a file that the notebook holds for its download link
+MAX_COLUMNS = 8  # ranks; of more ranks, only the least and the most are shown
+MAX_EMBEDDED = 2 * 2**20  # bytes of a file that can be embedded in its download link
 
 
 def trace_report(trace: Trace) -> Report:
     """Report the trace of a cell."""
     missing = [
-        f"nothing of {format_ranks(ranks)}: {why}"
+        f"no trace of {format_ranks(ranks)}: {why}"
         for why, ranks in ranks_by_reason(trace.missing).items()
     ]
     if trace.path is None:
@@ -62,7 +62,7 @@ def _limits(trace: Trace) -> Iterator[str]:
 
 
 def _link(trace: Trace) -> str:
-    """Link the path to a copy in the notebook: Jupyter servers do not serve hidden folders."""
+    """Return the path with a link to an embedded copy: Jupyter does not serve hidden folders."""
     path = escape(str(trace.path))
     if trace.path is None or trace.size > MAX_EMBEDDED:
         return path
@@ -80,13 +80,13 @@ def _link(trace: Trace) -> str:
 
 
 def _operators(trace: Trace) -> list[Block]:
-    """Show the operators in which ranks differ, else the costliest."""
+    """Return the operators whose cost differs between ranks, else the costliest operators."""
     all_rows = trace_rows(trace.ranks)
     different = [row for row in all_rows if is_different(row, trace.ranks)]
     costly = sorted(all_rows, key=lambda row: -max(row.self_ms.values()))
-    title = "operators that cost some ranks more than others, in ms of their own:"
+    title = "operators that cost some ranks more than others, self time in ms:"
     if not different:
-        title = "the costliest operators, in ms of their own:"
+        title = "the costliest operators, self time in ms:"
         if len(trace.ranks) > 1:
             title = f"no operator costs one rank much more than another; {title}"
     return [Text(title), _table(trace, (different or costly)[:SHOWN_ROWS])]
