@@ -1,1 +1,1 @@
-"""Run a cell: the shell, its compiler, and what a failure says."""
+"""Run cells: the IPython shell of a rank, its compiler, and the report of a failure."""

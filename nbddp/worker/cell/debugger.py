@@ -1,4 +1,4 @@
-"""Debuggers in a rank: Python's own and IPython's, at the notebook's input box."""
+"""Run pdb and IPython's debugger in a rank, with commands from the notebook's input box."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from nbddp.worker.cell.failure import HIDDEN
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.watch.main_thread import library_of_file
 
-_LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
-_DEBUGS_LAST_ERROR = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
+_LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")  # names in sys
+_DEBUGS_LAST_ERROR = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)
 _SHOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
 
 
 class RankPdb(Pdb):
-    """IPython's debugger, which shows a cell as one piece of code, and no frame of nbddp.
+    """IPython's debugger for cells. It hides the frames of nbddp.
 
-    IPython runs the statements of a cell one by one, each as a module. The debugger does not stop
-    where a statement begins or returns.
+    IPython runs each statement of a cell as a module of its own. This debugger does not stop where
+    a statement begins or returns, so that the cell looks like one piece of code.
     """
 
     shell: Any  # the RankShell
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"nosigint": True} | options)  # SIGINT is the interrupter's
+        super().__init__(*args, **{"nosigint": True} | options)  # CellInterrupter handles SIGINT
         self.report_skipped = False
 
-    if sys.version_info < (3, 13):  # stop at the line of a call, as later versions: none may follow
+    if sys.version_info < (3, 13):  # stop at the line of the call, as later versions do
 
         def set_trace(self, frame: FrameType | None = None, **_options: Any) -> None:
             """Stop at the next instruction."""
@@ -47,35 +47,35 @@ class RankPdb(Pdb):
             super().set_trace(frame)
 
         def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
-            """Take the first instruction for a line."""
+            """Treat the first instruction as a line."""
             if event == "opcode":
                 frame.f_trace_opcodes = False
                 return self.dispatch_line(frame)
             return super().trace_dispatch(frame, event, arg)
 
     def stop_here(self, frame: FrameType) -> bool:
-        """Stop in the user's code, and in libraries that it calls."""
+        """Return whether the frame is user code, or a library called by user code."""
         return bool(super().stop_here(frame)) and self._is_visible(frame)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
-        """Stop where a function is entered, but not a statement: its line comes next."""
+        """Stop at the entry of a function. At a statement, stop only at its line, which is next."""
         if not self._is_cell_statement(frame):
             super().user_call(frame, argument_list)
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        """Stop where a function returns, but not a statement: the next one follows."""
+        """Stop at the return of a function, but not at the end of a statement."""
         if not self._is_cell_statement(frame):
             super().user_return(frame, return_value)
 
     def user_exception(self, frame: FrameType, exc_info: Any) -> None:
-        """Stop at an error of the user's code; IPython ends a statement with others."""
+        """Stop at an error in user code, but not at errors that IPython uses internally."""
         if self._is_visible(frame):
             super().user_exception(frame, exc_info)
         if self._is_cell_statement(frame):
-            frame.f_locals.pop("__exception__", None)  # else it is a name of the user's
+            frame.f_locals.pop("__exception__", None)  # else the user sees this name
 
     def get_stack(self, frame: FrameType | None, step: TracebackType | None) -> Any:
-        """Return the shown frames with their lines, and the index of the current one."""
+        """Return the visible frames with their lines, and the index of the current frame."""
         stack, current = super().get_stack(frame, step)
         shown = [False]
         for each, _ in stack:
@@ -85,7 +85,7 @@ class RankPdb(Pdb):
         return (kept, max(0, sum(shown[: current + 2]) - 1)) if kept else (stack, current)
 
     def _is_visible(self, frame: FrameType | None) -> bool:
-        """Return whether a frame is the user's, or of a library that the user's code calls."""
+        """Return whether a frame is user code, or a library called by user code."""
         while frame is not None and not self._is_user_frame(frame):
             frame = None if _library_of_frame(frame) in HIDDEN else frame.f_back
         return frame is not None
@@ -95,7 +95,7 @@ class RankPdb(Pdb):
 
     def _is_cell_statement(self, frame: FrameType) -> bool:
         name = frame.f_code.co_name
-        is_module = name == "<module>" or name.startswith("<cell line: ")  # of IPython 7 and 8
+        is_module = name == "<module>" or name.startswith("<cell line: ")  # IPython 7 and 8
         return is_module and frame.f_code.co_filename in self.shell.compile.sources
 
 
@@ -104,12 +104,14 @@ def _library_of_frame(frame: FrameType) -> str:
 
 
 class Debuggers:
-    """Open debuggers: ``breakpoint()`` stops one rank, or the ranks that were named.
+    """Open debuggers in the cells of a rank.
+
+    ``breakpoint()`` stops the first rank that reaches one, or the ranks named for the cell.
 
     Args:
-        stdin: where debuggers get their commands.
+        stdin: the source of debugger commands.
         rank: this rank.
-        claim_breakpoint: returns whether this rank is the first of its cell to call it.
+        claim_breakpoint: returns whether this rank is the first in the cell to call it.
     """
 
     def __init__(self, stdin: StdinProxy, rank: int, claim_breakpoint: Callable[[], bool]) -> None:
@@ -117,14 +119,12 @@ class Debuggers:
         self._rank = rank
         self._claim_breakpoint = claim_breakpoint
         self._break_ranks: Sequence[int] = ()
-        self._is_interrupt_kept = False  # whether an interrupt is remembered
-        self._hidden_error: dict[
-            str, Any
-        ] = {}  # hidden from this cell; remembered again at its end
-        self._stops_here: bool | None = None  # in this cell; None before its first breakpoint()
+        self._is_interrupt_kept = False
+        self._hidden_error: dict[str, Any] = {}  # the last error; restored after this cell
+        self._stops_here: bool | None = None  # None before the cell's first breakpoint()
 
     def install(self) -> None:
-        """Replace Python's ways into a debugger, and prepare each debugger for the input box."""
+        """Replace the functions that open a debugger, and connect debuggers to the input box."""
         sys.breakpointhook = self._on_breakpoint
         python_pdb: Any = pdb
         ipython_pdb: Any = IPython.core.debugger
@@ -135,7 +135,7 @@ class Debuggers:
 
         @functools.wraps(interaction)
         def interact(debugger: Any, *args: Any, **options: Any) -> Any:
-            debugger.nosigint = True  # else it takes SIGINT, which is the interrupter's
+            debugger.nosigint = True  # else it replaces the SIGINT handler of CellInterrupter
             self._stdin.check_supported(DEBUGGER)
             display_hook, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
             was_debugging, self._stdin.is_debugging = self._stdin.is_debugging, True
@@ -144,7 +144,7 @@ class Debuggers:
             finally:
                 sys.displayhook = display_hook
                 self._stdin.is_debugging = was_debugging
-                if self._stdin.is_interrupted():  # IPython's keeps an interrupt to itself
+                if self._stdin.is_interrupted():  # IPython's debugger swallows an interrupt
                     debugger.set_quit()
 
         python_pdb.Pdb.interaction = interact
@@ -152,9 +152,9 @@ class Debuggers:
     def begin_cell(self, command: RunCell) -> None:
         """Prepare for a cell.
 
-        Free the frames of an interrupted cell, unless this cell debugs them. In a cell that runs on
-        several ranks, ``%debug`` opens only on ranks with an error of their own: the others were
-        interrupted because of it.
+        Free the frames of an interrupted cell, unless this cell debugs them. If the cell runs on
+        several ranks, ``%debug`` opens only on ranks that failed. The other ranks were interrupted
+        because of that failure.
         """
         if self._is_interrupt_kept and not _DEBUGS_LAST_ERROR.search(command.source):
             self._is_interrupt_kept = False
@@ -164,7 +164,7 @@ class Debuggers:
         self._break_ranks, self._stops_here = command.break_ranks, None
 
     def _on_breakpoint(self, *_args: Any, **_options: Any) -> None:
-        if os.environ.get("PYTHONBREAKPOINT") == "0":  # how Python turns breakpoint() off
+        if os.environ.get("PYTHONBREAKPOINT") == "0":  # Python's way to turn breakpoint() off
             return
         self._stdin.check_supported(DEBUGGER)
         if self._stops_here is None:
@@ -177,7 +177,7 @@ class Debuggers:
     def _on_set_trace(
         self, frame: FrameType | None = None, header: str | None = None, **_options: Any
     ) -> None:
-        """Replace ``set_trace()`` of pdb and IPython: stop every rank that calls it."""
+        """Stop every rank that calls ``set_trace()`` of pdb or IPython."""
         self._stdin.check_supported(DEBUGGER)
         debugger = RankPdb()
         if header is not None:
@@ -185,17 +185,17 @@ class Debuggers:
         debugger.set_trace(frame or sys._getframe(1))
 
     def keep_exception(self, error: BaseException, *, is_interrupt: bool) -> None:
-        """Keep the error that ended a cell where Python keeps an uncaught error.
+        """Keep the error that ended a cell in ``sys.last_value``, as Python does.
 
-        An interrupted cell may hold memory that its next run needs. Its frames are kept until
-        another cell begins, an error until the next error.
+        An error is kept until the next error. An interrupt is kept only until another cell begins,
+        because its frames may hold memory that the next run needs.
         """
         self._is_interrupt_kept = is_interrupt
         last = (type(error), error, error.__traceback__, error)
         vars(sys).update(zip(_LAST_ERROR, last, strict=True))
 
     def end_cell(self) -> None:
-        """End the tracing: a debugger must not step through the next cell."""
+        """Restore the last error, and stop tracing: a debugger must not step into the next cell."""
         vars(sys).update(self._hidden_error)
         self._hidden_error = {}
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
@@ -203,7 +203,7 @@ class Debuggers:
 
 
 def clear_last_error() -> dict[str, Any]:
-    """Forget the last error. Return what was known of it, by its names in ``sys``."""
+    """Remove the last error from ``sys``. Return the removed attributes."""
     names = [each for each in _LAST_ERROR if hasattr(sys, each)]
     return {name: vars(sys).pop(name) for name in names}
 
@@ -211,7 +211,7 @@ def clear_last_error() -> dict[str, Any]:
 def post_mortem() -> None:
     """Debug the last error of this rank, or print that there is none.
 
-    Raising an error here would end the debugger of the rank that failed.
+    Do not raise here: an error would end the debugger on the rank that failed.
     """
     traceback, error = (getattr(sys, name, None) for name in ("last_traceback", "last_value"))
     if traceback is None:

@@ -1,4 +1,4 @@
-"""What a cell shows beside its text: its last line's value, and what ``display()`` is given."""
+"""Send the rich output of a cell: the value of its last line, and ``display()``."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from nbddp.worker.output.log_writer import flush_python_streams
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 NO_WIDGET = (
     "nbddp: {kind}: a widget of a rank cannot be shown; use nbddp.track and nbddp.log, "
-    "or make it in a cell of the notebook's own"
+    "or create it in a cell that runs in the notebook itself"
 )
 
 
 class RankDisplayHook(DisplayHook):
-    """Keeps the last expression's MIME bundle instead of printing it."""
+    """Keep the MIME bundle of the last expression instead of printing it."""
 
-    bundle: JsonDict = {}  # noqa: RUF012 - replaced, never changed
+    bundle: JsonDict = {}  # noqa: RUF012 - replaced, never modified
 
     def __call__(self, result: Any = None) -> None:
-        """Keep the value; behind a closing semicolon too, where it is not shown."""
+        """Keep the value, even if a closing semicolon hides it."""
         super().__call__(result)
         if result is not None and self.quiet():
             self.fill_exec_result(result)
 
     def write_output_prompt(self) -> None:
-        """Print no ``Out[1]:``; the controller shows the value once for ranks that agree."""
+        """Print no ``Out[1]:``: the controller shows equal values of ranks once."""
 
     def write_format_data(self, format_dict: JsonDict, md_dict: JsonDict | None = None) -> None:
-        """Keep what would have been printed."""
+        """Keep the MIME bundle for the controller."""
         data, metadata = sendable_bundle(format_dict, md_dict)
         self.bundle = truncate_value({"data": data, "metadata": metadata})
 
     def finish_displayhook(self) -> None:
-        """Print no closing line break."""
+        """Print no line break after the value."""
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """Mails what ``display()`` and figures produce."""
+    """Send the output of ``display()`` and figures to the controller."""
 
     send: Callable[[Display], None] | None = None
     cell = 0
@@ -59,7 +59,7 @@ class RankDisplayPublisher(DisplayPublisher):
         update: bool = False,
         **_ignored: Any,
     ) -> None:
-        """Mail one bundle, after all output that precedes it."""
+        """Send one bundle, after all earlier output."""
         flush_python_streams()
         data, metadata = sendable_bundle(data, metadata)
         message = Display(
@@ -73,13 +73,13 @@ class RankDisplayPublisher(DisplayPublisher):
             self.send(message)
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Clear nothing: the cell's output is shared by all ranks."""
+        """Clear nothing: all ranks share the cell's output."""
 
 
 def sendable_bundle(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict, JsonDict]:
-    """A MIME bundle and its metadata as they are mailed; of a widget there is only a hint.
+    """Return a MIME bundle and its metadata as JSON values. Replace a widget by a hint.
 
-    What a widget shows lives in the kernel that made it, and a rank is not the page's kernel.
+    A widget needs the kernel that created it, and the page is not connected to the ranks.
     """
     if _WIDGET in data:
         kind = str(data.get("text/plain", "")).partition("(")[0] or "a widget"
@@ -88,9 +88,9 @@ def sendable_bundle(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict
 
 
 def json_ready(value: Any) -> Any:
-    """Make a MIME bundle fit for JSON: bytes become base64, as in Jupyter's own messages.
+    """Convert a MIME bundle to JSON values. Bytes become base64, as in Jupyter's messages.
 
-    Numbers and arrays of NumPy or torch become plain ones, as charts need them.
+    Numbers and arrays of NumPy or torch become Python numbers and lists, as charts need them.
     """
     if isinstance(value, dict):
         return {str(key): json_ready(item) for key, item in value.items()}
@@ -103,17 +103,17 @@ def json_ready(value: Any) -> Any:
     return json_ready(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
-MAX_TEXT = 100_000  # characters of a value's or a display's plain text
-MAX_MESSAGE = 10_000  # characters of what an exception says
+MAX_TEXT = 100_000  # characters of plain text in a value or display
+MAX_MESSAGE = 10_000  # characters of an exception's text
 
 VALUE_HINT = "`%ddp pull _` fetches the value"
 DISPLAY_HINT = "print it instead, and the log has all of it"
 TOO_LONG = "too long for a page"
-ERROR_HINT = "the rank has it whole, as `sys.last_value`"
+ERROR_HINT = "`sys.last_value` on the rank has all of it"
 
 
 def truncate(text: str, hint: str, *, limit: int = MAX_TEXT) -> str:
-    r"""The beginning, and a line on what is not there.
+    r"""Return the beginning of a text, and a line that counts the missing characters.
 
     >>> truncate("abcdef", "see x", limit=4), truncate("abcd", "see x", limit=4)
     ('abcd\n… 2 more characters; see x', 'abcd')
@@ -124,13 +124,13 @@ def truncate(text: str, hint: str, *, limit: int = MAX_TEXT) -> str:
 
 
 def truncate_display(data: JsonDict) -> JsonDict:
-    """A MIME bundle whose plain text fits a page."""
+    """Truncate the plain text of a MIME bundle."""
     text = data.get("text/plain")
     return data | {"text/plain": truncate(text, DISPLAY_HINT)} if isinstance(text, str) else data
 
 
 def truncate_value(bundle: JsonDict) -> JsonDict:
-    """A value's bundle whose plain text fits a page; of ranks that differ, it differs still."""
+    """Truncate the plain text of a value. A digest still tells different values apart."""
     text = bundle["data"].get("text/plain")
     if not isinstance(text, str) or len(text) <= MAX_TEXT:
         return bundle
@@ -140,7 +140,7 @@ def truncate_value(bundle: JsonDict) -> JsonDict:
 
 
 def truncate_failure(failure: Failure) -> Failure:
-    """An error whose message and traceback fit a page; of a traceback both ends tell most."""
+    """Truncate the text and the traceback of an error. Keep both ends of the traceback."""
     traceback, half = failure.traceback, MAX_TEXT // 2
     if (more := len(traceback) - 2 * half) > 0:
         notice = f"\n… {more:,} more characters; {ERROR_HINT}\n"

@@ -1,7 +1,7 @@
-"""What ended a cell on this rank.
+"""Describe the failure of a cell on this rank.
 
-The error in a line, its traceback, the collective it was in, the parameters that an error of DDP is
-about, and what filled a GPU.
+A description has the error in one line, its traceback, and the collective that the rank was in. For
+an error of DDP it names the parameters; for a full GPU it lists the memory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collec
 from nbddp.worker.watch.main_thread import describe_call, function_name, library_of_file
 from nbddp.worker.watch.namespace import Part, walk
 
-CONTEXT = 2  # lines shown above and below a line of the user's
-MAX_REPEATS = 3  # equal frames in a row that are shown, of a recursion
-HIDDEN = ("nbddp", "IPython")  # libraries whose frames are in no traceback
+CONTEXT = 2  # lines shown above and below a line of user code
+MAX_REPEATS = 3  # equal frames shown in a row, for a recursion
+HIDDEN = ("nbddp", "IPython")  # libraries without frames in tracebacks
 GREEN, CYAN, RED = 32, 36, 31
 
 # frames of nbddp in a traceback that another process formatted, such as a DataLoader worker
@@ -41,33 +41,34 @@ _HIDDEN_TEXT = re.compile(
     rf'^ *File "{re.escape(str(Path(nbddp.__file__).parent))}/[^"]*", line .*\n(?:    .*\n)*',
     re.MULTILINE,
 )
-_REMOTE = ("_RemoteTraceback", "RemoteTraceback")  # the traceback of another process, as a cause
+# causes that hold the traceback of another process
+_REMOTE = ("_RemoteTraceback", "RemoteTraceback")
 
 
 class Shell(Protocol):
-    """What a cell ran in."""
+    """The parts of the RankShell that a description needs."""
 
     user_ns: dict[str, Any]
 
     def is_cell_file(self, filename: str) -> bool:
-        """Whether the code of this file is a cell's."""
+        """Return whether the code of this file belongs to a cell."""
 
     def name_of_file(self, filename: str) -> str:
-        """The name under which a file is shown."""
+        """Return the name to show for a file."""
 
     def format_error(self, error: BaseException, /) -> str:
-        """The traceback of an error."""
+        """Return the traceback of an error."""
 
 
 def describe_failure(
     error: BaseException, shell: Shell, *, stuck_in: RecordedCollective | None, at: float
 ) -> Failure:
-    """Describe what ended a cell: its text, the user's innermost line, its first cause.
+    """Describe the error that ended a cell: its text, the innermost user line, the first cause.
 
     Args:
-        error: what ended it.
-        shell: what the cell ran in.
-        stuck_in: the collective in which the rank was freed.
+        error: the error.
+        shell: the shell that ran the cell.
+        stuck_in: the collective that the rank waited in when it was interrupted, if any.
         at: the time of the error.
     """
     user_places = [
@@ -104,7 +105,7 @@ def failure_outside_cells(error: BaseException) -> Failure:
     )
 
 
-# ---- the error in a line
+# ---- the error in one line
 
 
 def error_text(error: BaseException) -> str:
@@ -115,12 +116,12 @@ def error_text(error: BaseException) -> str:
     """
     try:
         return str(error)
-    except Exception as inner:  # noqa: BLE001 - whatever the user's own __str__ raises
-        return f"its text cannot be had: __str__() raised {type(inner).__name__}"
+    except Exception as inner:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"its text is not available: __str__() raised {type(inner).__name__}"
 
 
 def _first_cause(error: BaseException, text: str) -> str:
-    """Name the first error of the chain of causes, unless ``text`` contains its text."""
+    """Name the first error in the chain of causes, unless ``text`` contains its text."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         if type(cause).__name__ in _REMOTE:
@@ -139,19 +140,19 @@ def _first_cause(error: BaseException, text: str) -> str:
 def format_traceback(
     error: BaseException, *, is_whole: bool = False, has_colors: bool = False
 ) -> str:
-    """Format an error with its causes and the members of its groups.
+    """Format an error, its causes and the members of exception groups.
 
-    Each traceback begins at the first frame of the user's. Frames of nbddp and IPython are left
-    out. A user's frame has the lines around it.
+    Each traceback begins at the first user frame and has no frames of nbddp and IPython. A user
+    frame is shown with the lines around it.
 
     Args:
-        error: any.
-        is_whole: show the frames of libraries one by one, not only how many there are.
+        error: the error.
+        is_whole: show each frame of a library instead of their number.
         has_colors: color file names, line numbers and arrows.
     """
     if isinstance(error, UsageError):
         return f"UsageError: {error_text(error)}"
-    # limit: frames are formatted here, everything else as Python does
+    # limit=0: frames are formatted here; Python formats everything else
     formatted = traceback.TracebackException.from_exception(error, limit=0)
     pending: list[tuple[Any, Any]] = [(formatted, error)]
     while pending:
@@ -166,7 +167,7 @@ def format_traceback(
 
 
 class _Stack(list[str]):
-    """Formatted frames, in the place of a StackSummary."""
+    """Formatted frames, used instead of a StackSummary."""
 
     def format(self, **_options: Any) -> list[str]:
         """Return the frames."""
@@ -174,18 +175,18 @@ class _Stack(list[str]):
 
 
 class _Place(NamedTuple):
-    """A frame's place."""
+    """The place of a frame in its source."""
 
     filename: str
     line: int
     function: str
-    library: str  # empty for the user's own code
+    library: str  # empty for user code
 
 
 def _places(step: TracebackType | None) -> Iterator[_Place]:
-    """Yield the place of each frame, with the line of the function if Python knows none.
+    """Yield the place of each frame, with the line of the function if Python knows no other.
 
-    An interrupt may strike in an instruction that has no line, as at the end of a ``with``.
+    An interrupt may arrive in an instruction without a line, as at the end of a ``with``.
     """
     for frame, line in traceback.walk_tb(step):
         code = frame.f_code
@@ -212,7 +213,7 @@ def _format_frames(
 
 
 def _format_place(place: _Place, *, has_colors: bool) -> str:
-    """Format a frame: its file and line, and the code around it."""
+    """Format a frame: its file, its line and the code around it."""
 
     def paint(text: str, color: int) -> str:
         return f"\x1b[{color}m{text}\x1b[0m" if has_colors else text
@@ -229,18 +230,18 @@ def _format_place(place: _Place, *, has_colors: bool) -> str:
     return "".join(lines)
 
 
-# ---- the collective it was in
+# ---- the collective that the rank was in
 
 
 def _describe_collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> str:
-    """Name the collective that the rank waited in, with its number where that is known."""
+    """Name the collective that the rank waited in, with its number if it is known."""
     torch_frames = (frame for frame in stack if "torch/distributed/" in frame.f_code.co_filename)
     called = next(torch_frames, None)
     name = function_name(called) if called is not None else ""
     newest = stuck_in or newest_collective({name})
     if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
         return newest.call.title
-    return describe_call(called) if called is not None else ""  # Gloo records no send and no recv
+    return describe_call(called) if called is not None else ""  # Gloo does not record send and recv
 
 
 _NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -251,10 +252,10 @@ _MARKED_TWICE = re.compile(r"Parameter at index (\d+) ")
 
 
 def describe_ddp_parameters(error: BaseException, names: Mapping[str, Any]) -> str:
-    """Say which parameters an error of DDP is about; empty for other errors.
+    """Name the parameters that an error of DDP refers to. Return "" for other errors.
 
-    The model is the one whose forward pass failed. An error in backward has no frame of the model:
-    then it is the only DDP model among ``names``, those of the cells.
+    An error in forward has a frame of its model. An error in backward has none: then the model is
+    the only DDP model among ``names``, the names of the cells.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
     if not (_NO_GRADIENT.search(text) or _MARKED_TWICE.search(text)):
@@ -265,7 +266,7 @@ def describe_ddp_parameters(error: BaseException, names: Mapping[str, Any]) -> s
 
 
 def describe_parameters(model: DistributedDataParallel, text: str) -> str:
-    """Say which parameters of a model the text of an error is about, in a few words."""
+    """Name the parameters of a model that the text of an error refers to."""
     if found := parameters_without_gradient(model, text):
         return f"without a gradient: {format_few(found)}"
     twice = _MARKED_TWICE.search(text)
@@ -273,19 +274,19 @@ def describe_parameters(model: DistributedDataParallel, text: str) -> str:
 
 
 def parameters_without_gradient(model: DistributedDataParallel, text: str) -> list[str]:
-    """Return the parameters that had no gradient when the next forward pass began."""
+    """Return the parameters without a gradient at the start of the next forward pass."""
     unused = _NO_GRADIENT.search(text)
     return _parameter_names(model, unused[1]) if unused else []
 
 
 def ddp_models(values: Iterable[Any]) -> list[DistributedDataParallel]:
-    """Return the DDP models among some values, each once."""
+    """Return the DDP models among some values, without duplicates."""
     found = {id(each): each for each in values if issubclass(type(each), DistributedDataParallel)}
     return list(found.values())
 
 
 def _parameter_names(model: DistributedDataParallel, indices: str) -> list[str]:
-    # DDP's own counting: parameters that need gradients, each once (torch 2.13.0)
+    # DDP counts the parameters that need gradients, each once (torch 2.13.0)
     counted, _ = model._build_params_for_reducer()
     names_by_id = {id(each): name for name, each in model.module.named_parameters()}
     positions = [int(each) for each in indices.split()]
@@ -294,33 +295,34 @@ def _parameter_names(model: DistributedDataParallel, indices: str) -> list[str]:
     return [names_by_id.get(id(counted[index]), "?") for index in positions]
 
 
-MAX_TENSORS = 5  # tensors, the largest
+MAX_TENSORS = 5  # number of the largest tensors to show
 _GPU = re.compile(r"\bGPU (\d+)")
-FRAGMENTED = 0.2  # of what torch has reserved and no tensor holds: then it is in pieces
+# the share of reserved memory without tensors above which memory counts as fragmented
+FRAGMENTED = 0.2
 
 Names = Mapping[str, Any]
 Named = tuple[str, torch.Tensor]
 
 
-# ---- what filled a GPU
+# ---- the memory of a full GPU
 
 
 def describe_out_of_memory(error: BaseException, names: Names, frames: Iterable[Names]) -> str:
-    """What is to be known of a failed allocation on this rank's GPU; empty for other errors.
+    """Describe the GPU memory at a failed allocation. Return "" for other errors.
 
     Args:
-        error: what ended the cell.
-        names: those of the cells.
-        frames: the local names of the functions that it came through.
+        error: the error that ended the cell.
+        names: the names of the cells.
+        frames: the local names of each function in the traceback.
     """
     if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
         return ""
-    match = _GPU.search(str(error))  # as seen from here
+    match = _GPU.search(str(error))  # the number in this process
     device = torch.device("cuda", int(match[1]) if match else torch.cuda.current_device())
     try:
         return "\n".join(_describe_gpu(device, largest_tensors([names, *frames], device)))
-    except Exception as inner:  # noqa: BLE001 - whatever a user's module does when it is asked
-        return f"  what holds its memory cannot be told: {type(inner).__name__}: {inner}"
+    except Exception as inner:  # noqa: BLE001 - a user's module may raise anything
+        return f"  its tensors cannot be listed: {type(inner).__name__}: {inner}"
 
 
 def _describe_gpu(device: torch.device, largest: list[Named]) -> Iterator[str]:
@@ -330,8 +332,8 @@ def _describe_gpu(device: torch.device, largest: list[Named]) -> Iterator[str]:
     capacity = f"has {format_bytes(total)}; {format_bytes(free)} free"
     yield f"  {device}, {torch.cuda.get_device_name(device)}, {capacity}"
     unused = format_bytes(reserved - held)
-    yield f"    this rank: {format_bytes(held)} in tensors, {unused} reserved beside them"
-    yield f"    all else (CUDA itself, other ranks, other processes): {format_bytes(others)}"
+    yield f"    this rank: {format_bytes(held)} in tensors, {unused} reserved but unallocated"
+    yield f"    everything else (CUDA, other ranks, other processes): {format_bytes(others)}"
     if largest:
         yield f"    largest tensors: {', '.join(_describe_tensor(*each) for each in largest)}"
     yield f"    {_memory_hint(held, reserved, others, total)}"
@@ -339,15 +341,17 @@ def _describe_gpu(device: torch.device, largest: list[Named]) -> Iterator[str]:
 
 def _memory_hint(held: int, reserved: int, others: int, total: int) -> str:
     if others > total / 2:
-        return "most of it is not this rank's: `nvidia-smi` names the processes; fewer ranks on it"
+        return (
+            "other processes use most of it: `nvidia-smi` names them; start fewer ranks on this GPU"
+        )
     if reserved and (reserved - held) / reserved > FRAGMENTED:
         return (
-            "much is free, but in pieces: "
-            "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` puts them together"
+            "much is free, but fragmented: restart with "
+            "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
         )
     return (
-        "a smaller batch needs less, and so do `nbddp.precision(accumulate=4)` with a quarter of "
-        "it, and bf16; `del` gives a name's memory back"
+        "use a smaller batch, `nbddp.precision(accumulate=4)` with a quarter of the batch, or "
+        "bf16; `del` frees the memory of a name"
     )
 
 
@@ -357,7 +361,7 @@ def _describe_tensor(name: str, tensor: torch.Tensor) -> str:
 
 
 def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None) -> list[Named]:
-    """Return the largest tensors on a device, and their paths; of those that share memory one."""
+    """Return the largest tensors on a device and their paths, one for each shared storage."""
     found = [named for scope in scopes for part in walk(scope) for named in _tensors(part)]
     found.sort(key=lambda each: -each[1].nbytes)
     largest: dict[int, Named] = {}
@@ -369,7 +373,7 @@ def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None)
 
 
 def _tensors(part: Part) -> Iterator[Named]:
-    """Yield the tensors of one object, each with an expression that a user can type."""
+    """Yield the tensors of an object, each with its Python expression."""
     path, value = part.path, part.value
     if type(value) in (torch.Tensor, nn.Parameter):
         yield path, value

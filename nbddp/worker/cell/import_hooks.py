@@ -1,4 +1,4 @@
-"""Change a library's module when it is imported."""
+"""Change a library module after its import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Change = Callable[[Any], None]
 
 
 def change_when_imported(name: str, change: Change) -> None:
-    """Call ``change(module)`` once the module has run; at once if it is imported already."""
+    """Call ``change(module)`` after the import of a module, or now if it is imported already."""
     if name in sys.modules:
         change(sys.modules[name])
     elif not any(isinstance(each, _ChangeOnImport) and each.name == name for each in sys.meta_path):
@@ -21,7 +21,7 @@ def change_when_imported(name: str, change: Change) -> None:
 
 
 class _ChangeOnImport(MetaPathFinder):
-    """Finds one module, and changes it once it has run."""
+    """Find one module, and change it after its import."""
 
     def __init__(self, name: str, change: Change) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class _ChangeOnImport(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find that module, and nothing else."""
+        """Find only the module to change."""
         spec = PathFinder.find_spec(name, path) if name == self.name else None
         if spec is None or spec.loader is None:
             return None

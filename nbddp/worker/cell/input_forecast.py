@@ -1,7 +1,7 @@
-"""Tell from a cell's code, before it runs, whether it may ask the user something.
+"""Predict from a cell's code whether it may ask the user for input.
 
-Collectives then wait for as long as somebody types. Code in modules that a cell imports is not
-looked at.
+In such a cell, collectives wait as long as the user types. The code of imported modules is not
+checked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import nn
 
 _MAGIC = re.compile(r"^\s*%%?(debug|pdb)\b", re.MULTILINE)
 _WORD = re.compile(r"\b[^\W\d]\w*")
-_BUILTINS = {"breakpoint", "input"}  # Python's own, unless the user has something of that name
-_ATTRIBUTES = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imported from it
+_BUILTINS = {"breakpoint", "input"}  # builtins, unless the user defines the same name
+_ATTRIBUTES = {"getpass", "post_mortem", "pm", "set_trace"}  # in a module, or imported from one
 _COMPILE_ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 
 
 def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
-    """Whether a cell, or what it calls of earlier cells, may ask the user something.
+    """Return whether a cell, or a function of earlier cells that it calls, may ask for input.
 
     >>> may_request_input("x = input('how many? ')", {})
     True
@@ -59,15 +59,18 @@ def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
 
 
 def _compile_cell(source: str) -> Any:
-    with suppress(*_COMPILE_ERRORS):  # the error is reported when the cell runs
+    with suppress(*_COMPILE_ERRORS):  # running the cell reports the error
         lines = TransformerManager().transform_cell(source)
         return compile(lines, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return None
 
 
 def _objects_called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
-    """What may run when this runs: what it names, wraps, or has for methods, if cells made it."""
-    kind = type(value)  # a proxy's own code may say what it is, and fail
+    """Return the code and objects of cells that running ``value`` may call.
+
+    Those are the objects that it names or wraps, and its methods.
+    """
+    kind = type(value)  # not isinstance: it runs the code of proxies, which may fail
     if kind is CodeType:
         inner = [each for each in value.co_consts if isinstance(each, CodeType)]
         return inner + [namespace[name] for name in value.co_names if name in namespace]
@@ -79,13 +82,13 @@ def _objects_called_by(value: Any, namespace: Mapping[str, Any]) -> list[Any]:
         return [getattr(value, name, None) for name in names]
     owner = value if issubclass(kind, type) else kind
     methods = vars(owner).values() if owner.__module__ == "__main__" else ()
-    # a module's own children() fails where its __init__ did not end
+    # nn.Module.children() fails if __init__ did not finish
     parts = (vars(value).get("_modules") or {}) if issubclass(kind, nn.Module) else {}
     return [*methods, *parts.values()]
 
 
 def _requests_input(step: dis.Instruction, user_names: Set[str]) -> bool:
-    """Whether an instruction names what asks; ``taken``: names of the user's."""
+    """Return whether an instruction names a function that asks for input."""
     name = step.argval
     if not isinstance(name, str):
         return False
@@ -94,4 +97,4 @@ def _requests_input(step: dis.Instruction, user_names: Set[str]) -> bool:
     is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
     return is_attribute and (
         name in _ATTRIBUTES or name == "breakpoint"
-    )  # torch.distributed has one
+    )  # torch.distributed has breakpoint

@@ -1,16 +1,18 @@
-"""How a running cell is interrupted: in Python by a signal, in a wait by ending what it waits on.
+"""Interrupt a cell: Python code by a signal, a blocking call by closing its connection.
 
 The notebook sends a signal, then a message. C code that holds the GIL but checks for signals, such
 as ``re``, releases the GIL when the signal arrives, so that a thread can read the message. The
 message decides what the interrupt does in the cell, and how often.
 
-SIGINT does not reach Python while C++ waits in a collective: the handler runs when the main
-thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended:
-first what process groups wait on, then all connections but those of the mail. As long as they send
-and receive, the wait will end by itself. A cell that catches KeyboardInterrupt to clean up is told
-once and left to it; one in which Python throws the interrupt away, as it does where an object is
-freed, gets it again. A library that is being imported is waited for: what has half of it keeps half
-of it, and every later cell fails with "partially initialized module".
+While C++ waits in a collective, SIGINT does not reach Python: the handler runs when the main thread
+returns to Python. If it has not run shortly after the signal, nbddp ends the wait. It first closes
+the connections of process groups, then all connections except those to the controller. While
+process groups send and receive, nbddp lets the wait end by itself.
+
+A cell that catches KeyboardInterrupt to clean up gets it once, and may finish. If Python discards
+the interrupt, as it does in a destructor, the cell gets it again. nbddp waits for the import of a
+library to end: a library imported in part stays so, and later cells fail with "partially
+initialized module".
 """
 
 from __future__ import annotations
@@ -29,29 +31,29 @@ from typing import Any
 
 from nbddp.worker.watch import main_thread
 
-SIGNAL_TIMEOUT = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
-TIMEOUT_AFTER_DEATH = 0.05  # the same where a rank has died: who waits for it waits in vain
-REPEAT_TIMEOUT = 4.0  # seconds after which a cell that has heard it is left to itself
-TRANSFER_TIMEOUT = 10.0  # seconds for which a process group may go on to send and receive
-IMPORT_TIMEOUT = 10.0  # seconds that a library gets to be imported in whole
-# seconds of CPU in one round of SIGNAL_TIMEOUT: the main thread does not merely wait
+SIGNAL_TIMEOUT = 0.1  # seconds for Python to handle the signal before nbddp ends the wait
+TIMEOUT_AFTER_DEATH = 0.05  # the same if a rank has died: a wait for it cannot succeed
+REPEAT_TIMEOUT = 4.0  # seconds after which a cell that got the interrupt gets no other one
+TRANSFER_TIMEOUT = 10.0  # seconds for which a process group may continue to send and receive
+IMPORT_TIMEOUT = 10.0  # seconds for the import of a library to end
+# seconds of CPU in one round of SIGNAL_TIMEOUT above which the main thread is computing
 BUSY_CPU_TIME = 0.005
-GROUP_TIMEOUT = 1.0  # seconds that a new process group gets, which stands before the cell
-MESSAGE_TIMEOUT = 1.0  # seconds that a signal of the notebook may come before its message
-# rounds of SIGNAL_TIMEOUT after which any wait is ended, not only a process group's
+GROUP_TIMEOUT = 1.0  # seconds to form the process group of a cell
+MESSAGE_TIMEOUT = 1.0  # seconds from a signal of the notebook to its message
+# rounds of SIGNAL_TIMEOUT after which nbddp ends any wait, not only that of a process group
 OTHER_WAITS_AFTER = 3
 
 
 class CellInterrupter:
-    """Turns one Interrupt message into a KeyboardInterrupt in the running cell.
+    """Turn one Interrupt message into one KeyboardInterrupt in the running cell.
 
     Args:
-        is_cell_file: whether code of this file name is a cell's.
-        cancel_task: cancels what an event loop of the cell runs; false where none runs.
-        record_wait: notes what the cell waits in, before anything ends that.
-        is_transferring: whether process groups sent or received anything since it was asked last.
-        abort_waits: ends what process groups wait on; with ``others_too=True`` any other wait, too.
-        acknowledge: tells the controller that this rank has heard.
+        is_cell_file: returns whether a file name belongs to a cell.
+        cancel_task: cancels the asyncio task of the cell. Returns False if there is none.
+        record_wait: records the collective that the cell waits in, before the wait ends.
+        is_transferring: returns whether process groups sent or received data since its last call.
+        abort_waits: ends waits in process groups; with ``others_too=True``, all waits.
+        acknowledge: tells the controller that this rank received the interrupt.
     """
 
     def __init__(
@@ -71,22 +73,23 @@ class CellInterrupter:
         self._abort_waits = abort_waits
         self._acknowledge = acknowledge
         self._changed = threading.Condition()
-        self._cell = 0  # the newest that has begun
-        self._interrupted_cell = 0  # the newest that an interrupt was asked for
+        self._cell = 0  # the newest cell that has begun
+        self._interrupted_cell = 0  # the newest cell to interrupt
         self._is_in_cell = False
-        self._signals_handled = 0  # times that the signal came through to Python
-        self._raised = 0  # times that it became an exception in the cell
-        self._requested = 0  # times that messages have asked for one
+        self._signals_handled = 0  # how often the signal handler ran
+        self._raised = 0  # how often it raised an exception in the cell
+        self._requested = 0  # how many exceptions messages have requested
         self._is_forking = False
-        self._importing_since = 0.0  # when an interrupt met the import of a library; 0 if none did
-        self._request = 0  # the one that is being answered,
-        self._joins_group = False  # and whether ranks meet for it
+        self._importing_since = 0.0  # when an interrupt was first deferred by an import, or 0
+        self._request = 0  # the request that the rank is answering,
+        self._joins_group = False  # and whether ranks form a process group for it
 
     def install_hooks(self) -> None:
-        """From here on no interrupt is lost, nor breaks off what is done around a fork.
+        """Install hooks so that no interrupt is lost, and none arrives during a fork.
 
-        Of what is raised where an object is freed, Python only says that it was ignored. So it
-        does around a fork, where logging gives its lock back, without which threads stand still.
+        Python discards exceptions in destructors and passes them to ``sys.unraisablehook``. It does
+        the same in fork hooks, such as the one that releases the lock of ``logging``. If that hook
+        is interrupted, threads block forever.
         """
         before = sys.unraisablehook
 
@@ -99,19 +102,19 @@ class CellInterrupter:
                 before(unraisable)
 
         sys.unraisablehook = note
-        # registered last: before the others when a fork begins, and after them when it ends
+        # registered last, so that it runs first before a fork
         begin, end = (partial(setattr, self, "_is_forking", is_it) for is_it in (True, False))
         os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the cell that runs, or ran last, was to be interrupted."""
+        """Whether an interrupt was requested for the running cell, or else for the last one."""
         return self._interrupted_cell >= self._cell > 0
 
     def begin_cell(self, cell: int) -> bool:
-        """A cell begins; false if it was interrupted before, and shall not run at all.
+        """Start a cell. Return False if it was interrupted before its start and must not run.
 
-        Whatever handler an earlier one installed is replaced.
+        Replace a signal handler that an earlier cell has installed.
         """
         self.install_signal_handler()
         with self._changed:
@@ -123,41 +126,40 @@ class CellInterrupter:
             return self._is_in_cell
 
     def install_signal_handler(self) -> None:
-        """Handle SIGINT, whatever handler a cell has set; called on the main thread."""
+        """Handle SIGINT in place of a cell's own handler. Call this on the main thread."""
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def end_cell(self) -> None:
-        """The cell is over: later signals and messages are for nobody."""
+        """End the cell. Ignore later signals and messages for it."""
         with self._changed:
             self._is_in_cell = False
             self._changed.notify_all()
 
     def interrupt(self, cell: int, *, is_for_death: bool = False) -> None:
-        """Interrupt this cell unless it is over; called on the control thread."""
+        """Interrupt this cell unless it has ended. Call this on the control thread."""
         with self._changed:
             is_over = cell < self._cell or (cell == self._cell and not self._is_in_cell)
             if not is_over:
                 self._interrupted_cell = cell
             has_begun = cell == self._cell
         if is_over:
-            if has_begun:  # its result may be large, and still on its way
+            if has_begun:  # its result may be large and still be in transit
                 self._acknowledge(cell)
         elif not has_begun:
             self._interrupt_next_cell(cell)
         elif not self._interrupt_running_cell(
             cell, TIMEOUT_AFTER_DEATH if is_for_death else SIGNAL_TIMEOUT
         ):
-            self._acknowledge(cell)  # how it ended may take long to describe, and to come
+            self._acknowledge(cell)  # to describe and send the end of the cell may take long
 
-    # ---- what is asked between cells
+    # ---- requests between cells
 
     @contextmanager
     def interruptible(self, request: int, joins_group: bool = False) -> Iterator[None]:  # noqa: FBT001, FBT002
-        """Within it an answer is made, which :meth:`cancel` may end.
+        """Answer a request in this context. :meth:`cancel` interrupts it.
 
-        With ``joins_group`` the ranks meet for it in a new process group, whose waits are then
-        ended.
+        With ``joins_group``, the ranks form a new process group for it, whose waits can be ended.
         """
         self.install_signal_handler()
         with self._changed:
@@ -170,10 +172,7 @@ class CellInterrupter:
                 self._changed.notify_all()
 
     def cancel(self, request: int) -> None:
-        """Interrupt whoever makes the answer to this request; called on the control thread.
-
-        It waits for nothing.
-        """
+        """Interrupt the answer to this request from the control thread, without waiting."""
         name = "nbddp-drop"
         threading.Thread(
             target=self._interrupt_request, args=[request], name=name, daemon=True
@@ -197,10 +196,13 @@ class CellInterrupter:
                 ):
                     self._abort_waits(others_too=False)
 
-    # ---- the cell that is to be interrupted
+    # ---- the cell to interrupt
 
     def _interrupt_next_cell(self, cell: int) -> None:
-        """The cell is to come: it will not run. A process group that cannot be formed is ended."""
+        """Wait for the start of a cell, which then does not run.
+
+        Abort its process group if the group does not form in time.
+        """
         self._is_transferring()
         deadline, cpu_time, has_acknowledged = (
             time.monotonic() + TRANSFER_TIMEOUT,
@@ -220,14 +222,14 @@ class CellInterrupter:
                     self._abort_waits(others_too=False)
 
     def _interrupt_running_cell(self, cell: int, timeout: float) -> bool:
-        """Send the signal until it arrives in the cell, and end the waits it cannot get through.
+        """Send the signal until it arrives in the cell. End waits that it does not interrupt.
 
         Args:
-            cell: its number.
-            timeout: seconds in one round, of which the later ones take SIGNAL_TIMEOUT.
+            cell: the number of the cell.
+            timeout: seconds in the first round. Later rounds take SIGNAL_TIMEOUT.
 
         Returns:
-            Whether the controller was told that the rank has heard.
+            Whether the interrupt was acknowledged.
         """
         position, rounds, has_acknowledged = self._position(), 0, False
         began, cpu_time = time.monotonic(), main_thread.main_cpu_time()
@@ -251,7 +253,7 @@ class CellInterrupter:
             if not has_acknowledged and (
                 has_arrived or waits_for_bytes or cpu_time - before > BUSY_CPU_TIME
             ):
-                has_acknowledged = True  # it will answer: nobody needs to kill it for that
+                has_acknowledged = True  # the rank responds, so it need not be killed
                 self._acknowledge(cell)
             is_left_alone = has_arrived and not self._importing_since
             if is_left_alone and time.monotonic() > began + REPEAT_TIMEOUT:
@@ -262,7 +264,7 @@ class CellInterrupter:
             if not has_arrived or (position == previous and waits_in_torch):
                 rounds += 1
                 with self._changed:
-                    if self._is_in_cell:  # else what is opened now would be ended
+                    if self._is_in_cell:  # else new connections would be closed
                         self._abort_waits(
                             others_too=rounds >= OTHER_WAITS_AFTER and not has_arrived
                         )
@@ -282,11 +284,12 @@ class CellInterrupter:
     def _should_act(self) -> bool:
         """Release the GIL until the control thread has read the message of this signal.
 
-        If no message comes, the cell has sent the signal itself, unless it was interrupted before.
+        Return whether to interrupt the cell. A signal without a message was sent by the cell
+        itself, unless the cell was interrupted before.
         """
         requested, deadline = self._requested, time.monotonic() + MESSAGE_TIMEOUT
         while not self._is_pending and self._requested == requested and time.monotonic() < deadline:
-            time.sleep(0.001)  # the interrupt itself may strike here
+            time.sleep(0.001)  # another signal may arrive here
         return self._is_pending or not self.was_interrupted
 
     @property
@@ -311,7 +314,7 @@ class CellInterrupter:
 
 
 def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> bool:
-    """Whether a cell is in the middle of an import, and it is none of the user's own modules."""
+    """Return whether a cell is importing a library, not a module of the user."""
     while frame is not None and not is_cell_file(frame.f_code.co_filename):
         is_module = frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__"
         if is_module and main_thread.library_of_file(frame.f_code.co_filename):

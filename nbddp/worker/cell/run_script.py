@@ -1,12 +1,10 @@
-"""Runs a script as ``torchrun`` does, in a rank that runs nothing else.
+"""Run a script as ``torchrun`` does, in a rank that runs nothing else.
 
-What is said of ``python FILE`` and ``-m`` follows Python's own documentation of its command line
-and of ``runpy``.
+``python FILE`` and ``-m`` follow Python's documentation of its command line and of ``runpy``.
 
-At the end of a script, in the order of Python's ``Py_FinalizeEx``: threads that are no daemons are
-joined, then what was registered with ``atexit`` is called, last first. Processes that
-``multiprocessing`` started are joined by a function of that kind, which is registered before any of
-the script's.
+The end of a script follows Python's ``Py_FinalizeEx``: join threads that are not daemons, then call
+the ``atexit`` functions, the last registered first. One of them joins the processes of
+``multiprocessing``; it is registered before those of the script.
 """
 
 from __future__ import annotations
@@ -48,24 +46,24 @@ _MAIN = "__main__"
 _IPYTHON_BUILTINS = (
     "__IPYTHON__",
     "display",
-)  # names of builtins: code recognizes a notebook by them
+)  # builtins by which code detects a notebook
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class UserFiles:
-    """Knows the files of the user's among those that a script consists of."""
+    """Tells the user's files of a script from those of libraries."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._names: dict[str, str] = {}
 
     def set_script(self, script: Script) -> None:
-        """Begin a script: what it imports from its own folder is the user's."""
+        """Set the script. Modules that it imports from its own folder belong to the user."""
         self._folder = Path(script.folder)
         self._names = {script.path: Path(script.path).name} if script.path else {}
 
     def name(self, filename: str) -> str:
-        """Return the name of a file of the user's; empty for one of a library, and for a cell."""
+        """Return the name of a user's file, or "" for a library's file or a cell."""
         if filename not in self._names:
             path, folder = Path(filename), self._folder
             is_here = folder is not None and path.is_relative_to(folder)
@@ -75,29 +73,29 @@ class UserFiles:
 
 
 def run(script: Script, files: UserFiles) -> None:
-    """Run a script to the end of the program, in a process that runs nothing else.
+    """Run a script and the exit functions of a program, in a process that runs nothing else.
 
     Args:
-        script: what to run.
-        files: learns which are its own.
+        script: the script.
+        files: receives the script, to recognize the user's files.
 
     Raises:
-        BaseException: whatever ended it; SystemExit as well.
+        BaseException: the error that ended the script, such as SystemExit.
     """
     files.set_script(script)
     _reset_process()
     with exiting_as_program():
-        sys.path[:] = [script.folder, *filter(None, sys.path)]  # "" is the working folder
+        sys.path[:] = [script.folder, *filter(None, sys.path)]  # "" means the working folder
         main = ModuleType(_MAIN)
         code, names = _load(script)
         vars(main).update(names)
-        # what a spawned process sends back may be of the second
+        # a spawned process may send back objects of __mp_main__
         sys.modules.update({_MAIN: main, "__mp_main__": main})
         exec(code, vars(main))
 
 
 def run_in_namespace(namespace: dict[str, Any], script: Script, files: UserFiles) -> None:
-    """Run a script in the cells' namespace, without isolation, as IPython's ``%run -i`` does."""
+    """Run a script in the namespace of the cells, as IPython's ``%run -i`` does."""
     files.set_script(script)
     arguments = [*sys.argv]
     sys.path.insert(0, script.folder)
@@ -107,16 +105,16 @@ def run_in_namespace(namespace: dict[str, Any], script: Script, files: UserFiles
         exec(code, namespace)
     finally:
         namespace.pop("__file__", None)
-        with suppress(ValueError):  # the script took it away
+        with suppress(ValueError):  # the script removed it
             sys.path.remove(script.folder)
         sys.argv[:] = arguments
 
 
 def _reset_process() -> None:
-    """Undo what a forked rank has unlike a new process."""
+    """Remove the state by which a forked rank differs from a new process."""
     for name in _IPYTHON_BUILTINS:
         vars(builtins).pop(name, None)
-    # the next edit may come within the second that the time of a .pyc is exact to
+    # a .pyc stores its time in seconds, so it may hide an edit within the same second
     sys.dont_write_bytecode = True
     process_module: Any = multiprocessing.process
     vars(process_module._current_process).update(
@@ -125,11 +123,11 @@ def _reset_process() -> None:
     process_module._parent_process, process_module._children = None, set()
     process_module._process_counter = itertools.count(1)
     for seed in (torch.default_generator.seed, random.seed, np.random.seed):
-        seed()  # ranks are forked with the same state
+        seed()  # all ranks are forked with the same random state
 
 
 def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
-    """Set ``sys.argv``, and return the code of ``__main__`` and its names, as Python's CLI does."""
+    """Set ``sys.argv`` as Python does. Return the code and the initial names of ``__main__``."""
     importlib.invalidate_caches()
     linecache.checkcache()
     names: dict[str, Any] = {"__builtins__": builtins, "__cached__": None}
@@ -150,9 +148,9 @@ def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
 
 @contextmanager
 def exiting_as_program() -> Iterator[None]:
-    """Within it a script runs; at its end do what Python does at the end of a program."""
-    with ExitStack() as on_exit:  # the last goes first, and each whatever the others raise
-        # a process that failed stays for a debugger: the timers of its script must not end it
+    """Run a script in this context. At its end, do what Python does at the end of a program."""
+    with ExitStack() as on_exit:  # runs each callback, last first, even after errors
+        # a failed process stays alive for a debugger: the script's timers must not end it
         on_exit.callback(signal.setitimer, signal.ITIMER_REAL, 0)
         on_exit.callback(faulthandler.cancel_dump_traceback_later)
         on_exit.callback(_destroy_groups, os.getpid())
@@ -166,28 +164,28 @@ def exiting_as_program() -> Iterator[None]:
                 print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):  # as a terminal does: Python joins them
+            if isinstance(error, KeyboardInterrupt):  # as a terminal does; Python joins them
                 for child in multiprocessing.active_children():
                     with suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
-            with redirect_stderr(io.StringIO()):  # the failure's report has the traceback
-                sys.excepthook(type(error), error, _user_traceback(error))  # W&B's, maybe
+            with redirect_stderr(io.StringIO()):  # the failure report has the traceback
+                sys.excepthook(type(error), error, _user_traceback(error))  # such as W&B's hook
             raise
 
 
 def _destroy_groups(pid: int) -> None:
-    """A peer that waits for this rank learns that it has ended. A forked child changes nothing."""
+    """Destroy the process groups, so that peers stop waiting. Do nothing in a forked child."""
     if os.getpid() == pid and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _has_message(error: SystemExit) -> bool:
-    """Whether Python prints what ``sys.exit()`` was given. The exit code is 1 then."""
+    """Return whether Python prints the argument of ``sys.exit()``. The exit code is then 1."""
     return error.code is not None and not isinstance(error.code, int)
 
 
 def exit_code(error: BaseException | None) -> int:
-    """Return the exit code of a program that ended by this error.
+    """Return the exit code of a program that ended with this error.
 
     >>> [exit_code(each) for each in (None, SystemExit(), SystemExit(3), SystemExit(256))]
     [0, 0, 3, 0]
@@ -202,7 +200,7 @@ def exit_code(error: BaseException | None) -> int:
 
 
 def exit_forked_child(error: BaseException | None) -> NoReturn:
-    """End a process that was forked by what ran here, and has come to the end of it."""
+    """Exit a child process that a cell forked, at the end of the cell."""
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(type(error), error, _user_traceback(error))
     flush_python_streams()
@@ -217,5 +215,5 @@ def _user_traceback(error: BaseException) -> TracebackType | None:
 
 
 def is_script_exit(filename: str) -> bool:
-    """Whether code of this file waits for what a script began: an interrupt there ends the wait."""
+    """Return whether a file is this module, whose waits at a script's end can be interrupted."""
     return filename == __file__

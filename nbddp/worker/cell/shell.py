@@ -1,4 +1,4 @@
-"""A rank's IPython shell: runs a cell and tells what came of it."""
+"""The IPython shell of a rank. It runs cells and scripts, and returns their results."""
 
 from __future__ import annotations
 
@@ -29,24 +29,18 @@ from nbddp.worker.cell.warning_places import name_users_lines
 from nbddp.worker.heal.plain_values import PlainValues
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 
-_IMAGE_BACKENDS = (
-    "inline",
-    "agg",
-    "svg",
-    "pdf",
-    "ps",
-    "cairo",
-)  # matplotlib's backends without windows
+# matplotlib's backends without windows
+_IMAGE_BACKENDS = ("inline", "agg", "svg", "pdf", "ps", "cairo")
 
 
 class CellExit(ExitAutocall):
-    """``exit`` and ``quit``: they end the cell as ``sys.exit()`` does, and the rank lives on."""
+    """``exit`` and ``quit``: end the cell, as ``sys.exit()`` does, but not the rank."""
 
-    __call__ = staticmethod(sys.exit)  # no line of ours in a traceback
+    __call__ = staticmethod(sys.exit)  # keeps nbddp out of the traceback
 
 
 class RankShell(InteractiveShell):
-    """The shell that cells run in; one per rank, kept from cell to cell."""
+    """The shell that runs the cells of a rank, one for all cells."""
 
     compiler_class = CellCompiler
     displayhook_class = Type(RankDisplayHook)
@@ -54,11 +48,11 @@ class RankShell(InteractiveShell):
     compile: CellCompiler
     displayhook: RankDisplayHook
     display_pub: RankDisplayPublisher
-    debugger_cls = RankPdb  # of ``%debug STATEMENT`` and ipdb
-    is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
-    profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
+    debugger_cls = RankPdb  # for ``%debug STATEMENT`` and ipdb
+    is_rank = True  # `%load_ext nbddp` refuses to load in a rank
+    profiler: CellProfiler | None = None  # of the last cell, if it was traced
     signal_handlers_active: Callable[[], AbstractContextManager[None]] = nullcontext
-    _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
+    _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: their tasks continue
     _task: asyncio.Task[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
@@ -69,7 +63,7 @@ class RankShell(InteractiveShell):
         self.plain_values = PlainValues(self.user_ns)
 
     def init_magics(self) -> None:
-        """Register IPython's magics, and an explanation in place of nbddp's."""
+        """Register IPython's magics. Register errors in place of nbddp's magics."""
         super().init_magics()
         for kind, name in itertools.product(("line", "cell"), ("ddp", "local", "%ddp", "%local")):
             self.magics_manager.register_function(_refuse_nbddp_magic, kind, name)
@@ -78,8 +72,8 @@ class RankShell(InteractiveShell):
     # ---- cells
 
     def run(self, command: RunCell) -> ExecutionResult:
-        """Run a cell; raises nothing that the cell raised."""
-        # `%reset -f` takes it away, and multiprocessing cannot do without
+        """Run a cell, and return its result. The result holds errors of the cell."""
+        # multiprocessing needs __spec__, which `%reset -f` removes
         self.user_module.__dict__.setdefault("__spec__", None)
         self.execution_count = command.execution_count
         self.compile.begin_cell(command.source, command.first_line, command.execution_count)
@@ -98,45 +92,45 @@ class RankShell(InteractiveShell):
         for each in self._nested_errors:
             if each is not error:
                 print(self.format_error(each))  # noqa: T201 - as IPython does
-        self._nested_errors.clear()  # its frames hold what the cell held
+        self._nested_errors.clear()  # their frames hold the cell's memory
         return result
 
     def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
-        """Run a cell within the cell, as ``%%capture`` does: if it fails, so does the cell.
+        """Run a cell within the cell, as ``%%capture`` does. If it fails, so does the outer cell.
 
-        IPython shows the error and goes on, which nobody would notice in a group of ranks.
+        IPython would show the error and continue, which is easy to miss among several ranks.
         """
         outer = self.displayhook.exec_result
         result: ExecutionResult = super().run_cell(raw_cell, *args, **options)
         self.displayhook.exec_result = outer
         error = result.error_before_exec or result.error_in_exec
         if error is not None and not isinstance(error, Exception):
-            raise error  # an interrupt, or an exit: it ends all of the cell
+            raise error  # an interrupt or an exit ends the outer cell
         if error is not None and sys._getframe(1).f_code.co_name != "safe_execfile_ipy":
             self._nested_errors.append(error)  # %run of a notebook raises its error instead
         return result
 
     def attach_to_rank(self, send: Callable[[Display], None]) -> None:
-        """Be the shell of a rank, in its own process; ``mail`` is handed pictures."""
+        """Make this the shell of a rank; ``send`` sends rich output to the controller."""
         self.display_pub.send = send
         self.signal_handlers_active = CellSignalHandlers().active
         name_users_lines(self.is_cell_file)
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
-        """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""
+        """Run a part of a cell. An error raised by its signal handlers ends only the cell."""
         with self.signal_handlers_active():
             return bool(await super().run_code(code_obj, *more, **options))
 
     def is_cell_file(self, filename: str) -> bool:
-        """Whether a code object's file is one of the cells run here, or the user's in a script."""
+        """Return whether a file name belongs to a cell, or to a user's file of a script."""
         return filename in self.compile.sources or bool(self._script_files.name(filename))
 
     def name_of_file(self, filename: str) -> str:
-        """What a script's file is called, or another cell than the one that runs: ``cell [3]``."""
+        """Return the name of a script's file, or ``cell [3]`` for a cell that is not running."""
         return self._script_files.name(filename) or self.compile.name_of_cell(filename)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""
+        """Run a cell with top-level ``await`` as a task that :meth:`cancel_task` can cancel."""
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
         loop = self._loop
@@ -147,7 +141,7 @@ class RankShell(InteractiveShell):
             self._task = None
 
     def cancel_task(self) -> bool:
-        """Cancel what the cell awaits; false if it awaits nothing. For a signal's handler."""
+        """Cancel the task of the cell, in a signal handler. Return False if there is none."""
         task = self._task
         if task is None:
             return False
@@ -157,7 +151,7 @@ class RankShell(InteractiveShell):
     # ---- scripts
 
     def _run_script(self, script: Script) -> ExecutionResult:
-        """Run what ``%ddp run`` names."""
+        """Run the script of ``%ddp run``."""
         result = ExecutionResult(None)
         self.events.trigger("pre_execute")
         try:
@@ -166,29 +160,29 @@ class RankShell(InteractiveShell):
                     run_script.run_in_namespace(self.user_ns, script, self._script_files)
                 else:
                     run_script.run(script, self._script_files)
-        except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
+        except BaseException as error:  # noqa: BLE001 - it ends the script, not the rank
             result.error_in_exec = error
-        self.events.trigger("post_execute")  # figures are shown
+        self.events.trigger("post_execute")  # shows figures
         return result
 
     # ---- tracebacks
 
     def format_error(self, error: BaseException, *, is_whole: bool = False) -> str:
-        """Format an error's traceback, with ``is_whole`` for the log."""
+        """Format the traceback of an error, in full for the log."""
         has_colors = not is_whole and self.colors.lower() != "nocolor"
         return format_traceback(error, is_whole=is_whole, has_colors=has_colors)
 
     def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
-        """Print a traceback that was asked for; the cell's report has that of what ends the cell.
+        """Print a requested traceback. The report of a failed cell has its own.
 
         Raises:
-            BaseException: IPython would show the error and go on, as in %run.
+            BaseException: the error, where IPython would show it and continue, as in %run.
         """
         caller, error = sys._getframe(1), sys.exc_info()[1]
         caller_module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
         if caller_module == interactiveshell.__name__:
             is_exit = isinstance(error, SystemExit) and function == "run_code"
-            if error is not None and (is_exit or function.startswith("safe_")):  # of %run
+            if error is not None and (is_exit or function.startswith("safe_")):  # in %run
                 raise error
             return
         if (
@@ -205,37 +199,37 @@ class RankShell(InteractiveShell):
         print(self.format_error(error))  # noqa: T201 - as IPython does
 
     def showsyntaxerror(self, *_: Any, **__: Any) -> None:
-        """Print nothing: the error ends the cell."""
+        """Print nothing: the failure of the cell shows the error."""
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
-        """For IPython's history, which would format every traceback a second time."""
+        """Return an error without its traceback for IPython's history: do not format it twice."""
         return {"ename": type(exception).__name__, "evalue": error_text(exception), "traceback": []}
 
-    # ---- what a rank has not: somebody who types, and windows
+    # ---- features that a rank lacks: a terminal and windows
 
     @default("exiter")
     def _exiter_default(self) -> CellExit:
         return CellExit(self)
 
     def init_prompts(self) -> None:
-        """Set no ``sys.ps1``, by which code such as Lightning's tells that somebody types here."""
+        """Set no ``sys.ps1``: by it, code such as Lightning detects an interactive session."""
 
     def debugger(self, force: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
-        """Look into the last error, for ``%debug``."""
+        """Debug the last error, for ``%debug``."""
         post_mortem()
 
     def enable_gui(self, gui: str | None = None) -> None:
-        """Start no event loop: there is no window that needs one."""
+        """Start no event loop: a rank has no windows."""
 
     def enable_matplotlib(self, gui: str | None = None) -> Any:
-        """Have figures come as pictures, whatever kind of window was asked for."""
+        """Show figures as images, even if the user asks for a window."""
         if gui not in (None, "auto", *_IMAGE_BACKENDS):
             print(  # noqa: T201 - for the user
-                f"nbddp: %matplotlib {gui}: a rank has no window; figures come as pictures, as "
+                f"nbddp: %matplotlib {gui}: a rank has no windows; figures are shown as images, as "
                 "with %matplotlib inline"
             )
         chosen = super().enable_matplotlib(gui if gui in _IMAGE_BACKENDS else "inline")
-        # its own runner is for windows, and forgets to turn figures on again when a script fails
+        # its runner is for windows, and leaves figures turned off when a script fails
         self.magics_manager.registry["ExecutionMagics"].default_runner = None
         return chosen
 
@@ -252,22 +246,22 @@ def _refuse_pdb(_line: str) -> NoReturn:
 
 
 def make_shell() -> RankShell:
-    """Create the process's shell; done in the forkserver, so that ranks are born with one."""
+    """Create the shell of this process. The forkserver does so, and ranks inherit it."""
     config = Config()
     config.HistoryManager.enabled = False
-    config.Completer.use_jedi = False  # evaluates nothing, but takes a second to load
+    config.Completer.use_jedi = False  # takes a second to load
     shell: RankShell = RankShell.instance(config=config)
-    InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class
+    InteractiveShell._instance = shell  # type: ignore[assignment]  # for get_ipython() on the base class
     change_when_imported("tqdm.notebook", _use_text_bars)
     return shell
 
 
 def _use_text_bars(module: Any) -> None:
-    """Make bars of ``tqdm.notebook`` text: as widgets of a rank they would stand still."""
+    """Replace the bars of ``tqdm.notebook`` by text: widgets of a rank cannot be shown."""
     from tqdm.std import tqdm
 
     class TextBar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
-        """tqdm's bar of text, for code that asks for the notebook's."""
+        """tqdm's text bar, with the options of the notebook bar."""
 
         def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:  # noqa: ARG002
             super().__init__(*args, **options)
@@ -277,7 +271,7 @@ def _use_text_bars(module: Any) -> None:
 
 
 def preload_shell(shell: RankShell) -> None:
-    """Import what the first cell, value and completion need."""
+    """Import the modules that the first cell, value and completion need."""
     for source in ("None", "0"):
         shell.run(RunCell(cell=0, source=source))
     shell.complete(None, "pri", 3)

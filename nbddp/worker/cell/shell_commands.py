@@ -1,13 +1,13 @@
-"""System commands in a cell: ``!command``, ``names = !command`` and ``os.system()``.
+"""Run system commands in a cell: ``!command``, ``names = !command`` and ``os.system()``.
 
 IPython gives a command a terminal as its input, in which the user cannot type. If the command is
-interrupted, IPython goes on with the cell. C's ``system()`` ignores SIGINT until the command has
-ended, and a rank that does not answer a stop is killed. Here a command gets the end of file, and a
+interrupted, IPython continues the cell. C's ``system()`` ignores SIGINT until the command ends, and
+nbddp kills a rank that does not respond to a stop. So a command gets an empty input here, and a
 stop ends the cell.
 
-All ranks of a node share one environment, and a package manager, such as ``%pip``, ``!pip``,
-``%conda`` and ``!apt``, fails while another one runs. So the first rank of a node that reaches such
-a command runs it, and the others wait until it ends.
+All ranks of a node share one environment, and a package manager (``%pip``, ``!pip``, ``%conda``,
+``!apt``) fails while another one runs. So the first rank of a node that reaches such a command runs
+it, and the other ranks wait until it ends.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from nbddp.topology import Topology
 from nbddp.worker.cell.shell import RankShell
 
 POLL_INTERVAL = 0.05  # polling interval in seconds, as in IPython
-EXIT_TIMEOUT = 0.2  # seconds that an interrupted command gets to end by itself, as in IPython
+EXIT_TIMEOUT = 0.2  # seconds for an interrupted command to end by itself, as in IPython
 CHUNK_BYTES = 1 << 16
 
 
 def run(command: str) -> int:
-    """Run a command and print what it writes. Return its exit code; a signal's is negative.
+    """Run a command and print its output. Return its exit code, negative for a signal.
 
-    It writes to a terminal: most programs hold back their output when they write to a pipe.
+    The command writes to a terminal, because most programs buffer their output to a pipe.
     """
     script = f"exec {quote(_shell())} -c {quote(command)} </dev/null"
     child = pexpect.spawn("/bin/sh", ["-c", script], encoding="utf-8", codec_errors="replace")
@@ -67,7 +67,7 @@ def run(command: str) -> int:
 
 
 def _print_available(child: Any) -> bool:
-    """Print what the command has written within a moment. Return whether there may be more."""
+    """Print the output available within POLL_INTERVAL. Return whether more may follow."""
     with suppress(pexpect.TIMEOUT):
         try:
             print(child.read_nonblocking(CHUNK_BYTES, POLL_INTERVAL), end="", flush=True)  # noqa: T201
@@ -77,7 +77,7 @@ def _print_available(child: Any) -> bool:
 
 
 def get_output(command: str) -> str:
-    """Run a command. Return what it writes to standard output and error."""
+    """Run a command. Return its standard output and error."""
     words = [_shell(), "-c", command]
     done = subprocess.run(words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, check=False)
     return done.stdout.decode(errors="replace")
@@ -93,7 +93,7 @@ def _shell() -> str:
     return os.environ.get("SHELL", "sh")
 
 
-MAX_COMMAND = 60  # characters of a command
+MAX_COMMAND = 60  # characters of a command in a message
 _COMMAND_START = (
     r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
 )
@@ -106,13 +106,13 @@ _CHANGES_PACKAGES = re.compile(r"\b(?:un)?install\b|\b(?:add|create|remove|sync|
 
 
 class PackageCommands:
-    """Runs the package managers of cells once on each node.
+    """Run the package managers of cells once on each node.
 
     Args:
-        store: a store that all ranks have.
-        prefix: of this attempt's keys in the store.
-        topology: the rank's place.
-        shell: knows which cell runs.
+        store: a store that all ranks share.
+        prefix: the prefix of this attempt's keys in the store.
+        topology: the ranks of this process.
+        shell: the shell, for the number of the running cell.
     """
 
     def __init__(self, store: Any, prefix: str, topology: Topology, shell: RankShell) -> None:
@@ -120,16 +120,17 @@ class PackageCommands:
         self._prefix = prefix
         self._topology = topology
         self._shell = shell
-        self._counts: Counter[tuple[int, str]] = Counter()  # how often a cell reached a command
-        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not load them again
+        # how often each cell has run each command
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not reload them
 
     def install_hooks(self) -> None:
-        """Replace the functions by which cells run system commands."""
+        """Replace the functions that run system commands in cells."""
         ipython_shell: Any = interactiveshell
-        ipython_shell.system = self._once_per_node(run)  # of ``!command``, and of magics
+        ipython_shell.system = self._once_per_node(run)  # for ``!command`` and magics
         ipython_shell.getoutput = self._once_per_node(get_output)
         os.system = system
-        pip_magics: Any = packaging  # it only prints to restart the kernel; nbddp's line says more
+        pip_magics: Any = packaging  # it prints to restart the kernel; nbddp prints more
         pip_magics.print = lambda *_: None
 
     def _once_per_node(self, run: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -142,7 +143,7 @@ class PackageCommands:
             key = f"{self._prefix}/{cell}/{node}/{digest}/{self._counts[cell, command]}"
             own_rank = str(self._topology.rank)
             if self._store.compare_set(f"{key}/by", "", own_rank).decode() != own_rank:
-                while not self._store.check([f"{key}/done"]):  # another rank runs it
+                while not self._store.check([f"{key}/done"]):  # another rank runs the command
                     time.sleep(POLL_INTERVAL)
                 value = json.loads(self._store.get(f"{key}/done"))
             else:
@@ -172,7 +173,7 @@ class PackageCommands:
         return value
 
     def _next_step(self, started_at: float) -> str:
-        """Say what the user must do to use the installed packages on the ranks."""
+        """Describe how to use the installed packages on the ranks."""
         changed = {
             name
             for name, module in [*sys.modules.items()]
@@ -180,7 +181,9 @@ class PackageCommands:
         }
         folders = [*site.getsitepackages(), site.getusersitepackages()]
         paths = [str(file) for folder in folders for file in Path(folder).glob("*.pth")]
-        has_new_paths = any(_has_changed(path, started_at) for path in paths)  # read at the start
+        has_new_paths = any(
+            _has_changed(path, started_at) for path in paths
+        )  # Python reads them at its start
         if has_new_paths or changed & self._preloaded:
             names = format_few(sorted(changed & self._preloaded)) or "a new import path"
             return f"restart the kernel to use {names}"
@@ -190,7 +193,7 @@ class PackageCommands:
 
 
 def _has_changed(file: Any, started_at: float) -> bool:
-    """Return whether a file has changed since a time; its mtime may be old if it was unpacked."""
+    """Return whether a file has changed since a time. Use ctime: unpacked files keep old mtimes."""
     if not isinstance(file, str) or not file.startswith(os.sep):
         return False
     try:

@@ -1,7 +1,8 @@
-"""Signal handlers that cells set, kept for cells.
+"""Run the signal handlers of cells only while a cell runs.
 
-Between two cells there is nothing that an exception of theirs could end but the rank: a time limit
-that ends late, or torch's word that a DataLoader's worker was killed. It waits for the next cell.
+Between cells, an exception of a handler would end the rank. Examples are a time limit that expires
+late, and torch's SIGCHLD handler, which reports a killed DataLoader worker. Such a signal waits for
+the next cell.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGINT})
-# without the enum around it: this is asked for every signal after every statement of a cell
+# Avoid the enum conversion: this runs for each signal after each statement of a cell.
 _get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
 class CellSignalHandlers:
-    """Takes the handlers of signals away while no cell runs; SIGINT is the interrupter's."""
+    """Remove signal handlers while no cell runs. CellInterrupter handles SIGINT."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
@@ -27,9 +28,12 @@ class CellSignalHandlers:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it they act, also on the signals that came before; a cell may run another."""
+        """Restore the handlers in this context, and deliver signals that arrived before.
+
+        Contexts may be nested, because a cell may run another cell.
+        """
         if threading.current_thread() is not threading.main_thread():
-            yield  # the cell's own thread, while it runs or after it
+            yield  # a thread that the cell has started
             return
         self._depth += 1
         try:

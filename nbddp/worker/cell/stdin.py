@@ -1,6 +1,6 @@
-"""A rank's keyboard is the notebook's input box: one question at a time travels there and back.
+"""Read input for a rank from the notebook's input box, one request at a time.
 
-``input()``, ``getpass()``, ``breakpoint()``, ``pdb`` and ``%debug`` all end here.
+``input()``, ``getpass()``, ``breakpoint()``, ``pdb`` and ``%debug`` all use it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nbddp.worker.output.log_writer import flush_python_streams
 
 
 class StdinProxy:
-    """Asks whoever sits at the notebook, from the main thread, while a cell runs.
+    """Request input from the notebook in the main thread while a cell runs.
 
     Args:
-        post: sends the question, behind all that was printed before it.
-        is_interrupted: whether the cell was interrupted: then nothing more is asked in it.
+        post: sends a request, after all earlier output.
+        is_interrupted: returns whether the cell was interrupted. If so, requests fail.
     """
 
     def __init__(
@@ -42,43 +42,44 @@ class StdinProxy:
         self.is_interrupted = is_interrupted
         self._pid = os.getpid()
         self._number = 0
-        # to the question that is open; it is C's: an interrupt leaves no lock of it taken
+        # replies to the open request; a queue in C, so that an interrupt leaves no lock held
         self._replies: SimpleQueue[InputReply] = SimpleQueue()
         self._prepared_replies: list[str] = []
-        self.is_debugging = False  # what is asked is the debugger's
-        self.waiting_for = ""  # what waits for an answer right now: ``input()``, or the debugger
+        self.is_debugging = False  # whether a debugger reads the input
+        self.waiting_for = ""  # the function that waits for a reply, such as ``input()``
 
     def install(self) -> None:
-        """Be in the place of Python's own functions that read from a terminal."""
+        """Replace the functions of Python that read from a terminal."""
         builtins.input = self.ask
         getpass.getpass = self.ask_secret
 
     def begin_cell(self, replies: Sequence[str]) -> None:
-        """A cell begins, whose first questions have their answers."""
+        """Start a cell. ``replies`` answer its first requests, for a replay."""
         self._prepared_replies = [*replies]
 
     def ask(self, prompt: object = "", /) -> str:
-        """Ask, as ``input()`` does.
+        """Request a line of input, as ``input()`` does.
 
         Raises:
-            EOFError: nobody will answer: the cell was interrupted, or the question taken back.
-            RuntimeError: nobody can: the notebook runs without a page, or this is no main thread.
+            EOFError: the cell was interrupted, or the request was cancelled.
+            RuntimeError: the notebook has no page, or this is not the main thread of a rank.
         """
         return self._ask(str(prompt), is_secret=False)
 
     def ask_secret(self, prompt: str = "Password: ", stream: object = None) -> str:  # noqa: ARG002
-        """Ask for what is not to be seen, as ``getpass()`` does."""
+        """Request hidden input, as ``getpass()`` does."""
         return self._ask(prompt, is_secret=True)
 
     def check_supported(self, what: str) -> None:
-        """See that this is where a rank may ask; what it asks with, it has not in common.
+        """Check that this is the main thread of the rank: only there are requests supported.
 
         Raises:
-            RuntimeError: this is a process or thread that the rank has started.
+            RuntimeError: this is a child process or another thread.
         """
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                f"{what} is not supported in a process or thread of a rank's own: ask in its cell"
+                f"{what} is not supported in a process or thread that a rank has started: "
+                "call it in the cell itself"
             )
 
     def _ask(self, prompt: str, *, is_secret: bool) -> str:
@@ -88,7 +89,7 @@ class StdinProxy:
             raise EOFError("the cell was interrupted")
         if self._prepared_replies:
             text = self._prepared_replies.pop(0)
-            print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
+            print(f"{prompt}{text}")  # noqa: T201 - as a terminal would show it
             return text
         flush_python_streams()
         self._number += 1
@@ -108,6 +109,6 @@ class StdinProxy:
         return answer.text
 
     def receive_reply(self, answer: InputReply) -> None:
-        """An answer came; one to a question that was taken back is nobody's."""
+        """Deliver a reply to the open request. Ignore replies to cancelled requests."""
         if answer.question == self._number and self.waiting_for:
             self._replies.put(answer)

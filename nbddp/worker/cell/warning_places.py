@@ -1,7 +1,7 @@
-"""Warnings name the user's line, not the line of nbddp that calls the library for the user.
+"""Move warnings from lines of nbddp to the user's line.
 
-A library names its caller by a number of stack frames (``stacklevel``). Where nbddp wraps a
-function of torch's, or calls one for the user, such a frame is nbddp's.
+A library names its caller by a number of stack frames (``stacklevel``). If nbddp wraps a function
+of torch, or calls one for the user, that frame belongs to nbddp.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ NBDDP_FOLDER = f"{Path(nbddp.__file__).parent}/"
 
 
 def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
-    """Move warnings about a line of nbddp to the line that called it, from here on.
+    """Replace Python's display of warnings: a warning for nbddp names the line that called nbddp.
 
-    A warning about a call that no cell made is not shown: the user can do nothing about it.
-    ``PYTHONWARNINGS`` with any value shows it.
+    A warning is hidden if no cell made the call, because the user can do nothing about it. Set
+    ``PYTHONWARNINGS`` to any value to show it.
 
     Args:
-        is_cell_file: whether code of this file name is a cell's, or a script's.
+        is_cell_file: returns whether a file name belongs to a cell or a script.
     """
     module: Any = warnings
-    show = module._showwarnmsg  # Python calls it for each warning that its filters let pass
+    show = module._showwarnmsg  # Python calls it for each warning that passes the filters
 
     def show_at_users_line(warning: warnings.WarningMessage) -> None:
         nbddp_frame = _nbddp_frame_of(warning)
         if nbddp_frame is None:
             show(warning)
             return
-        # clear the filters' record of nbddp's line: they must decide again for the user's line
+        # Forget that the filters saw nbddp's line: they must decide again for the user's line.
         nbddp_frame.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
         frame: FrameType | None = nbddp_frame
@@ -59,7 +59,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
 
 
 def _nbddp_frame_of(warning: warnings.WarningMessage) -> FrameType | None:
-    """Return the frame of nbddp that a warning names; None if it names another file."""
+    """Return the frame of nbddp that a warning names, or None if it names another file."""
     if not warning.filename.startswith(NBDDP_FOLDER):
         return None
     frame: FrameType | None = sys._getframe(2)

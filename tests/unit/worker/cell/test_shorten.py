@@ -59,11 +59,11 @@ def test_of_a_long_traceback_the_beginning_and_the_end_stay() -> None:
     short = truncate_failure(long)
     assert short.text == (
         "t" * MAX_MESSAGE
-        + "\n… 8,990,000 more characters; the rank has it whole, as `sys.last_value`"
+        + "\n… 8,990,000 more characters; `sys.last_value` on the rank has all of it"
     )
     assert short.traceback.startswith("beginxxx")
     assert short.traceback.endswith("xxxend")
-    assert "\n… 8,900,008 more characters; the rank has it whole, as `sys.last_value`\n" in (
+    assert "\n… 8,900,008 more characters; `sys.last_value` on the rank has all of it\n" in (
         short.traceback
     )
     assert len(short.traceback) < MAX_TEXT + 200
