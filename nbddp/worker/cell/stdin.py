@@ -105,7 +105,7 @@ class StdinProxy:
         if answer.refusal:
             raise RuntimeError(f"{what} is not supported: {answer.refusal}")
         if answer.is_end:
-            raise EOFError("nobody answered")
+            raise EOFError("no input was entered")
         return answer.text
 
     def receive_reply(self, answer: InputReply) -> None:

@@ -1,1 +1,1 @@
-"""What a rank writes and reports, and how it is sent."""
+"""Send the output and the metrics of a rank to the controller."""

@@ -1,6 +1,7 @@
-"""A rank's output: a file first, so that last words survive a crash; then read back and mailed.
+"""Write a rank's output to its log file, then read it back and send it.
 
-File descriptors 1 and 2 *are* the log, so what C code and child processes write is in it too.
+Output in a file survives a crash. File descriptors 1 and 2 refer to the log file, so it also has
+the output of C code and child processes.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from nbddp.wire.messages import Output
 from nbddp.worker.output.outbox import Outbox, notify_user
 
 CHUNK_BYTES = 64 << 10
-MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
+MAX_UNREAD = 256 << 10  # bytes to send at once; of longer output, only the position is sent
 
-# what Gloo prints for every group that is formed, in one write: torch 2.9 and 2.10
-_GLOO_PREFIX = "[Gloo] Rank "  # found ten times faster than the whole
+# the lines that Gloo prints for each new group, in one write: torch 2.9 and 2.10
+_GLOO_PREFIX = "[Gloo] Rank "  # ten times faster to find than the whole pattern
 _GLOO_LINES = re.compile(
     rf"^{re.escape(_GLOO_PREFIX)}\d+ is connected to \d+ peer ranks\. "
     r"Expected number of connected peer ranks is : \d+\n",
     re.MULTILINE,
 )
-# what torch's store client prints of a connection that ended, as it does when a wait is broken open
+# the trace that torch's store client prints when its connection ends, as in an interrupt
 _STORE_PREFIX = "Exception raised from "
 _STORE_TRACE = re.compile(
     r"^(?:\[rank\d+\]:)?\[W\d{4} [^\n]*\] \[c10d\] [^\n]*\n"
@@ -41,11 +42,11 @@ class LogWriter:
     """The log file of one rank, written through its file descriptors and read back by offset.
 
     Args:
-        path: the file.
-        outbox: is told of each write of Python's, and once if the file can no longer be written.
+        path: the log file.
+        outbox: is notified of each write by Python, and sends a notice if a write fails.
 
     Attributes:
-        print_count: how often Python has written to it in the main thread.
+        print_count: how often Python code in the main thread has written to the log.
     """
 
     def __init__(self, path: Path, outbox: Outbox) -> None:
@@ -53,13 +54,13 @@ class LogWriter:
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY)
         self._has_reported_loss = False
-        self._streams: dict[int, Any] = {}  # what is printed there comes to the log
+        self._streams: dict[int, Any] = {}  # by file descriptor
         self.print_count = 0
         self._hidden: deque[tuple[int, int]] = deque()
-        self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
+        self._offset = os.fstat(self._write_fd).st_size  # the end of an earlier attempt's output
 
     def start_capture(self) -> None:
-        """Make the file this process's standard output and error, for Python and C alike."""
+        """Make the log file the standard output and error of this process, for Python and C."""
         for fd in (1, 2):
             os.dup2(self._write_fd, fd)
         self.restore_python_streams()
@@ -74,7 +75,7 @@ class LogWriter:
         if sys.stderr not in self._streams.values() or _is_closed(sys.stderr):
             sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
         flush_python_streams()
-        self._has_reported_loss = False  # each cell whose output is lost says so
+        self._has_reported_loss = False  # report a loss once in each cell
 
     def _is_log(self, fd: int) -> bool:
         """Return whether the descriptor is open and refers to the log."""
@@ -90,29 +91,29 @@ class LogWriter:
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
         )
-        stream.mode = "w"  # as Python's own have it
+        stream.mode = "w"  # as in Python's own streams
         self._streams[fd] = stream
         return stream
 
     def on_write(self) -> None:
-        """Count what the main thread prints, and have it mailed."""
+        """Count a write in the main thread, and notify the outbox."""
         if threading.current_thread() is threading.main_thread():
             self.print_count += 1
         self._outbox.notify()
 
     def report_loss(self, error: OSError) -> None:
-        """Say once that output is lost, and why."""
+        """Notify the user once that output is lost, with the reason."""
         if not self._has_reported_loss:
             self._has_reported_loss = True
-            why = f"its log cannot be written: {error.strerror}"
-            self._outbox.post(notify_user(f"output of this rank is lost, {why}"))
+            why = f"its log file cannot be written: {error.strerror}"
+            self._outbox.post(notify_user(f"output of this rank is lost because {why}"))
 
     def position(self) -> int:
-        """How many bytes are in the file."""
+        """Return the size of the log file in bytes."""
         return os.fstat(self._read_fd).st_size
 
     def write_hidden(self, text: str) -> None:
-        """Write it to the file alone: what is written here is not mailed."""
+        """Write text to the log file without sending it."""
         flush_python_streams()
         start = self.position()
         self._hidden.append((start, sys.maxsize))  # first: the outbox may read at any moment
@@ -123,18 +124,17 @@ class LogWriter:
         self._hidden[-1] = (start, self.position())
 
     def read(self, upto: int | None = None) -> Output | None:
-        """The next piece that was written since the last call, no further than to a mark, or None.
+        """Return the next unread output, up to a position. Return None if there is none.
 
-        Of torch's own chatter the file has every line, and the piece has none. Of a flood there is
-        one piece without text: whoever wants it reads the file, and what is written next is mailed
-        as soon as anything else.
+        The file has all messages of torch, but the returned output leaves some out. Of very long
+        output, only the position in the file is returned, so that later output is not delayed.
         """
         end = self.position() if upto is None else upto
         if self._hidden and end > self._hidden[0][0]:
             hidden_start, hidden_end = self._hidden[0]
             if self._offset >= hidden_start:
                 if hidden_end == sys.maxsize:
-                    return None  # not before all of it is written
+                    return None  # the hidden text is not complete yet
                 self._hidden.popleft()
                 start, self._offset = self._offset, hidden_end
                 return Output(start=start, end=hidden_end, text="")
@@ -154,7 +154,7 @@ class LogWriter:
         return Output(start=start, end=self._offset, text=text)
 
     def _skip_unread(self, unread: int) -> Output:
-        """Pass over what is unread, to the end of a line if there is one near, else of a letter."""
+        """Skip unread output, to the end of a line if possible, else of a character."""
         tail = self._offset + unread - CHUNK_BYTES
         data = os.pread(self._read_fd, CHUNK_BYTES, tail)
         used = data.rfind(b"\n") + 1 or codecs.utf_8_decode(data, "replace")[1]
@@ -170,9 +170,9 @@ def _is_closed(stream: object) -> bool:
 
 
 class _LogStream(io.RawIOBase):
-    """Writes to a descriptor and says so, for a reader that need not poll then.
+    """Write to a file descriptor and notify the log, so that its reader need not poll.
 
-    A full disk loses output, and says so, but does not end a training in the middle of a print.
+    If the disk is full, output is lost and the user is notified, but ``print`` does not fail.
     """
 
     def __init__(self, fd: int, log: LogWriter) -> None:

@@ -1,4 +1,4 @@
-"""What a rank's cell reports of itself: written to the file first, then mailed in batches."""
+"""Write the metrics, progress and events of a cell to a file, then send them in batches."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from nbddp.train.log_and_track import ProgressBar, Sink
 from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress
 from nbddp.worker.output.outbox import Outbox, notify_user
 
-MAX_ROWS = 1000  # in one letter
-MAX_QUEUED_ROWS = 100_000  # rows; beyond that the oldest are left out of the live view
-MAX_QUEUED_EVENTS = 1000  # that wait for the mail; the next one waits too
-MAX_BARS = 8  # loops inside each other that are shown
-CONFIG = "config"  # what happens where settings are said
+MAX_ROWS = 1000  # in one message
+MAX_QUEUED_ROWS = 100_000  # above it, the live view leaves out the oldest rows
+MAX_QUEUED_EVENTS = 1000  # above it, ``record_event`` waits until they are sent
+MAX_BARS = 8  # nested loops to show
+CONFIG = "config"  # the kind of event that ``nbddp.config`` records
 
 
 class MetricSink(Sink):
-    """The sink of a rank: what the main thread reports, the outbox's thread mails.
+    """The sink of a rank: the main thread reports values, and the outbox thread sends them.
 
     Args:
         path: the file that all ranks append to.
-        outbox: is told of each report, and once if the file can no longer be written.
-        rank: this rank, and ``attempt``, are in each line.
+        outbox: is notified of each report, and sends a notice if a write fails.
+        rank: the rank to write in each line.
+        attempt: the attempt to write in each line.
 
     Attributes:
-        report_count: how often something was reported: a step, a bar that moved, an event.
-        steps: the last step of each loop, by the first name that the loop reports.
+        report_count: the number of reported steps, events and changes of a progress bar.
+        steps: the last step of each loop, by the first metric name that the loop reports.
     """
 
     def __init__(self, path: Path, outbox: Outbox, *, rank: int, attempt: int) -> None:
@@ -51,13 +52,13 @@ class MetricSink(Sink):
         self.steps: dict[str, int] = {}
 
     def flush(self) -> None:
-        """Wait until all that was reported was mailed."""
+        """Wait until all reports are sent."""
         self._outbox.flush()
 
-    # ---- the cell's side
+    # ---- called by the cell
 
     def log(self, step: int | None, values: dict[str, float]) -> None:
-        """Write the numbers down, and keep them for the mail."""
+        """Write values to the file, and queue them for the outbox."""
         at = round(time.time(), 6)
         head = self._identity if step is None else self._identity | {"step": step}
         line = json.dumps({"time": at, **head, **values})
@@ -74,7 +75,7 @@ class MetricSink(Sink):
         self._count_report()
 
     def open_bar(self, bar: ProgressBar) -> None:
-        """A loop begins, inside those that have not ended."""
+        """Show the bar of a new loop, inside those that have not ended."""
         if self._is_in_child():
             return
         with self._lock:
@@ -83,31 +84,31 @@ class MetricSink(Sink):
         self._count_report()
 
     def update_bar(self, bar: ProgressBar) -> None:  # noqa: ARG002 - all bars are read together
-        """A loop has moved."""
+        """Mark that a bar has changed."""
         if self._is_in_child():
             return
         self._bars_changed = True
         self._count_report()
 
     def close_bar(self, bar: ProgressBar) -> None:
-        """A loop is over; the outermost stays until another begins, so that its end is seen."""
+        """Remove the bar of a loop. Keep the outermost bar until the next loop, to show its end."""
         if self._is_in_child():
             return
         with self._lock:
             bar.close()
-            if not self._bars or bar is not self._bars[0]:  # begun in an earlier cell: no bar
+            if not self._bars or bar is not self._bars[0]:  # a loop of an earlier cell has no bar
                 self._bars = [each for each in self._bars if each is not bar]
             self._bars_changed = True
         self._count_report()
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
-        """Something for the record."""
+        """Queue an event for the event log."""
         if self._is_in_child():
             return
         with self._lock:
-            plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
+            plain = json.loads(json.dumps(facts, default=str))  # str: for paths and tensors
             if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
-                # it is not mailed yet, and a loop may say its settings in each step
+                # merge it into the queued event: a loop may set its config in each step
                 self._events[-1].facts["values"].update(plain["values"])
             else:
                 self._events.append(EventReported(kind=kind, facts=plain))
@@ -121,35 +122,35 @@ class MetricSink(Sink):
         self._outbox.notify()
 
     def begin_cell(self) -> None:
-        """What an earlier cell was in the middle of is over."""
+        """Remove the steps and bars of the earlier cell."""
         with self._lock:
             self.steps = {}
             self._bars = []
             self._bars_changed = False
 
     def _write(self, line: bytes) -> None:
-        """Append a line in one piece: all ranks append to this file."""
+        """Append a line in one write, because all ranks append to this file."""
         try:
             written = os.write(self._fd, b"\n" + line if self._is_line_cut else line)
-            self._is_line_cut = written < len(line)  # a full disk took a part of it
+            self._is_line_cut = written < len(line)  # the disk is full
         except OSError as error:
             if not self._has_reported_loss:
                 self._has_reported_loss = True
-                what = f"metrics.jsonl is not complete from here on: {error.strerror}"
+                what = f"metrics.jsonl is incomplete from here on: {error.strerror}"
                 self._outbox.post(notify_user(what))
 
     def _is_in_child(self) -> bool:
-        """Whether this is a child, such as a DataLoader's worker: it has the file, but no mail."""
+        """Return whether this is a child process, such as a DataLoader worker. It has no outbox."""
         return os.getpid() != self._pid
 
-    # ---- the outbox's side
+    # ---- called by the outbox
 
     def position(self) -> int:
-        """Nothing: what is reported later may as well be read."""
+        """Return 0: ``read`` ignores the position, and may return reports that were added later."""
         return 0
 
     def read(self, upto: int | None = None) -> MessageFromRank | None:  # noqa: ARG002 - a source's
-        """The next piece that was reported since the last call, or None."""
+        """Return the next message with unsent reports, or None."""
         with self._lock:
             if self._events:
                 return self._events.popleft()

@@ -1,9 +1,9 @@
-"""The thread that sends what a rank reports: its log and numbers in batches, and single reports.
+"""Send the messages of a rank from a thread: log and metrics in batches, other messages alone.
 
-Urgent reports, such as a status or an answer, have a queue of their own and are sent at once. All
-others keep their order: output that was printed before a picture is sent before it, and all of it
-before the end of the cell. A long log does not delay them: of a flood only its position in the file
-is sent.
+Urgent messages, such as a status or an answer, have a separate queue and are sent at once. All
+others keep their order: output printed before an image is sent before the image, and all output is
+sent before the end of the cell. A long log does not delay them: of very long output, only its
+position in the file is sent.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from nbddp.wire.request_messages import Answer
 
 logger = logging.getLogger(__name__)
 
-# seconds between two looks for output of C code and child processes, in a cell
+# seconds between checks for output of C code and child processes, in a cell
 POLL_INTERVAL = 0.05
-IDLE_POLL_INTERVAL = 1.0  # and between cells
-BATCH_PERIOD = 0.1  # seconds between batches, on average; a line after a pause is sent at once
-# ranks; more of them send fewer batches each, because one process reads all
+IDLE_POLL_INTERVAL = 1.0  # the same between cells
+BATCH_PERIOD = 0.1  # mean seconds between batches; a line after a pause is sent at once
+# with more ranks, each sends fewer batches, because one process reads all
 RANKS_AT_FULL_RATE = 10
-# lines or rows of numbers: after a batch of no more, the next one may follow sooner
+# lines or rows; after a batch of at most this size, the next one may follow sooner
 SMALL_BATCH = 2
-CATCH_UP = 0.1  # seconds of batches not sent that may be made up for at once
+CATCH_UP = 0.1  # seconds of missed batches that may be sent at once
 FLUSH_TIMEOUT = 2.0  # seconds
-MAX_PIECES = 1000  # of one source in one batch: an endless source must not delay the others
-# characters of pictures that may wait here: beyond that display() waits
+MAX_PIECES = 1000  # of one source in a batch, so that an endless source does not delay others
+# characters of queued images above which display() waits
 MAX_QUEUED_CHARACTERS = 32 << 20
 
 
 class Source(Protocol):
-    """Something that fills up and is sent in batches, such as the log."""
+    """A source of messages to send in batches, such as the log."""
 
     def position(self) -> int:
-        """Return how far it is filled now."""
+        """Return the current end of the source."""
 
     def read(self, upto: int | None = None) -> MessageFromRank | None:
-        """Return the next piece, up to a mark, or None."""
+        """Return the next message, up to a position, or None."""
 
 
 class Outbox:
-    """Sends the output that precedes a report before the report.
+    """Send messages in a thread, each after the output that precedes it.
 
-    No error of one message ends the thread, and the end of a cell is always sent.
+    An error in one message does not end the thread, and the end of a cell is always sent.
 
     Args:
-        writer: for output, numbers, and the end of a cell.
-        urgent: for reports that do not wait for those.
-        ranks: how many ranks have the same reader.
+        writer: the queue for output, metrics and the end of a cell.
+        urgent: the queue for urgent messages.
+        ranks: the number of ranks with the same reader.
     """
 
     def __init__(self, writer: QueueWriter, urgent: QueueWriter, *, ranks: int = 1) -> None:
@@ -78,12 +78,12 @@ class Outbox:
         self._period = BATCH_PERIOD * max(1.0, ranks / RANKS_AT_FULL_RATE)
         self._short_period = BATCH_PERIOD * (ranks / RANKS_AT_FULL_RATE)
         self._unreadable: set[Source] = set()
-        # What is sent from a mark of each source on, in order.
+        # actions in order, each with the position of every source when it was added
         self._queue: deque[tuple[Callable[[], None], list[int]]] = deque()
         self._urgent: deque[MessageFromRank] = deque()
-        self._queued_characters = 0  # characters of the pictures in the queue
-        # An RLock, because a handler of a signal may print. It is used as the C lock that it is:
-        # an interrupt cannot strike between acquiring it and the block, as in Condition.__enter__.
+        self._queued_characters = 0  # characters of images in the queue
+        # An RLock, because a signal handler may print. Use the lock itself, which is written in C,
+        # not Condition.__enter__: an interrupt may arrive there after the lock is acquired.
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._has_output = False
@@ -93,27 +93,27 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
 
     def start(self, *sources: Source) -> None:
-        """Start to send: reports, and what these sources have, in batches."""
+        """Start the thread, which sends messages, and the content of these sources in batches."""
         self._sources = sources
         self._thread.start()
 
     def notify(self) -> None:
-        """Say that a source has something; cheap enough for every line that is printed."""
+        """Tell the thread that a source has output. This is cheap enough for each printed line."""
         if not self._has_output and not self._is_in_child():
             with self._lock:
                 self._has_output = True
                 self._wake.notify_all()
 
     def begin_cell(self) -> None:
-        """Look often for output of C code and child processes, until the cell's end is posted."""
+        """Check often for output of C code and child processes, until the cell ends."""
         with self._lock:
-            self._is_in_cell = self._has_output = True  # which ends the long wait
+            self._is_in_cell = self._has_output = True  # ends a wait of IDLE_POLL_INTERVAL
             self._wake.notify_all()
 
     def post(self, message: MessageFromRank) -> None:
-        """Send a report: at once if it is urgent, else after all output that precedes it.
+        """Send a message: at once if it is urgent, else after all earlier output.
 
-        Wait while too many pictures are in the queue, as a print into a full pipe does.
+        Wait while the queue holds too many images, as ``print`` waits for a full pipe.
         """
         if self._is_in_child():
             return
@@ -130,7 +130,7 @@ class Outbox:
             self._enqueue(partial(self._send_message, message))
 
     def _enqueue(self, action: Callable[[], None]) -> None:
-        """Do something after the output that precedes it was sent."""
+        """Queue an action that runs after all earlier output is sent."""
         with self._lock:
             self._queue.append((action, self._positions()))
             self._wake.notify_all()
@@ -139,21 +139,21 @@ class Outbox:
         return [_position_of(source) for source in self._sources]
 
     def _is_in_child(self) -> bool:
-        """Return whether a cell forked this process: it has no outbox.
+        """Return whether a cell forked this process. A child has no outbox.
 
-        A child must not touch the lock: if the thread held it at the fork, nothing releases it.
+        A child must not use the lock: if the thread held it at the fork, nothing releases it.
         """
         return os.getpid() != self._pid
 
     def reconnect(self) -> None:
-        """Send to another reader, at another store."""
+        """Connect to the store of another reader."""
         self._writer.reconnect()
         self._urgent_writer.reconnect()
 
     def flush(self) -> None:
-        """Wait until the controller has read all output and reports so far, for at most 2 s.
+        """Wait until the controller has read all output and messages so far, for at most 2 s.
 
-        Otherwise the controller may notice the death of a rank before it reads the last reports.
+        Without it, the controller may learn of a rank's death before it reads the last messages.
         """
         if self._is_in_child():
             return
@@ -162,12 +162,12 @@ class Outbox:
         lock.acquire()
         self._enqueue(lock.release)
         lock.acquire(timeout=FLUSH_TIMEOUT)
-        with suppress(RuntimeError):  # torch's: there is no store any more
+        with suppress(RuntimeError):  # from torch: the store is gone
             while time.monotonic() < deadline and not self._writer.is_read():
                 time.sleep(BATCH_PERIOD / 50)
 
     def close(self) -> None:
-        """Send what is left, then end the thread."""
+        """Send all queued messages, then end the thread."""
         self._enqueue(self._stop)
         self._thread.join()
 
@@ -180,7 +180,7 @@ class Outbox:
         next_batch = 0.0
         while self._is_open:
             with self._lock:
-                # a timeout, because C code writes to the file without telling us
+                # a timeout, because C code writes to the file without a notification
                 timeout = POLL_INTERVAL if self._is_in_cell else IDLE_POLL_INTERVAL
                 self._wake.wait_for(lambda: self._has_output or self._has_messages(), timeout)
                 self._wake.wait_for(self._has_messages, max(0.0, next_batch - time.monotonic()))
@@ -194,17 +194,17 @@ class Outbox:
         return bool(self._urgent or self._queue)
 
     def _next_due(self, batch: float, lines: int) -> float:
-        """Return when the next batch is due, after one that was due then and had so many lines.
+        """Return when the next batch is due, from the due time and the lines of the last one.
 
-        All ranks of a machine send at the same instants. Most of the cost of a message for its
-        reader is to wake threads with cold caches: for 64 messages that arrive together once.
+        All ranks of a machine send at the same instants. For the reader, most of the cost of a
+        message is to wake threads with cold caches, which 64 messages that arrive together do once.
         """
         period = self._short_period if lines <= SMALL_BATCH else self._period
         due = max(batch, time.monotonic() - CATCH_UP) + period
         return floor(due / period + 1e-6) * period
 
     def _send_batch(self) -> int:
-        """Send all that there is. Return how many lines of output it had."""
+        """Send all output and messages. Return the number of lines."""
         with self._lock:
             self._has_output = False
             queue, now = list(self._queue), self._positions()
@@ -220,14 +220,14 @@ class Outbox:
         return lines
 
     def _send_sources(self, positions: Sequence[int]) -> int:
-        """Send what the sources have up to these marks. Return how many lines that were."""
+        """Send the content of the sources up to these positions. Return the number of lines."""
         lines = 0
         for pieces in _group_into_messages(self._read_sources(positions)):
             if lines:
                 self._wait_for_reader()
             try:
                 self._writer.put_batch(pieces)
-            except Exception:  # noqa: BLE001 - sent alone, the piece at fault is named
+            except Exception:  # noqa: BLE001 - send each alone, to name the faulty one
                 for piece in pieces:
                     self._send(self._writer, piece)
             lines += max(map(_count_lines, pieces))
@@ -238,10 +238,10 @@ class Outbox:
             for _ in range(MAX_PIECES):
                 try:
                     piece = source.read(position)
-                except Exception as error:  # noqa: BLE001 - the thread goes on after any error
+                except Exception as error:  # noqa: BLE001 - the thread continues after any error
                     if source not in self._unreadable:
                         self._unreadable.add(source)
-                        what = "what this rank writes cannot be read back to be shown"
+                        what = "output of this rank is not shown, because it cannot be read"
                         self._send(self._writer, notify_user(f"{what}: {error!r}"))
                     break
                 self._unreadable.discard(source)
@@ -251,7 +251,7 @@ class Outbox:
 
     def _wait_for_reader(self) -> None:
         self._send_urgent()
-        with suppress(RuntimeError):  # torch's: posting connects anew
+        with suppress(RuntimeError):  # from torch: the next message connects again
             while self._writer.is_full():
                 with self._lock:
                     self._wake.wait_for(lambda: self._urgent, BATCH_PERIOD / 4)
@@ -268,10 +268,10 @@ class Outbox:
             self._wake.notify_all()
 
     def _send(self, writer: QueueWriter, message: MessageFromRank) -> None:
-        """Send a report. If that fails, say why, and send an end or an answer without content."""
+        """Send a message. If that fails, notify the user, and send a CellEnded or Answer empty."""
         try:
             writer.put(message)
-        except Exception as error:  # noqa: BLE001 - the thread goes on after any error
+        except Exception as error:  # noqa: BLE001 - the thread continues after any error
             what = with_article(type(message).__name__)
             fallbacks: list[tuple[QueueWriter, MessageFromRank]] = [
                 (self._writer, notify_user(f"{what} could not be sent: {error}"))
@@ -283,17 +283,17 @@ class Outbox:
             for fallback_writer, fallback in fallbacks:
                 try:
                     fallback_writer.put(fallback)
-                except Exception:  # the store is gone, and with it the reader
+                except Exception:  # the store is gone, and so is the reader
                     logger.exception("nbddp could not send")
 
 
 def notify_user(text: str, cell: int = 0) -> Display:
-    """Return a line of nbddp's own for the user, under a cell, or of no cell in particular."""
+    """Return a line of text for the user, below a cell, or without a cell for 0."""
     return Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
 
 
 def _without_content(message: CellEnded | Answer, reason: str) -> CellEnded | Answer:
-    """Return the end without what made it impossible to send: the controller waits for it."""
+    """Return the message without the content that cannot be sent: the controller waits for it."""
     if isinstance(message, Answer):
         return Answer(request=message.request, error=reason)
     name = str(message.failure.get("name", ""))
@@ -302,7 +302,7 @@ def _without_content(message: CellEnded | Answer, reason: str) -> CellEnded | An
 
 
 def _group_into_messages(pieces: Iterable[MessageFromRank]) -> Iterator[list[MessageFromRank]]:
-    """Group pieces into messages: one piece of each kind is long enough."""
+    """Group messages to send together, with at most one of each type."""
     group: list[MessageFromRank] = []
     for piece in pieces:
         if type(piece) in map(type, group):
@@ -317,11 +317,11 @@ def _position_of(source: Source) -> int:
     try:
         return source.position()
     except OSError:
-        return sys.maxsize  # reading it fails as well, and that error is reported
+        return sys.maxsize  # reading it fails too and reports the error
 
 
 def _count_lines(message: MessageFromRank) -> int:
-    """Return how many lines or rows a report has, at least one."""
+    """Return the number of lines or rows in a message, at least 1."""
     match message:
         case Output(text=text):
             return max(1, text.count("\n"))
