@@ -1,1 +1,1 @@
-"""What a rank is watched by: samplers, and torch's profiler."""
+"""Watch a rank: samplers, the flight recorder and torch's profiler."""

@@ -1,7 +1,7 @@
-"""When this rank reached its collectives, on which line it was, and how long it waited for data.
+"""Record when this rank reached its collectives, its line over time, and its waits for data.
 
-The flight recorder is read once a second, and more often if it would otherwise forget collectives.
-Two of these reads never report the same entry. ``benchmarks/timeline.py`` measures the cost.
+nbddp reads the flight recorder once a second, or more often if the recorder would overwrite
+entries. No entry is reported twice. ``benchmarks/timeline.py`` measures the cost.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from nbddp.worker.watch.main_thread import (
     main_state,
 )
 
-MAX_ROWS_PER_SECOND = 20_000  # rows of all ranks together: beyond that each rank leaves some out,
-MIN_ROWS = 100  # but reports at least so many
-BLOCK = 32  # collectives with consecutive numbers that are reported or left out together
-MAX_LOADER_WAITS = 300  # waits for data in one message: the longest
+MAX_ROWS_PER_SECOND = 20_000  # rows of all ranks; above it, each rank leaves some out,
+MIN_ROWS = 100  # but reports at least this number
+BLOCK = 32  # consecutive collectives that are reported or left out together
+MAX_LOADER_WAITS = 300  # the longest waits for data in one message
 
-Row = tuple[int, int, int]  # number in its group, time, place in the kinds
+Row = tuple[int, int, int]  # number in its group, time, index of its kind
 
 
 class ArrivalRecorder:
-    """Reads the flight recorder for a rank; any thread may use it.
+    """Read the flight recorder of a rank, in any thread.
 
     Args:
-        post: sends what is new.
-        shell: knows the files of cells and scripts.
+        post: sends new arrivals.
+        shell: the shell, for the files of cells and scripts.
 
     Attributes:
-        has_collectives: whether the cell had a collective, so that it is worth sampling.
+        has_collectives: whether the cell has called a collective, so that sampling is useful.
     """
 
     def __init__(self, post: Callable[[CollectiveArrivals], None], shell: RankShell) -> None:
@@ -61,25 +61,25 @@ class ArrivalRecorder:
         self._shell = shell
         self._lock = threading.Lock()
         self._loader_waits = DataLoaderWaits()
-        self._newest_record = -1  # the newest record that was read,
-        self._read_at = 0.0  # when,
-        self._records_per_second = 0.0  # and how many there were a second then
+        self._newest_record = -1  # the newest record read,
+        self._read_at = 0.0  # the time of that read,
+        self._records_per_second = 0.0  # and the records per second at that time
         self.begin_cell(0, 0.0)
 
     def start(self) -> None:
-        """Start to note waits for data."""
+        """Start to record waits for data."""
         self._loader_waits.install_hook()
 
     def begin_cell(self, cell: int, at: float) -> None:
-        """A cell begins, at this ``time.time()``."""
+        """Start a cell at this ``time.time()``."""
         with self._lock:
             self._cell, self._base = cell, int(at * 1e6) * 1000  # nanoseconds
             self.has_collectives = False
             self._started_before, self._counts_before = count_started(), _count_all_started()
-            # by group: its newest number, its turn
+            # by group: its last number, and how often the cell has created the group again
             self._last_numbers: dict[str, tuple[int, int]] = {}
             self._group_names: dict[Any, str] = {}
-            self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL's in flight: kinds by record
+            self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL calls without a duration
             self._start_message()
             self._loader_waits.clear()
 
@@ -92,9 +92,9 @@ class ArrivalRecorder:
         self._activity = ThreadActivity()
 
     def end_cell(self, *, is_short: bool) -> None:
-        """A cell has ended. Report a short cell only if it had collectives.
+        """End a cell. Report a short cell only if it had collectives.
 
-        If there is no group after it, it may have had one of its own, as scripts have.
+        A cell without a process group at its end may have had one of its own, as scripts do.
         """
         had_none = bool(self._counts_before) and _count_all_started() == self._counts_before
         if self._cell and not (is_short and had_none):
@@ -114,7 +114,7 @@ class ArrivalRecorder:
         return entries
 
     def sample(self) -> None:
-        """Note where the main thread is; read the recorder if it would soon forget entries."""
+        """Record the line of the main thread. Read the recorder before it overwrites entries."""
         with self._lock:
             self._activity.sample()
             frame, _ = innermost_in_cell(main_frame(), self._shell.is_cell_file)
@@ -149,7 +149,7 @@ class ArrivalRecorder:
         self._add_gpu_times(entries)
 
     def _count_lost(self, of_cell: Sequence[Entry], new: Sequence[Entry], before: int) -> int:
-        """Count what the recorder has forgotten since the last read, or since the cell began."""
+        """Count the entries that were overwritten since the last read or the start of the cell."""
         first = int(new[0]["record_id"])
         if self.has_collectives:
             return 0 if before < NCCL_OFFSET <= first else first - before - 1
@@ -165,7 +165,7 @@ class ArrivalRecorder:
             self._group_names[key] = group_name(entry)
         group, number = self._group_names[key], int(entry["collective_seq_id"])
         newest, renewals = self._last_numbers.get(group, (0, 0))
-        if number <= newest:  # the cell has formed the group anew
+        if number <= newest:  # the cell has created the group again
             renewals += 1
         self._last_numbers[group] = number, renewals
         name = entry["profiling_name"].partition(":")[2]
@@ -176,7 +176,7 @@ class ArrivalRecorder:
             self._unmeasured[int(entry["record_id"])] = kind
 
     def _add_gpu_times(self, entries: Sequence[Entry]) -> None:
-        """Take the GPU times of NCCL's collectives, which are known after their end, or never."""
+        """Add the GPU times of NCCL collectives. They are known after the end, or never."""
         if not self._unmeasured:
             return
         for each in entries:
@@ -188,10 +188,10 @@ class ArrivalRecorder:
                 self._message.durations.extend([duration, number])
         oldest = int(entries[0]["record_id"])
         for record in [each for each in self._unmeasured if each < oldest]:
-            del self._unmeasured[record]  # the recorder has forgotten it
+            del self._unmeasured[record]  # the recorder has overwritten it
 
     def _complete_message(self, *, is_over: bool) -> CollectiveArrivals | None:
-        """Return the message, or None if there is nothing to report."""
+        """Return the complete message, or None if there is nothing to report."""
         waits = self._loader_waits.pop_longest(self._base // 1000, MAX_LOADER_WAITS)
         is_end = is_over and self.has_collectives
         if not (self._rows or is_end or waits or self._lost or self._message.durations):
@@ -213,9 +213,9 @@ class ArrivalRecorder:
 
 
 class ThreadActivity:
-    """How long the main thread was awake, and how long it had a core, in seconds.
+    """The seconds that the main thread was runnable (``awake``), and that it ran (``cpu``).
 
-    In the difference it waited for a core: then the machine is slow, and not the rank.
+    The difference is the time that it waited for a core: then the machine is slow, not the rank.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,10 @@ class ThreadActivity:
         self._at, self._cpu = time.monotonic(), main_cpu_time()
 
     def sample(self) -> None:
-        """Take the state now for that since the last sample: 20 samples a second are enough."""
+        """Count the time since the last sample as spent in the current state.
+
+        20 samples a second are enough.
+        """
         at, cpu = time.monotonic(), main_cpu_time()
         if main_state() == "R":
             self.awake += at - self._at
@@ -232,15 +235,15 @@ class ThreadActivity:
 
 
 def _count_all_started() -> dict[tuple[str, int], int]:
-    """Return how many collectives each group has begun, by its name and its place in memory."""
+    """Return the number of collectives of each group, by the group's name and id."""
     groups = list(dist.distributed_c10d._world.pg_names.items())
     return {(name, id(group)): count_started(group) for group, name in groups}
 
 
 def _thin(rows: list[Row], limit: int) -> list[Row]:
-    """Leave out blocks of consecutive numbers until there are no more than ``most``.
+    """Leave out blocks of consecutive numbers until at most ``limit`` rows remain.
 
-    All ranks leave out the same: every second block, or three of four, or seven of eight.
+    All ranks leave out the same blocks: every second one, or three of four, or seven of eight.
     """
     step, found = 1, rows
     while len(found) > limit:

@@ -1,10 +1,9 @@
-"""What nbddp adds to torch's ``DataLoader``: how long it is waited for, and a mend.
+"""Extend torch's ``DataLoader``: measure the waits for batches, and make it work after interrupts.
 
-A ``DataLoader`` that keeps its workers works again when it was interrupted as an epoch began.
-
-It asks each worker to begin anew and counts their answers. Where an interrupt ends that, the
-answers that are left are taken for those of the next epoch, or for batches of it: that one fails
-with a ``KeyError``, or waits for ever, or gets wrong batches (seen with torch 2.13).
+A ``DataLoader`` with persistent workers asks each worker at the start of an epoch to reset, and
+counts the replies. After an interrupt, it takes the remaining replies for those of the next epoch,
+or for its batches. Then that epoch fails with a ``KeyError``, waits forever, or gets wrong batches
+(seen with torch 2.13).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, dataloader
 
-# of each sampler that shuffles, the epochs that this cell went through to the end
+# by sampler that shuffles: the epochs that this cell has completed
 _completed: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
 
 
 def reset_interrupted_loaders() -> None:
-    """From here on a loader that could not begin an epoch has new workers for the next one."""
+    """Patch DataLoader: if an epoch cannot start, the next one starts with new workers."""
     kind: Any = dataloader._MultiProcessingDataLoaderIter
     original = kind._reset
 
@@ -42,7 +41,7 @@ def reset_interrupted_loaders() -> None:
 
 
 def record_epochs() -> None:
-    """From here on, note each epoch that goes through all that a sampler of torch's gives."""
+    """Patch torch's samplers to record each epoch that uses all their indices."""
     _record_epochs_of(DistributedSampler)
     _record_epochs_of(RandomSampler)
 
@@ -64,29 +63,29 @@ def _record_epochs_of(kind: Any) -> None:
 
 
 def clear_epochs() -> None:
-    """A cell begins."""
+    """Forget the epochs of the last cell."""
     _completed.clear()
 
 
 def completed_epochs(sampler: Sampler[Any]) -> list[int]:
-    """Return the epochs that this cell went through to the end."""
+    """Return the epochs of a sampler that this cell has completed."""
     return _completed.get(sampler, [])
 
 
 class DataLoaderWaits:
-    """How long the main thread waits for each batch of a ``DataLoader``, and so of a loader's.
+    """The waits of the main thread for batches of a ``DataLoader``, and so of an ``nbddp.loader``.
 
-    What a loader without workers takes to make a batch is such a wait, too.
+    For a loader without workers, the time to make a batch counts as a wait.
     """
 
-    SHORTEST = 0.0001  # seconds: less is not worth telling
+    SHORTEST = 0.0001  # seconds; shorter waits are not recorded
 
     def __init__(self) -> None:
         self._spans: deque[tuple[float, float]] = deque(maxlen=20_000)
         self._pid = os.getpid()
 
     def install_hook(self) -> None:
-        """From here on each wait is noted."""
+        """Patch DataLoader to record each wait."""
         kind: Any = dataloader._BaseDataLoaderIter
         original = kind.__next__
         add = self._add
@@ -108,11 +107,14 @@ class DataLoaderWaits:
             self._spans.append((started_at, now))
 
     def clear(self) -> None:
-        """What was waited for before is forgotten."""
+        """Remove the recorded waits."""
         self._spans.clear()
 
     def pop_longest(self, base: int, limit: int) -> list[int]:
-        """Begin and end of those that are new, in microseconds since ``base``; only the longest."""
+        """Remove and return new waits, at most the ``limit`` longest.
+
+        The list holds the start and end of each, in microseconds since ``base``.
+        """
         spans = [self._spans.popleft() for _ in range(len(self._spans))]
         if len(spans) > limit:
             spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:limit])

@@ -1,4 +1,4 @@
-"""What the models of a rank have measured of themselves."""
+"""Read the times that DDP has measured for the models of a rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.train.prepare import prepared
 
-MAX_MODELS = 8  # models
+MAX_MODELS = 8
 _FIELDS = (
     "iteration",
     "backward_compute_time_end",
@@ -24,7 +24,7 @@ _FIELDS = (
 
 
 def read_ddp_timing(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What DDP says of each of its models that has a name, or was prepared: its numbers by name."""
+    """Return DDP's measurements for each model with a name, and each prepared model."""
     candidates = [each for each in list(names.items()) if not each[0].startswith("_")]
     candidates += [("prepared", each) for each in prepared()]
     found: dict[int, tuple[str, Any]] = {}

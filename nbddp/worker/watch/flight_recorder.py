@@ -1,4 +1,4 @@
-"""The collectives of a rank, as torch's flight recorder has them."""
+"""Read the collectives of a rank from torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from nbddp.wire.collective import Collective
 
-BUFFER_SIZE = 400  # collectives that it keeps: 3 ms to read
-NCCL_OFFSET = 2**40  # added to the numbers of NCCL's records, which are counted apart
+BUFFER_SIZE = 400  # collectives that the recorder keeps: 3 ms to read
+NCCL_OFFSET = 2**40  # added to NCCL's record numbers, which are counted separately
 DEFAULT_GROUP = "default_pg"  # torch's description of the default group
-# of Gloo, whose calls begin when a rank comes to them: nobody is through before all are there
+# Gloo calls that end on no rank before all ranks have started them
 _SYNCHRONIZING = {
     f"gloo:{name}"
     for name in ("all_gather", "all_reduce", "all_to_all", "barrier", "sparse_all_reduce")
@@ -28,9 +28,9 @@ class RecordedCollective:
     """One entry of torch's flight recorder.
 
     Attributes:
-        is_in_flight: whether it is not over.
-        began_at: in seconds, as ``time.time()`` has it.
-        backend: whose it is, such as "gloo".
+        is_in_flight: whether it has not ended.
+        began_at: its start, in seconds as in ``time.time()``.
+        backend: its backend, such as "gloo".
     """
 
     call: Collective
@@ -40,11 +40,11 @@ class RecordedCollective:
 
 
 def read_entries() -> Sequence[Entry]:
-    """The last collectives that this process began, oldest first.
+    """Return the last collectives that this process started, oldest first.
 
-    NCCL has a recorder of its own, which a build without CUDA has not; all other backends share
-    one. Of a rank that has called NCCL it is NCCL's that are told.
-    Pickled and without stacks they take 6 microseconds each; with stacks it would be 400.
+    NCCL has its own recorder, which builds without CUDA lack. All other backends share one. If the
+    rank has called NCCL, return NCCL's entries. Reading an entry, pickled and without stacks, takes
+    6 microseconds; with stacks it would take 400.
     """
     recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
     try:
@@ -55,7 +55,7 @@ def read_entries() -> Sequence[Entry]:
         ):
             return entries
         return _load_entries(recorder._dump_fr_trace(includeStackTraces=False), 0)
-    except MemoryError:  # a cell has taken it all
+    except MemoryError:  # the cell has used all memory
         return []
 
 
@@ -67,21 +67,21 @@ def _load_entries(pickled: bytes, offset: int) -> Sequence[Entry]:
 
 
 def gpu_microseconds(entry: Entry) -> int | None:
-    """How long it took on the GPU; None while that is not known, or is not measured.
+    """Return the duration on the GPU, or None if it is not known or not measured.
 
-    NCCL measures it if ``TORCH_NCCL_ENABLE_TIMING`` says so; its watchdog notes it at the end.
+    NCCL measures it if ``TORCH_NCCL_ENABLE_TIMING`` is set. Its watchdog records it at the end.
     """
     milliseconds = entry.get("duration_ms")
     return None if milliseconds is None else round(1000 * milliseconds)
 
 
 def is_synchronizing(entry: Entry) -> bool:
-    """Whether nobody is through with it before all are there."""
+    """Return whether the collective ends on no rank before all ranks have started it."""
     return entry["profiling_name"] in _SYNCHRONIZING
 
 
 def newest_collective(calls: Collection[str] = ()) -> RecordedCollective | None:
-    """The last collective that this process began; see :func:`newest_of`."""
+    """Return the last collective that this process started; see :func:`newest_of`."""
     return newest_of(read_entries(), calls)
 
 
@@ -90,7 +90,7 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Recorded
 
     Args:
         entries: all entries, oldest first.
-        calls: functions on a thread's stack; an unfinished collective of these takes precedence.
+        calls: the functions on a thread's stack. An unfinished collective of these is preferred.
     """
     if not entries:
         return None
@@ -108,9 +108,9 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Recorded
 
 
 def count_started(group: Any = None) -> int:
-    """Return how many collectives a group has begun, the default group if none is given.
+    """Return the number of collectives that a group has started, by default the default group.
 
-    It is 0 if there is no default group, or if a custom backend does not count.
+    Return 0 without a default group, and for custom backends that do not count.
     """
     if group is None:
         if not dist.is_initialized():
@@ -127,19 +127,19 @@ def _function_name(entry: Entry) -> str:
 
 
 def group_name(entry: Entry) -> str:
-    """How its group is called: by its ranks, while it lives; empty for the default one."""
+    """Return the name of the group: its ranks while it exists, or "" for the default group."""
     name, description = entry.get("process_group", ["", DEFAULT_GROUP])
     if description == DEFAULT_GROUP:
         return ""
     world: Any = dist.distributed_c10d._world
     for group, known_name in list(world.pg_names.items()):
-        if known_name == name and group in world.pg_group_ranks:  # missing during its creation
+        if known_name == name and group in world.pg_group_ranks:  # absent during its creation
             return str(list(world.pg_group_ranks[group]))
     return repr(description) if description != "undefined" else name[:8]
 
 
 def format_inputs(entry: Entry) -> str:
-    """Type and sizes of what goes in, as ``float [3, 4]``."""
+    """Return the types and sizes of the inputs, such as ``float [3, 4]``."""
     kinds, sizes = entry.get("input_dtypes", []), entry.get("input_sizes", [])
     parts = [f"{kind.lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)]
     return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")

@@ -1,8 +1,8 @@
-"""The thread that cells run in, seen from the others, and the call in which it waits.
+"""Inspect the main thread, which runs the cells, from other threads: its line, call and state.
 
-The call is found from the stack, for calls that no flight recorder records: Gloo's has no send and
-recv, and none has waits on a store, such as a ``new_group`` that some ranks do not call, or a key
-that no rank sets. Library calls that wait for one event are recognised too.
+Find the call that it waits in from its stack, because no flight recorder has all calls. Gloo's
+recorder lacks send and recv. None has waits on a store, such as a ``new_group`` that some ranks do
+not call, or a key that no rank sets. Recognize library calls that wait for one event, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 import nbddp
 
-# folders of libraries, and the only library in a folder that may be the user's
+# folders of libraries; with a name, only that library in a folder that may have user code
 _LIBRARIES = (
     (Path(torch.__file__).parent.parent, "torch"),
     (Path(nbddp.__file__).parents[1], "nbddp"),
@@ -38,18 +38,18 @@ _STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\s+(\w+)", re.MULTILINE)
 
 
 def main_thread_id() -> int:
-    """The identity of the main thread."""
+    """Return the identifier of the main thread."""
     return threading.main_thread().ident or 0  # None only before a thread has started
 
 
 def main_frame() -> FrameType:
-    """Where the main thread is right now."""
+    """Return the current frame of the main thread."""
     return sys._current_frames()[main_thread_id()]
 
 
 @functools.lru_cache(maxsize=4096)
 def library_of_file(filename: str) -> str:
-    """Return the library that a file belongs to; empty for the user's own.
+    """Return the library that a file belongs to, or "" for user code.
 
     >>> [library_of_file(name) for name in (torch.nn.__file__, os.__file__, "train.py")]
     ['torch', 'os', '']
@@ -65,7 +65,7 @@ def library_of_file(filename: str) -> str:
 
 
 def is_called_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
-    """Whether a frame, or one that it was called from, is of such a file."""
+    """Return whether a frame or one of its callers is in a file that ``is_of`` accepts."""
     while frame is not None:
         if is_of(frame.f_code.co_filename):
             return True
@@ -74,7 +74,7 @@ def is_called_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> boo
 
 
 def line_of(frame: FrameType) -> int:
-    """Return the line that a frame is on, or its function's first if the instruction has none."""
+    """Return the line of a frame, or the first line of its function if the line is unknown."""
     return frame.f_lineno or frame.f_code.co_firstlineno
 
 
@@ -94,7 +94,7 @@ def innermost_in_cell(
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield frames from the innermost one; where an event loop runs, those of its main task too."""
+    """Yield frames, innermost first, including those of the main task of an event loop."""
     while frame is not None:
         is_loop = frame.f_code.co_name == "run_until_complete"
         task = frame.f_locals.get("future") if is_loop else None
@@ -105,7 +105,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _task_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of a task that awaits something, from the outermost one."""
+    """Yield the frames of a suspended task, outermost first."""
     step: Any = task.get_coro()
     while step is not None:
         if frame := getattr(step, "cr_frame", None):
@@ -123,16 +123,16 @@ def _name_of_call(caller: FrameType, called: CodeType) -> str:
 
 
 def main_cpu_time() -> float:
-    """Seconds of CPU that the main thread has used; always 0 where there is no clock (macOS)."""
+    """Return the seconds of CPU used by the main thread, or 0 on macOS, which has no such clock."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(main_thread_id()))
 
 
 def main_state() -> str:
-    """The state of the main thread: "R" where it runs or would run; "" where nobody tells (macOS).
+    """Return the state of the main thread, such as "R" for runnable, or "" on macOS.
 
-    A Path would take four times as long to read it, and it is read 20 times a second.
+    This runs 20 times a second. Reading the file with ``Path`` would take four times as long.
     """
     try:
         file = os.open(f"/proc/self/task/{os.getpid()}/stat", os.O_RDONLY)
@@ -142,13 +142,13 @@ def main_state() -> str:
         text = os.read(file, 200)
     finally:
         os.close(file)
-    return text.rpartition(b")")[2][1:2].decode()  # a process's name may have any letters
+    return text.rpartition(b")")[2][1:2].decode()  # the process name may contain any character
 
 
 def main_switches_and_state() -> tuple[int, str]:
-    """How often the main thread gave up the CPU by itself, and its state, such as "S" or "D".
+    """Return the voluntary context switches of the main thread, and its state ("S", "D", ...).
 
-    0 and "" where the system does not tell (macOS).
+    Return 0 and "" on macOS, which does not report them.
     """
     try:
         text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
@@ -159,16 +159,16 @@ def main_switches_and_state() -> tuple[int, str]:
 
 
 _WORKER_FOLDER = Path(nbddp.__file__).parent / "worker"
-MAX_CALL = 60  # characters of a call that are shown
+MAX_CALL = 60  # characters of a call to show
 _TORCH_DISTRIBUTED = re.compile(r"torch[/\\](distributed|futures)[/\\]")
 _PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src"}
-# methods of torch's works, futures and stores: C++ that a cell calls without a frame in between
+# methods of torch's works, futures and stores, in C++: a cell calls them without a Python frame
 _WAIT_METHODS = re.compile(
     r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?"
 )
 
-# Calls that return when one event has happened, however often they wake before that. Calls that
-# handle many events (``communicate``, the ``select`` of an event loop) are not among them.
+# Calls that return after one event, even if they wake often before it. Calls that handle many
+# events (``communicate``, the ``select`` of an event loop) are not among them.
 _EVENT_WAITS = re.compile(
     r"[/\\](?:"
     r"(?:threading|queue|selectors|subprocess"
@@ -182,9 +182,9 @@ _EVENT_WAITS = re.compile(
 
 
 class _Mark:
-    """Marks a frame, to recognise it later: Python reuses the id of a frame that has ended.
+    """Mark a frame to recognize it later, because Python reuses the id of a frame that has ended.
 
-    It is stored as the frame's trace function. A tracer may call it: it does nothing then.
+    The mark is stored as the trace function of the frame. If a tracer calls it, it does nothing.
     """
 
     def __call__(self, *_: object) -> _Mark:
@@ -192,9 +192,9 @@ class _Mark:
 
 
 def mark_event_wait(frame: FrameType) -> object:
-    """Return the same mark as long as the main thread is in one call that waits for one event.
+    """Mark the call if the main thread waits for one event, and return the mark of that call.
 
-    Return None outside of such calls, and if a debugger has set the frame's trace function.
+    Return None outside such calls, and if a debugger has set the trace function of the frame.
     """
     call: FrameType | None = None
     here: FrameType | None = frame
@@ -210,11 +210,13 @@ def mark_event_wait(frame: FrameType) -> object:
 
 
 def blocking_call(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
-    """What the end of a stack may wait in: a function of torch's, a call of the cell; or nothing.
+    """Return the call at the end of a stack that may wait for other ranks, or "".
+
+    It is a function of torch.distributed, or a method of torch that the cell calls.
 
     Args:
-        frame: where the main thread is.
-        is_cell_file: whether code of this file name is a cell's.
+        frame: the current frame of the main thread.
+        is_cell_file: returns whether a file name belongs to a cell.
     """
     if frames := torch_frames(frame):
         return describe_call(frames[-1])
@@ -231,7 +233,7 @@ def torch_frames(frame: FrameType | None) -> list[FrameType]:
         filename = frame.f_code.co_filename
         if _TORCH_DISTRIBUTED.search(filename):
             found.append(frame)
-        # ours may be between, where torch calls us
+        # torch may call nbddp, whose frames are then in between
         elif not Path(filename).is_relative_to(_WORKER_FOLDER):
             break
         frame = frame.f_back
@@ -244,9 +246,9 @@ def functions_in(frame: FrameType) -> set[str]:
 
 
 def waiting_thread() -> FrameType | None:
-    """Find a thread of the user's, or of a library, that is in a function of torch.distributed.
+    """Return the frame of a background thread that is in a function of torch.distributed.
 
-    Threads of autograd, which Python has not started, do not count: the main thread waits for them.
+    Ignore threads of autograd, which Python has not started: the main thread waits for them.
     """
     stacks = sys._current_frames()
     for thread in threading.enumerate():
@@ -257,15 +259,15 @@ def waiting_thread() -> FrameType | None:
 
 
 def function_name(frame: FrameType) -> str:
-    """The name of a function of torch.distributed; its logging wrapper has it in ``func``."""
+    """Return the name of a function of torch.distributed, from ``func`` in its logging wrapper."""
     wrapped = frame.f_locals.get("func")
     return str(getattr(wrapped, "__name__", frame.f_code.co_name))
 
 
 def describe_call(frame: FrameType) -> str:
-    """Name a call of torch.distributed, and what Gloo's records lack: a peer, a tag, a group.
+    """Describe a call of torch.distributed with its peer, tag and group, which Gloo's records lack.
 
-    The logging wrapper of torch has the arguments in ``args`` and ``kwargs``.
+    The logging wrapper of torch holds the arguments in ``args`` and ``kwargs``.
     """
     name, arguments = function_name(frame), frame.f_locals
     if "func" in arguments:
@@ -283,7 +285,7 @@ def describe_call(frame: FrameType) -> str:
 
 
 def _current_code(frame: FrameType) -> str:
-    """The expression that is computed right now; before Python 3.11 the line that it is in."""
+    """Return the expression that the frame evaluates, or its line before Python 3.11."""
     line = linecache.getline(frame.f_code.co_filename, line_of(frame))
     if sys.version_info >= (3, 11):
         places = frame.f_code.co_positions()

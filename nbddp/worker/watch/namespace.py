@@ -1,4 +1,4 @@
-"""Walk over the objects that the user's names lead to."""
+"""Walk over the objects that are reachable from the user's names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 DEPTH = 4  # levels, as in ``trainer.models["a"].inner``
-MAX_VISITS = 20_000  # objects whose parts are yielded
-MAX_PARTS = 200  # parts of one object; with a list of 30 million numbers a walk took 45 s
-PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # they have no parts
+MAX_VISITS = 20_000  # objects to look into
+MAX_PARTS = 200  # parts of one object; a list of 30 million numbers took 45 s
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # types without parts
 
 
 class Part(NamedTuple):
-    """An object, and where it is: ``path`` is the expression with which the user reaches it."""
+    """An object and its holder. ``path`` is the Python expression that evaluates to it."""
 
     path: str
     holder: Any
@@ -27,10 +27,10 @@ class Part(NamedTuple):
 
 
 def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield what the names lead to, the shortest paths first.
+    """Yield the reachable objects, those with the shortest paths first.
 
-    A walk goes into dicts, lists, tuples and attributes, and into each object once. It runs no
-    properties. Names that begin with an underscore are left out.
+    Visit the items of dicts, lists and tuples, and attributes, and look into each object once. Call
+    no properties. Skip names that begin with an underscore.
 
     >>> [part.path for part in walk({"trainer": {"rank": 1, "parts": [None]}})]
     ['trainer', "trainer['rank']", "trainer['parts']", "trainer['parts'][0]"]
@@ -67,7 +67,7 @@ def _parts(path: str, holder: Any) -> Iterable[Part]:
     if isinstance(holder, nn.Module):
         parts = [each for each in parts if each.key[:1] != "_"]
         for key, value in islice(holder._modules.items(), MAX_PARTS):
-            # a model that torch.compile wraps has the name of the wrapper
+            # a model wrapped by torch.compile has the path of its wrapper
             name = path if key == "_orig_mod" else f"{path}.{key}"
             parts.append(Part(name, holder, key, value))
     return parts
@@ -76,7 +76,7 @@ def _parts(path: str, holder: Any) -> Iterable[Part]:
 def paths_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, str]:
     """Return the shortest path to each object, by the object's id.
 
-    Objects that no path leads to are left out.
+    Leave out objects without a path.
 
     >>> model = [1]
     >>> paths_of([model], {"kept": {"a": model}})[id(model)]

@@ -1,7 +1,7 @@
-"""torch's profiler for some steps of a cell, and the files that a rank makes of them.
+"""Trace some steps of a cell with torch's profiler, and write the trace files of a rank.
 
-A step ends where ``nbddp.log`` reports it. In a cell that logs nothing, a step begins where an
-``nbddp.loader`` yields its batch. The trace stays in the rank until the notebook asks for it.
+``nbddp.log`` ends a step when it reports it. In a cell that logs nothing, a step begins when an
+``nbddp.loader`` yields its batch. The rank keeps the trace until the notebook requests it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from nbddp.worker.output.outbox import Outbox
 
 Interval = tuple[float, float]
 
-MAX_SECONDS = 60.0  # a longer trace ends with the step, because what it holds is in memory
-MAX_OPERATORS = 150  # of which the times are sent
+MAX_SECONDS = 60.0  # a longer trace ends after the step, because it is kept in memory
+MAX_OPERATORS = 150  # the number of operators with times to send
 BACKENDS = ("gloo:", "nccl:", "ucc:", "mpi:", "xccl:")
-PID_RANGE = 10_000_000  # the process ids of a rank in the merged file, above any that Linux has
-ID_RANGE = 10**9  # and its ids of arrows
+PID_RANGE = 10_000_000  # offset of a rank's process ids in the merged file, above any of Linux
+ID_RANGE = 10**9  # the same for the ids of arrows
 NO_STEPS = (
-    "no step was reported, so nothing was traced: say nbddp.log(step=step, ...) in the loop, or "
+    "no step was reported, so nothing was traced: call nbddp.log(step=step, ...) in the loop, or "
     "take its batches from an nbddp.loader"
 )
-OWN_PROFILER = "the cell runs a profiler of its own, and torch can run only one at a time"
-CELL_GONE = "the cell had not begun, or the process is a new one since"
+OWN_PROFILER = "the cell runs its own profiler, and torch can run only one at a time"
+CELL_GONE = "the cell had not begun on this rank, or the rank has a new process since then"
 
 
 class CellProfiler:
-    """Traces some steps of one cell, and keeps the trace.
+    """Trace some steps of one cell, and keep the trace.
 
     Args:
-        steps: which ones.
+        steps: the steps to trace.
         cell: the number of the cell.
-        make: makes torch's profiler; takes whether it traces memory.
+        make: creates torch's profiler; its argument is whether to trace memory.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class CellProfiler:
         self._profile: Any = None
         self._is_tracing = False
         self._has_logged = False
-        self._reason = ""  # there is no trace
+        self._reason = ""  # why there is no trace
         self._restore: Callable[[], None] = lambda: None
         self._reported: list[int] = []  # the lowest and the highest step
         self._first = self._current = steps.first
-        # the first and the last step that were traced to their end
+        # the first and the last step that were traced completely
         self._complete_steps: list[int] = []
         self._is_incomplete = False
         self._seconds = self._started_at = 0.0
 
     def begin_cell(self) -> Callable[[], None]:
-        """The cell begins. Return what ends listening to its steps."""
-        if self._steps.first <= 1:  # steps count from 0 or from 1: none is reported before
+        """Start to watch the steps of the cell. Return a function that stops it."""
+        if self._steps.first <= 1:  # before the first step, none is reported
             self._start(self._steps.first)
         return log_and_track.on_step(self.on_step)
 
     def end_cell(self, *, is_ok: bool) -> None:
-        """The cell has ended. The step that goes on is whole if a loader began it and all is ok."""
+        """End the trace. The last step is complete if a loader began it and the cell succeeded."""
         with sigint_deferred():
             if self._is_tracing and not is_ok:
                 self._is_incomplete = True
@@ -89,21 +89,21 @@ class CellProfiler:
             self._stop()
 
     def on_step(self, step: int, source: str) -> None:
-        """A step is reported: at its end by ``log``, when it begins by a loader."""
+        """Handle a reported step. ``log`` reports its end, a loader reports its start."""
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
-            return  # a DataLoader's worker, or a thread that the profiler does not see
+            return  # a DataLoader worker, or a thread that is not profiled
         self._has_logged |= source == "log"
         if source != "log" and self._has_logged:
             return
         self._reported = [min([step, *self._reported]), max([step, *self._reported])]
-        with sigint_deferred():  # else a profiler could be left that nobody ends
+        with sigint_deferred():  # else an interrupt could leave a profiler running
             self._advance(step + 1 if source == "log" else step)
 
     def _advance(self, step: int) -> None:
-        """The step before this one has ended."""
+        """Handle the end of the step before ``step``."""
         is_early = step <= self._steps.first or self._reported[0] > self._steps.last
         if self._is_tracing and not self._complete_steps and is_early:
-            self._stop()  # this trace holds none of the steps
+            self._stop()  # the trace has no requested step
             self._profile, self._seconds = None, 0.0
         if self._is_tracing:
             has_gone_back = step <= self._current
@@ -121,14 +121,14 @@ class CellProfiler:
 
     def _start(self, step: int) -> None:
         if not self._reason and torch.autograd._profiler_enabled():
-            self._reason = OWN_PROFILER  # torch would start a second one, and end the first
+            self._reason = OWN_PROFILER  # torch would end the first profiler
         if self._reason:
             return
         try:
             self._profile = self._make_profiler(self._steps.with_memory)
             self._profile.step_num = step
             self._profile.start()
-        except RuntimeError as error:  # torch's: another one runs, or none can
+        except RuntimeError as error:  # from torch: another profiler runs, or none can
             self._profile, self._reason = None, _torch_error(error)
             return
         self._is_tracing, self._started_at = True, time.monotonic()
@@ -136,7 +136,7 @@ class CellProfiler:
         self._restore = _call_before_next_profiler(self._yield_to_cell)
 
     def _yield_to_cell(self) -> None:
-        """The cell begins a profiler of its own: torch would end ours without a word."""
+        """Stop, because the cell starts its own profiler and torch would end this one silently."""
         self._stop()
         self._profile, self._reason = None, OWN_PROFILER
 
@@ -148,14 +148,14 @@ class CellProfiler:
         self._seconds = time.monotonic() - self._started_at
         try:
             self._profile.stop()
-        except RuntimeError as error:  # the cell has ended it
+        except RuntimeError as error:  # the cell has stopped the profiler
             self._profile, self._reason = None, _torch_error(error)
 
     def export(self, command: SendTrace) -> tuple[TraceSent, list[bytes]]:
-        """Write the rank's own file, and its part of the merged file, into the folder.
+        """Write the trace file of the rank, and its part of the merged file, to the folder.
 
         Returns:
-            What they are, and their contents if the command names no folder.
+            A description of the files, and their contents if the command names no folder.
         """
         reason = self._reason or self._explain_missing()
         if reason:
@@ -183,9 +183,9 @@ class CellProfiler:
             events, left_out = build_merged_part(document, command)
             text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
             (folder / part_name(command.rank)).write_text(text)
-        except (OSError, RuntimeError, ValueError) as error:  # a file that ends early is no JSON
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: the JSON is cut off
             trace_file.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or "there may be no room"
+            reason = getattr(error, "strerror", None) or "the disk may be full"
             if isinstance(error, RuntimeError):
                 reason = _torch_error(error)
             return TraceSent(reason=f"its trace could not be written to {folder}: {reason}")
@@ -200,26 +200,26 @@ class CellProfiler:
 
 
 def trace_name(rank: int) -> str:
-    """The file of one rank, as torch's profiler writes it."""
+    """Return the name of a rank's trace file, which torch's profiler writes."""
     return f"rank{rank}.json.gz"
 
 
 def part_name(rank: int) -> str:
-    """The rank's part of the merged file."""
+    """Return the name of a rank's part of the merged file."""
     return f"rank{rank}.part"
 
 
 def build_merged_part(
     document: Mapping[str, Any], command: SendTrace
 ) -> tuple[list[dict[str, Any]], int]:
-    """Give a rank's events the times, process ids and names that they have in the merged file.
+    """Convert a rank's events to the times, process ids and names of the merged file.
 
     Args:
-        document: the rank's own file; its events are changed in place.
-        command: whose file it is, and the instant that the merged file counts from.
+        document: the trace of the rank. Its events are changed in place.
+        command: the request, with the rank and the start time of the merged file.
 
     Returns:
-        The events for the merged file, and how many of the shortest are left out.
+        The events for the merged file, and the number of the shortest events left out.
     """
     trace_events = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
     shift = (int(document.get("baseTimeNanoseconds", 0)) - command.start_ns) / 1000
@@ -238,7 +238,7 @@ def build_merged_part(
 
 
 def _name_rows(metadata: Iterable[dict[str, Any]], command: SendTrace) -> None:
-    """Call the processes "rank 1" and "rank 1, GPU 0", in the order of the ranks."""
+    """Name the processes "rank 1" and "rank 1, GPU 0", and sort them by rank."""
     labels = {
         each["pid"]: each["args"]["labels"] for each in metadata if each["name"] == "process_labels"
     }
@@ -254,16 +254,16 @@ def _name_rows(metadata: Iterable[dict[str, Any]], command: SendTrace) -> None:
 
 
 def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, list[float]]:
-    """Milliseconds and calls of each operator itself, and of each kind of collective.
+    """Return the own milliseconds and the calls of each operator and kind of collective.
 
     Args:
-        averages: ``profile.key_averages()``, in which a collective takes no time of its own.
+        averages: ``profile.key_averages()``, where collectives have no time of their own.
         events: ``profile.events()``.
     """
     spent: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for each in averages:
-        if not each.is_user_annotation:  # a mark; what ran below it is counted
+        if not each.is_user_annotation:  # an annotation; its operators are counted
             on_cpu = each.device_type == torch.autograd.DeviceType.CPU
             spent[each.key] += each.self_cpu_time_total if on_cpu else each.self_device_time_total
             calls[each.key] += each.count
@@ -274,7 +274,7 @@ def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, 
 
 
 def idle_time(events: Iterable[Any], whole: float) -> float:
-    """Microseconds of ``whole`` in which the main thread ran no operator and no collective ran."""
+    """Return the microseconds of ``whole`` without a collective or main-thread operator."""
     steps = {each.thread for each in events if each.name.startswith("ProfilerStep")}
     busy = [
         _interval(each) for each in events if each.thread in steps and not each.is_user_annotation
@@ -297,7 +297,7 @@ def _interval(event: Any) -> Interval:
 
 
 def _covered_time(intervals: Iterable[Interval]) -> float:
-    """How long at least one of them goes on."""
+    """Return the time covered by at least one interval."""
     length, end = 0.0, float("-inf")
     for begin, last in sorted(intervals):
         length += max(0.0, last - max(begin, end))
@@ -306,7 +306,7 @@ def _covered_time(intervals: Iterable[Interval]) -> float:
 
 
 def _call_before_next_profiler(action: Callable[[], None]) -> Callable[[], None]:
-    """Do this just before torch's profiler is started again. Return what cancels that."""
+    """Call ``action`` before torch's profiler starts again. Return a function that cancels it."""
     module: Any = torch.autograd.profiler
     prepare = module._prepare_profiler
 
@@ -324,9 +324,9 @@ def _call_before_next_profiler(action: Callable[[], None]) -> Callable[[], None]
 
 @contextmanager
 def profiled(command: RunCell) -> Iterator[CellProfiler]:
-    """Run a cell within, of which some steps are traced; then comes :meth:`CellProfiler.end`."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its log would be among the cell's lines
-    importlib.import_module("torch._inductor.config")  # which the profiler's start would import
+    """Run a cell in this context and trace some steps. Call :func:`end_profile` afterwards."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its log appears in the cell's output
+    importlib.import_module("torch._inductor.config")  # else the profiler imports it at its start
     profiler = CellProfiler(TraceSteps(**command.trace), command.cell)
     with ExitStack() as end:
         end.callback(profiler.begin_cell())
@@ -334,10 +334,10 @@ def profiled(command: RunCell) -> Iterator[CellProfiler]:
 
 
 def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -> None:
-    """The cell is over, and so is its trace, if there is one.
+    """End the trace of a cell, if there is one.
 
-    Ending it may take torch seconds, in which no other thread of the rank runs. So the rank says
-    before that it lives, and has heard a stop.
+    This may take torch seconds, in which no other thread of the rank runs. So the rank sends an
+    acknowledgement first: it is alive, and has received any stop.
     """
     if profiler is not None:
         outbox.post(InterruptAcknowledged(cell=profiler.cell))

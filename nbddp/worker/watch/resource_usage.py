@@ -1,4 +1,4 @@
-"""What a rank's process uses: CPU and memory, and its GPU where it has one."""
+"""Measure the CPU, memory and GPU use of a rank's process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 from nbddp.child_processes import find_descendants
 
-# seconds; over less, as right after the start, the system's ticks make any figure
+# seconds of CPU measurement; over less, the clock ticks of the system distort the result
 MIN_INTERVAL = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """CPU in percent of one core, below 0 while that is not known; memory (resident) in bytes.
+    """CPU in percent of one core, negative while unknown; resident memory in bytes.
 
-    ``gpu`` is the UUID of the GPU, empty without one.
+    ``gpu`` is the UUID of the GPU, or "" without one.
     """
 
     cpu: float
@@ -32,7 +32,7 @@ class ResourceUsage:
 
 
 class UsageSampler:
-    """Reads it; CPU is the mean since the last reading, but over no less than ``MIN_INTERVAL``."""
+    """Read the usage. CPU is the mean since the last reading, over at least ``MIN_INTERVAL``."""
 
     def __init__(self, device: torch.device) -> None:
         self._process = psutil.Process()
@@ -44,8 +44,8 @@ class UsageSampler:
         self._gpu: tuple[str, str] | None = None
 
     def read(self) -> ResourceUsage:
-        """What the process uses now; touches no GPU that the cells have not touched."""
-        with suppress(OSError):  # a cell has taken all descriptors: the last figures will do
+        """Return the current usage. Do not initialize CUDA if the cells have not done so."""
+        with suppress(OSError):  # the cell has opened all file descriptors: keep the last values
             if time.monotonic() - self._measured_at >= MIN_INTERVAL:
                 self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
             self._memory = self._process.memory_info().rss
@@ -66,10 +66,12 @@ class UsageSampler:
 
 @dataclass(frozen=True, slots=True)
 class ChildUsage:
-    """What the descendants of a process do.
+    """The use of resources by the descendants of a process.
 
-    ``cpu_time`` is seconds of CPU, with those that ended; ``is_reading`` says that one waits for a
-    disk; ``written`` is the bytes that they have written, 0 where the system does not tell (macOS).
+    Attributes:
+        cpu_time: seconds of CPU, including ended processes.
+        is_reading: whether one of them waits for a disk.
+        written: bytes that they have written; 0 on macOS, which does not report it.
     """
 
     cpu_time: float
@@ -78,12 +80,12 @@ class ChildUsage:
 
 
 def read_child_usage() -> ChildUsage:
-    """What the descendants of this process do, and have done."""
+    """Return the resources that the descendants of this process use and have used."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system
     is_reading, written = False, 0
     for each in find_descendants(os.getpid()):
-        with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
+        with suppress(psutil.Error), each.oneshot():  # the process may have ended
             used = each.cpu_times()
             seconds += used.user + used.system + used.children_user + used.children_system
             is_reading |= each.status() == psutil.STATUS_DISK_SLEEP

@@ -1,6 +1,6 @@
-"""A thread that looks once a second at what the rank does, and reports it.
+"""Sample the rank once a second from a thread, and send its status.
 
-In a cell that has collectives it also notes 20 times a second on which line the main thread is.
+In a cell with collectives, the thread also records the line of the main thread 20 times a second.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ from nbddp.worker.watch.stall_detector import (
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 1.0  # seconds between two looks
-FIRST_SAMPLE = 0.3  # seconds into a cell: a shorter one is not looked at
-SAMPLE_PERIOD = 0.05  # seconds between two samples, on average
-PERIODS_BETWEEN_CELLS = 3  # periods between two looks while no cell runs
-SAMPLES_PER_STATUS = 5  # heartbeats of which one is sent though nothing has changed
-MIN_CHANGE = 2.0  # percent of a core, or of the memory: less is not reported between cells
-MAX_CODE = 100  # characters of the line that are shown
+PERIOD = 1.0  # seconds between samples in a cell
+FIRST_SAMPLE = 0.3  # seconds; a shorter cell is not sampled
+SAMPLE_PERIOD = 0.05  # mean seconds between samples of the line
+PERIODS_BETWEEN_CELLS = 3  # PERIODs between samples while no cell runs
+SAMPLES_PER_STATUS = 5  # between cells, one of so many samples is sent even without a change
+MIN_CHANGE = 2.0  # percent of a core or of memory; smaller changes are not sent between cells
+MAX_CODE = 100  # characters of a line to show
 
 
 class RankProgress(NamedTuple):
-    """What the rank has done so far.
+    """The progress of the rank.
 
     Attributes:
-        report_count: how often the cell reported or printed something.
-        log_bytes: bytes in the log.
-        waiting_for: what waits for the user's answer.
+        report_count: how often the cell has reported or printed something.
+        log_bytes: the size of the log.
+        waiting_for: the function that waits for user input, or "".
         steps: the last reported step of each loop.
     """
 
     report_count: int = 0
     log_bytes: int = 0
     waiting_for: str = ""
-    steps: JsonDict = {}  # noqa: RUF012 - never changed
+    steps: JsonDict = {}  # noqa: RUF012 - never modified
 
 
 class Sampler:
-    """Sends a RankStatus at every look while a cell runs, and now and then between cells.
+    """Send a RankStatus once a second while a cell runs, and less often between cells.
 
     Args:
-        post: sends it.
-        shell: knows the files of cells and scripts.
-        usage: reads what the process uses.
-        progress: reads what the rank has done.
+        post: sends a status.
+        shell: the shell, for the files of cells and scripts.
+        usage: reads the resource usage of the process.
+        progress: returns the progress of the rank.
     """
 
     def __init__(
@@ -93,22 +93,22 @@ class Sampler:
         self._cell = self._last_cell = 0
         self._began_at = 0.0
         self._has_sampled = False
-        self._spans_cell = True  # whether the next CPU figure is partly that of a cell
+        self._spans_cell = True  # whether the next CPU value covers a part of a cell
         self._last_sent: RankStatus | None = None
         self._arrivals = ArrivalRecorder(post, shell)
         self._cell_started = threading.Event()
 
     def start(self) -> None:
-        """Start to look, and to note waits for data."""
+        """Start the thread, and record waits for data."""
         self._arrivals.start()
         threading.Thread(target=self._run, name="nbddp-sampler", daemon=True).start()
 
     def force_next_status(self) -> None:
-        """Report the next look whatever it shows: another reader has seen none."""
+        """Send the next status even if it has not changed, for a new reader."""
         self._last_sent = None
 
     def begin_cell(self, cell: int) -> None:
-        """A cell begins."""
+        """Start to sample a cell."""
         self.force_next_status()
         self._began_at = time.time()
         self._has_sampled = False
@@ -117,7 +117,7 @@ class Sampler:
         self._cell_started.set()
 
     def end_cell(self) -> None:
-        """A cell has ended: report a last look, unless it was too short for any."""
+        """End a cell. Send a last status, unless the cell was too short to be sampled."""
         if self._has_sampled:
             self._send(self.sample(self._cell))
         self._spans_cell = not self._has_sampled
@@ -125,7 +125,7 @@ class Sampler:
         self._cell = 0
 
     def _run(self) -> None:
-        rng = Random()  # the module's own numbers are the user's, and may be seeded
+        rng = Random()  # not the module's generator, which the user may have seeded
         while True:
             self._sample_until_due(rng)
             beat = round(time.monotonic() / PERIOD)
@@ -137,14 +137,14 @@ class Sampler:
                     self.sample_between_cells(
                         is_due=beat % (PERIODS_BETWEEN_CELLS * SAMPLES_PER_STATUS) == 0
                     )
-            except (OSError, MemoryError):  # a cell has used up what the process may have
-                logger.debug("could not look at this rank", exc_info=True)
+            except (OSError, MemoryError):  # the cell has used up a limit of the process
+                logger.debug("could not sample this rank", exc_info=True)
 
     def _sample_until_due(self, rng: Random) -> None:
-        """Wait until it is time to look, and take samples meanwhile.
+        """Wait until the next status is due. Meanwhile, sample the line of the main thread.
 
-        All ranks of a machine look at the same instants, so that their reader wakes once. Samples
-        are at random instants.
+        All ranks of a machine send their status at the same instants, so that their reader wakes
+        once. Lines are sampled at random instants.
         """
         period = PERIOD if self._cell else PERIOD * PERIODS_BETWEEN_CELLS
         now = time.monotonic()
@@ -166,7 +166,7 @@ class Sampler:
         self._post(status)
 
     def sample_between_cells(self, *, is_due: bool) -> None:
-        """Look, and report what is new: between cells that is little."""
+        """Sample the rank, and send the status if it has changed or is due."""
         status = self.sample()
         if self._spans_cell:
             self._spans_cell, status = False, replace(status, cpu=-1.0)
@@ -174,8 +174,8 @@ class Sampler:
             self._send(status)
 
     def sample(self, cell: int = 0) -> RankStatus:
-        """Return where the main thread is right now, in this cell or outside of any."""
-        # a call of its own: a frame that held itself would also hold what the cell has left
+        """Return the current status, in a cell, or between cells for 0."""
+        # a separate call: a frame that refers to itself would keep the cell's objects alive
         return self._build_status(main_frame(), cell)
 
     def _build_status(self, frame: FrameType, cell: int) -> RankStatus:
@@ -186,7 +186,7 @@ class Sampler:
         thread_sample = ThreadSample(
             # the mark itself: Python would give the id of one that is gone to the next
             place=(cell, id(frame), frame.f_lasti) if mark is None else (cell, mark),
-            collectives=int(entries[-1]["record_id"]) if entries else 0,  # of all threads
+            collectives=int(entries[-1]["record_id"]) if entries else 0,  # by all threads
             reports=progress.report_count,
             written=progress.log_bytes,
         )
@@ -217,7 +217,7 @@ class Sampler:
         if not cell:
             return BlockingCall.NONE, None, None
         if newest is not None and newest.is_in_flight:
-            spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
+            spins = newest.backend == "nccl"  # NCCL waits for its kernels with the CPU
             return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call, None
         if name := blocking_call(frame, self._shell.is_cell_file):
             return BlockingCall.SEEN, Collective(name), None
@@ -227,7 +227,7 @@ class Sampler:
     def _seconds_stalled(
         self, thread_sample: ThreadSample, kind: BlockingCall, usage: ResourceUsage
     ) -> float:
-        """Return how long the main thread has stayed where it is; 0 if it moves."""
+        """Return for how many seconds the main thread has made no progress."""
         now, cell = time.monotonic(), thread_sample.place[0]
         switches, state = main_switches_and_state()
         is_one_call = kind is BlockingCall.ONE_CALL
@@ -237,7 +237,7 @@ class Sampler:
         if not cell or waits_for_others or not self._stall_detector.needs_process_sample(now):
             return seconds
         if is_one_call and state == "R":
-            state = "S"  # it has just woken, or waits for a core: neither is work
+            state = "S"  # it has just woken, or waits for a core; neither is work
         children = read_child_usage()
         process_sample = ProcessSample(
             state="D" if children.is_reading else state,
@@ -248,7 +248,7 @@ class Sampler:
         return self._stall_detector.add_process_sample(process_sample, now)
 
     def _waiting_thread(self, frame: FrameType) -> str:
-        """Name the thread that waits; empty if the main thread is in torch.distributed itself."""
+        """Name a background thread that waits, or "" if the main thread is in torch.distributed."""
         other = None if functions_in(frame) else waiting_thread()
         if other is None:
             return ""
@@ -259,7 +259,7 @@ class Sampler:
         return f"a background thread ({format_place(line_of(here), file)})"
 
     def _place_in_cell(self, frame: FrameType) -> JsonDict:
-        """Return the innermost line of a cell, and the function that it has called."""
+        """Return the innermost line of a cell, and the name of the function that it called."""
         here, called = innermost_in_cell(frame, self._shell.is_cell_file)
         if here is None:
             return {"line": 0, "function": called}
@@ -269,7 +269,7 @@ class Sampler:
 
 
 def _has_changed(status: RankStatus, last_sent: RankStatus) -> bool:
-    """Return whether the user would see a difference between cells."""
+    """Return whether a status between cells differs visibly from the last one sent."""
     sizes = ("memory", "gpu_memory", "gpu_reserved")
     pairs = [(getattr(status, name), getattr(last_sent, name)) for name in sizes]
     return (

@@ -1,13 +1,15 @@
-"""How long the main thread has stayed where it is. Pure: it is told what was seen, and the time.
+"""Detect how long the main thread has made no progress, from samples and their times.
 
-A loop comes by the same place again and again: the same frame, instruction and collective prove
+A loop reaches the same place repeatedly, so the same frame, instruction and collective prove
 nothing. A stuck rank also prints nothing, reports no step, starts no collective, uses no CPU and
-makes no context switch. Measured once a second with Gloo, a rank that waits for
-others makes no context switch and uses no CPU, in whatever it waits; one that sleeps, reads or
-writes in a loop makes one switch a round. Library calls that wait for one event may wake by
-themselves: for the workers of a DataLoader every five seconds (under 0.1 ms of CPU), in
-``subprocess.run`` with a timeout 20 times a second (1.2 ms), in a ``!command`` of IPython 20 times
-(3.9 ms). Until such a call returns, a switch proves nothing.
+makes no context switch.
+
+Measured once a second with Gloo, a rank that waits for other ranks makes no context switch and uses
+no CPU, in any kind of wait. A rank that sleeps, reads or writes in a loop makes one switch per
+iteration. Library calls that wait for one event may wake by themselves: a DataLoader that waits for
+its workers every five seconds (under 0.1 ms of CPU), ``subprocess.run`` with a timeout 20 times a
+second (1.2 ms), a ``!command`` of IPython 20 times (3.9 ms). Until such a call returns, a switch
+proves nothing.
 """
 
 from __future__ import annotations
@@ -15,34 +17,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-THREAD_CPU = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
-# switches between two looks that a wait for others may make: it looks at its deadline
+THREAD_CPU = 0.005  # seconds of CPU between samples from which on a thread is computing
+# switches between samples that a wait for other ranks may make to check its deadline
 MAX_SWITCHES = 2
-PROCESS_PERCENT = 10.0  # percent of a core from which on other threads work for the main one
-CHILD_CPU = 0.05  # seconds of CPU between two looks: more than workers use that look for work
-CONFIRM_AFTER = 2.0  # seconds in one place after which it is worth a closer look
+PROCESS_PERCENT = 10.0  # percent of a core from which on other threads of the process work
+CHILD_CPU = 0.05  # seconds of CPU between samples; idle worker processes use less
+CONFIRM_AFTER = 2.0  # seconds without progress after which to sample the process
 
 
 class BlockingCall(Enum):
-    """What the main thread seems to wait in."""
+    """The kind of call that the main thread seems to wait in."""
 
     NONE = auto()
-    SEEN = auto()  # its frames are those of a wait for others
-    RECORDED = auto()  # torch has begun a collective and not ended it
-    SPINNING = auto()  # the same, of a backend that waits with the CPU
-    ONE_CALL = auto()  # a library call that returns when one event has happened
+    SEEN = auto()  # the stack shows a wait for other ranks
+    RECORDED = auto()  # torch has recorded a collective that has not ended
+    SPINNING = auto()  # the same, with a backend whose waits use the CPU
+    ONE_CALL = auto()  # a library call that returns after one event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadSample:
-    """What is seen of the main thread at one look.
+    """A sample of the main thread.
 
     Attributes:
-        place: cell, frame and instruction; while it waits in one library call, cell and call.
-        collectives: how many this process has begun.
-        reports: how many steps and bars it reported, and how often the main thread printed.
-        written: bytes of output, from threads, C code and children too.
-        cpu: seconds of CPU that it has used; ``switches`` counts how often it went to sleep.
+        place: cell, frame and instruction; in a library call that waits for one event, the call.
+        collectives: the number of collectives that this process has started.
+        reports: the number of reported steps and bars, and of prints by the main thread.
+        written: bytes of output, including those of threads, C code and child processes.
+        cpu: seconds of CPU used by the main thread.
+        switches: how often the main thread went to sleep.
     """
 
     place: tuple[object, ...] = ()
@@ -53,7 +56,7 @@ class ThreadSample:
     switches: int = 0
 
     def has_moved(self, before: ThreadSample, wait: BlockingCall) -> bool:
-        """Whether the thread did anything since an earlier look."""
+        """Return whether the thread has made progress since an earlier sample."""
         done = (self.place, self.collectives, self.reports)
         if done != (before.place, before.collectives, before.reports):
             return True
@@ -62,11 +65,11 @@ class ThreadSample:
         match wait:
             case BlockingCall.SPINNING:
                 return False
-            case BlockingCall.RECORDED:  # switches: it may ask in a loop whether the work is done
+            case BlockingCall.RECORDED:  # not switches: it may poll in a loop
                 return is_computing
             case BlockingCall.SEEN:
                 return is_computing or switches > MAX_SWITCHES
-            case BlockingCall.ONE_CALL:  # it uses a little CPU each time that it wakes
+            case BlockingCall.ONE_CALL:  # each wake uses a little CPU
                 return self.cpu - before.cpu >= CHILD_CPU or self.written != before.written
             case BlockingCall.NONE:
                 return is_computing or switches > 0 or self.written != before.written
@@ -74,13 +77,13 @@ class ThreadSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
-    """What a closer look shows of a thread that seems to stay where it is.
+    """A sample of the whole process, taken if the main thread seems to make no progress.
 
     Attributes:
-        state: the thread's; "D" while it, or a child, waits for a disk.
-        cpu: percent of one core that the whole process uses.
-        children: seconds of CPU that its children have used.
-        written: bytes that its children have written to anything; always 0 on macOS.
+        state: the state of the main thread; "D" while it, or a child process, waits for a disk.
+        cpu: the CPU use of the process, in percent of one core.
+        children: seconds of CPU that child processes have used.
+        written: bytes that child processes have written to any file; always 0 on macOS.
     """
 
     state: str = ""
@@ -89,7 +92,7 @@ class ProcessSample:
     written: int = 0
 
     def is_working(self, before: ProcessSample | None) -> bool:
-        """Whether a disk, other threads or children are at work for it."""
+        """Return whether a disk, other threads or child processes work for the main thread."""
         have_worked = before is not None and (
             self.children - before.children >= CHILD_CPU or self.written != before.written
         )
@@ -97,7 +100,7 @@ class ProcessSample:
 
 
 class StallDetector:
-    """Remembers since when nothing has moved."""
+    """Measure the time without progress."""
 
     def __init__(self) -> None:
         self._thread_sample = ThreadSample()
@@ -105,21 +108,21 @@ class StallDetector:
         self._last_progress = 0.0
 
     def add_thread_sample(self, sample: ThreadSample, wait: BlockingCall, now: float) -> float:
-        """How long the thread has stayed where it is, in seconds; 0 if it moves."""
+        """Add a sample. Return the seconds without progress."""
         before, self._thread_sample = self._thread_sample, sample
         if sample.has_moved(before, wait):
             self.reset(now)
         return now - self._last_progress
 
     def needs_process_sample(self, now: float) -> bool:
-        """Whether it has been still for long, or others were at work for it a moment ago."""
+        """Return whether a process sample is needed to confirm that nothing happens."""
         return self._process_sample is not None or now - self._last_progress >= CONFIRM_AFTER
 
     def add_process_sample(self, sample: ProcessSample, now: float) -> float:
-        """The same, when it was found to stay somewhere and to wait for nobody.
+        """Add a process sample after a thread sample without progress, as a confirmation.
 
-        What children do shows between two such looks: however late the first one comes, it proves
-        no more than ``CONFIRM_AFTER``.
+        Return the seconds without progress. The work of child processes shows only between two
+        process samples, so the first one confirms at most ``CONFIRM_AFTER`` seconds.
         """
         before, self._process_sample = self._process_sample, sample
         if sample.is_working(before):
@@ -128,5 +131,5 @@ class StallDetector:
         return seconds if before is not None else min(seconds, CONFIRM_AFTER)
 
     def reset(self, now: float) -> None:
-        """It has."""
+        """Record progress at this time."""
         self._last_progress, self._process_sample = now, None
