@@ -54,7 +54,7 @@ class OnNodes:
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=host, least=least, most=most, nproc_per_node=nproc_per_node)
         self.nodes: NodePool = self.group.open_nodes(spec)
-        self.keepers: list[subprocess.Popen[bytes]] = []
+        self.node_agents: list[subprocess.Popen[bytes]] = []
         self._links: list[Link] = []
 
     @property
@@ -88,7 +88,7 @@ class OnNodes:
     def await_nodes(self, count: int) -> None:
         assert wait_until(lambda: len(self.nodes.listener.nodes) == count, timeout=COMING)
 
-    def bring_keeper(
+    def start_node_agent(
         self,
         nproc: int,
         *options: str,
@@ -109,17 +109,17 @@ class OnNodes:
         """
         enough = len(self.nodes.listener.nodes) + 1
         join = self.nodes.listener.join
-        number = len(self.keepers)
-        folder = Path.home() / f"keeper{number}"
+        number = len(self.node_agents)
+        folder = Path.home() / f"node{number}"
         file = replace(join, port=port or join.port).save(folder)
         agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", "--master-port=0"]
         command = [sys.executable, *(agent if with_agent else ()), "-m", "nbddp.nodes"]
         command += ["--join", str(file), "--ranks", str(nproc), "--folder", str(folder / "logs")]
         command += ["--orphan-timeout", str(ALONE), *options]
-        keeper = subprocess.Popen([*prefix, *command], start_new_session=True, env=env)
-        self.keepers.append(keeper)
+        node_agent = subprocess.Popen([*prefix, *command], start_new_session=True, env=env)
+        self.node_agents.append(node_agent)
         self.await_nodes(enough)
-        return keeper
+        return node_agent
 
     def link(self, *, delay: float = 0.0) -> Link:
         """A cable to the door, which goes with it."""
@@ -142,14 +142,14 @@ class OnNodes:
     def bring_all(self, *nprocs: int) -> Ranks:
         """Have nodes of so many ranks come in, without agents, and start the ranks."""
         for nproc in nprocs:
-            self.bring_keeper(nproc)
+            self.start_node_agent(nproc)
         return self.start_ranks()
 
     def close(self) -> None:
         """End all of it; agents and keepers go with their door."""
         self.group.close()
-        for keeper in self.keepers:
-            keeper.wait(60)
+        for node_agent in self.node_agents:
+            node_agent.wait(60)
         for link in self._links:
             link.close()
 
@@ -165,7 +165,7 @@ class Apart(OnNodes):
         """Have a node of two ranks come in. Return its network."""
         space = self.cables.add()
         prefix = self.cables.inside(space)
-        self.bring_keeper(2, *options, prefix=prefix, with_agent=with_agent)
+        self.start_node_agent(2, *options, prefix=prefix, with_agent=with_agent)
         return space
 
     def close(self) -> None:

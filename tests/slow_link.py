@@ -21,7 +21,7 @@ class Link:
     def __init__(self, port: int, *, delay: float = 0.0) -> None:
         self.delay = delay
         self.said: list[bytearray] = []  # by each node that has dialed, as it went over the cable
-        self._door = port
+        self._listener = port
         self._left: int | None = None  # bytes that still pass towards the door
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -59,15 +59,17 @@ class Link:
 
     async def _take(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
         try:
-            door, to_door = await asyncio.open_connection("127.0.0.1", self._door)
+            listener, to_listener = await asyncio.open_connection("127.0.0.1", self._listener)
         except OSError:
             to_node.transport.abort()
             return
-        both = {to_node, to_door}
+        both = {to_node, to_listener}
         self._writers |= both
         said = bytearray()
         self.said.append(said)
-        await asyncio.gather(self._pump(node, to_door, said), self._pump(door, to_node, None))
+        await asyncio.gather(
+            self._pump(node, to_listener, said), self._pump(listener, to_node, None)
+        )
         self._writers -= both
         for writer in both:
             writer.transport.abort()
@@ -79,7 +81,9 @@ class Link:
         said: bytearray | None,
     ) -> None:
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        carrying = asyncio.ensure_future(self._carry(pieces, target, is_to_door=said is not None))
+        carrying = asyncio.ensure_future(
+            self._carry(pieces, target, is_to_listener=said is not None)
+        )
         try:
             while data := await source.read(PIECE):
                 if said is not None:
@@ -95,7 +99,7 @@ class Link:
         pieces: asyncio.Queue[tuple[float, bytes]],
         target: asyncio.StreamWriter,
         *,
-        is_to_door: bool,
+        is_to_listener: bool,
     ) -> None:
         data = b"-"
         while data:
@@ -104,12 +108,12 @@ class Link:
             await self._flows.wait()
             if target.is_closing():
                 continue  # nobody is there; the source's end comes
-            self._pass_on(target, data, is_to_door=is_to_door)
+            self._pass_on(target, data, is_to_listener=is_to_listener)
         if not target.is_closing():
             target.close()
 
-    def _pass_on(self, target: asyncio.StreamWriter, data: bytes, *, is_to_door: bool) -> None:
-        left = self._left if is_to_door else None
+    def _pass_on(self, target: asyncio.StreamWriter, data: bytes, *, is_to_listener: bool) -> None:
+        left = self._left if is_to_listener else None
         target.write(data[:left])
         if left is not None:
             self._left = max(0, left - len(data))

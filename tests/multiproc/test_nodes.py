@@ -131,8 +131,8 @@ def _secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
 
 
 def _listens_only_on_the_named_address(on_nodes: OnNodes) -> None:
-    keepers = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
-    for pid in (os.getpid(), *keepers, *on_nodes.group.pids.values()):
+    node_agents = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
+    for pid in (os.getpid(), *node_agents, *on_nodes.group.pids.values()):
         for each in psutil.Process(pid).net_connections("inet"):
             if each.status == psutil.CONN_LISTEN:
                 assert each.laddr.ip == "127.0.0.1", pid
@@ -151,7 +151,7 @@ def _values_travel(group: Ranks) -> None:
     assert len(group.pull("big", rank=3)) == 12 << 20
 
 
-def _kill_keeper(on_nodes: OnNodes) -> None:
+def _kill_node_agent(on_nodes: OnNodes) -> None:
     os.kill(on_nodes.node_of(2).facts["pid"], signal.SIGKILL)
 
 
@@ -159,11 +159,11 @@ def _leave(on_nodes: OnNodes) -> None:
     on_nodes.nodes.release(on_nodes.node_of(2).name)
 
 
-@pytest.mark.gate_runs("keeper")
+@pytest.mark.gate_runs("agent")
 @pytest.mark.parametrize(
     "end",
-    [_kill_keeper, _leave],  # the soak kills the agent, and all of it
-    ids=["its keeper is killed", "it is sent home"],
+    [_kill_node_agent, _leave],  # the soak kills the agent, and all of it
+    ids=["its agent is killed", "it is sent home"],
 )
 def test_a_node_goes_and_another_one_takes_its_place(
     on_nodes: OnNodes, end: Callable[[OnNodes], None]
@@ -218,11 +218,11 @@ ELASTIC_JOB = {  # and in one of a PyTorchJob with an elastic policy
     "env", [BARE, TRAIN_JOB, ELASTIC_JOB], ids=["PATH", "train job", "elastic"]
 )
 def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str]) -> None:
-    door = on_nodes.nodes.listener
+    listener = on_nodes.nodes.listener
     line = ["sh", "-c", f"exec {on_nodes.nodes.command}"]
     with subprocess.Popen(line, env=os.environ | env, start_new_session=True) as agent:
-        wait_until(lambda: bool(door.nodes) or agent.poll() is not None, timeout=COMING)
-        sizes = [node.nproc for node in door.nodes]
+        wait_until(lambda: bool(listener.nodes) or agent.poll() is not None, timeout=COMING)
+        sizes = [node.nproc for node in listener.nodes]
         agent.terminate()
     assert sizes == [2]
 
@@ -257,8 +257,8 @@ def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    with a_notebook(orphan_timeout=3) as (notebook, keeper):
-        agent = keeper.parent()
+    with a_notebook(orphan_timeout=3) as (notebook, node_agent):
+        agent = node_agent.parent()
         assert agent is not None
         its = family(agent)
         begun = folder / "begun"
@@ -281,8 +281,8 @@ def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
 
     def dialing() -> list[psutil.Process]:
         agents = me.children()
-        keepers = [each for agent in agents for each in agent.children()]
-        return [each for each in keepers if "nbddp.nodes" in each.cmdline() and each.children()]
+        node_agents = [each for agent in agents for each in agent.children()]
+        return [each for each in node_agents if "nbddp.nodes" in each.cmdline() and each.children()]
 
     assert wait_until(lambda: bool(dialing()), timeout=COMING)
     its = [process for each in dialing() for process in family(each)]
@@ -299,7 +299,7 @@ def test_a_notebook_that_stands_still_for_a_while_keeps_its_nodes(
     monkeypatch.setenv("HOME", str(folder))
     with a_notebook(orphan_timeout=60) as (notebook, _):
         notebook.send_signal(signal.SIGSTOP)
-        patience = limit("notebook_silent_after") + limit("keeper_greeting")
+        patience = limit("notebook_silent_after") + limit("agent_connects")
         time.sleep(patience + 3.0)  # longer than a node waits for a sign of life
         notebook.send_signal(signal.SIGCONT)
         time.sleep(2.0)

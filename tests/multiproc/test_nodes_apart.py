@@ -86,7 +86,7 @@ def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: 
     [told] = [said for said in apart.said if "5 s" in said]
     assert f"({NET}.3)" in told
     assert "ranks 2-3" in told
-    assert apart.keepers[1].wait(60) == 1  # it ends itself: nobody can tell it to
+    assert apart.node_agents[1].wait(60) == 1  # it ends itself: nobody can tell it to
     apart.bring_apart()
     group.heal()
     now = group.pids
@@ -114,13 +114,13 @@ count
 @pytest.fixture
 def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
     made = make_nodes(nproc_per_node=1)
-    made.bring_keeper(1)
+    made.start_node_agent(1)
     return made
 
 
 def behind(on_nodes: OnNodes, link: Link) -> Ranks:
     """Have a second node come in over this cable, and start the ranks."""
-    on_nodes.bring_keeper(1, port=link.port)
+    on_nodes.start_node_agent(1, port=link.port)
     return on_nodes.start_ranks()
 
 
@@ -234,7 +234,7 @@ def one_or_two(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 def test_a_machine_of_two_ranks_and_one_of_one(one_or_two: OnNodes) -> None:
     for nproc, threads in ((2, "1"), (1, "3")):
         env = os.environ | {"MACHINE": f"of {nproc}", "OMP_NUM_THREADS": threads}
-        one_or_two.bring_keeper(nproc, env=env, with_agent=True)
+        one_or_two.start_node_agent(nproc, env=env, with_agent=True)
     group = one_or_two.start_ranks()
     assert group.evaluate(PLACES) == [
         (["0", "0", "2", "0", "2", "3"], (0, 0, 3), "of 2"),
@@ -252,7 +252,7 @@ def test_a_machine_of_two_ranks_and_one_of_one(one_or_two: OnNodes) -> None:
 def test_a_spare_that_is_too_small_takes_no_place_and_makes_a_smaller_world(
     one_or_two: OnNodes,
 ) -> None:
-    lost = one_or_two.bring_keeper(2)
+    lost = one_or_two.start_node_agent(2)
     group = one_or_two.bring_all(1, 1)  # the last is a spare
     name = one_or_two.node_of(0).name
     one_or_two.nodes.release(name)
@@ -290,24 +290,24 @@ def one_node(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 
 def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
     """Have so many come; none is told anything, and all are counted."""
-    door = one_node.nodes.listener
-    before = door.refused
-    command = [sys.executable, forgers.__file__, str(door.join.port), str(count), str(recorded)]
+    listener = one_node.nodes.listener
+    before = listener.refused
+    command = [sys.executable, forgers.__file__, str(listener.join.port), str(count), str(recorded)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")
-    assert wait_until(lambda: door.refused == before + count), door.refused - before
+    assert wait_until(lambda: listener.refused == before + count), listener.refused - before
 
 
 def test_ten_thousand_forged_messages_disturb_nobody(
     one_node: OnNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    door = one_node.nodes.listener
+    listener = one_node.nodes.listener
     link = one_node.link()
-    one_node.bring_keeper(2, port=link.port)
+    one_node.start_node_agent(2, port=link.port)
     group = one_node.start_ranks()
     group.run("dist.barrier()\nprint('hello')\nnbddp.log(step=0, total=0)", quiet=True)
     # for those that say nothing; a node of ours may take its time, and is here by now
-    set_limits(monkeypatch, door_greeting=2.0)
+    set_limits(monkeypatch, handshake=2.0)
     recorded, stop = tmp_path / "recorded", tmp_path / "stop"
     recorded.write_bytes(link.said[0])  # it came in, and ranks met: now again by strangers
     group.push({"stop": str(stop)})
@@ -332,7 +332,7 @@ def test_ten_thousand_forged_messages_disturb_nobody(
     assert not failed
     assert result.values() == [True] * 2
     assert [said for said in one_node.said if "gone" in said] == []
-    assert len(door.nodes) == 1
+    assert len(listener.nodes) == 1
     assert group.pids == pids
     assert f" {MANY + 500:,} " in one_node.nodes.table()
     assert wait_until(lambda: me.num_fds() <= descriptors), (me.num_fds(), descriptors)

@@ -62,7 +62,7 @@ def test_an_agent_that_ends_before_it_comes_in_is_named(notebook: Notebook) -> N
 
 
 @pytest.mark.full
-def test_a_stop_ends_the_wait_and_the_door_stays_open(notebook: Notebook) -> None:
+def test_a_stop_ends_the_wait_and_the_listener_stays_open(notebook: Notebook) -> None:
     assert notebook.run("%ddp nodes --nnodes 2 --local 1").status == "ok"
     reply = notebook.run_and_stop("%ddp nodes --wait 110", 0.5)
     assert reply.error.startswith("CommandInterruptedError: ")
@@ -70,7 +70,7 @@ def test_a_stop_ends_the_wait_and_the_door_stays_open(notebook: Notebook) -> Non
     assert "2 nodes" in notebook.run("%ddp nodes --local 1 --wait 110").text
 
 
-def test_what_needs_a_door_opens_none(notebook: Notebook) -> None:
+def test_what_needs_a_listener_opens_none(notebook: Notebook) -> None:
     for line, words in {
         "--wait 1": "no nodes can join",
         "--leave x": "no nodes can join",

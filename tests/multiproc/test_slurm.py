@@ -265,8 +265,8 @@ def notebook(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_ranks_are_in_order_though_the_second_node_arrives_first(
     notebook: Notebook, cluster: Cluster, prefix: str, held: int, first: str, second: str
 ) -> None:
-    door = f"%ddp nodes --nnodes 2 --nproc-per-node 2 --host {cluster.address} --slurm"
-    assert f"`!sbatch {JOB}`" in notebook.run(door).text
+    command = f"%ddp nodes --nnodes 2 --nproc-per-node 2 --host {cluster.address} --slurm"
+    assert f"`!sbatch {JOB}`" in notebook.run(command).text
     JOB.write_text(JOB.read_text().replace("srun ", f"srun {prefix}"))
     cluster.hold(held)
     assert "Submitted batch job" in notebook.run(f"!sbatch {JOB}").text

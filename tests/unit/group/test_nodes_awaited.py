@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_nodes import FakeNodes
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
-from guests import Guests
 from lives import IDLE
 from processes import wait_until
 from refusals import refusal
@@ -31,7 +31,7 @@ from nbddp.record.cell import CellRequest
 HOST = socket.gethostname()
 
 
-class AtTheDoor(Guests):
+class ListenerWithNodes(FakeNodes):
     """A door for two nodes, and who comes there."""
 
     def __init__(self) -> None:
@@ -41,60 +41,62 @@ class AtTheDoor(Guests):
 
 
 @pytest.fixture
-def at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AtTheDoor]:
+def arriving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ListenerWithNodes]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    made = AtTheDoor()
+    made = ListenerWithNodes()
     yield made
     made.close()
     made.nodes.close()
 
 
-def said_by(at_the_door: AtTheDoor, seconds: float) -> str:
+def said_by(arriving: ListenerWithNodes, seconds: float) -> str:
     """What waiting in vain says; the line to start a node with is COMMAND there."""
-    nodes = at_the_door.nodes
+    nodes = arriving.nodes
     return refusal(RequestError, nodes.wait, seconds).replace(nodes.command, "COMMAND")
 
 
-def test_who_waits_is_told_at_once_who_has_come(at_the_door: AtTheDoor) -> None:
-    at_the_door.bring()
-    coming = threading.Timer(0.3, at_the_door.bring)
+def test_who_waits_is_told_at_once_who_has_come(arriving: ListenerWithNodes) -> None:
+    arriving.bring()
+    coming = threading.Timer(0.3, arriving.bring)
     coming.start()
     began = time.monotonic()
-    said = at_the_door.nodes.wait(50)
+    said = arriving.nodes.wait(50)
     assert f"{HOST} (4 ranks), {HOST}#2 (4 ranks)" in said
     assert time.monotonic() - began < 10
     coming.join()
-    at_the_door.nodes.wait(50)  # all have come
-    assert at_the_door.nodes.wait(0.001).endswith(" ms")
+    arriving.nodes.wait(50)  # all have come
+    assert arriving.nodes.wait(0.001).endswith(" ms")
 
 
 def test_who_is_missing_and_who_was_refused_last_is_one_sentence(
-    at_the_door: AtTheDoor, snapshot: SnapshotAssertion
+    arriving: ListenerWithNodes, snapshot: SnapshotAssertion
 ) -> None:
-    said = [said_by(at_the_door, 0.2)]
-    at_the_door.bring(host="gpu-01")
-    said.append(said_by(at_the_door, 0.2))
-    at_the_door.bring(python="3.8.1", host="old")
-    refused = said_by(at_the_door, 0.2)
+    said = [said_by(arriving, 0.2)]
+    arriving.bring(host="gpu-01")
+    said.append(said_by(arriving, 0.2))
+    arriving.bring(python="3.8.1", host="old")
+    refused = said_by(arriving, 0.2)
     assert re.search(r"3\.8\.1 .*\bold\b", refused)
     assert said == snapshot
 
 
-def test_the_line_names_the_notebooks_python(at_the_door: AtTheDoor) -> None:
-    said = at_the_door.nodes.instructions()
+def test_the_line_names_the_notebooks_python(arriving: ListenerWithNodes) -> None:
+    said = arriving.nodes.instructions()
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
 
 
-def test_a_node_that_goes_while_one_waits_is_missing_again(at_the_door: AtTheDoor) -> None:
-    guest = at_the_door.bring()
-    threading.Timer(0.1, guest.leave).start()
-    assert "2 nodes missing" in said_by(at_the_door, 2.0)
+def test_a_node_that_goes_while_one_waits_is_missing_again(arriving: ListenerWithNodes) -> None:
+    fake_node = arriving.bring()
+    threading.Timer(0.1, fake_node.leave).start()
+    assert "2 nodes missing" in said_by(arriving, 2.0)
 
 
-def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtTheDoor) -> None:
+def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(
+    arriving: ListenerWithNodes,
+) -> None:
     for _ in range(3):
-        at_the_door.bring()
-    nodes = at_the_door.nodes
+        arriving.bring()
+    nodes = arriving.nodes
     sent, *others = nodes.listener.nodes
     nodes.release(sent.name)
     assert sent in nodes.listener.nodes, "it has not gone yet"
@@ -116,11 +118,11 @@ def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtT
     ids=["by name", "by number", "as Slurm says", "Slurm's first", "by parts", "with a spare"],
 )
 def test_ranks_follow_slurms_order_or_the_host_names_and_a_spare_moves_none(
-    at_the_door: AtTheDoor, arrive: list[tuple[str, dict[str, int]]], ordered: list[str]
+    arriving: ListenerWithNodes, arrive: list[tuple[str, dict[str, int]]], ordered: list[str]
 ) -> None:
-    nodes = at_the_door.nodes
+    nodes = arriving.nodes
     for host, facts in arrive:
-        at_the_door.bring(host=host, **facts)
+        arriving.bring(host=host, **facts)
     nodes.launcher.assign(nodes.launcher.capacity())
     assert [slot.node.name for slot in nodes.launcher.assignments] == ordered
     spare = [host for host, _ in arrive if host not in ordered]
@@ -129,20 +131,22 @@ def test_ranks_follow_slurms_order_or_the_host_names_and_a_spare_moves_none(
     assert list(nodes.launcher.nodes().values()) == [host for host in ordered for _ in range(4)]
 
 
-def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(at_the_door: AtTheDoor) -> None:
-    nodes = at_the_door.nodes
-    first = at_the_door.bring(host="a")
-    at_the_door.bring(host="a")
+def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(
+    arriving: ListenerWithNodes,
+) -> None:
+    nodes = arriving.nodes
+    first = arriving.bring(host="a")
+    arriving.bring(host="a")
     first.leave()
     assert wait_until(lambda: [node.name for node in nodes.listener.nodes] == ["a#2"])
-    at_the_door.bring(host="a")
+    arriving.bring(host="a")
     assert [node.name for node in nodes.launcher.selected_nodes()] == ["a#2", "a"]
 
 
 def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
-    at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+    arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    nodes = at_the_door.nodes
+    nodes = arriving.nodes
 
     def room() -> str:
         return refusal(RequestError, nodes.launcher.capacity).replace(nodes.command, "COMMAND")
@@ -154,23 +158,23 @@ def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
     monkeypatch.setattr(nodes._agents.__class__, "pending", 2)
     said += [room(), last_line()]
     for _ in range(2):
-        at_the_door.bring()
-        at_the_door.bring()
+        arriving.bring()
+        arriving.bring()
         said.append(last_line())
     assert said == snapshot
 
 
 def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
-    at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+    arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     events: list[NodeEvent] = []
-    monkeypatch.setattr(at_the_door.session, "on_node_event", events.append)
-    at_the_door.bring(host="near")
-    guest = at_the_door.bring(host="far")
-    at_the_door.nodes.launcher.assign(8)
-    guest.leave()
+    monkeypatch.setattr(arriving.session, "on_node_event", events.append)
+    arriving.bring(host="near")
+    fake_node = arriving.bring(host="far")
+    arriving.nodes.launcher.assign(8)
+    fake_node.leave()
     assert wait_until(lambda: len(events) == 3)
-    nodes = at_the_door.nodes
+    nodes = arriving.nodes
     nodes._on_log_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
     assert [describe_node(IDLE, each) for each in events] == snapshot
 
@@ -185,10 +189,10 @@ def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(
     session.start(GroupSpec(nproc=1))
     session.stop()
     nodes = NodePool(session, NodesSpec())
-    guests = Guests(nodes.listener)
-    guests.bring()
+    fake_nodes = FakeNodes(nodes.listener)
+    fake_nodes.bring()
     nodes.close()  # as `%ddp stop` does
     session.start(GroupSpec(nproc=1))
     assert list(session.submit(CellRequest(source="hello")).notices()) == []
     session.close()
-    guests.close()
+    fake_nodes.close()

@@ -235,7 +235,7 @@ def test_a_scripts_names_are_kept_and_made_again_only_if_asked(typed: Typed) -> 
         assert list(request.script.arguments) == ["--lr", "3"]
 
 
-def test_a_door_for_nodes_is_opened_as_the_options_say(
+def test_a_listener_for_nodes_is_opened_as_the_options_say(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Mock()

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from guests import Guests
+from fake_nodes import FakeNodes
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -25,7 +25,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import RequestError
 from nbddp.magics.option_values import node_range
 from nbddp.nodes import handshake, log_sync
-from nbddp.nodes import listener as door_module
+from nbddp.nodes import listener as listener_module
 from nbddp.nodes.__main__ import main
 from nbddp.nodes.clock_offset import ClockOffset
 from nbddp.nodes.join_file import JoinFile
@@ -95,53 +95,55 @@ def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
 # ---- the door
 
 
-class AtTheDoor(Guests):
+class ListenerWithNodes(FakeNodes):
     """A door, who comes there, and what it tells of them."""
 
     def __init__(self) -> None:
         self.changes: list[Node] = []
         self.lost: list[Path] = []  # folders
-        door = NodeListener(
+        listener = NodeListener(
             "127.0.0.1",
             on_change=self.changes.append,
             on_copy_failed=lambda folder, _: self.lost.append(folder),
         )
-        super().__init__(door)
+        super().__init__(listener)
 
     def has_refused(self, count: int = 1) -> bool:
-        return wait_until(lambda: self.door.refused == count) and not self.door.nodes
+        return wait_until(lambda: self.listener.refused == count) and not self.listener.nodes
 
 
 @pytest.fixture
-def at_the_door() -> Iterator[AtTheDoor]:
-    made = AtTheDoor()
+def arriving() -> Iterator[ListenerWithNodes]:
+    made = ListenerWithNodes()
     yield made
     made.close()
-    made.door.close()
+    made.listener.close()
 
 
-def test_who_says_what_he_has_comes_in(at_the_door: AtTheDoor) -> None:
-    guest, door = at_the_door.bring(3), at_the_door.door
-    at_the_door.bring()
+def test_who_says_what_he_has_comes_in(arriving: ListenerWithNodes) -> None:
+    fake_node, listener = arriving.bring(3), arriving.listener
+    arriving.bring()
     host = socket.gethostname()
-    assert [(node.name, node.nproc) for node in door.nodes] == [(host, 3), (f"{host}#2", 4)]
-    assert wait_until(lambda: (FrameType.WELCOME, b'{"keep": {}}') in guest.frames)
-    assert door.refused == 0
+    assert [(node.name, node.nproc) for node in listener.nodes] == [(host, 3), (f"{host}#2", 4)]
+    assert wait_until(lambda: (FrameType.WELCOME, b'{"keep": {}}') in fake_node.frames)
+    assert listener.refused == 0
 
 
-def test_another_secret_does_not_come_in(at_the_door: AtTheDoor) -> None:
+def test_another_secret_does_not_come_in(arriving: ListenerWithNodes) -> None:
     with pytest.raises(ssl.SSLError):
-        at_the_door.come(b"x" * 32)
-    assert at_the_door.has_refused()
+        arriving.come(b"x" * 32)
+    assert arriving.has_refused()
 
 
-def test_who_speaks_no_tls_or_has_no_certificate_does_not_come_in(at_the_door: AtTheDoor) -> None:
-    address = ("127.0.0.1", at_the_door.door.join.port)
+def test_who_speaks_no_tls_or_has_no_certificate_does_not_come_in(
+    arriving: ListenerWithNodes,
+) -> None:
+    address = ("127.0.0.1", arriving.listener.join.port)
     for count in (1, 2):
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(100) in (b"", b"\x15\x03\x01\x00\x02\x02F")  # a TLS alert
-        assert at_the_door.has_refused(count)
+        assert arriving.has_refused(count)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
@@ -150,70 +152,72 @@ def test_who_speaks_no_tls_or_has_no_certificate_does_not_come_in(at_the_door: A
         context.wrap_socket(stranger) as wrapped,
     ):
         assert wrapped.recv(1) == b""
-    assert at_the_door.has_refused(3)
+    assert arriving.has_refused(3)
 
 
-def test_another_version_is_refused_with_the_reason(at_the_door: AtTheDoor) -> None:
-    guest = at_the_door.bring(python="3.8.1", host="old")
-    assert wait_until(guest.is_lost.is_set)
-    [(kind, data)] = guest.frames
+def test_another_version_is_refused_with_the_reason(arriving: ListenerWithNodes) -> None:
+    fake_node = arriving.bring(python="3.8.1", host="old")
+    assert wait_until(fake_node.is_lost.is_set)
+    [(kind, data)] = fake_node.frames
     assert kind is FrameType.REFUSED
     assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", decode_json(data)["reason"])
-    assert at_the_door.has_refused()
-    assert at_the_door.door.refusal == decode_json(data)["reason"]
+    assert arriving.has_refused()
+    assert arriving.listener.refusal == decode_json(data)["reason"]
 
 
 @pytest.mark.parametrize("kind", [FrameType.DATA, FrameType.STARTED, FrameType.LEAVE])
 def test_who_does_not_say_first_who_he_is_is_sent_away(
-    at_the_door: AtTheDoor, kind: FrameType
+    arriving: ListenerWithNodes, kind: FrameType
 ) -> None:
-    guest = at_the_door.come()
-    guest.tell(kind)
-    assert wait_until(guest.is_lost.is_set)
-    assert at_the_door.has_refused()
+    fake_node = arriving.come()
+    fake_node.tell(kind)
+    assert wait_until(fake_node.is_lost.is_set)
+    assert arriving.has_refused()
 
 
 @pytest.mark.parametrize(
     "kind", [None, FrameType.HELLO, FrameType.START, FrameType.WELCOME, FrameType.LOG]
 )
 def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
-    at_the_door: AtTheDoor, kind: FrameType | None
+    arriving: ListenerWithNodes, kind: FrameType | None
 ) -> None:
-    guest = at_the_door.bring()
+    fake_node = arriving.bring()
     if kind is None:
-        guest.leave()
+        fake_node.leave()
     else:
-        guest.tell(kind, number=99)
-    assert wait_until(lambda: len(at_the_door.changes) == 2)
-    gone = at_the_door.changes[1]
+        fake_node.tell(kind, number=99)
+    assert wait_until(lambda: len(arriving.changes) == 2)
+    gone = arriving.changes[1]
     assert "connection" in gone.lost_reason
-    assert not at_the_door.door.nodes
+    assert not arriving.listener.nodes
 
 
-def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtTheDoor) -> None:
-    monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
-    at_the_door.come().tell(FrameType.HELLO, **node_facts(1))  # and no sign of life after that
-    assert wait_until(lambda: len(at_the_door.changes) == 2)
-    assert at_the_door.changes[1].lost_reason.endswith(" 1 s")
+def test_a_silent_node_is_gone(
+    monkeypatch: pytest.MonkeyPatch, arriving: ListenerWithNodes
+) -> None:
+    monkeypatch.setattr(listener_module, "SILENT_AFTER", 1.0)
+    arriving.come().tell(FrameType.HELLO, **node_facts(1))  # and no sign of life after that
+    assert wait_until(lambda: len(arriving.changes) == 2)
+    assert arriving.changes[1].lost_reason.endswith(" 1 s")
 
 
 def test_of_many_that_say_nothing_one_too_many_is_sent_away_at_once(
-    at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch
+    arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "MAX_PENDING_PER_ADDRESS", 2)
-    address = ("127.0.0.1", at_the_door.door.join.port)
+    address = ("127.0.0.1", arriving.listener.join.port)
     with socket.create_connection(address) as first, socket.create_connection(address):
         with socket.create_connection(address) as third, suppress(ConnectionError):
             assert third.recv(1) == b""
-        assert at_the_door.has_refused(1)
+        assert arriving.has_refused(1)
         first.close()
-        assert at_the_door.has_refused(2)
-        at_the_door.bring()
-    assert wait_until(lambda: at_the_door.door.refused == 3)
+        assert arriving.has_refused(2)
+        arriving.bring()
+    assert wait_until(lambda: arriving.listener.refused == 3)
 
 
-def test_where_a_door_cannot_listen_is_named(at_the_door: AtTheDoor) -> None:
-    port = at_the_door.door.join.port
+def test_an_address_that_cannot_be_listened_on_is_named(arriving: ListenerWithNodes) -> None:
+    port = arriving.listener.join.port
     for address, wanted, named in (
         ("203.0.113.1", 0, "203.0.113.1: "),
         ("127.0.0.1", port, f"127.0.0.1:{port}: "),
@@ -236,7 +240,7 @@ class OneNode:
 
     async def open(self) -> None:
         self._store = await asyncio.start_server(self._echo, "127.0.0.1", 0)
-        self._door = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self._listener = socket.create_server(("127.0.0.1", 0))
         control = await self._dial()
         assert control is not None
@@ -248,7 +252,7 @@ class OneNode:
         self.refusals -= 1
         if self.refusals > 0:
             return None
-        return FrameConnection(*await asyncio.open_connection(*port_of(self._door)))
+        return FrameConnection(*await asyncio.open_connection(*port_of(self._server)))
 
     async def _accept(self, *streams: Any) -> None:
         """The control connection first, then those to the store."""
@@ -286,7 +290,7 @@ class OneNode:
     async def close(self) -> None:
         self.control.close()
         self.forwarder.close()
-        for server in (self._store, self._door, self._listener):
+        for server in (self._store, self._server, self._listener):
             server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
@@ -421,17 +425,19 @@ def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
     inlet.close()
 
 
-def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: AtTheDoor) -> None:
-    guest, door = at_the_door.bring(), at_the_door.door
-    [node] = door.nodes
-    handle = node.handles[1] = RemoteRankHandle(door, node, 1, tmp_path / "gone")
+def test_a_run_folder_that_is_gone_costs_no_node(
+    tmp_path: Path, arriving: ListenerWithNodes
+) -> None:
+    fake_node, listener = arriving.bring(), arriving.listener
+    [node] = listener.nodes
+    handle = node.handles[1] = RemoteRankHandle(listener, node, 1, tmp_path / "gone")
     for name in (b"rank0.log", b"metrics.jsonl"):
-        guest.send(FrameType.LOG, 1, name + b"\0a line\n")
-    guest.tell(FrameType.STARTED, 1, pid=7)
+        fake_node.send(FrameType.LOG, 1, name + b"\0a line\n")
+    fake_node.tell(FrameType.STARTED, 1, pid=7)
     assert wait_until(lambda: handle.pid == 7)
-    assert at_the_door.changes == [node]
-    assert at_the_door.lost == [tmp_path / "gone"]
-    guest.leave()
+    assert arriving.changes == [node]
+    assert arriving.lost == [tmp_path / "gone"]
+    fake_node.leave()
     handle.join()
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_nodes import FakeNodes
 from fakes import FakeLauncher
-from guests import Guests
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -71,7 +71,7 @@ def test_who_waited_for_nodes_in_vain_or_stopped_waiting_can_try_again(
         assert JoinFile.load(back.join_file)
 
 
-def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
+def test_a_stop_as_a_listener_is_opened_or_closed_leaves_none_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks would be looked for on nodes for ever: there is nothing to close."""
@@ -101,7 +101,7 @@ def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
     group.close()
 
 
-def test_a_door_whose_notebook_is_there_is_not_taken_over(
+def test_a_listener_whose_notebook_is_there_is_not_taken_over(
     back: Back, snapshot: SnapshotAssertion
 ) -> None:
     with_it = LockedPath(back.join_file)
@@ -113,15 +113,15 @@ def test_a_door_whose_notebook_is_there_is_not_taken_over(
 
 
 def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
-    guests: list[Guests] = []
+    fake_nodes: list[FakeNodes] = []
 
     def come() -> None:
         assert wait_until(lambda: back.group.nodes is not None)
         nodes = back.group.nodes
         assert nodes is not None
-        guests.append(Guests(nodes.listener))
+        fake_nodes.append(FakeNodes(nodes.listener))
         for _ in range(2):
-            guests[0].bring(living=[])
+            fake_nodes[0].bring(living=[])
 
     coming = threading.Thread(target=come)
     coming.start()
@@ -131,4 +131,4 @@ def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
     assert nodes is not None
     assert re.match(r"2 nodes .* \(4 ranks\)", said)
     assert nodes.launcher.capacity() == 8
-    guests[0].close()
+    fake_nodes[0].close()

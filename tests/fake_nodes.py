@@ -16,18 +16,18 @@ from nbddp.nodes.node_agent import node_facts
 from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
 
 
-class Guest:
+class FakeNode:
     """Who comes to a door, on a thread of its own."""
 
-    def __init__(self, door: NodeListener, secret: bytes | None = None) -> None:
+    def __init__(self, listener: NodeListener, secret: bytes | None = None) -> None:
         self.frames: list[tuple[FrameType, bytes]] = []
         self.is_lost = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        context = node_context(door.join.secret if secret is None else secret)
+        context = node_context(listener.join.secret if secret is None else secret)
         try:
-            self._connection: FrameConnection = self._call(self._dial(door.join.port, context))
+            self._connection: FrameConnection = self._call(self._dial(listener.join.port, context))
         except ssl.SSLError:
             self.close()
             raise
@@ -64,28 +64,28 @@ class Guest:
         self._loop.close()
 
 
-class Guests:
+class FakeNodes:
     """All who come to a door until a test is over."""
 
-    def __init__(self, door: NodeListener) -> None:
-        self.door = door
-        self._all: list[Guest] = []
+    def __init__(self, listener: NodeListener) -> None:
+        self.listener = listener
+        self._all: list[FakeNode] = []
 
-    def come(self, secret: bytes | None = None) -> Guest:
-        self._all.append(Guest(self.door, secret))
+    def come(self, secret: bytes | None = None) -> FakeNode:
+        self._all.append(FakeNode(self.listener, secret))
         return self._all[-1]
 
-    def bring(self, nproc: int = 4, **facts: Any) -> Guest:
+    def bring(self, nproc: int = 4, **facts: Any) -> FakeNode:
         """Have a node come in, or be refused."""
-        seen, guest = self._seen, self.come()
-        guest.tell(FrameType.HELLO, **node_facts(nproc) | facts)
+        seen, fake_node = self._seen, self.come()
+        fake_node.tell(FrameType.HELLO, **node_facts(nproc) | facts)
         assert wait_until(lambda: self._seen > seen)
-        return guest
+        return fake_node
 
     @property
     def _seen(self) -> int:
-        return len(self.door.nodes) + self.door.refused
+        return len(self.listener.nodes) + self.listener.refused
 
     def close(self) -> None:
-        for guest in self._all:
-            guest.close()
+        for fake_node in self._all:
+            fake_node.close()
