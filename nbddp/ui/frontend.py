@@ -113,15 +113,15 @@ def supports_widgets(shell: InteractiveShell) -> bool:
     if metadata.get("colab", {}).get("cell_id"):  # the key that google.colab reads, unique to Colab
         return True
     takes_input = bool(request.get("content", {}).get("allow_stdin"))
-    speaks_as_page = request.get("header", {}).get("version") == PAGE_PROTOCOL_VERSION
-    is_there = bool(os.environ.get(COLAB_VARIABLE) or os.environ.get(KAGGLE_VARIABLE))
-    return takes_input and (bool(metadata.get("cellId")) or speaks_as_page or is_there)
+    has_page_protocol = request.get("header", {}).get("version") == PAGE_PROTOCOL_VERSION
+    is_hosted = bool(os.environ.get(COLAB_VARIABLE) or os.environ.get(KAGGLE_VARIABLE))
+    return takes_input and (bool(metadata.get("cellId")) or has_page_protocol or is_hosted)
 
 
 def is_restarting(shell: InteractiveShell) -> bool:
     """Return whether the kernel shuts down because the user restarts it."""
-    asked = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
-    return bool(asked.get("content", {}).get("restart"))
+    request = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
+    return bool(request.get("content", {}).get("restart"))
 
 
 def is_plain_text(message: Display) -> bool:

@@ -201,13 +201,9 @@ def log_text(lines: Sequence[LogLine], *, earlier: str = "") -> str:
     """Return lines as plain text, without a newline at the end."""
     rows = [strip(earlier)] if earlier else []
     for line, text in _rows(lines):
-        tag = (
-            None
-            if line is None
-            else format_rank_tag(line.ranks, line.mark)
-            if line.ranks
-            else "nbddp:"
-        )
+        tag = None
+        if line is not None:
+            tag = format_rank_tag(line.ranks, line.mark) if line.ranks else "nbddp:"
         rows.append(strip(" ".join(each for each in (tag, text) if each is not None)))
     return "\n".join(rows)
 

@@ -288,11 +288,11 @@ class ProgressLine:
         self._is_on_line = False
 
     def update(
-        self, screen: StreamTarget, handle: CellHandle, leave_line: Callable[[], object]
+        self, screen: StreamTarget, handle: CellHandle, end_line: Callable[[], object]
     ) -> None:
         """Print the progress if an update is due and the progress has changed.
 
-        ``leave_line`` ends a rank's unfinished line, so that this text starts on a new line.
+        ``end_line`` ends a rank's unfinished line, so that this text starts on a new line.
         """
         seconds = time.time() - handle.began_at
         if seconds < self._next_at:
@@ -302,7 +302,7 @@ class ProgressLine:
         if not text or (text == self._last_text and not self._is_terminal):
             return
         self._last_text = text
-        leave_line()
+        end_line()
         line = f"nbddp: {format_seconds(seconds)} · {text}"
         if self._is_terminal:
             self._is_on_line = True
@@ -325,7 +325,7 @@ class ProgressLine:
 
     def _describe(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
-        ranks = [each for each in snapshot.ranks if each.progress_bars or each.step]
+        ranks = [rank for rank in snapshot.ranks if rank.progress_bars or rank.step]
         progress: list[str] = []
         if ranks:
             slowest = min(ranks, key=_progress_key)
@@ -336,8 +336,8 @@ class ProgressLine:
         return " · ".join([*progress, *_format_metrics(self._session), *straggler])
 
 
-def _progress_key(each: RankSnapshot) -> tuple[float, int]:
-    return each.step or 0.0, sum(bar.done for bar in each.progress_bars)
+def _progress_key(rank: RankSnapshot) -> tuple[float, int]:
+    return rank.step or 0.0, sum(bar.done for bar in rank.progress_bars)
 
 
 def _format_metrics(session: Session) -> Iterator[str]:

@@ -162,7 +162,9 @@ def describe_unfinished(
     return f"{format_ranks(sorted(unfinished.arrivals))} {waited}: {', '.join(reasons)}{at}"
 
 
-def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
+def format_progress_bar(
+    bar: LoopProgress, *, is_short: bool = False, is_active: bool = True
+) -> str:
     """Return the count of a loop, its rate, and the time left while it runs.
 
     >>> format_progress_bar(LoopProgress("epoch 1", 20, 80, 4.0))
@@ -171,7 +173,7 @@ def format_progress_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: b
     '20 · 5.0/s'
     """
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
-    left = bar.seconds_left if goes_on else None
+    left = bar.seconds_left if is_active else None
     rest = f"{format_seconds(left)} left" if left else ""
     rate = "" if is_short and rest else format_rate(bar.per_second)
     parts = (f"{bar.label} {count}".strip(), rate, rest)

@@ -71,8 +71,8 @@ class Controls:
         self._press = press
         self._unconfirmed: tuple[ButtonPress, float] | None = None
         self.buttons = {each: _button(each.value) for each in ButtonPress}
-        for each, made in self.buttons.items():
-            made.on_click(lambda _, press=each: self._pressed(press))
+        for each, button in self.buttons.items():
+            button.on_click(lambda _, press=each: self._pressed(press))
         self._kill_rank = widgets.Dropdown(
             options=[(str(rank), rank) for rank in ranks],
             description="rank",  # the label for screen readers
@@ -80,8 +80,8 @@ class Controls:
             layout={"width": "96px"},
         )
         self._kill_rank.observe(lambda _change: self._cancel_confirmation(), "value")
-        *steering, kill = self.buttons.values()
-        self.row = box(widgets.HBox, [*steering, self._kill_rank, kill], "nbddp-buttons")
+        *others, kill = self.buttons.values()
+        self.row = box(widgets.HBox, [*others, self._kill_rank, kill], "nbddp-buttons")
 
     def draw(self, snapshot: Snapshot) -> None:
         """Enable the buttons that can act now, and reset a button without a second press."""
@@ -101,9 +101,8 @@ class Controls:
         is_second_press = self._unconfirmed is not None and self._unconfirmed[0] is press
         self._cancel_confirmation()
         if press is ButtonPress.INTERRUPT or is_second_press:
-            self.buttons[
-                press
-            ].disabled = True  # until the next drawing, so that it does not act twice
+            # until the next drawing, so that it does not act twice
+            self.buttons[press].disabled = True
             self._press(press, self._kill_rank.value)
         else:
             self._unconfirmed = press, time.monotonic()

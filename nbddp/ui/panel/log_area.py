@@ -43,9 +43,8 @@ class LogArea:
         )
         self._times = toggle("Times", "Show the time of each line", "clock-o")
         self._pause = toggle("Hold", "Pause the log: add and remove no lines", "pause")
-        self._match_count, self._earlier_note, self._unfinished, self._path = (
-            html() for _ in range(4)
-        )
+        self._match_count, self._earlier_note = html(), html()
+        self._unfinished, self._path = html(), html()
         self._pages = LogPages(on_new_widget)
         self._rank: int | None = None
         self._word = ""
@@ -87,10 +86,8 @@ class LogArea:
         self._seen_lines = total
         matching = self._filter(new)
         shown = matching[-MAX_BATCH:]
-        self._searched_lines, self._matched_lines = (
-            self._searched_lines + len(new),
-            self._matched_lines + len(matching),
-        )
+        self._searched_lines += len(new)
+        self._matched_lines += len(matching)
         gap = 0 if self._is_first else len(matching) - len(shown) + dropped
         self._is_first = False
         rows = [note_row(f"… {gap:,} more lines came too fast to show")] if gap else []
@@ -114,8 +111,8 @@ class LogArea:
         self._path.value = muted(path)
 
     def _show_times(self, _change: object) -> None:
-        act = self.root.add_class if self._times.value else self.root.remove_class
-        act("nbddp-timed")
+        set_class = self.root.add_class if self._times.value else self.root.remove_class
+        set_class("nbddp-timed")
 
 
 class LogPages:

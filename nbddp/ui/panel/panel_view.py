@@ -128,14 +128,14 @@ class PanelView:
         self._opens_at = time.monotonic() + OPEN_DELAY
         try:
             while not handle.is_drained:
-                may_wait = time.monotonic() < self._next_draw
-                notice = handle.next_notice(self._wait_seconds(), batch_text=may_wait)
+                can_batch = time.monotonic() < self._next_draw
+                notice = handle.next_notice(self._wait_seconds(), batch_text=can_batch)
                 self._handle_notice(handle, notice)
                 self._comms.process_pending()
                 self._poll_input(handle)
                 if time.monotonic() >= self._next_draw:
                     if notice is not None:
-                        self._handle_burst(handle, timeout=0.0 if may_wait else COALESCE_SECONDS)
+                        self._handle_burst(handle, timeout=0.0 if can_batch else COALESCE_SECONDS)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -151,9 +151,9 @@ class PanelView:
     def _poll_input(self, handle: CellHandle) -> None:
         reloads = self._served.reloads if self._served is not None else 0
         self._input_queue.cancel_if_page_changed((self._comms.cells_sent, reloads))
-        typed = self._input_queue.poll(handle.has_ended)
-        if typed is not None:
-            rank, text = typed
+        answer = self._input_queue.poll(handle.has_ended)
+        if answer is not None:
+            rank, text = answer
             self.log_buffer.flush(rank)
             self.log_buffer.write(rank, f"{text}\n")
 
@@ -227,9 +227,9 @@ class PanelView:
         self.slot.show_placeholder(html, record_text(record))
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
-        log_seen = (self.log_buffer.version, widgets.log.user_choice)
+        log_state = (self.log_buffer.version, widgets.log.user_choice)
         self._log_pacer.draw_if_changed(
-            log_seen, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
+            log_state, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
         )
         self._state_pacer.draw_if_changed(
             self.session.version,
@@ -237,8 +237,8 @@ class PanelView:
                 self._snapshot(handle), can_press=self._comms.mode is not DispatchMode.NONE
             ),
         )
-        chart_seen = (self.session.version, widgets.charts.choice)
-        self._chart_pacer.draw_if_changed(chart_seen, widgets.charts.draw)
+        chart_state = (self.session.version, widgets.charts.choice)
+        self._chart_pacer.draw_if_changed(chart_state, widgets.charts.draw)
         self._next_draw = next_redraw(self._log_pacer, self._state_pacer, self._chart_pacer)
 
     def _open(self, handle: CellHandle) -> None:
@@ -324,11 +324,7 @@ class PanelView:
 
     def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[LogLine], str]]:
         return [
-            (
-                rank,
-                lines[-RANK_LINES:],
-                self._describe_earlier(lines, RANK_LINES, rank),
-            )
+            (rank, lines[-RANK_LINES:], self._describe_earlier(lines, RANK_LINES, rank))
             for rank in handle.ranks
             if (lines := self.log_buffer.lines(rank))
         ]

@@ -141,18 +141,18 @@ def _collective(rank: RankSnapshot) -> Cell:
 
 def _progress(rank: RankSnapshot) -> Cell:
     text = ", ".join(
-        format_progress_bar(bar, is_short=True, goes_on=rank.is_active)
+        format_progress_bar(bar, is_short=True, is_active=rank.is_active)
         for bar in rank.progress_bars
     )
     return Cell(text, html="<br>".join(_bar(bar, rank) for bar in rank.progress_bars))
 
 
 def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
-    text = escape(format_progress_bar(bar, is_short=True, goes_on=rank.is_active))
+    text = escape(format_progress_bar(bar, is_short=True, is_active=rank.is_active))
     if rank.is_active and bar.seconds_left:
         text, _, left = text.rpartition(" · ")
         text += f'<span class="nbddp-left"> · {left}</span>'
-    title = escape(format_progress_bar(bar, goes_on=rank.is_active))
+    title = escape(format_progress_bar(bar, is_active=rank.is_active))
     return f'<span title="{title}">{_filled(bar, rank) if bar.total else ""}{text}</span>'
 
 

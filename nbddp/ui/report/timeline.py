@@ -29,13 +29,13 @@ def timeline_report(timeline: Timeline) -> Report:
         describe_unfinished(each, is_over=timeline.is_over, died=timeline.died)
         for each in timeline.unmet
     ]
-    late = [*unfinished, *([describe_straggler(timeline.awaited)] if timeline.awaited else [])]
+    warnings = [*unfinished, *([describe_straggler(timeline.awaited)] if timeline.awaited else [])]
     title = _title(timeline)
     alt = f"ranks as rows, time across: {title}; the table has the numbers"
     return Report(
         title,
         [
-            *(Text(each, Mood.WARN) for each in late),
+            *(Text(each, Mood.WARN) for each in warnings),
             Picture(lambda: _draw(timeline), alt, text="\n".join(timeline_as_text(timeline))),
             _waiting_table(timeline),
             *map(Text, _facts(timeline)),
@@ -53,17 +53,14 @@ def _describe_empty(timeline: Timeline) -> str:
     """
     if not timeline.cell:
         return "no collectives were seen: no cell has run yet"
-    so_far = ": no rank waited for another" if timeline.is_over else " so far; it still runs"
-    return f"no collectives were seen in cell {timeline.cell}{so_far}"
+    reason = ": no rank waited for another" if timeline.is_over else " so far; it still runs"
+    return f"no collectives were seen in cell {timeline.cell}{reason}"
 
 
 def _title(timeline: Timeline) -> str:
-    steps = (
-        len(timeline.steps) - 1
-        if timeline.steps and timeline.span[0] == timeline.steps[0][0]
-        else 0
-    )
-    steps = steps or len(timeline.steps)
+    steps = len(timeline.steps)
+    if steps > 1 and timeline.span[0] == timeline.steps[0][0]:
+        steps -= 1
     facts = [
         f"collectives of cell {timeline.cell}" + ("" if timeline.is_over else " so far"),
         plural(steps, "step") if steps else "",
