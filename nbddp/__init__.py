@@ -5,7 +5,7 @@
     with nbddp.WorkerGroup(nproc=2) as group:
         group.run("print(rank, world_size)")
 
-This module is imported in every rank, so it pulls in neither IPython nor ipywidgets nor torch.
+Every rank imports this module, so it imports neither IPython nor ipywidgets nor torch.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's room when it is first asked for: a rank never needs the controller's."""
+    """Import the module of a public name at its first use: a rank never needs the controller."""
     if name not in _LAZY:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
     module = import_module(_LAZY[name])
@@ -123,15 +123,15 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What Tab offers: the kit."""
+    """Return the public names for Tab completion."""
     return [name for name in __all__ if not name.endswith("_ipython_extension")]
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Register ``%ddp`` and ``%%ddp`` and begin to warm up, in the background."""
+    """Register ``%ddp`` and ``%%ddp``, and start to preload in the background."""
     import_module("nbddp.magics").load(ipython)
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
-    """Stop the worker group and take the magics away again."""
+    """Stop the worker group and remove the magics."""
     import_module("nbddp.magics").unload(ipython)

@@ -1,8 +1,8 @@
-"""Processes that descend from another one: found wherever they went, and ended by their handles.
+"""Find the descendants of a process, and end them.
 
-A process whose parent ends is handed to another one, on Linux to the nearest ancestor that asked
-for it. Ranks do, and so does the helper that they are forked from: so a daemon that has left its
-session and its parent is still known to be a rank's.
+When a process ends, Linux gives its children to the nearest ancestor that asked for them. Ranks
+ask for them, and so does the forkserver that forks the ranks. A daemon that left its session and
+its parent is therefore still found as a descendant of its rank.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from pathlib import Path
 
 import psutil
 
-TERMINATE_TIMEOUT = 1.0  # seconds to end when asked to
-KILL_TIMEOUT = 2.0  # seconds to be gone when killed: a lot of memory may have to be given back
+TERMINATE_TIMEOUT = 1.0  # seconds that a terminated process has to end
+KILL_TIMEOUT = 2.0  # seconds that a killed process has to end: it may have to free much memory
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 
 Find = Callable[[], list[psutil.Process]]
 
 
 def adopt_orphans() -> None:
-    """From here on a descendant whose parent ends becomes a child of this process (Linux only)."""
+    """Make this process the parent of descendants whose own parent ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def find_children(pid: int) -> list[psutil.Process]:
-    """The children of a process.
+    """Return the children of a process.
 
-    Linux keeps a list of them, by thread; elsewhere all processes, maybe thousands, are looked at.
+    Linux has a list of them for each thread. Elsewhere all processes, maybe thousands, are
+    searched.
     """
     threads = list(Path(f"/proc/{pid}/task").glob("*/children"))
     found: list[psutil.Process] = []
     for thread in threads:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # it has ended
             found += find_processes(map(int, thread.read_text().split()))
     if not threads:
         with suppress(psutil.Error):
@@ -47,9 +48,9 @@ def find_children(pid: int) -> list[psutil.Process]:
 
 
 def find_descendants(pid: int) -> list[psutil.Process]:
-    """The children of a process, and theirs."""
+    """Return the children of a process, their children, and so on."""
     found = find_children(pid)
-    for process in found:  # it grows meanwhile
+    for process in found:  # the list grows during the loop
         found += find_children(process.pid)
     return found
 
@@ -58,14 +59,14 @@ def cpu_time(pid: int) -> float:
     """Return the CPU seconds that a process has used.
 
     Raises:
-        psutil.Error: there is no such process.
+        psutil.Error: the process does not exist.
     """
     used = psutil.Process(pid).cpu_times()
     return float(used.user + used.system)
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    """A handle, which is for no later process of the same number, of each that is there."""
+    """Return a handle for each existing process; it stands for no later process of that id."""
     found = []
     for pid in pids:
         with suppress(psutil.Error):
@@ -74,7 +75,7 @@ def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def terminate_all(find: Find) -> None:
-    """Ask those that are found to end, and kill those that do not."""
+    """Terminate the processes that ``find`` returns, then kill those that are left."""
     processes = find()
     _signal(processes, signal.SIGTERM)
     _wait_for(processes, TERMINATE_TIMEOUT)
@@ -82,7 +83,7 @@ def terminate_all(find: Find) -> None:
 
 
 def kill_all(find: Find) -> None:
-    """Kill those that are found until none is: one may start another meanwhile."""
+    """Kill the processes that ``find`` returns, until it finds none: one may start another."""
     deadline = time.monotonic() + KILL_TIMEOUT
     while (remaining := _living(find())) and time.monotonic() < deadline:
         _signal(remaining, signal.SIGKILL)
@@ -91,7 +92,7 @@ def kill_all(find: Find) -> None:
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # it has ended
             process.send_signal(number)
 
 
@@ -105,7 +106,7 @@ def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def _wait_for(processes: Iterable[psutil.Process], timeout: float) -> None:
-    """Wait until none of them lives; psutil's own would wait for zombies of other parents too."""
+    """Wait until no process is alive. psutil's own wait also waits for zombies of other parents."""
     deadline, pause = time.monotonic() + timeout, 0.001
     while (processes := _living(processes)) and time.monotonic() < deadline:
         time.sleep(pause)

@@ -1,19 +1,19 @@
-"""The errors of nbddp, and how a process ended, in words.
+"""The errors of nbddp, and process exits in words.
 
 ::
 
     NbddpError
-    ├── RequestError              what was asked cannot be done; nothing was started, nothing lost
-    │   └── ArgumentError         ... because of a bad argument: a ValueError, too
+    ├── RequestError              a request was refused; nothing was started, nothing was lost
+    │   └── ArgumentError         ... because of a bad argument; also a ValueError
     ├── StartError                the worker group could not start
     ├── CellFailedError           a cell failed on at least one rank
     │   └── CellInterruptedError  ... because the user interrupted it
-    ├── CommandInterruptedError   the user interrupted a magic, which says what is so now
-    ├── FindingsError             checks have found something, and were asked to be strict
-    ├── CheckpointError           a checkpoint could not be written, or does not hold what is asked
-    └── WireError                 a message that is not one of ours
-        ├── SignatureError        its signature does not hold
-        └── ReplayError           it was seen before
+    ├── CommandInterruptedError   the user interrupted a magic
+    ├── FindingsError             strict checks have findings
+    ├── CheckpointError           a checkpoint could not be written or read
+    └── WireError                 a message is not one of nbddp's
+        ├── SignatureError        its signature is wrong
+        └── ReplayError           it was received before
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from collections.abc import Sequence
 
 
 class NbddpError(Exception):
-    """The root of all errors that nbddp raises on purpose."""
+    """The base class of all errors that nbddp raises on purpose."""
 
 
 class RequestError(NbddpError):
-    """What was asked cannot be done; nothing was started and nothing was lost."""
+    """A request was refused; nothing was started and nothing was lost."""
 
 
 class ArgumentError(RequestError, ValueError):
-    """An argument has no meaning here; it is a ValueError, too."""
+    """An argument is not allowed; also a ValueError."""
 
 
 class StartError(NbddpError):
-    """The worker group could not start; keeps what the ranks said."""
+    """The worker group could not start; ``details`` has the output of the ranks."""
 
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
         self.details = details
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of the controller's own traceback."""
+        """Return the lines that IPython shows instead of the controller's traceback."""
         return [f"StartError: {self}", *self.details.splitlines()]
 
 
 class _RanksReportError(NbddpError):
-    """Stands before a failed cell's error, in place of the note that Python 3.10 has not."""
+    """Shown before a failed cell's error, as Python 3.10 has no notes on exceptions."""
 
 
 class CellFailedError(NbddpError):
     """A cell failed on at least one rank.
 
     Attributes:
-        report: what the user reads: first cause, its traceback, the consequences.
-        rank: the rank that is the first cause.
-        is_shown: whether the report was shown already, as a panel does: then one line will do.
+        report: the text for the user: the first cause, its traceback, the consequences.
+        rank: the rank of the first cause.
+        is_shown: whether the report was already shown, such as by a panel. If so, IPython shows
+            only one line.
     """
 
     is_shown = False
@@ -68,7 +69,7 @@ class CellFailedError(NbddpError):
         self.set_report(report)
 
     def set_report(self, report: str) -> None:
-        """Set the report; a script's own traceback shows it below the message."""
+        """Set the report; in a script, a traceback shows it below the message."""
         self.report = report
         title, _, rest = report.partition("\n")
         note = rest.lstrip("\n") if str(self) in title else report
@@ -80,52 +81,52 @@ class CellFailedError(NbddpError):
             self.__cause__ = _RanksReportError(f"\n{note}")
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of the controller's own traceback."""
+        """Return the lines that IPython shows instead of the controller's traceback."""
         return [f"{self} (more above)"] if self.is_shown else self.report.splitlines()
 
 
 class CellInterruptedError(CellFailedError):
-    """A cell ended because the user interrupted it; every surviving rank keeps its names."""
+    """A cell ended because the user interrupted it; every living rank keeps its names."""
 
 
 class CommandInterruptedError(NbddpError):
-    """The user interrupted a magic while no cell of it ran; says what is so now."""
+    """The user interrupted a magic that ran no cell; the message gives the state of the group."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of the controller's own traceback."""
+        """Return the lines that IPython shows instead of the controller's traceback."""
         return [str(self)]
 
 
 class FindingsError(NbddpError):
-    """Checks have found something wrong, and were asked to be strict; keeps what they say."""
+    """Strict checks have findings; ``report`` lists them."""
 
     def __init__(self, message: str, *, report: str) -> None:
         super().__init__(message)
         self.report = report
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of the controller's own traceback."""
+        """Return the lines that IPython shows instead of the controller's traceback."""
         return self.report.splitlines()
 
 
 class CheckpointError(NbddpError):
-    """A checkpoint could not be written or read; the ones before it are untouched."""
+    """A checkpoint could not be written or read; earlier checkpoints are untouched."""
 
 
 class WireError(NbddpError):
-    """A message that is not one of ours."""
+    """A message is not one of nbddp's."""
 
 
 class SignatureError(WireError):
-    """The signature of a message does not hold."""
+    """The signature of a message is wrong."""
 
 
 class ReplayError(WireError):
-    """A message whose sequence number was seen before."""
+    """The sequence number of a message was used before."""
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Say in words how a process ended.
+    """Return how a process ended, in words.
 
     >>> describe_exit(-9)
     'was killed by SIGKILL'
@@ -145,7 +146,7 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 def format_place(line: int, file: str = "") -> str:
-    """Name a line of the cell, or of a script's file.
+    """Return a line of a cell or a script as text.
 
     >>> format_place(3), format_place(3, "train.py")
     ('line 3', 'train.py line 3')
@@ -154,7 +155,7 @@ def format_place(line: int, file: str = "") -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Name some ranks in one or two words, runs of them folded.
+    """Return ranks as text, with ranges.
 
     >>> format_ranks([1]), format_ranks([0, 1, 2, 3]), format_ranks([0, 2, 3])
     ('rank 1', 'ranks 0-3', 'ranks 0,2-3')
@@ -164,7 +165,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def format_number_ranges(numbers: Sequence[int]) -> str:
-    """Numbers in order, runs of them folded.
+    """Return numbers as text, sorted and with ranges.
 
     >>> format_number_ranges([3, 1, 2, 7])
     '1-3,7'

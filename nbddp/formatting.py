@@ -1,10 +1,10 @@
-"""Numbers and units in text."""
+"""Format numbers, units and names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_SHOWN = 4  # names that are shown of a list
+MAX_SHOWN = 4  # names that are shown of a long list
 
 
 def plural(count: int, noun: str) -> str:
@@ -39,11 +39,11 @@ def with_article(noun: str) -> str:
 
 
 def format_few(names: Sequence[str], count: int = 0) -> str:
-    """Return the first few names, and how many more there are.
+    """Return the first few names and the number of the others.
 
     Args:
         names: all names, or the first ones.
-        count: how many there are, if ``names`` are not all.
+        count: the number of all names, if ``names`` has only the first ones.
 
     >>> format_few(["a", "b"]), format_few(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c, d and 1 more')

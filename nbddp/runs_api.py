@@ -1,4 +1,4 @@
-"""``nbddp.Run`` and ``nbddp.runs()``: what is on disk, for notebooks and scripts of any kind."""
+"""``nbddp.Run`` and ``nbddp.runs()``: read runs on disk, from a notebook or a script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbddp.formatting import plural
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.render import render_text
 
-MAX_CHARTS = 12  # of a figure, unless others are asked for
+MAX_CHARTS = 12  # of a figure, unless the user names others
 
 logger = logging.getLogger("nbddp")
 
@@ -30,17 +30,18 @@ LEADING_COLUMNS = ("time", "rank", "attempt", "step")
 
 
 class Run:
-    """A run, opened from its folder; without ranks, kernel or torch.
+    """A run, opened from its folder; this needs no ranks, no kernel and no torch.
 
-    Its record is read when something of it is first asked for. Of a run whose kernel was killed,
-    that is all up to the last line; of a run that goes on, what is there at that moment.
+    Parts of the record are read when they are first used. If the kernel of the run was killed, the
+    record ends with the last complete line. If the run is going on, it has what is there at that
+    moment.
 
     Args:
-        path: its folder, or its name, or a part of that, among the runs of the working folder; the
-            newest that fits.
+        path: the folder of the run; or its name, or a part of the name, in the working folder. The
+            newest run that matches is opened.
 
     Raises:
-        RequestError: there is none, or what lies there is no run.
+        RequestError: no run matches, or the folder holds no run.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
@@ -54,39 +55,39 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its folder's."""
+        """The name of the run's folder."""
         return self.path.name
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its ``run.json`` says: git, versions, devices, options, pace."""
+        """The contents of ``run.json``: git, versions, devices, options, pace."""
         return self._recorded.facts
 
     @property
     def config(self) -> dict[str, Any]:
-        """What ``nbddp.config`` said in it, by name."""
+        """The settings that ``nbddp.config`` recorded, by name."""
         config = self.facts.get("config")
         return dict(config) if isinstance(config, dict) else {}
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened, in its order: each with ``time`` (as ``time.time()``), ``kind``, facts."""
+        """The events in order, each with ``time`` (as ``time.time()``), ``kind`` and facts."""
         events = self._recorded.events
         return [{"time": each.at, "kind": each.kind, **each.facts} for each in events]
 
     @property
     def cells(self) -> tuple[StoredCell, ...]:
-        """Its cells in the order in which they ran: ``source``, ``outcome``, ``seconds``, ..."""
+        """The cells in order of execution, with ``source``, ``outcome``, ``seconds``, ..."""
         return self._recorded.cells
 
     @property
     def outcome(self) -> str:
-        """``ok``, or what ended its last cell, in a line; empty if that is not recorded."""
+        """``ok``, or the failure of the last cell in one line; empty if it was not recorded."""
         return next((each.outcome for each in reversed(self.cells)), "")
 
     @property
     def ending(self) -> str:
-        """How it ended, as far as its record and this machine know: stopped, killed, running."""
+        """How the run ended, as far as is known on this machine: stopped, killed, running."""
         return describe_run_end(self._recorded, current=None)
 
     @cached_property
@@ -94,12 +95,13 @@ class Run:
         return list(self._recorded.metric_rows())
 
     def metrics(self) -> Any:
-        """All numbers that its ranks reported, a row for each report, in the order of the file.
+        """Return all numbers that the ranks reported: a row for each report, in order of the file.
 
         Returns:
-            A ``pandas.DataFrame`` where pandas is installed, else a dict of lists: both have a
-            column as ``metrics["loss"]``. The columns are ``time`` (seconds, as ``time.time()``),
-            ``rank``, ``attempt``, ``step`` and the metrics, NaN where a row has none.
+            A ``pandas.DataFrame`` if pandas is installed, else a dict of lists. Both have columns
+            like ``metrics["loss"]``. The columns are ``time`` (seconds, as ``time.time()``),
+            ``rank``, ``attempt``, ``step`` and the metrics; a value that a row does not have is
+            NaN.
         """
         names = dict.fromkeys((*LEADING_COLUMNS, *chain.from_iterable(self._rows)))
         columns = {name: [row.get(name, math.nan) for row in self._rows] for name in names}
@@ -108,13 +110,13 @@ class Run:
         return importlib.import_module("pandas").DataFrame(columns)
 
     def figure(self, metrics: Collection[str] | None = None) -> Any:
-        """The charts of its metrics, mean and ranks over steps, as a ``matplotlib`` figure.
+        """Return charts of the metrics over steps, mean and ranks, as a ``matplotlib`` figure.
 
         Args:
-            metrics: the names of those to draw, or one name; None for the first twelve.
+            metrics: the names of the metrics to draw, or one name; None for the first twelve.
 
         Raises:
-            RequestError: it has no such metric, or none at all.
+            RequestError: the run has no such metric, or no metrics.
         """
         from nbddp.charts.chart_lines import rank_chart
         from nbddp.charts.figure import draw_charts  # loads matplotlib
@@ -138,13 +140,13 @@ class Run:
 
 
 def runs(path: str | os.PathLike[str] = ".") -> list[Run]:
-    """The runs that were started in a folder, the newest first.
+    """Return the runs that were started in a folder, newest first.
 
     Args:
-        path: where they were started; the working folder if none is named.
+        path: the folder; the working folder by default.
 
     Returns:
-        Those that can be opened; the logger ``nbddp`` names the others.
+        The runs that can be opened. The logger ``nbddp`` names the others.
     """
     found = []
     for folder in runs_below(Path(path)):
@@ -156,15 +158,15 @@ def runs(path: str | os.PathLike[str] = ".") -> list[Run]:
 
 
 def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
-    """Put runs next to each other, as text: what they came to, and in what they differ.
+    """Compare runs: return their results and the differences of their settings as text.
 
     Args:
-        compared: two to eight runs, or what :class:`Run` takes.
-        metrics: the names, or patterns of names, of those to show, with commas between them.
+        compared: two to eight runs, or arguments of :class:`Run`.
+        metrics: names of metrics, or patterns of names, separated by commas.
 
     Raises:
-        ArgumentError: there are too few runs, or too many, or none has such a metric.
-        RequestError: there is no such run, or it is damaged.
+        ArgumentError: there are too few or too many runs, or no run has such a metric.
+        RequestError: a run does not exist or is damaged.
     """
     found = [each if isinstance(each, Run) else Run(each) for each in compared]
     comparison = compare_folders([each.path for each in found], metrics)
@@ -172,15 +174,15 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
 
 
 def _read_run(path: Path) -> StoredRun:
-    """The record, looked at as far as everything else builds on it.
+    """Open a run and read the parts that all others need.
 
     Raises:
-        RequestError: it is damaged, or of something else.
+        RequestError: the run is damaged, or the folder holds no run.
     """
     try:
         run = StoredRun(path)
         _ = run.cells, run.ranks
     except UNREADABLE as error:
         what = f"{type(error).__name__}: {error}"
-        raise RequestError(f"{path.name} is damaged, or no run of nbddp's ({what})") from None
+        raise RequestError(f"{path.name} is damaged, or not a run of nbddp ({what})") from None
     return run

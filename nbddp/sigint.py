@@ -1,4 +1,4 @@
-"""What a stop may strike: work that is held back from it, waits for other threads, imports."""
+"""Keep an interrupt from breaking work: defer it, wait so that it gets through, import safely."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-SIGNAL_CHECK_INTERVAL = (
-    0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
-)
+# seconds: a signal that arrives just before a wait is handled when the wait ends
+SIGNAL_CHECK_INTERVAL = 0.25
 
 
 class DeferredInterrupts:
-    """Counts the deferred interrupts, and says whether a second one is raised at once."""
+    """Counts deferred interrupts; ``raises_second`` says whether a second one is raised at once."""
 
     def __init__(self, *, raises_second: bool) -> None:
         self.count = 0
@@ -34,7 +33,7 @@ def sigint_deferred(*, raises_second: bool = True) -> Iterator[DeferredInterrupt
     """Defer an interrupt until the block ends; a second one is raised at once.
 
     Args:
-        raises_second: False to defer all of them; the block reads ``times`` while it waits.
+        raises_second: False to defer all interrupts; the block can read their ``count``.
     """
     deferred = DeferredInterrupts(raises_second=raises_second)
     previous_handler = signal.getsignal(signal.SIGINT)
@@ -57,21 +56,22 @@ def sigint_deferred(*, raises_second: bool = True) -> Iterator[DeferredInterrupt
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread, whole or not at all.
+    """Start a thread completely or not at all.
 
-    ``Thread.start`` waits for an event that the new thread sets. An interrupt there can leave the
-    event's lock taken, and the thread waiting for it: one that is alive and never does anything.
+    ``Thread.start`` waits for an event that the new thread sets. An interrupt during this wait can
+    leave the lock of the event locked. The new thread then waits for the lock forever.
     """
     with sigint_deferred():
         thread.start()
 
 
 class Future(Generic[T]):
-    """A result that is still to come, as of :class:`concurrent.futures.Future`; without a lock.
+    """A result that is not known yet, like :class:`concurrent.futures.Future`, but without a lock.
 
-    A future's lock is Python code. An interrupt can strike the main thread when it has just taken
-    that lock and before it would give it back (3 of the 69 places of such a wait in CPython 3.11
-    where it can strike); then the thread that has the result waits for that lock for good.
+    The lock of that class is Python code. An interrupt can hit the main thread when it has just
+    acquired the lock and not yet entered the block that releases it (3 of the 69 places of such a
+    wait in CPython 3.11 where it can strike). The thread with the result then waits for the lock
+    forever.
 
     >>> future = Future()
     >>> future.set_result(5)
@@ -84,48 +84,48 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[Future[T]], object]] = []
 
     def set_result(self, value: T) -> None:
-        """It is kept; only one thread may say so, and once."""
+        """Set the result. Only one thread may do this, and only once."""
         self._complete((value, None))
 
     def set_exception(self, error: BaseException) -> None:
-        """It is broken; only one thread may say so, and once."""
+        """Set an exception instead of a result. Only one thread may do this, and only once."""
         self._complete((None, error))
 
     def _complete(self, outcome: tuple[T, None] | tuple[None, BaseException]) -> None:
         if self._outcome:
-            raise RuntimeError("this promise was kept or broken before")
+            raise RuntimeError("this future already has a result or an exception")
         self._outcome.append(outcome)
         self._run_callbacks()
 
     def done(self) -> bool:
-        """Whether it is kept or broken."""
+        """Whether the future has a result or an exception."""
         return bool(self._outcome)
 
     def exception(self) -> BaseException | None:
-        """Why it is broken; None if it is kept. Does not wait."""
+        """Return the exception; None if there is a result. Does not wait."""
         return self._outcome[0][1]
 
     def result(self) -> T:
-        """What was promised, or the error for which it is broken. Does not wait."""
+        """Return the result, or raise the exception. Does not wait."""
         value, error = self._outcome[0]
         if error is not None:
             raise error
-        return value  # type: ignore[return-value] # it is there where there is no error
+        return value  # type: ignore[return-value] # set if there is no error
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call ``act(self)`` once it is kept or broken, on the thread that says so; or now."""
+        """Call ``callback(self)`` on the thread that completes the future, or now if it is done."""
         self._callbacks.append(callback)
         if self._outcome:
             self._run_callbacks()
 
     def remove_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Do not call it, unless that was done."""
+        """Remove a callback that has not been called."""
         with suppress(ValueError):
             self._callbacks.remove(callback)
 
     def _run_callbacks(self) -> None:
         while True:
-            try:  # whoever takes a call off the list makes it
+            try:  # the thread that removes a callback from the list calls it
                 callback = self._callbacks.pop()
             except IndexError:
                 return
@@ -133,10 +133,10 @@ class Future(Generic[T]):
 
 
 def wait_for_result(future: Future[T]) -> T:
-    """What was promised, once it is there; a signal is heard while it is waited for.
+    """Return the result of a future once it is there; a signal interrupts the wait.
 
-    One that comes after Python's last look and before the system's wait is seen when that wait
-    ends: so none is long.
+    A signal between Python's last check and the system's wait is handled when that wait ends.
+    Therefore every wait is short.
     """
     wait_for_all([future])
     return future.result()
@@ -148,12 +148,12 @@ def wait_for_all(
     *,
     until: Callable[[Future[Any]], bool] = lambda _future: False,
 ) -> None:
-    """Wait until all are kept or broken; a signal is heard, as by :func:`wait_for_result`.
+    """Wait until all futures are done; a signal interrupts the wait, as in :func:`wait_for_result`.
 
     Args:
-        futures: those.
-        timeout: seconds after which it returns all the same.
-        until: with one of which this is true it returns at once.
+        futures: the futures.
+        timeout: seconds after which the function returns anyway.
+        until: return at once when this is true for a future that is done.
     """
     done: SimpleQueue[Future[Any]] = SimpleQueue()
     pending = set(futures)
@@ -174,13 +174,13 @@ def wait_for_all(
 
 
 def run_in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> Future[T]:
-    """What a coroutine will have done that another thread's loop runs from now on."""
+    """Run a coroutine in the loop of another thread, and return its future."""
     future: Future[T] = Future()
 
     async def run() -> None:
         try:
             future.set_result(await work)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             future.set_exception(error)
 
     running = run()
@@ -194,19 +194,20 @@ def run_in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
 
 
 def import_interruptibly(name: str) -> None:
-    """Import a module in a thread of its own, and wait for it.
+    """Import a module in a separate thread, and wait for it.
 
-    An interrupt ends the wait alone. One that strikes in CPython's own import code can leave its
-    lock taken, and then every other thread that imports anything waits for good (seen in 3.11: a
-    stop in a first cell's first milliseconds, while another thread imported torch). One that breaks
-    matplotlib's off leaves a half of it in ``sys.modules``, which nobody can import any more.
+    An interrupt ends only the wait. An interrupt in CPython's own import code can leave its lock
+    locked, and every other thread that imports a module then waits forever (seen in 3.11: an
+    interrupt in the first milliseconds of a first cell, while another thread imported torch). An
+    interrupted import of matplotlib leaves a broken module in ``sys.modules``, and no later import
+    works.
     """
     imported: Future[None] = Future()
 
     def load() -> None:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             imported.set_exception(error)
         else:
             imported.set_result(None)

@@ -1,4 +1,4 @@
-"""A rank's place in the world, to and from torchrun's environment variables."""
+"""A rank's place in the world, read from and written to torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 
 from nbddp.errors import ArgumentError
 
-# not "torchrun": PATH may lack it in a kernel that a kernelspec started
+# not "torchrun": it may not be in the PATH of a kernel that a kernelspec started
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 _NUMBERS = {
@@ -25,20 +25,20 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """One rank's place in the world.
+    """The place of one rank in the world.
 
     Attributes:
         rank: index in the world, ``0 <= rank < world_size``.
         local_rank: index on this machine, ``0 <= local_rank < local_world_size``.
         node_rank: index of the machine.
-        group_world_size: machines in total; 0 where all have as many ranks as this one.
+        group_world_size: number of machines; 0 if all have as many ranks as this one.
         world_size: ranks in total.
         local_world_size: ranks on this machine.
-        master_addr: host where rank 0, or its process, may serve a store for the others.
-        master_port: its port there.
+        master_addr: host on which rank 0, or its process, may serve a store for the others.
+        master_port: the port of that store.
 
     Raises:
-        ArgumentError: when the numbers contradict each other.
+        ArgumentError: the numbers contradict each other.
 
     >>> place = Topology.local(4, master_port=29500)[3]
     >>> place.to_env()["LOCAL_RANK"]
@@ -75,11 +75,11 @@ class Topology:
 
     @classmethod
     def local(cls, nproc: int, *, master_port: int = 0) -> list[Topology]:
-        """Places for ``nproc`` ranks that all live on this machine, in order of rank.
+        """Return the places of ``nproc`` ranks on this machine, in order of rank.
 
         Args:
-            nproc: how many.
-            master_port: where they will meet; 0 while that is not known.
+            nproc: the number of ranks.
+            master_port: the port of the rendezvous; 0 if it is not known yet.
 
         >>> [place.rank for place in Topology.local(2)]
         [0, 1]
@@ -92,7 +92,7 @@ class Topology:
         """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``.
 
         Raises:
-            ArgumentError: a variable is missing, or the numbers do not fit together.
+            ArgumentError: a variable is missing, or the numbers contradict each other.
         """
         try:
             numbers = {field: int(env[name]) for field, name in _NUMBERS.items()}
@@ -104,10 +104,10 @@ class Topology:
         return cls(**numbers, master_addr=master_addr)
 
     def to_env(self, *, attempt: int = 1, run_id: str = "nbddp") -> dict[str, str]:
-        """The variables torchrun would set for this rank, so that pasted code finds them.
+        """Return the variables that torchrun would set for this rank; pasted code may use them.
 
-        All but ``TORCHELASTIC_USE_AGENT_STORE``: with it nobody would serve an address that a
-        script names for processes of its own, and they would wait for half an hour.
+        ``TORCHELASTIC_USE_AGENT_STORE`` is left out. With it, no process would serve the address
+        that a script names for its own processes, and they would wait for half an hour.
 
         Args:
             attempt: 1 for the first start, 2 for the first restart, as in
@@ -135,7 +135,7 @@ class Topology:
 
 
 def cores_here() -> int:
-    """Return the number of cores that this process may use: a container or Slurm may limit it."""
+    """Return the number of cores that this process may use; a container or Slurm may limit it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

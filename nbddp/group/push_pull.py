@@ -22,9 +22,8 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     """
     requests = RankRequests(session)
     requests.check_idle()
-    chosen = requests.resolve_ranks(
-        ranks
-    )  # before pickling, so that the death of a rank from here on is an error
+    # before pickling, so that the death of a rank from here on is an error
+    chosen = requests.resolve_ranks(ranks)
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 

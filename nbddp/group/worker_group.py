@@ -30,26 +30,26 @@ from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.runs_api import Run
 from nbddp.wire.trace_messages import TraceSteps
 
-NOT_STARTED = "the worker group is not started: call its start(), or use it in a `with` block"
+NOT_STARTED = "the worker group is not started: call start(), or use it in a `with` block"
 
 
 @with_method_names
 class WorkerGroup:
-    """Ranks on this machine that run what they are given and keep their names.
+    """Ranks on this machine that run code and keep their names between calls.
 
     Args:
-        nproc: ranks, 1 to 128.
-        backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
-        gpus: which GPUs the ranks see, by number, UUID or MIG name; None for all.
-        timeout: seconds after which a collective gives up.
-        env: variables that win over this process's environment.
+        nproc: the number of ranks, 1 to 128.
+        backend: ``auto`` (NCCL if there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
+        gpus: the GPUs that the ranks see, by number, UUID or MIG name; None for all.
+        timeout: seconds after which a collective fails.
+        env: environment variables; they override those of this process.
         threads: threads per rank for torch's operators; 0 for cores / ranks.
-        name: part of the run folder's name.
-        grace: seconds that a rank gets to obey before it is killed.
-        init: whether ranks form a process group.
+        name: part of the name of the run folder.
+        grace: seconds that a rank has to react to an interrupt or stop before it is killed.
+        init: whether the ranks form a process group.
 
     Raises:
-        ArgumentError: when a value makes no sense.
+        ArgumentError: a value is not allowed.
 
     >>> with WorkerGroup(nproc=2) as group:
     ...     result = group.run("x = torch.ones(1) * rank; dist.all_reduce(x); x.item()")
@@ -96,17 +96,17 @@ class WorkerGroup:
 
     @property
     def is_live(self) -> bool:
-        """Whether there are ranks."""
+        """Whether the ranks are running."""
         return self._group.is_live
 
     @property
     def alive(self) -> list[int]:
-        """The ranks whose process is there, in order."""
+        """The ranks whose process is alive, in order."""
         return self._group.life.alive
 
     @property
     def folder(self) -> Path | None:
-        """Where the logs, numbers and events of the run are; None while there is no run."""
+        """The folder with the logs, numbers and events of the run; None without a run."""
         folder = self._group.scripts.active_session.event_log.folder
         return None if folder is None else folder.path
 
@@ -114,8 +114,8 @@ class WorkerGroup:
         """Start the ranks and wait until all are ready.
 
         Raises:
-            RequestError: they run already, or the group cannot be had.
-            StartError: a rank could not start.
+            RequestError: the ranks already run, or cannot be started now.
+            StartError: a rank failed to start.
         """
         self._group.start()
 
@@ -123,8 +123,8 @@ class WorkerGroup:
         """Stop all ranks, even in a running cell, and start new ones; their names are lost.
 
         Raises:
-            RequestError: the group cannot be had.
-            StartError: a rank could not start.
+            RequestError: the ranks cannot be started now.
+            StartError: a rank failed to start.
         """
         self._group.restart()
 
@@ -133,7 +133,7 @@ class WorkerGroup:
         self._group.stop()
 
     def close(self) -> None:
-        """End all ranks and everything that was started for them."""
+        """End all ranks and every process that was started for them."""
         self._group.close()
 
     # ---- cells
@@ -149,26 +149,26 @@ class WorkerGroup:
         heal: int = 0,
         elastic: bool = False,
     ) -> CellResult:
-        """Run source on the ranks, print what they print, and wait for the end.
+        """Run source on the ranks, print their output, and wait for the end.
 
         Args:
-            source: Python, or whatever IPython takes.
-            ranks: where; None for all.
-            quiet: print nothing but the values of the last line.
-            wants_value: fetch the last expression's values, for ``result.values()``.
-            max_restarts: after a failure, so often restart the ranks, replay the cells that had
-                gone well, and run this one again.
-            heal: before that, so many times, replace ranks that died, and run this one again.
-            elastic: when a node comes, restart with its ranks too, and do the same.
+            source: Python, or anything that IPython accepts.
+            ranks: the ranks that run it; None for all.
+            quiet: print only the values of the last line.
+            wants_value: fetch the values of the last expression for ``result.values()``.
+            max_restarts: how often, after a failure, to restart the ranks, replay the successful
+                cells and run this one again.
+            heal: how often, before any restart, to replace dead ranks and run this cell again.
+            elastic: when a node joins, restart with its ranks too, replay, and run this cell again.
 
         Returns:
-            What came of it.
+            The result of the cell.
 
         Raises:
-            ArgumentError: there is no such rank.
-            RequestError: it cannot run now.
-            CellFailedError: it failed on some rank.
-            CellInterruptedError: it was interrupted.
+            ArgumentError: a rank does not exist.
+            RequestError: the cell cannot run now.
+            CellFailedError: the cell failed on a rank.
+            CellInterruptedError: the cell was interrupted.
         """
         chosen = None if ranks is None else tuple(ranks)
         request = self._request(source, ranks=chosen, wants_value=wants_value)
@@ -185,29 +185,29 @@ class WorkerGroup:
         quiet: bool = False,
         max_restarts: int = 0,
     ) -> CellResult:
-        """Run a script as torchrun would, print what its ranks print, wait for the end.
+        """Run a script as torchrun would, print the output of its ranks, and wait for the end.
 
-        It gets as many ranks as this group has, in processes of their own. They begin with the
-        environment and the working folder of this process, and end with the script; after a failure
+        The script gets as many ranks as this group has, in separate processes. They start with the
+        environment and the working folder of this process, and end with the script. After a failure
         they stay until the next cell or script.
 
         Args:
-            name: a Python file; with ``is_module`` a module's name, as behind ``python -m``.
-            arguments: the script's own.
-            is_module: see ``name``.
-            keeps: run it in the ranks of the cells, which then find its names.
-            ranks: start these alone; None for all.
+            name: a Python file; with ``is_module``, the name of a module, as for ``python -m``.
+            arguments: the arguments of the script.
+            is_module: whether ``name`` is a module.
+            keeps: run the script on the ranks of the cells, which then have its names.
+            ranks: start only these ranks; None for all.
             quiet: print nothing.
-            max_restarts: after a failure, start its ranks again so many times.
+            max_restarts: how often to start its ranks again after a failure.
 
         Returns:
-            What came of it.
+            The result of the script.
 
         Raises:
-            ArgumentError: there is no such rank.
-            RequestError: it cannot run now, or not at all.
-            CellFailedError: it failed on some rank, or ended with another exit code than 0.
-            CellInterruptedError: it was interrupted.
+            ArgumentError: a rank does not exist.
+            RequestError: the script cannot run, or not now.
+            CellFailedError: the script failed on a rank, or its exit code was not 0.
+            CellInterruptedError: the script was interrupted.
         """
         words = [os.fspath(each) for each in (name, *arguments)]
         script = find_script(words[0], words[1:], is_module=is_module, keeps=keeps)
@@ -243,30 +243,30 @@ class WorkerGroup:
         max_restarts: int = 0,
         heal: int = 0,
     ) -> list[Run]:
-        """Run source once for each combination of values, each time as a run of its own.
+        """Run source once for each combination of values, each time as a separate run.
 
         Each run has new ranks, on which the cells and pushes of this group are replayed first. The
         ranks of this group keep their names. Combinations that an earlier sweep of the same source
-        has finished are not run again.
+        finished are not run again.
 
         Args:
-            source: Python, or whatever IPython takes.
+            source: Python, or anything that IPython accepts.
             settings: the values to try, by name.
-            repeat: how many seeds each combination has; the source has them as ``seed``.
+            repeat: the number of seeds for each combination; the source has the seed as ``seed``.
             fresh: replay nothing.
-            start_over: also run combinations that are finished.
+            start_over: also run finished combinations.
             quiet: print only the values of the last line.
-            max_restarts: of each run, as in :meth:`run`.
-            heal: of each run, as in :meth:`run`.
+            max_restarts: for each run, as in :meth:`run`.
+            heal: for each run, as in :meth:`run`.
 
         Returns:
-            The run of each combination, in order, including those that failed.
+            The run of each combination in order, failed runs included.
 
         Raises:
             ArgumentError: a name or value is not allowed.
-            RequestError: it cannot run now.
+            RequestError: the sweep cannot run now.
             CellFailedError: no run succeeded.
-            CellInterruptedError: it was interrupted.
+            CellInterruptedError: the sweep was interrupted.
         """
         trials = sweep_points((settings or {}).items(), repeat)
         retries = Retries(heals=heal, restarts=max_restarts)
@@ -285,14 +285,14 @@ class WorkerGroup:
         fresh: bool = False,
         quiet: bool = False,
     ) -> list[dict[str, Any]]:
-        """Run source on several world sizes, and compare how fast they are.
+        """Run source on several world sizes, and compare their speed.
 
         Each run has new ranks, as in :meth:`sweep`.
 
         Args:
-            source: Python, or whatever IPython takes.
+            source: Python, or anything that IPython accepts.
             sizes: the world sizes.
-            rounds: how often it runs on each, at least 3.
+            rounds: how often source runs on each world size, at least 3.
             weak: whether each rank has the same work on all world sizes.
             fresh: replay nothing.
             quiet: print only the values of the last line.
@@ -301,14 +301,14 @@ class WorkerGroup:
             A dictionary for each world size that succeeded: ``ranks``, ``steps_per_second`` (or
             ``cells_per_second`` if the cell reports no steps), ``samples_per_second``,
             ``speed_up``, ``efficiency``, the shares of time ``waiting``, ``loading``,
-            ``communication`` and ``exposed`` (communication while nothing is computed), and
-            ``memory`` and ``gpu_memory`` of the largest rank in bytes.
+            ``communication`` and ``exposed`` (communication without computation at the same time),
+            and ``memory`` and ``gpu_memory`` of the largest rank in bytes.
 
         Raises:
             ArgumentError: a number is not allowed.
-            RequestError: it cannot run now.
+            RequestError: the study cannot run now.
             CellFailedError: no run succeeded.
-            CellInterruptedError: it was interrupted.
+            CellInterruptedError: the study was interrupted.
         """
         runner = self._trial_runner(source, Retries(), fresh=fresh, quiet=quiet)
         return ScalingStudy(runner, sizes, rounds=rounds, is_weak=weak).run().rows()
@@ -342,28 +342,28 @@ class WorkerGroup:
         return result
 
     def interrupt(self) -> None:
-        """End the running cell and keep every name; a second time, kill what does not answer."""
+        """End the running cell and keep every name; a second call kills ranks that ignore it."""
         self._group.interrupt()
 
     def kill(self, rank: int) -> None:
-        """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
+        """Kill one rank, as if it had run out of memory. A running cell fails.
 
         Raises:
-            ArgumentError: there is no such rank.
-            RequestError: it is gone already, or there is no group.
+            ArgumentError: the rank does not exist.
+            RequestError: the rank is already gone, or there is no group.
         """
         self._group.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
-        """Replace ranks that are gone by new ones with a donor's names (the lowest that lives).
+        """Replace dead ranks. The new ranks get the names of a donor (the lowest living rank).
 
         Raises:
-            RequestError: it cannot be done; the group is as it was before.
+            RequestError: the group cannot be healed; it has not changed.
         """
         return self._group.heal(ranks, donor=donor)
 
     def timeline(self, last: int | None = None) -> Timeline:
-        """Who waited for whom in the last cell, or in its last so many steps."""
+        """Return which rank waited for which in the last cell, or in its last steps."""
         return self._group.timeline(last)
 
     def trace(
@@ -376,52 +376,52 @@ class WorkerGroup:
         ranks: Sequence[int] | None = None,
         quiet: bool = False,
     ) -> Trace:
-        """Run source as :meth:`run`, and trace some of its steps with torch's profiler.
+        """Run source as :meth:`run` does, and trace some of its steps with torch's profiler.
 
         Args:
-            source: Python, or whatever IPython takes.
-            first: the first step that is traced, as ``nbddp.log(step=...)`` reports it.
-            last: the last one.
-            memory: trace the memory of tensors too.
-            ranks: where; None for all.
-            quiet: print nothing but the values of the last line.
+            source: Python, or anything that IPython accepts.
+            first: the first step to trace, as reported by ``nbddp.log(step=...)``.
+            last: the last step to trace.
+            memory: also trace the memory of tensors.
+            ranks: the ranks that run it; None for all.
+            quiet: print only the values of the last line.
 
         Returns:
-            What each rank has traced; ``path`` is one file for Perfetto with all ranks in it.
+            The trace of each rank; ``path`` is one file for Perfetto with all ranks.
 
         Raises:
-            ArgumentError: there are no such steps, or no such rank.
-            NbddpError: as :meth:`run`.
+            ArgumentError: the steps or a rank do not exist.
+            NbddpError: as in :meth:`run`.
         """
         if not 0 <= first <= last:
-            raise ArgumentError(f"not steps of a cell: {first} to {last}")
+            raise ArgumentError(f"expected steps from first to last, got {first} to {last}")
         steps = TraceSteps(first=first, last=last, with_memory=memory)
         request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
         result = self._run(request, Retries(), quiet=quiet)
         return collect_trace(self._group.session, result, steps)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
-        """Put values into the namespace of the ranks.
+        """Put values into the namespaces of the ranks.
 
         Args:
-            values: by their names.
-            ranks: where; None for all.
+            values: the values, by name.
+            ranks: the ranks that get them; None for all.
 
         Raises:
-            ArgumentError: there is no such rank.
-            RequestError: one cannot be pickled, or the ranks cannot take it now.
+            ArgumentError: a rank does not exist.
+            RequestError: a value cannot be pickled, or the ranks are not idle.
         """
         self._group.push(values, ranks=ranks)
 
     def pull(self, expression: str, *, rank: int | None = None) -> Any:
-        """The value of a name or expression: of one rank, or a list of all ranks'.
+        """Return the value of a name or expression on one rank, or a list of all ranks' values.
 
         Args:
-            expression: any Python expression; tensors come as they are, on the CPU.
-            rank: whose; None for a list of all that live, in order.
+            expression: any Python expression; tensors are returned on the CPU.
+            rank: the rank; None for a list of all living ranks, in order.
 
         Raises:
-            ArgumentError: there is no such rank.
-            RequestError: it does not exist there, or cannot be pickled.
+            ArgumentError: the rank does not exist.
+            RequestError: a rank cannot evaluate the expression or pickle its value.
         """
         return self._group.pull(expression, rank=rank)
