@@ -68,7 +68,7 @@ def test_a_row_says_all_of_the_rank_and_is_escaped(each: RankSnapshot) -> None:
     assert page.holds(each.collective)
     assert page.holds(each.code) or not each.line
     for bar in each.progress_bars:
-        assert page.holds(format_progress_bar(bar, goes_on=each.is_active))
+        assert page.holds(format_progress_bar(bar, is_active=each.is_active))
 
 
 @BIG

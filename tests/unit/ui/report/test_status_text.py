@@ -93,7 +93,7 @@ def test_any_group_can_be_said(snapshot: Snapshot) -> None:
     for each in snapshot.ranks:
         assert each.state.rstrip() in text
         for bar in each.progress_bars:
-            assert format_progress_bar(bar, is_short=True, goes_on=each.is_active) in text
+            assert format_progress_bar(bar, is_short=True, is_active=each.is_active) in text
     assert all(describe_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
     assert snapshot.alarm in text
 
