@@ -68,7 +68,7 @@ class TextView:
         screen: the output target.
         is_quiet: print only values and notices of nbddp.
         has_color: give each rank a colour.
-        pace: characters a second that the screen can show. Of longer floods, only the end is shown.
+        pace: characters a second that the screen can show. Of a long flood, only the end is shown.
             Otherwise the kernel's output queue would grow without limit, and delay the end of the
             cell.
         progress: prints lines of progress; None for no progress.
@@ -102,7 +102,7 @@ class TextView:
         self._pending: list[str] = []
         self._pending_size = 0
         self._shown_lines = 0
-        self._pauses_end = 0.0  # the sum of all pauses owed for flushes
+        self._pauses_end = 0.0  # when the pauses for all flushes until now end
         self._next_flush = 0.0
         self._burst_began = 0.0  # when the first rank wrote after a pause
         self._burst_ranks: set[int] = set()  # the ranks that have written since then

@@ -237,7 +237,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "healed": lambda facts: (
         f"{format_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
         f"in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
-        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _describe_not_carried(facts)
+        f"{facts['carry']:.2f} s, joined in {facts['meet']:.2f} s" + _describe_not_carried(facts)
     ),
     "taken back": lambda facts: (
         f"{format_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that "
@@ -246,10 +246,10 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node": lambda facts: str(facts["what"]),
     "not healed": lambda facts: f"not healed: {facts['reason']}",
     "start failed": lambda facts: f"start failed: {facts['reason']}",
-    "interrupt": lambda _: "interrupt asked",
-    "restart asked": lambda _: "restart asked",
-    "stop asked": lambda _: "stop asked",
-    "kill asked": lambda facts: f"kill asked for rank {facts['rank']}",
+    "interrupt": lambda _: "interrupt requested",
+    "restart asked": lambda _: "restart requested",
+    "stop asked": lambda _: "stop requested",
+    "kill asked": lambda facts: f"kill requested for rank {facts['rank']}",
     "failure": lambda facts: f"{format_ranks(facts['ranks'])}: {facts['what']}",
     "exit": lambda facts: f"{format_ranks(facts['ranks'])} {facts['how']}",
     "recovery": lambda facts: f"recovery: {describe_recovery(facts)}",

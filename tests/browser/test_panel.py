@@ -87,7 +87,7 @@ def test_interrupt_ends_the_cell_and_leaves_a_record_in_its_place(
     text = notebook.text(1)
     assert text.startswith("interrupted · ")
     assert re.search(r"^\[rank 0\] green step 10$", text, re.MULTILINE)
-    assert re.search(r"interrupt asked$", text, re.MULTILINE)
+    assert re.search(r"interrupt requested$", text, re.MULTILINE)
     picture(notebook, "interrupted")
     notebook.run(2)
     assert "Out [rank 1] (1, 2.0)" in notebook.text(2)

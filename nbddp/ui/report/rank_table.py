@@ -30,7 +30,7 @@ MAX_ROWS = 32  # in a table
 STALL_AFTER = 5.0  # seconds at one line, after which a rank of many gets a row
 _COLLECTIVE_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")
 
-# returns the sparkline of a rank for the column with this title, or ""
+# returns a rank's sparkline for a column title, or an empty text
 DrawCurve = Callable[[RankSnapshot, str], str]
 
 
@@ -245,7 +245,7 @@ def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
 def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
     """Return the seconds until the end of the outermost loop with a known total.
 
-    The loop inside it tells how far its present round is.
+    The next inner loop gives the progress within the current iteration.
     """
     known = [bar for bar in bars if bar.total]
     if not known:
