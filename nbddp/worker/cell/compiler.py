@@ -47,7 +47,7 @@ class CellCompiler(CachingCompiler):
         return self._file_for(transformed_code) if above is None else self._cell_file
 
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
-        """Parse code below empty lines, one for each line of the cell above it."""
+        """Parse code below as many empty lines as the cell has lines above the code."""
         if filename == "<unknown>":  # from %time and %timeit
             self._timed_source = source
             self._lines_before = self._lines_above(source) or 0

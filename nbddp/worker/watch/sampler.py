@@ -174,7 +174,7 @@ class Sampler:
             self._send(status)
 
     def sample(self, cell: int = 0) -> RankStatus:
-        """Return the current status, in a cell, or between cells for 0."""
+        """Return the current status in a cell, or between cells if ``cell`` is 0."""
         # a separate call: a frame that refers to itself would keep the cell's objects alive
         return self._build_status(main_frame(), cell)
 
@@ -184,7 +184,7 @@ class Sampler:
         usage, progress = self._usage.read(), self._progress()
         kind, wait, mark = self._find_wait(cell, frame, newest)
         thread_sample = ThreadSample(
-            # the mark itself: Python would give the id of one that is gone to the next
+            # the mark, not its id: Python may reuse the id of a deleted mark
             place=(cell, id(frame), frame.f_lasti) if mark is None else (cell, mark),
             collectives=int(entries[-1]["record_id"]) if entries else 0,  # by all threads
             reports=progress.report_count,
