@@ -91,17 +91,17 @@ class CellInterrupter:
         the same in fork hooks, such as the one that releases the lock of ``logging``. If that hook
         is interrupted, threads block forever.
         """
-        before = sys.unraisablehook
+        previous_hook = sys.unraisablehook
 
-        def note(unraisable: Any) -> None:
+        def on_unraisable(unraisable: Any) -> None:
             frames = [frame for frame, _ in walk_tb(unraisable.exc_traceback)]
-            is_ours = bool(frames) and frames[-1].f_code is CellInterrupter._on_sigint.__code__
-            if self._is_interruptible and is_ours:
+            is_interrupt = bool(frames) and frames[-1].f_code is CellInterrupter._on_sigint.__code__
+            if self._is_interruptible and is_interrupt:
                 self._raised -= 1
             else:
-                before(unraisable)
+                previous_hook(unraisable)
 
-        sys.unraisablehook = note
+        sys.unraisablehook = on_unraisable
         # registered last, so that it runs first before a fork
         begin, end = (partial(setattr, self, "_is_forking", is_it) for is_it in (True, False))
         os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
@@ -173,10 +173,8 @@ class CellInterrupter:
 
     def cancel(self, request: int) -> None:
         """Interrupt the answer to this request from the control thread, without waiting."""
-        name = "nbddp-drop"
-        threading.Thread(
-            target=self._interrupt_request, args=[request], name=name, daemon=True
-        ).start()
+        interrupt = partial(self._interrupt_request, request)
+        threading.Thread(target=interrupt, name="nbddp-cancel", daemon=True).start()
 
     def _interrupt_request(self, request: int) -> None:
         timeout = TIMEOUT_AFTER_DEATH
@@ -204,12 +202,8 @@ class CellInterrupter:
         Abort its process group if the group does not form in time.
         """
         self._is_transferring()
-        deadline, cpu_time, has_acknowledged = (
-            time.monotonic() + TRANSFER_TIMEOUT,
-            main_thread.main_cpu_time(),
-            False,
-        )
-        timeout = GROUP_TIMEOUT
+        deadline = time.monotonic() + TRANSFER_TIMEOUT
+        cpu_time, has_acknowledged, timeout = main_thread.main_cpu_time(), False, GROUP_TIMEOUT
         with self._changed:
             while not self._changed.wait_for(lambda: self._cell >= cell, timeout):
                 timeout = SIGNAL_TIMEOUT
@@ -237,7 +231,7 @@ class CellInterrupter:
         self._is_transferring()
         self._requested = self._raised + 1
         while True:
-            seen = self._signals_handled
+            handled_before = self._signals_handled
             if self._is_pending:
                 signal.pthread_kill(main_thread.main_thread_id(), signal.SIGINT)
             with self._changed:
@@ -246,19 +240,19 @@ class CellInterrupter:
             timeout = SIGNAL_TIMEOUT
             position, previous = self._position(), position
             cpu_time, before = main_thread.main_cpu_time(), cpu_time
-            has_arrived = self._signals_handled > seen or not self._is_pending
-            waits_for_bytes = (
+            has_arrived = self._signals_handled > handled_before or not self._is_pending
+            is_transferring = (
                 self._is_transferring() and time.monotonic() < began + TRANSFER_TIMEOUT
             )
             if not has_acknowledged and (
-                has_arrived or waits_for_bytes or cpu_time - before > BUSY_CPU_TIME
+                has_arrived or is_transferring or cpu_time - before > BUSY_CPU_TIME
             ):
                 has_acknowledged = True  # the rank responds, so it need not be killed
                 self._acknowledge(cell)
-            is_left_alone = has_arrived and not self._importing_since
-            if is_left_alone and time.monotonic() > began + REPEAT_TIMEOUT:
+            is_handling = has_arrived and not self._importing_since
+            if is_handling and time.monotonic() > began + REPEAT_TIMEOUT:
                 return has_acknowledged
-            if waits_for_bytes:
+            if is_transferring:
                 continue
             waits_in_torch = "torch/distributed" in main_thread.main_frame().f_code.co_filename
             if not has_arrived or (position == previous and waits_in_torch):

@@ -192,7 +192,7 @@ class Sampler:
         )
         seconds = self._seconds_stalled(thread_sample, kind, usage)
         is_waited_in = wait is not None and seconds > 0
-        is_recorded = is_waited_in and kind is not BlockingCall.SEEN
+        is_recorded = is_waited_in and kind is not BlockingCall.ON_STACK
         is_recent = newest is not None and newest.began_at >= self._began_at
         return RankStatus(
             cell=cell,
@@ -220,9 +220,9 @@ class Sampler:
             spins = newest.backend == "nccl"  # NCCL waits for its kernels with the CPU
             return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call, None
         if name := blocking_call(frame, self._shell.is_cell_file):
-            return BlockingCall.SEEN, Collective(name), None
+            return BlockingCall.ON_STACK, Collective(name), None
         mark = mark_event_wait(frame)
-        return BlockingCall.NONE if mark is None else BlockingCall.ONE_CALL, None, mark
+        return BlockingCall.NONE if mark is None else BlockingCall.ONE_EVENT, None, mark
 
     def _seconds_stalled(
         self, thread_sample: ThreadSample, kind: BlockingCall, usage: ResourceUsage
@@ -230,13 +230,13 @@ class Sampler:
         """Return for how many seconds the main thread has made no progress."""
         now, cell = time.monotonic(), thread_sample.place[0]
         switches, state = main_switches_and_state()
-        is_one_call = kind is BlockingCall.ONE_CALL
+        waits_for_event = kind is BlockingCall.ONE_EVENT
         sample = replace(thread_sample, cpu=main_cpu_time(), switches=switches)
         seconds = self._stall_detector.add_thread_sample(sample, kind, now)
-        waits_for_others = kind is not BlockingCall.NONE and not is_one_call
+        waits_for_others = kind is not BlockingCall.NONE and not waits_for_event
         if not cell or waits_for_others or not self._stall_detector.needs_process_sample(now):
             return seconds
-        if is_one_call and state == "R":
+        if waits_for_event and state == "R":
             state = "S"  # it has just woken, or waits for a core; neither is work
         children = read_child_usage()
         process_sample = ProcessSample(

@@ -29,10 +29,10 @@ class BlockingCall(Enum):
     """The kind of call that the main thread seems to wait in."""
 
     NONE = auto()
-    SEEN = auto()  # the stack shows a wait for other ranks
+    ON_STACK = auto()  # the stack shows a wait for other ranks
     RECORDED = auto()  # torch has recorded a collective that has not ended
     SPINNING = auto()  # the same, with a backend whose waits use the CPU
-    ONE_CALL = auto()  # a library call that returns after one event
+    ONE_EVENT = auto()  # a library call that returns after one event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class ThreadSample:
                 return False
             case BlockingCall.RECORDED:  # not switches: it may poll in a loop
                 return is_computing
-            case BlockingCall.SEEN:
+            case BlockingCall.ON_STACK:
                 return is_computing or switches > MAX_SWITCHES
-            case BlockingCall.ONE_CALL:  # each wake uses a little CPU
+            case BlockingCall.ONE_EVENT:  # each wake uses a little CPU
                 return self.cpu - before.cpu >= CHILD_CPU or self.written != before.written
             case BlockingCall.NONE:
                 return is_computing or switches > 0 or self.written != before.written

@@ -9,7 +9,7 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.cell import failure as room
+from nbddp.worker.cell import failure as failure
 from nbddp.worker.cell.failure import describe_out_of_memory, largest_tensors
 
 GIB = 1 << 30
@@ -60,7 +60,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
         big = SimpleNamespace(
             device=torch.device("cuda", 1), nbytes=3 * GIB, dtype=torch.float32, shape=(3, 5)
         )
-        monkeypatch.setattr(room, "largest_tensors", lambda *_scopes: [("x", big)])
+        monkeypatch.setattr(failure, "largest_tensors", lambda *_scopes: [("x", big)])
         return describe_out_of_memory(torch.OutOfMemoryError("GPU 1 has no room"), {}, [])
 
     return told

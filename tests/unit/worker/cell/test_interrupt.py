@@ -21,18 +21,18 @@ CELL = "<a cell>"
 FOREVER = "while True: time.sleep(0.01)"
 
 
-class Watched:
+class InterruptedCells:
     """An interrupter and what it did."""
 
     def __init__(self) -> None:
-        self.broken: list[bool] = []
+        self.aborts: list[bool] = []
         self.acknowledged: list[int] = []
         self.cancels = 0
         self.awaits_something = False
         self.begun = threading.Event()
         self.flow: Iterator[bool] = iter(())
         self.on_break: Callable[[], None] = lambda: None
-        self.it = CellInterrupter(
+        self.interrupter = CellInterrupter(
             is_cell_file=lambda name: name == CELL,
             cancel_task=self.cancel,
             record_wait=lambda: None,
@@ -46,12 +46,12 @@ class Watched:
         return self.awaits_something
 
     def abort_waits(self, *, others_too: bool) -> None:
-        self.broken.append(others_too)
+        self.aborts.append(others_too)
         self.on_break()
 
     def run(self, number: int, source: str, **names: object) -> str:
         """Run a cell as a rank would; what it raised."""
-        if not self.it.begin_cell(number):
+        if not self.interrupter.begin_cell(number):
             return "not begun"
         self.begun.set()
         try:
@@ -59,10 +59,10 @@ class Watched:
         except BaseException as error:  # noqa: BLE001 - whatever ends a cell
             return type(error).__name__
         finally:
-            self.it.end_cell()
+            self.interrupter.end_cell()
         return "done"
 
-    def soon(
+    def interrupt_soon(
         self, cell: int, *, after: float | None = None, is_for_death: bool = False
     ) -> threading.Thread:
         """Interrupt a cell from another thread, as the control thread does.
@@ -75,7 +75,7 @@ class Watched:
             if after is None:
                 assert self.begun.wait(30.0)
                 time.sleep(0.05)
-            self.it.interrupt(cell, is_for_death=is_for_death)
+            self.interrupter.interrupt(cell, is_for_death=is_for_death)
 
         thread = threading.Timer(after or 0.0, interrupt)
         thread.start()
@@ -83,16 +83,16 @@ class Watched:
 
     def interrupted(self, source: str, **names: object) -> str:
         """Run cell 1 and interrupt it; what it raised."""
-        asked = self.soon(1)
+        asked = self.interrupt_soon(1)
         ended = self.run(1, source, **names)
         asked.join()
         return ended
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
+def cells() -> Iterator[InterruptedCells]:
     before = signal.getsignal(signal.SIGINT)
-    yield Watched()
+    yield InterruptedCells()
     signal.signal(signal.SIGINT, before)
 
 
@@ -107,164 +107,166 @@ def in_c_code() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(watched: Watched) -> None:
-    assert watched.interrupted(FOREVER) == "KeyboardInterrupt"
-    assert watched.it.was_interrupted
-    assert watched.broken == []
-    assert watched.acknowledged == [
-        1
-    ]  # to say how it ended may take longer than a rank gets to obey
-    assert watched.run(2, "time.sleep(0.2)") == "done"
-    assert not watched.it.was_interrupted
+def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(cells: InterruptedCells) -> None:
+    assert cells.interrupted(FOREVER) == "KeyboardInterrupt"
+    assert cells.interrupter.was_interrupted
+    assert cells.aborts == []
+    assert cells.acknowledged == [1]  # to say how it ended may take longer than a rank gets to obey
+    assert cells.run(2, "time.sleep(0.2)") == "done"
+    assert not cells.interrupter.was_interrupted
 
 
-def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(watched: Watched) -> None:
-    assert watched.run(2, "pass") == "done"
-    asked = watched.soon(3, after=0.0)
-    while not watched.it.was_interrupted:
+def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(cells: InterruptedCells) -> None:
+    assert cells.run(2, "pass") == "done"
+    asked = cells.interrupt_soon(3, after=0.0)
+    while not cells.interrupter.was_interrupted:
         time.sleep(0.001)
-    assert watched.run(3, "raise AssertionError('must not run')") == "not begun"
-    assert watched.it.was_interrupted
+    assert cells.run(3, "raise AssertionError('must not run')") == "not begun"
+    assert cells.interrupter.was_interrupted
     asked.join()
-    assert watched.run(4, "pass") == "done"
+    assert cells.run(4, "pass") == "done"
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_an_interrupt_for_a_cell_that_is_over_is_for_nobody(watched: Watched, late: int) -> None:
-    assert watched.run(1, "pass") == watched.run(2, "pass") == "done"
-    watched.it.interrupt(late)
-    assert not watched.it.was_interrupted
-    assert watched.run(3, "time.sleep(0.1)") == "done"
-    assert watched.broken == []
-    assert watched.acknowledged == ([2] if late == 2 else [])  # its result may be on its way
+def test_an_interrupt_for_a_cell_that_is_over_is_for_nobody(
+    cells: InterruptedCells, late: int
+) -> None:
+    assert cells.run(1, "pass") == cells.run(2, "pass") == "done"
+    cells.interrupter.interrupt(late)
+    assert not cells.interrupter.was_interrupted
+    assert cells.run(3, "time.sleep(0.1)") == "done"
+    assert cells.aborts == []
+    assert cells.acknowledged == ([2] if late == 2 else [])  # its result may be on its way
 
 
-def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) -> None:
+def test_before_the_cells_first_line_the_signal_is_sent_again(cells: InterruptedCells) -> None:
     def get_ready() -> None:  # what IPython does before it runs a cell's code
         deadline = time.monotonic() + 0.35
         while time.monotonic() < deadline:
             time.sleep(0.01)
 
-    assert watched.it.begin_cell(1)
-    asked = watched.soon(1, after=0.1)
+    assert cells.interrupter.begin_cell(1)
+    asked = cells.interrupt_soon(1, after=0.1)
     get_ready()
     with pytest.raises(KeyboardInterrupt):
         exec(compile(FOREVER, CELL, "exec"), {"time": time})
-    watched.it.end_cell()
+    cells.interrupter.end_cell()
     asked.join()
-    assert watched.broken == []
-    assert watched.acknowledged == [1]
+    assert cells.aborts == []
+    assert cells.acknowledged == [1]
 
 
 def test_who_waits_for_the_dead_is_freed_without_the_patience_that_others_get(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "SIGNAL_TIMEOUT", 60.0)
-    assert watched.it.begin_cell(1)
+    assert cells.interrupter.begin_cell(1)
     with in_c_code():
-        watched.on_break = watched.it.end_cell
-        watched.soon(1, after=0.0, is_for_death=True).join(30.0)
-        assert watched.broken == [False]
+        cells.on_break = cells.interrupter.end_cell
+        cells.interrupt_soon(1, after=0.0, is_for_death=True).join(30.0)
+        assert cells.aborts == [False]
 
 
 def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
-    watched: Watched,
+    cells: InterruptedCells,
 ) -> None:
     heard: list[list[int]] = []
 
     def is_freed() -> None:
-        if watched.broken[-1]:
-            heard.append([*watched.acknowledged])
-            watched.it.end_cell()
+        if cells.aborts[-1]:
+            heard.append([*cells.acknowledged])
+            cells.interrupter.end_cell()
 
-    assert watched.it.begin_cell(1)
+    assert cells.interrupter.begin_cell(1)
     with in_c_code():
-        watched.on_break = is_freed
-        watched.soon(1, after=0.0).join(30.0)
+        cells.on_break = is_freed
+        cells.interrupt_soon(1, after=0.0).join(30.0)
         assert heard == [[]]
-    assert watched.broken == [False] * (interrupt.OTHER_WAITS_AFTER - 1) + [True]
-    assert watched.acknowledged == [1]
+    assert cells.aborts == [False] * (interrupt.OTHER_WAITS_AFTER - 1) + [True]
+    assert cells.acknowledged == [1]
 
 
-def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(watched: Watched) -> None:
+def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(
+    cells: InterruptedCells,
+) -> None:
     asked_of_flow: list[bool] = []
 
     def flow() -> Iterator[bool]:
         while len(asked_of_flow) < 6:
-            asked_of_flow.append(not watched.broken)
+            asked_of_flow.append(not cells.aborts)
             yield True
 
-    watched.flow = flow()
-    assert watched.it.begin_cell(1)
+    cells.flow = flow()
+    assert cells.interrupter.begin_cell(1)
     with in_c_code():
-        asked = watched.soon(1, after=0.0)
-        while not watched.broken:
+        asked = cells.interrupt_soon(1, after=0.0)
+        while not cells.aborts:
             time.sleep(0.01)
-        watched.it.end_cell()
+        cells.interrupter.end_cell()
         asked.join()
     assert asked_of_flow == [True] * 6
-    assert watched.acknowledged == [1]  # it will answer: it is not killed for being deaf
+    assert cells.acknowledged == [1]  # it will answer: it is not killed for being deaf
 
 
 @pytest.mark.parametrize("is_signalled", [False, True])
 def test_what_the_cell_awaits_is_cancelled_once_even_if_a_signal_comes_too(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
+    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 60.0)
-    watched.awaits_something = True
-    assert watched.it.begin_cell(1)
-    asked = watched.soon(1, after=0.1)
+    cells.awaits_something = True
+    assert cells.interrupter.begin_cell(1)
+    asked = cells.interrupt_soon(1, after=0.1)
     began = time.monotonic()
     if is_signalled:
         signal.raise_signal(signal.SIGINT)  # as the notebook does, before its message
     assert time.monotonic() < began + 30  # and nothing is cancelled until the handler returns
-    while not watched.cancels:
+    while not cells.cancels:
         time.sleep(0.01)
-    watched.it.end_cell()
+    cells.interrupter.end_cell()
     asked.join()
-    assert watched.cancels == 1
+    assert cells.cancels == 1
 
 
-def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
+def test_a_cell_that_cleans_up_is_told_once(cells: InterruptedCells) -> None:
     source = (
         "try:\n    while True: time.sleep(0.01)\n"
         "except KeyboardInterrupt:\n    for _ in range(50): time.sleep(0.01)"
     )
-    assert watched.interrupted(source) == "done"
-    assert watched.acknowledged == [1]
-    assert watched.broken == []
+    assert cells.interrupted(source) == "done"
+    assert cells.acknowledged == [1]
+    assert cells.aborts == []
 
 
 def test_a_signal_of_the_notebook_waits_for_its_message_and_counts_with_it_as_one(
-    watched: Watched,
+    cells: InterruptedCells,
 ) -> None:
-    asked = watched.soon(1, after=0.3)
+    asked = cells.interrupt_soon(1, after=0.3)
     source = (
         "try:\n    signal.raise_signal(signal.SIGINT)\n    done.append('went on')\n"
         "except KeyboardInterrupt:\n    for _ in range(100): time.sleep(0.01)\n"
         "    done.append('cleaned up')\n    raise"
     )
     done: list[str] = []
-    assert watched.run(1, source, signal=signal, done=done) == "KeyboardInterrupt"
+    assert cells.run(1, source, signal=signal, done=done) == "KeyboardInterrupt"
     asked.join()
-    assert watched.it.was_interrupted
+    assert cells.interrupter.was_interrupted
     assert done == ["cleaned up"]
-    assert watched.acknowledged == [1]
+    assert cells.acknowledged == [1]
 
 
 @pytest.mark.parametrize("has_had_it", [False, True])
 def test_a_signal_without_a_message_is_the_cells_own_unless_it_was_interrupted_already(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
+    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 0.1)
     source = (
         "try:\n    while has_had_it: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    pass\n"
         "signal.raise_signal(signal.SIGINT)"
     )
-    run = watched.interrupted if has_had_it else partial(watched.run, 1)
+    run = cells.interrupted if has_had_it else partial(cells.run, 1)
     ended = run(source, has_had_it=has_had_it, signal=signal)
     assert ended == ("done" if has_had_it else "KeyboardInterrupt")
-    again = watched.run(2, "signal.raise_signal(signal.SIGINT)", signal=signal)
+    again = cells.run(2, "signal.raise_signal(signal.SIGINT)", signal=signal)
     assert again == "KeyboardInterrupt"
 
 
@@ -279,16 +281,16 @@ IN_A_LIBRARY = str(Path(pytest.__file__).parent / "a_module.py")
 
 
 def test_a_library_that_is_being_imported_is_imported_in_whole(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "REPEAT_TIMEOUT", 0.2)  # is over long before the import is
     done: list[int] = []
     source = f"imported(0.8, filename=library)\ndone.append(1)\n{FOREVER}"
     names = {"imported": imported, "library": IN_A_LIBRARY, "done": done}
-    assert watched.interrupted(source, **names) == "KeyboardInterrupt"
+    assert cells.interrupted(source, **names) == "KeyboardInterrupt"
     assert done
-    assert watched.acknowledged == [1]
-    assert watched.broken == []
+    assert cells.acknowledged == [1]
+    assert cells.aborts == []
 
 
 @pytest.mark.parametrize(
@@ -300,47 +302,51 @@ def test_a_library_that_is_being_imported_is_imported_in_whole(
     ],
 )
 def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, filename: str, name: str, importing: float
+    cells: InterruptedCells,
+    monkeypatch: pytest.MonkeyPatch,
+    filename: str,
+    name: str,
+    importing: float,
 ) -> None:
     monkeypatch.setattr(interrupt, "IMPORT_TIMEOUT", importing)
     source = "imported(5.0, filename=filename, name=name)\nlibrary_is_whole = 1 / 0"
     names = {"imported": imported, "filename": filename, "name": name}
-    assert watched.interrupted(source, **names) == "KeyboardInterrupt"
+    assert cells.interrupted(source, **names) == "KeyboardInterrupt"
 
 
 def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "GROUP_TIMEOUT", 0.05)
     formed = threading.Event()
-    watched.on_break = formed.set
-    asked = watched.soon(1, after=0.0)
+    cells.on_break = formed.set
+    asked = cells.interrupt_soon(1, after=0.0)
     assert formed.wait(10)  # where the main thread would be stuck
-    assert watched.run(1, "pass") == "not begun"
+    assert cells.run(1, "pass") == "not begun"
     asked.join()
-    assert set(watched.broken) == {False}
+    assert set(cells.aborts) == {False}
 
 
 def test_an_interrupt_that_python_throws_away_comes_again(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complaints: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", complaints.append)
-    watched.it.install_hooks()
+    cells.interrupter.install_hooks()
     source = (
         "class Slow:\n    def __del__(self):\n        while True: time.sleep(0.01)\n"
         f"Slow()\n{FOREVER}"
     )
-    assert watched.interrupted(source) == "KeyboardInterrupt"
+    assert cells.interrupted(source) == "KeyboardInterrupt"
     assert complaints == []  # nobody reads of a line of ours
     broken = "class Broken:\n    def __del__(self): raise ValueError\nBroken()"
-    assert watched.run(2, broken) == "done"
+    assert cells.run(2, broken) == "done"
     assert len(complaints) == 1
 
 
-def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) -> None:
+def test_no_interrupt_comes_into_what_is_done_around_a_fork(cells: InterruptedCells) -> None:
     ended: list[str] = []
-    forks: list[Watched] = [watched]
+    forks: list[InterruptedCells] = [cells]
     others = set(psutil.Process().children())
 
     def hold() -> None:  # as logging does with its lock: what it has taken it must give back
@@ -351,11 +357,11 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
 
     forking = threading.Event()
     os.register_at_fork(before=forking.set, after_in_parent=hold)
-    watched.it.install_hooks()
-    asked = threading.Thread(target=lambda: (forking.wait(30.0), watched.it.interrupt(1)))
+    cells.interrupter.install_hooks()
+    asked = threading.Thread(target=lambda: (forking.wait(30.0), cells.interrupter.interrupt(1)))
     asked.start()
     source = f"if not fork(): leave(0)\n{FOREVER}"
-    assert watched.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
+    assert cells.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
     forks.clear()
     asked.join()
     for child in set(psutil.Process().children()) - others:
@@ -363,34 +369,36 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
     assert ended == ["whole"]
 
 
-def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(watched: Watched) -> None:
+def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(cells: InterruptedCells) -> None:
     source = compile(f"begin()\n{FOREVER}", CELL, "exec")
-    asked = threading.Timer(0.05, watched.it.cancel, [7])
-    with pytest.raises(KeyboardInterrupt), watched.it.interruptible(7):
+    asked = threading.Timer(0.05, cells.interrupter.cancel, [7])
+    with pytest.raises(KeyboardInterrupt), cells.interrupter.interruptible(7):
         exec(source, {"time": time, "begin": asked.start})
     asked.join()
-    with watched.it.interruptible(8):
-        watched.it.cancel(7)
+    with cells.interrupter.interruptible(8):
+        cells.interrupter.cancel(7)
         exec(compile("time.sleep(0.3)", CELL, "exec"), {"time": time})
-    assert watched.run(9, "time.sleep(0.3)") == "done"
-    assert not watched.broken
+    assert cells.run(9, "time.sleep(0.3)") == "done"
+    assert not cells.aborts
 
 
-def test_ranks_that_meet_are_not_torn_apart_in_the_middle_of_a_message(watched: Watched) -> None:
+def test_ranks_that_meet_are_not_torn_apart_in_the_middle_of_a_message(
+    cells: InterruptedCells,
+) -> None:
     flows = iter([False, True, True, False])
     left: list[int] = []
 
     def flow() -> Iterator[bool]:
         for flowing in flows:
-            assert not watched.broken
+            assert not cells.aborts
             yield flowing
 
     def leave() -> None:
-        left.append(len(watched.broken))
+        left.append(len(cells.aborts))
 
-    watched.flow, watched.on_break = flow(), leave
-    asked = threading.Timer(0.0, watched.it.cancel, [7])
-    with watched.it.interruptible(7, joins_group=True):
+    cells.flow, cells.on_break = flow(), leave
+    asked = threading.Timer(0.0, cells.interrupter.cancel, [7])
+    with cells.interrupter.interruptible(7, joins_group=True):
         asked.start()
         while not left:
             time.sleep(0.01)

@@ -21,7 +21,7 @@ from nbddp.wire.messages import (
 from nbddp.worker.cell.stdin import StdinProxy
 
 
-class Typing(StdinProxy):
+class RecordingStdin(StdinProxy):
     """A keyboard, and what it has posted."""
 
     def __init__(self) -> None:
@@ -52,67 +52,67 @@ class Typing(StdinProxy):
 
 
 @pytest.fixture
-def keyboard() -> Iterator[Typing]:
-    keyboard = Typing()
-    yield keyboard
-    keyboard.join()
+def stdin() -> Iterator[RecordingStdin]:
+    stdin = RecordingStdin()
+    yield stdin
+    stdin.join()
 
 
-def test_an_answer_is_what_input_returns(keyboard: Typing) -> None:
-    keyboard.later(InputReply(question=1, text="anna"))
-    assert keyboard.ask("name? ") == "anna"
-    assert keyboard.posted == [InputRequested(question=1, prompt="name? ", what=INPUT)]
-    assert keyboard.waiting_for == ""
-    keyboard.later(InputReply(question=1, text="late"), InputReply(question=2, text="second"))
-    assert keyboard.ask() == "second"
+def test_an_answer_is_what_input_returns(stdin: RecordingStdin) -> None:
+    stdin.later(InputReply(question=1, text="anna"))
+    assert stdin.ask("name? ") == "anna"
+    assert stdin.posted == [InputRequested(question=1, prompt="name? ", what=INPUT)]
+    assert stdin.waiting_for == ""
+    stdin.later(InputReply(question=1, text="late"), InputReply(question=2, text="second"))
+    assert stdin.ask() == "second"
 
 
-def test_a_secret_is_asked_for_as_one(keyboard: Typing) -> None:
-    keyboard.later(InputReply(question=1, text="x"))
-    assert keyboard.ask_secret() == "x"
-    assert (keyboard.asked.is_secret, keyboard.asked.prompt) == (True, "Password: ")
-    keyboard.later(InputReply(question=2, refusal="no page"))
+def test_a_secret_is_asked_for_as_one(stdin: RecordingStdin) -> None:
+    stdin.later(InputReply(question=1, text="x"))
+    assert stdin.ask_secret() == "x"
+    assert (stdin.asked.is_secret, stdin.asked.prompt) == (True, "Password: ")
+    stdin.later(InputReply(question=2, refusal="no page"))
     with pytest.raises(RuntimeError, match=r"^getpass\(\) .*: no page$"):
-        keyboard.ask_secret()
+        stdin.ask_secret()
 
 
-def test_what_a_debugger_asks_is_known_as_such(keyboard: Typing) -> None:
+def test_what_a_debugger_asks_is_known_as_such(stdin: RecordingStdin) -> None:
     seen: list[str] = []
-    keyboard.later(lambda: seen.append(keyboard.waiting_for), InputReply(question=1, text="c"))
-    keyboard.is_debugging = True
-    assert keyboard.ask("ipdb> ") == "c"
-    assert (keyboard.asked.what, seen) == (DEBUGGER, [DEBUGGER])
+    stdin.later(lambda: seen.append(stdin.waiting_for), InputReply(question=1, text="c"))
+    stdin.is_debugging = True
+    assert stdin.ask("ipdb> ") == "c"
+    assert (stdin.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
-def test_the_end_of_input_and_a_refusal_are_errors(keyboard: Typing) -> None:
-    keyboard.later(InputReply(question=1, is_end=True))
+def test_the_end_of_input_and_a_refusal_are_errors(stdin: RecordingStdin) -> None:
+    stdin.later(InputReply(question=1, is_end=True))
     with pytest.raises(EOFError):
-        keyboard.ask()
-    keyboard.later(InputReply(question=2, refusal="no page"))
+        stdin.ask()
+    stdin.later(InputReply(question=2, refusal="no page"))
     with pytest.raises(RuntimeError, match=r"^input\(\) .*: no page$"):
-        keyboard.ask()
+        stdin.ask()
 
 
-def test_an_interrupt_ends_the_wait_and_takes_the_question_back(keyboard: Typing) -> None:
+def test_an_interrupt_ends_the_wait_and_takes_the_question_back(stdin: RecordingStdin) -> None:
     main = threading.main_thread().ident or 0
-    keyboard.later(lambda: time.sleep(0.1), lambda: signal.pthread_kill(main, signal.SIGINT))
+    stdin.later(lambda: time.sleep(0.1), lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        keyboard.ask()
-    assert keyboard.posted[-1] == InputCancelled(question=1)
-    keyboard.receive_reply(InputReply(question=1, text="late"))
-    keyboard.was_interrupted = True  # as a debugger does, it asks again
+        stdin.ask()
+    assert stdin.posted[-1] == InputCancelled(question=1)
+    stdin.receive_reply(InputReply(question=1, text="late"))
+    stdin.was_interrupted = True  # as a debugger does, it asks again
     with pytest.raises(EOFError, match="interrupted"):
-        keyboard.ask()
-    assert len(keyboard.posted) == 2
+        stdin.ask()
+    assert len(stdin.posted) == 2
 
 
-def test_a_process_or_thread_of_the_ranks_own_cannot_ask(keyboard: Typing) -> None:
+def test_a_process_or_thread_of_the_ranks_own_cannot_ask(stdin: RecordingStdin) -> None:
     def try_it() -> None:
         with pytest.raises(RuntimeError, match=r"^input\(\) .* process or thread "):
-            keyboard.ask()
+            stdin.ask()
 
     assert in_child(try_it) == 0
     thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
-    assert not keyboard.posted
+    assert not stdin.posted

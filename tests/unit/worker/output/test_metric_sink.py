@@ -19,7 +19,7 @@ from processes import in_child
 
 from nbddp.train.log_and_track import ProgressBar
 from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress, decode, encode
-from nbddp.worker.output import metric_sink as room
+from nbddp.worker.output import metric_sink as metric_sink_module
 from nbddp.worker.output.metric_sink import MAX_BARS, MetricSink
 
 Make = Callable[..., MetricSink]
@@ -40,12 +40,12 @@ def make(path: Path) -> Iterator[Make]:
         return made[-1]
 
     yield build
-    for meters in made:
-        os.close(meters._fd)
+    for sink in made:
+        os.close(sink._fd)
 
 
 @pytest.fixture
-def meters(make: Make) -> MetricSink:
+def sink(make: Make) -> MetricSink:
     return make()
 
 
@@ -55,21 +55,21 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def read_all(meters: MetricSink) -> list[MessageFromRank]:
-    return list(iter(meters.read, None))
+def read_all(sink: MetricSink) -> list[MessageFromRank]:
+    return list(iter(sink.read, None))
 
 
-def read_rows(meters: MetricSink) -> list[Metrics]:
+def read_rows(sink: MetricSink) -> list[Metrics]:
     """All that is to be read, which is rows of numbers."""
-    found = read_all(meters)
+    found = read_all(sink)
     letters = [each for each in found if isinstance(each, Metrics)]
     assert letters == found
     return letters
 
 
-def labels(meters: MetricSink) -> list[str]:
+def labels(sink: MetricSink) -> list[str]:
     """The bars of the newest word on them; there is one."""
-    progress = read_all(meters)[-1]
+    progress = read_all(sink)[-1]
     assert isinstance(progress, Progress)
     return [label for label, _, _, _ in progress.bars]
 
@@ -83,13 +83,13 @@ def bar(label: str = "", total: int = 0) -> ProgressBar:
 
 def test_every_line_says_when_by_whom_and_what_and_is_there_at_once(make: Make, path: Path) -> None:
     path.write_text('{"step": 0}\n')
-    meters = make(rank=3, attempt=2)
-    meters.log(7, {"loss": 0.5, "accuracy": 1.0})
+    sink = make(rank=3, attempt=2)
+    sink.log(7, {"loss": 0.5, "accuracy": 1.0})
     before, line = lines(path)
     assert before == {"step": 0}, "a file that is there is gone on with"
     assert line.pop("time") > 1e9
     assert line == {"rank": 3, "attempt": 2, "step": 7, "loss": 0.5, "accuracy": 1.0}
-    meters.log(None, {"loss": 0.5})
+    sink.log(None, {"loss": 0.5})
     assert lines(path)[-1].keys() == {"time", "rank", "attempt", "loss"}
 
 
@@ -103,9 +103,9 @@ def test_the_file_is_for_its_owner_only(make: Make, path: Path) -> None:
 
 
 def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
-    def work(meters: MetricSink) -> None:
+    def work(sink: MetricSink) -> None:
         for step in range(200):
-            meters.log(step, {"x" * 300: 1.0})
+            sink.log(step, {"x" * 300: 1.0})
 
     threads = [threading.Thread(target=work, args=(make(rank=rank),)) for rank in range(2)]
     for thread in threads:
@@ -122,11 +122,11 @@ def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
 def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]) -> None:
     values = {f"m{name}": value for name, value in values.items()}  # none that we write
     reading, writing = os.pipe()
-    meters = MetricSink(Path(os.devnull), Mock(), rank=0, attempt=1)
-    os.dup2(writing, meters._fd)
+    sink = MetricSink(Path(os.devnull), Mock(), rank=0, attempt=1)
+    os.dup2(writing, sink._fd)
     os.close(writing)
-    meters.log(1, values)
-    os.close(meters._fd)
+    sink.log(1, values)
+    os.close(sink._fd)
     with os.fdopen(reading) as file:
         [line] = file.readlines()
     assert {name: repr(json.loads(line)[name]) for name in values} == {
@@ -135,30 +135,30 @@ def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]
 
 
 def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
-    meters: MetricSink, monkeypatch: pytest.MonkeyPatch
+    sink: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_fd: int, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(room.os, "write", refuse)
-        meters.log(1, {"loss": 1.0})
-        meters.log(2, {"loss": 1.0})
-    [[remark]] = [call.args for call in meters._outbox.post.call_args_list]  # type: ignore[attr-defined]
+        patch.setattr(metric_sink_module.os, "write", refuse)
+        sink.log(1, {"loss": 1.0})
+        sink.log(2, {"loss": 1.0})
+    [[remark]] = [call.args for call in sink._outbox.post.call_args_list]  # type: ignore[attr-defined]
     assert "No space left on device" in remark.data["text/plain"]
-    [metrics] = read_rows(meters)
+    [metrics] = read_rows(sink)
     assert [step for _, step, _ in metrics.rows] == [1, 2]
 
 
 def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
-    meters: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
+    sink: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
-    meters.log(1, {"loss": 1.0})
+    sink.log(1, {"loss": 1.0})
     monkeypatch.setattr(os, "write", write)
-    meters.log(2, {"loss": 2.0})
-    meters.log(3, {"loss": 3.0})
+    sink.log(2, {"loss": 2.0})
+    sink.log(3, {"loss": 3.0})
     torn, *whole = path.read_text().splitlines()
     assert len(torn) == 9
     assert [json.loads(line)["step"] for line in whole] == [2, 3]
@@ -167,25 +167,25 @@ def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
 # ---- the mail
 
 
-def test_rows_are_read_once_in_order_with_their_time(meters: MetricSink, path: Path) -> None:
-    assert meters.read() is None
-    meters.log(1, {"a": 1.0})
-    meters.log(None, {"b": 2.0})
-    [metrics] = read_rows(meters)
+def test_rows_are_read_once_in_order_with_their_time(sink: MetricSink, path: Path) -> None:
+    assert sink.read() is None
+    sink.log(1, {"a": 1.0})
+    sink.log(None, {"b": 2.0})
+    [metrics] = read_rows(sink)
     first, second = lines(path)
     assert metrics.rows == [[first["time"], 1, {"a": 1.0}], [second["time"], None, {"b": 2.0}]]
     assert metrics.missed == 0
-    assert meters.read() is None
+    assert sink.read() is None
 
 
 def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
-    meters: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
+    sink: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_QUEUED_ROWS", 10)
-    monkeypatch.setattr(room, "MAX_ROWS", 4)
+    monkeypatch.setattr(metric_sink_module, "MAX_QUEUED_ROWS", 10)
+    monkeypatch.setattr(metric_sink_module, "MAX_ROWS", 4)
     for step in range(13):
-        meters.log(step, {})
-    letters = read_rows(meters)
+        sink.log(step, {})
+    letters = read_rows(sink)
     assert [each.missed for each in letters] == [3, 0, 0]
     assert [[step for _, step, _ in each.rows] for each in letters] == [
         [3, 4, 5, 6],
@@ -195,12 +195,12 @@ def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
     assert len(lines(path)) == 13
 
 
-def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: MetricSink) -> None:
-    meters.open_bar(bar("\ud800", total=3))
-    meters.log(10**30, {"loss": 1.0, "\ud800": 2.0})
-    meters.record_event("checkpoint", {"path": Path("a"), "count": 1})
-    meters.record_event("checkpoint", {"path": "b"})
-    found = read_all(meters)
+def test_what_happened_comes_before_numbers_and_numbers_before_bars(sink: MetricSink) -> None:
+    sink.open_bar(bar("\ud800", total=3))
+    sink.log(10**30, {"loss": 1.0, "\ud800": 2.0})
+    sink.record_event("checkpoint", {"path": Path("a"), "count": 1})
+    sink.record_event("checkpoint", {"path": "b"})
+    found = read_all(sink)
     assert found[:2] == [
         EventReported(kind="checkpoint", facts={"path": "a", "count": 1}),
         EventReported(kind="checkpoint", facts={"path": "b"}),
@@ -209,85 +209,85 @@ def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: Metr
     assert [decode(encode(each)) for each in found] == found
 
 
-def report(meters: MetricSink) -> None:
+def report(sink: MetricSink) -> None:
     """All that a rank can report."""
     outer, inner = bar("outer"), bar("inner")
-    meters.log(5, {"loss": 1.0})
-    meters.open_bar(outer)
-    meters.open_bar(inner)
-    meters.update_bar(inner)
-    meters.record_event("checkpoint", {})
-    meters.close_bar(inner)
-    meters.close_bar(outer)
+    sink.log(5, {"loss": 1.0})
+    sink.open_bar(outer)
+    sink.open_bar(inner)
+    sink.update_bar(inner)
+    sink.record_event("checkpoint", {})
+    sink.close_bar(inner)
+    sink.close_bar(outer)
 
 
-def test_every_report_is_counted_and_said_to_the_outbox(meters: MetricSink) -> None:
+def test_every_report_is_counted_and_said_to_the_outbox(sink: MetricSink) -> None:
     said: list[int] = []
-    meters._outbox = Mock(notify=lambda: said.append(meters.report_count))
-    report(meters)
+    sink._outbox = Mock(notify=lambda: said.append(sink.report_count))
+    report(sink)
     assert said == [1, 2, 3, 4, 5, 6, 7]
 
 
 # ---- bars
 
 
-def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: MetricSink) -> None:
+def test_a_bar_is_read_when_it_has_moved_and_only_then(sink: MetricSink) -> None:
     loop = bar("epoch 1", total=8)
-    meters.open_bar(loop)
-    assert labels(meters) == ["epoch 1"]
-    assert meters.read() is None
+    sink.open_bar(loop)
+    assert labels(sink) == ["epoch 1"]
+    assert sink.read() is None
     loop.done = 3
-    meters.update_bar(loop)
-    [progress] = read_all(meters)
+    sink.update_bar(loop)
+    [progress] = read_all(sink)
     assert isinstance(progress, Progress)
     assert progress.bars[0][:3] == ["epoch 1", 3, 8]
 
 
 def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_begins(
-    meters: MetricSink,
+    sink: MetricSink,
 ) -> None:
     outer, inner = bar("outer"), bar("inner")
-    meters.open_bar(outer)
-    meters.open_bar(inner)
-    assert labels(meters) == ["outer", "inner"]
-    meters.close_bar(inner)
-    assert labels(meters) == ["outer"]
-    meters.close_bar(outer)
+    sink.open_bar(outer)
+    sink.open_bar(inner)
+    assert labels(sink) == ["outer", "inner"]
+    sink.close_bar(inner)
+    assert labels(sink) == ["outer"]
+    sink.close_bar(outer)
     assert not outer.is_open
-    assert labels(meters) == ["outer"]
+    assert labels(sink) == ["outer"]
     for depth in range(MAX_BARS + 3):
-        meters.open_bar(bar(f"{depth}"))
-    assert labels(meters) == [f"{depth}" for depth in range(MAX_BARS)]
+        sink.open_bar(bar(f"{depth}"))
+    assert labels(sink) == [f"{depth}" for depth in range(MAX_BARS)]
 
 
 def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_not(
-    meters: MetricSink,
+    sink: MetricSink,
 ) -> None:
     old = bar("old")
-    meters.open_bar(old)
-    meters.log(1, {})
-    meters.begin_cell()
-    assert [type(each) for each in read_all(meters)] == [Metrics]
-    meters.update_bar(old)
-    meters.close_bar(old)
+    sink.open_bar(old)
+    sink.log(1, {})
+    sink.begin_cell()
+    assert [type(each) for each in read_all(sink)] == [Metrics]
+    sink.update_bar(old)
+    sink.close_bar(old)
     assert not old.is_open
-    meters.open_bar(bar("new"))
-    meters.close_bar(old)
-    assert labels(meters) == ["new"]
+    sink.open_bar(bar("new"))
+    sink.close_bar(old)
+    assert labels(sink) == ["new"]
 
 
 # ---- in a child
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_writes_the_file_and_mails_nothing(meters: MetricSink, path: Path) -> None:
+def test_a_forked_child_writes_the_file_and_mails_nothing(sink: MetricSink, path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    meters._outbox = Mock(notify=lambda: os.write(writing, b"poke"))
+    sink._outbox = Mock(notify=lambda: os.write(writing, b"poke"))
 
     def act() -> None:
-        report(meters)
-        os.write(writing, f"{len(read_all(meters))} letters".encode())
+        report(sink)
+        os.write(writing, f"{len(read_all(sink))} letters".encode())
 
     assert in_child(act) == 0
     assert os.read(reading, 100) == b"0 letters"
@@ -298,13 +298,13 @@ def test_a_forked_child_writes_the_file_and_mails_nothing(meters: MetricSink, pa
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
-    meters: MetricSink,
+    sink: MetricSink,
 ) -> None:
     def act() -> None:
         threading.Timer(20, os._exit, (2,)).start()  # rather than hang the test
-        report(meters)
+        report(sink)
 
-    with meters._lock:
+    with sink._lock:
         assert in_child(act) == 0
 
 
@@ -312,23 +312,23 @@ def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
 
 
 def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
-    meters: MetricSink, monkeypatch: pytest.MonkeyPatch
+    sink: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_QUEUED_EVENTS", 10)
+    monkeypatch.setattr(metric_sink_module, "MAX_QUEUED_EVENTS", 10)
     mailed: list[int] = []
-    meters._outbox = Mock(flush=lambda: mailed.append(len(read_all(meters))))
+    sink._outbox = Mock(flush=lambda: mailed.append(len(read_all(sink))))
     for number in range(95):
-        meters.record_event("mine", {"number": number})
+        sink.record_event("mine", {"number": number})
     assert mailed == [10] * 9
-    assert len(read_all(meters)) == 5
+    assert len(read_all(sink)) == 5
 
 
-def test_settings_that_wait_for_the_mail_are_put_together(meters: MetricSink) -> None:
-    meters.record_event("config", {"values": {"step": 0}})
-    meters.record_event("checkpoint", {})
+def test_settings_that_wait_for_the_mail_are_put_together(sink: MetricSink) -> None:
+    sink.record_event("config", {"values": {"step": 0}})
+    sink.record_event("checkpoint", {})
     for step in range(10):
-        meters.record_event("config", {"values": {"step": step, "name": f"run {step}"}})
-    assert read_all(meters) == [
+        sink.record_event("config", {"values": {"step": step, "name": f"run {step}"}})
+    assert read_all(sink) == [
         EventReported(kind="config", facts={"values": {"step": 0}}),
         EventReported(kind="checkpoint", facts={}),
         EventReported(kind="config", facts={"values": {"step": 9, "name": "run 9"}}),

@@ -23,7 +23,7 @@ class FakeUsage(UsageSampler):
         return self.now
 
 
-class Pulses(Sampler):
+class RecordingSampler(Sampler):
     """Looks that a test has made, and what was posted of them."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Pulses(Sampler):
         self.usage = FakeUsage()
         shell = Mock(is_cell_file=lambda _file: False)
         super().__init__(self.posted.append, shell, self.usage)
-        self.news()  # the first look between cells has no CPU
+        self.sample_once()  # the first look between cells has no CPU
         self.posted.clear()
         self.force_next_status()
 
-    def news(self, *, is_due: bool = False, **change: float) -> int:
+    def sample_once(self, *, is_due: bool = False, **change: float) -> int:
         """Look once more between cells; how much was posted by then."""
         self.usage.now = replace(self.usage.now, **change)
         self.sample_between_cells(is_due=is_due)
@@ -43,14 +43,14 @@ class Pulses(Sampler):
 
 
 @pytest.fixture
-def pulses() -> Pulses:
-    return Pulses()
+def sampler() -> RecordingSampler:
+    return RecordingSampler()
 
 
-def test_what_has_not_changed_is_told_once_and_when_it_is_due(pulses: Pulses) -> None:
-    assert [pulses.news() for _ in range(5)] == [1] * 5
-    assert pulses.news(is_due=True) == 2
-    assert pulses.news(cpu=1.9, memory=301_000_000) == 2
+def test_what_has_not_changed_is_told_once_and_when_it_is_due(sampler: RecordingSampler) -> None:
+    assert [sampler.sample_once() for _ in range(5)] == [1] * 5
+    assert sampler.sample_once(is_due=True) == 2
+    assert sampler.sample_once(cpu=1.9, memory=301_000_000) == 2
 
 
 @pytest.mark.parametrize(
@@ -65,24 +65,24 @@ def test_what_has_not_changed_is_told_once_and_when_it_is_due(pulses: Pulses) ->
     ids=str,
 )
 def test_what_has_changed_is_told_at_the_next_look(
-    pulses: Pulses, change: dict[str, float]
+    sampler: RecordingSampler, change: dict[str, float]
 ) -> None:
-    assert [pulses.news(), pulses.news(**change)] == [1, 2]
+    assert [sampler.sample_once(), sampler.sample_once(**change)] == [1, 2]
 
 
-def test_a_look_that_spans_a_short_cell_tells_no_cpu(pulses: Pulses) -> None:
-    pulses.news(cpu=45.0)
-    pulses.begin_cell(3)
-    pulses.end_cell()
+def test_a_look_that_spans_a_short_cell_tells_no_cpu(sampler: RecordingSampler) -> None:
+    sampler.sample_once(cpu=45.0)
+    sampler.begin_cell(3)
+    sampler.end_cell()
     for _ in range(2):
-        pulses.sample_between_cells(is_due=True)
-    shown = [each.cpu for each in pulses.posted if isinstance(each, RankStatus)]
+        sampler.sample_between_cells(is_due=True)
+    shown = [each.cpu for each in sampler.posted if isinstance(each, RankStatus)]
     assert shown == [45.0, -1.0, 45.0]
 
 
-def test_what_was_told_before_or_in_a_cell_is_old_after_it(pulses: Pulses) -> None:
-    pulses._send(pulses.sample(cell=3))
-    assert pulses.news() == 2
-    pulses.begin_cell(4)  # which is too short to be looked at
-    pulses.end_cell()
-    assert pulses.news() == 3
+def test_what_was_told_before_or_in_a_cell_is_old_after_it(sampler: RecordingSampler) -> None:
+    sampler._send(sampler.sample(cell=3))
+    assert sampler.sample_once() == 2
+    sampler.begin_cell(4)  # which is too short to be looked at
+    sampler.end_cell()
+    assert sampler.sample_once() == 3

@@ -43,7 +43,7 @@ def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_m
     ("wait", "moves"),
     [
         (BlockingCall.NONE, {*SIGNS}),
-        (BlockingCall.SEEN, {"cpu"}),
+        (BlockingCall.ON_STACK, {"cpu"}),
         (BlockingCall.RECORDED, {"cpu"}),
         (BlockingCall.SPINNING, set()),
     ],
@@ -56,14 +56,16 @@ def test_what_may_be_of_a_thread_beside_it_is_no_move_of_who_waits(
 
 
 def test_in_one_call_only_output_and_much_cpu_time_are_moves() -> None:
-    assert stay(replace(HERE, switches=60, cpu=1.0 + 2 * THREAD_CPU), BlockingCall.ONE_CALL) == 11.0
-    assert stay(replace(HERE, cpu=1.0 + CHILD_CPU), BlockingCall.ONE_CALL) == 0.0
-    assert stay(replace(HERE, written=101), BlockingCall.ONE_CALL) == 0.0
+    assert (
+        stay(replace(HERE, switches=60, cpu=1.0 + 2 * THREAD_CPU), BlockingCall.ONE_EVENT) == 11.0
+    )
+    assert stay(replace(HERE, cpu=1.0 + CHILD_CPU), BlockingCall.ONE_EVENT) == 0.0
+    assert stay(replace(HERE, written=101), BlockingCall.ONE_EVENT) == 0.0
 
 
 def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
-    assert stay(replace(HERE, switches=40 + MAX_SWITCHES), BlockingCall.SEEN) == 11.0
-    assert stay(replace(HERE, switches=41 + MAX_SWITCHES), BlockingCall.SEEN) == 0.0
+    assert stay(replace(HERE, switches=40 + MAX_SWITCHES), BlockingCall.ON_STACK) == 11.0
+    assert stay(replace(HERE, switches=41 + MAX_SWITCHES), BlockingCall.ON_STACK) == 0.0
 
 
 @pytest.mark.parametrize(
