@@ -63,7 +63,7 @@ def _totals(run: ComparedRun) -> list[str]:
 
 def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth: bool) -> Block:
     if not comparison.metrics:
-        return note("no numbers were reported")
+        return note("no metrics were reported")
 
     def png() -> tuple[bytes, int]:
         from nbddp.archive.compared_chart import compared_charts

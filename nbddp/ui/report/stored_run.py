@@ -112,7 +112,7 @@ def _outcome(cell: StoredCell) -> str:
     if not cell.is_over:
         return "its end is not recorded"
     outcome = "done" if cell.outcome == "ok" else cell.outcome
-    return f"{outcome} (done again)" if cell.is_again else outcome
+    return f"{outcome} (run again)" if cell.is_again else outcome
 
 
 def _dot(cell: StoredCell) -> Dot:
