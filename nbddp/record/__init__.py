@@ -1,1 +1,1 @@
-"""What is known of a worker group and its cells, in memory and on disk."""
+"""Records of a worker group and its cells, in memory and on disk."""

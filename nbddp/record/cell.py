@@ -1,4 +1,4 @@
-"""A cell on its way: what it was asked to do, what it says while it runs, what came of it."""
+"""One cell run: its request, its handle while it runs, its result, and where notices go."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCe
 from nbddp.wire.rank_start import Script
 from nbddp.wire.trace_messages import TraceSteps
 
-MAX_PENDING_TEXT = 64 << 10  # characters of output kept from between two cells
+MAX_PENDING_TEXT = 64 << 10  # characters of output kept between two cells
 
 
 class Purpose(Enum):
     """Why a cell runs."""
 
     USER = "user"
-    REPLAY = "replay"  # it went well before, and new ranks need its names
-    RETRY = "retry"  # it failed, and goes on with its work
+    REPLAY = "replay"  # it succeeded, and new ranks need its names
+    RETRY = "retry"  # it failed, and continues its work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRequest:
-    """What a cell was asked to do.
+    """A cell to run, with its options.
 
     Attributes:
-        source: Python, or whatever IPython takes.
-        ranks: where to run it; None for all.
-        first_line: the notebook's line that ``source`` begins on, for tracebacks.
-        execution_count: the number in the notebook's prompt.
-        wants_value: whether the last expression's value comes back, pickled.
-        needs_group: true forms the default process group if there is none, false destroys the
-            one that there is, None leaves everything as it is.
-        once: never run it again by itself, in a recovery or a replay.
-        purpose: why it runs.
-        script: what to run in the source's place.
-        break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
-        answers: what is typed before anybody is asked.
-        recorded_input: the user's answers in the run that succeeded, by rank, for a replay.
+        source: Python code, with IPython syntax if you like.
+        ranks: the ranks to run it on; None for all ranks.
+        first_line: the line in the notebook cell at which ``source`` starts, for tracebacks.
+        execution_count: the number in the prompt of the notebook cell.
+        wants_value: whether the ranks send back the pickled value of the last expression.
+        needs_group: true creates the default process group if there is none, false destroys it,
+            None changes nothing.
+        once: never repeat this cell in a recovery or a replay.
+        purpose: why the cell runs.
+        script: a script to run instead of the source.
+        break_ranks: the ranks that stop at ``breakpoint()``; empty for the first rank that
+            reaches one.
+        answers: input to use before the user is asked.
+        recorded_input: the user's input in the run that succeeded, by rank, for a replay.
         trace: the steps that torch's profiler traces, if any.
     """
 
@@ -66,32 +67,32 @@ class CellRequest:
 
     @property
     def is_again(self) -> bool:
-        """Whether it is run again by itself, in a recovery or a replay."""
+        """Whether nbddp runs this cell again, in a recovery or a replay."""
         return self.purpose is not Purpose.USER
 
     @property
     def has_own_ranks(self) -> bool:
-        """Whether it is a script that runs in other ranks than the cells."""
+        """Whether the cell is a script with ranks of its own."""
         return self.script is not None and not self.script.keeps_names
 
 
-ReplayEntry = CellRequest | PushRecord  # what makes the ranks' namespaces what they are
+ReplayEntry = CellRequest | PushRecord  # what changes the namespaces of ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """What came of a cell.
+    """The result of a cell on all its ranks.
 
     Attributes:
-        number: of the cell, from 1, through all attempts of a group.
-        prompt: the number that the notebook shows for the cell.
-        ranks: where it ran, in order.
-        reports: what each rank said at its end; a rank whose process died is missing.
-        exits: exit codes of ranks whose process died in this cell.
-        seconds: from the moment it was handed to the ranks.
-        verdict: first cause and consequences; None if all went well.
-        is_outgrown: whether it was ended because a restart would make more ranks.
-        fetch: collects a value that a rank has sent, for :meth:`values`.
+        number: number of the cell in the worker group, from 1; restarts do not reset it.
+        prompt: number that the notebook shows for the cell.
+        ranks: the ranks that ran the cell, in order.
+        reports: the final message of each rank; missing for ranks whose process died.
+        exits: exit codes of the processes that died during this cell.
+        seconds: duration since the cell was sent to the ranks.
+        verdict: first cause and consequences of a failure; None on success.
+        is_outgrown: whether the cell was ended because a restart can start more ranks.
+        fetch: loads a value that a rank sent, for :meth:`values`.
     """
 
     number: int
@@ -107,18 +108,18 @@ class CellResult:
 
     @property
     def is_ok(self) -> bool:
-        """Whether every rank ran the cell to its end."""
+        """Whether the cell succeeded on every rank."""
         return self.verdict is None
 
     @property
     def results(self) -> dict[int, JsonDict]:
-        """The MIME bundle of the last expression, for each rank that has one."""
+        """The MIME bundle of the last expression, by rank; ranks without one are missing."""
         return {
             rank: report.result for rank, report in sorted(self.reports.items()) if report.result
         }
 
     def facts(self) -> dict[str, Any]:
-        """What the record of a run says of it."""
+        """Return the facts for the "cell ended" event in the event log."""
         numbers = {"number": self.prompt, "id": self.number}
         if self.verdict is None:
             return {**numbers, "outcome": "ok"}
@@ -127,10 +128,12 @@ class CellResult:
         return {**numbers, "outcome": summary, "report": report, **more}
 
     def values(self) -> list[Any]:
-        """The last expression's value of every rank, in order of rank; the same when asked again.
+        """Return the value of the last expression of every rank, in rank order.
+
+        Later calls return the same objects.
 
         Raises:
-            RequestError: it was not asked for, or a rank has none.
+            RequestError: the cell ran without ``wants_value``, or it failed on a rank.
         """
         for rank in self.ranks:
             report = self.reports.get(rank)
@@ -145,18 +148,18 @@ class CellResult:
         return [self._values[rank] for rank in self.ranks]
 
     def raise_for_failure(self) -> None:
-        """Do nothing if all went well.
+        """Raise an exception if the cell did not succeed.
 
         Raises:
-            CellFailedError: it failed on some rank.
-            CellInterruptedError: it was interrupted.
+            CellFailedError: the cell failed on some rank.
+            CellInterruptedError: the cell was interrupted.
         """
         if self.verdict is not None:
             raise self.verdict.error()
 
 
 class CellHandle:
-    """A cell that runs; fed by the session, read by whoever shows it."""
+    """A running cell. The session adds reports and notices; one reader shows the notices."""
 
     def __init__(
         self,
@@ -171,7 +174,7 @@ class CellHandle:
         self.number = number
         self.prompt = request.execution_count or number
         self.attempt = attempt
-        self.has_other_ranks = has_other_ranks  # whether ranks live that do not run it
+        self.has_other_ranks = has_other_ranks  # whether other ranks live that do not run it
         self.began_at = time.time()
         self.ended_by = ""
         self.is_outgrown = False
@@ -184,13 +187,13 @@ class CellHandle:
         self.notice_queue = NoticeQueue()
         self._reports: dict[int, CellEnded] = {}
         self._exits: dict[int, ProcessExit] = {}
-        self._in_debugger: set[int] = set()  # ranks that were in a debugger
+        self._in_debugger: set[int] = set()  # ranks that stopped in a debugger
         self._recorded_input: list[tuple[int, InputReply]] = []
 
     # ---- the session's side
 
     def run_message(self) -> RunCell:
-        """What the ranks are told."""
+        """Return the message that runs this cell on a rank."""
         return RunCell(
             cell=self.number,
             source=self.request.source,
@@ -207,7 +210,7 @@ class CellHandle:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What the record of a run says of its beginning."""
+        """Return the facts for the "cell" event in the event log."""
         return {
             "number": self.prompt,
             "id": self.number,
@@ -218,20 +221,20 @@ class CellHandle:
         }
 
     def put(self, notice: Notice) -> None:
-        """Hand a notice to the reader; never waits."""
+        """Add a notice for the reader, without blocking."""
         self.notice_queue.put(notice)
 
     def set_ended_by(self, how: str) -> None:
-        """The user ends the cell with its ranks, by a "restart" or a "stop"."""
+        """Record that the user ended the cell and its ranks, by a "restart" or a "stop"."""
         self.ended_by, self._ended_at = how, time.time()
 
     def record_question(self, question: InputRequest) -> None:
-        """Note a question of a rank, for a replay."""
+        """Record that a rank asked for input, for a replay."""
         if question.message.what == DEBUGGER:
             self._in_debugger.add(question.rank)
 
     def record_answer(self, rank: int, answer: InputReply) -> None:
-        """Note an answer to a rank, for a replay."""
+        """Record the user's answer to a rank, for a replay."""
         self._recorded_input.append((rank, answer))
 
     def replay_entry(self) -> CellRequest:
@@ -242,19 +245,22 @@ class CellHandle:
         )
 
     def add_report(self, rank: int, report: CellEnded) -> None:
-        """A rank is through."""
+        """Add the final message of a rank."""
         self._reports[rank] = report
 
     def add_exit(
         self, rank: int, exitcode: int | None, *, final_output: str = "", hint: str = ""
     ) -> None:
-        """A rank's process has ended: the cell failed there, even if the rank had ended it."""
+        """Add a process exit: the cell failed on that rank, even if the rank had ended it."""
         report = self._reports.get(rank)
         if rank in self.ranks and (report is None or report.is_ok):
             self._exits[rank] = ProcessExit(exitcode, time.time(), final_output, hint)
 
     def finish(self, on_result: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
-        """All ranks are through, or gone; ``on_result`` gets the result before anybody else."""
+        """Finish the cell: all its ranks ended it or died.
+
+        ``on_result`` gets the result before :attr:`result` is set.
+        """
         result = CellResult(
             number=self.number,
             prompt=self.prompt,
@@ -276,7 +282,7 @@ class CellHandle:
         )
         try:
             on_result(result)
-        finally:  # whatever becomes of the record, nobody waits for a cell that is over
+        finally:  # a failed write to the event log must not block the readers
             self.result = result
             self.notice_queue.close(is_urgent=bool(self.verdict and self.verdict.is_interrupt))
         return result
@@ -285,37 +291,37 @@ class CellHandle:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all ranks are through."""
+        """Whether all ranks ended the cell."""
         return self.result is not None
 
     @property
     def verdict(self) -> Verdict | None:
-        """First cause and consequences; None while it runs, and if all went well."""
+        """First cause and consequences; None while the cell runs and on success."""
         return self.result.verdict if self.result else None
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """Duration until now, or until the end."""
         return self.result.seconds if self.result else time.monotonic() - self._started
 
     @property
     def exits(self) -> dict[int, int | None]:
-        """Exit codes of the ranks whose process died in this cell."""
+        """Exit codes of the processes that died during this cell, by rank."""
         return {rank: process_exit.exitcode for rank, process_exit in tuple(self._exits.items())}
 
     def has_ended(self, rank: int) -> bool:
-        """Whether this rank is through with it, one way or the other."""
+        """Return whether the cell ended on this rank, by a report or by the exit of its process."""
         return rank in self._reports or rank in self._exits
 
     def was_ended_by_user(self, rank: int) -> bool:
-        """Whether its process ended because the user had asked for it."""
+        """Return whether the process of a rank exited because the user ended the cell."""
         process_exit = self._exits.get(rank)
         return bool(self.ended_by) and (process_exit is None or process_exit.at >= self._ended_at)
 
     def failure(self, rank: int) -> RankFailure | None:
-        """How it ended badly on this rank; None if it did not.
+        """Return how the cell failed on this rank; None if it did not.
 
-        When all have ended that is known best: some trouble is then seen to come from another rank.
+        The verdict on all ranks may change this: some failures turn out to be consequences.
         """
         if self.verdict is not None:
             return self.verdict.for_rank(rank)
@@ -323,32 +329,32 @@ class CellHandle:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the reader knows that it is over."""
+        """Whether the reader got all notices of the finished cell."""
         return self.notice_queue.is_drained
 
     def notices(self) -> Iterator[Notice]:
-        """What the cell says, as it says it, until it ends; for one reader."""
+        """Yield the notices of the cell as they arrive, until it ends. There can be one reader."""
         while not self.notice_queue.is_drained:
             notice = self.notice_queue.get(SIGNAL_CHECK_INTERVAL)
             if notice is not None:
                 yield notice
 
     def next_notice(self, timeout: float, *, batch_text: bool = False) -> Notice | None:
-        """The next thing it says, for one reader; None when nothing came, or it is over.
+        """Return the next notice, or None after the timeout and at the end.
 
-        When it is over, ``is_drained`` is true. ``batch_text``: see :meth:`NoticeQueue.get`.
+        ``is_drained`` is true at the end. ``batch_text``: see :meth:`NoticeQueue.get`.
         """
         return self.notice_queue.get(timeout, batch_text=batch_text)
 
     def detach_reader(self) -> None:
-        """Nobody reads any more; the files go on."""
+        """Drop all notices from now on. The log files stay complete."""
         self.notice_queue.detach_reader()
 
 
 class NoticeRouter:
-    """Who hears what is said: the cell that runs or, between two cells, the one that comes next.
+    """Sends notices to the running cell. Between two cells, keeps them for the next cell.
 
-    What ranks say that are gone by then, that one does not hear.
+    The output of ranks that are replaced before the next cell is dropped.
     """
 
     def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
@@ -360,7 +366,7 @@ class NoticeRouter:
         return None if cell is None or cell.is_finished else cell
 
     def publish(self, notice: Notice | LogSpan | None) -> None:
-        """Hand on a notice, if there is one, or keep it."""
+        """Send a notice to the running cell, or keep it; None does nothing."""
         cell = self._running()
         if notice is None:
             return
@@ -369,28 +375,28 @@ class NoticeRouter:
         (cell.notice_queue if cell else self._pending).put(notice)
 
     def publish_to_running(self, notice: LogSpan | None) -> None:
-        """Hand on the last words of a rank that is gone: no later cell is to hear them.
+        """Send the final output of a dead rank to the running cell.
 
-        Between two cells they are left to its log.
+        Without a running cell, the output stays in the log only.
         """
         if self._running() is not None:
             self.publish(notice)
 
     def drop_rank_output(self) -> None:
-        """Other ranks come: what the last ones have said between two cells is left to the logs."""
+        """Drop the kept output of the old ranks, because new ranks start. The logs have it."""
         self._pending.drop_rank_output()
 
     @property
     def has_reader(self) -> bool:
-        """Whether somebody reads what the cell that runs says."""
+        """Whether a view reads the notices of the running cell."""
         cell = self._running()
         return cell is not None and cell.notice_queue.has_reader
 
     def notify(self, text: str) -> None:
-        """Hand on a word of our own."""
+        """Send a message of the controller to the user."""
         if text:
             self.publish(ControllerMessage(text))
 
     def deliver_pending(self, cell: CellHandle) -> None:
-        """A cell has begun: it hears what was kept."""
+        """Move the kept notices to a cell that starts."""
         self._pending.move_to(cell.notice_queue)

@@ -1,4 +1,4 @@
-"""What happened to a worker group, and when: for the time line, and in the run folder."""
+"""The event log of a worker group, in memory and in ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OWN_KINDS = frozenset(
     }
 )
 CONFIG = "config"
-MAX_OWN_EVENTS = 1000  # own events in memory; the file has all
-MAX_REPORTED_EVENTS = 500  # events in memory that ranks reported; they do not displace own ones
-MAX_FACT_CHARS = 4000  # characters of a fact that are kept here
+MAX_OWN_EVENTS = 1000  # events of the controller in memory; the file has all
+MAX_REPORTED_EVENTS = 500  # events of ranks in memory; they do not displace those of the controller
+MAX_FACT_CHARS = 4000  # characters of a fact in memory
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that happened, at a time of ``time.time()``."""
+    """An event at a ``time.time()``."""
 
     at: float
     kind: str
@@ -39,10 +39,10 @@ class RunEvent:
 def merge_equal_failures(
     events: Iterable[RunEvent], *, cause: str = "", alarm: str = ""
 ) -> tuple[RunEvent, ...]:
-    """Return the events, with one event for equal failures that follow each other.
+    """Return the events; equal failures of several ranks in a row become one event.
 
-    A view shows the first cause of a failure and the present alarm in full elsewhere: the events
-    of these are cut to a few words.
+    A view shows the first cause of a failure and the current alarm in full elsewhere. Their events
+    are shortened to a few words.
     """
     shown: list[RunEvent] = []
     for is_failure, group in itertools.groupby(events, lambda event: event.kind == "failure"):
@@ -69,20 +69,20 @@ def _merged(what: str, events: list[RunEvent], cause: str) -> RunEvent:
 
 
 class EventLog:
-    """The record of one worker group's runs; ``notify`` tells the user what cannot be written."""
+    """The events of one worker group; ``notify`` gets a message if they cannot be written."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
-        self.path: Path | None = None  # of the run, or of the one that ended last
+        self.path: Path | None = None  # of the current or last run
         self.notify = notify
         self._own_events: deque[RunEvent] = deque(maxlen=MAX_OWN_EVENTS)
         self._reported: deque[RunEvent] = deque(maxlen=MAX_REPORTED_EVENTS)
-        self._attempt_starts: dict[int, float] = {}  # when, by attempt
+        self._attempt_starts: dict[int, float] = {}  # start times by attempt
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
-        """The folder of the run below ``base``, made when there is none or somebody deleted it.
+        """Return the run folder. Create it below ``base`` if there is none or the user deleted it.
 
-        ``facts`` say what was started; they stand in its ``run.json``.
+        ``facts`` describe the start and are written to ``run.json``.
         """
         if self.folder is not None and not self.folder.path.exists():
             self.close()
@@ -93,20 +93,20 @@ class EventLog:
         return self.folder
 
     def resume(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
-        """Go on in the folder of another notebook's run; if it is gone, in a new one."""
+        """Continue in the run folder of another notebook; call ``begin`` if that folder is gone."""
         if path.is_dir():
             self.close()
             self.folder, self.path = RunFolder(path, notify=self.notify, is_existing=True), path
         return self.folder or begin()
 
     def close(self) -> None:
-        """The run is over."""
-        folder, self.folder = self.folder, None  # first: a descriptor that is closed may be reused
+        """Close the run folder, because the run is over."""
+        folder, self.folder = self.folder, None  # first: the system may reuse a closed descriptor
         if folder is not None:
             folder.close()
 
     def record(self, kind: str, /, **facts: Any) -> None:
-        """Record an own event."""
+        """Record an event of the controller."""
         if kind == "start":
             self._attempt_starts[facts["attempt"]] = time.time()
         self._record(self._own_events, kind, facts)
@@ -118,44 +118,44 @@ class EventLog:
             self.folder.append_event(kind, **facts)
 
     def log_sizes(self, ranks: Iterable[int]) -> dict[str, int]:
-        """How many bytes each rank has written; a cell's part of its log begins or ends there."""
+        """Return the bytes in each rank's log: the start or end of a cell's part of the log."""
         sizes = {str(rank): 0 for rank in ranks} if self.folder else {}
         for rank in sizes:
-            with suppress(OSError):  # it has written nothing, or the user deleted the file
+            with suppress(OSError):  # no output yet, or the user deleted the file
                 sizes[rank] = self.folder.log_path(int(rank)).stat().st_size if self.folder else 0
         return sizes
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """More is known of what is run, or what comes of it: write it down."""
+        """Add facts to ``run.json``."""
         if self.folder is not None:
             self.folder.add_facts(**facts)
 
     def record_reported(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
-        """Record an event that a rank reports; it cannot pass for an own one."""
+        """Record an event that a rank reports. It cannot imitate an event of the controller."""
         known = self.folder.run_json.facts["config"].items() if self.folder else ()
         if kind == CONFIG and all(item in known for item in facts["values"].items()):
-            return  # another rank has said it
+            return  # another rank reported the same
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
         self._record(self._reported, kind, facts | {"rank": rank})
 
     def final_output(self, ranks: Iterable[int]) -> str:
-        """The ends of some ranks' logs."""
+        """Return the ends of the logs of these ranks."""
         folder = self.folder
         return "\n".join(folder.final_output(rank) for rank in ranks) if folder else ""
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
-        """Return the events from a time on that are in memory."""
+        """Return the events in memory from this time on."""
         events = sorted([*self._own_events, *self._reported], key=lambda event: event.at)
         return tuple(event for event in events if event.at >= at)
 
     def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:
-        """Return the events since the start of an attempt that are in memory."""
+        """Return the events in memory since the start of an attempt."""
         began = self._attempt_starts.get(attempt)
         return () if began is None else self.since(began)
 
 
 def _shorten_fact(fact: Any) -> Any:
-    """A fact in the length that it may have in memory."""
+    """Shorten a fact that is kept in memory."""
     if fact is None or isinstance(fact, int | float):
         return fact
     text = fact if isinstance(fact, str) else json.dumps(fact, default=str)

@@ -1,4 +1,4 @@
-"""Read files of JSON objects, one in each line; a file may grow and have torn lines."""
+"""Read files with one JSON object per line; a file may grow and have incomplete lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-CHUNK = 1 << 20  # bytes that are read at once
+CHUNK = 1 << 20  # bytes of one read
 
 Row = dict[str, Any]
 
@@ -17,10 +17,10 @@ class JsonLinesReader:
 
     Args:
         path: the file.
-        needed: the keys that a row must have next to ``time``; other lines are left out.
+        needed: keys that a row must have in addition to ``time``; other lines are skipped.
 
     Attributes:
-        unreadable: the number of lines that were left out.
+        unreadable: number of skipped lines.
     """
 
     def __init__(self, path: Path, *needed: str) -> None:
@@ -29,7 +29,7 @@ class JsonLinesReader:
         self._needed = {"time", *needed}
         self._offset = 0
         self._is_at_end = False
-        self._unfinished = b""  # a line without its newline
+        self._unfinished = b""  # the start of a line, without a newline
 
     def __iter__(self) -> Iterator[Row]:
         """Iterate over the rows up to the end of the file.
@@ -42,10 +42,10 @@ class JsonLinesReader:
             yield from self.read(is_over=True)
 
     def read(self, *, is_over: bool = False) -> list[Row]:
-        """Return the next rows, those of one chunk at most.
+        """Return the next rows, at most those of one chunk.
 
         Args:
-            is_over: nothing more will be appended: the last line counts even without a newline.
+            is_over: the file will not grow: read the last line even without a newline.
 
         Raises:
             OSError: the file cannot be read.
@@ -71,12 +71,12 @@ class JsonLinesReader:
 
 
 def _parse(lines: Sequence[bytes]) -> Iterator[Any]:
-    """Parse all lines in one call: this takes a third of the time of a call for each line."""
+    """Parse all lines in one call, which takes a third of the time of one call for each line."""
     try:
         rows = json.loads(f"[{b','.join(lines).decode()}]")
     except (ValueError, RecursionError):
         rows = None
-    # a line may have two rows, and two lines may be one
+    # one line may hold two rows, and two lines may hold one
     are_objects = all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
     is_each = rows is not None and len(rows) == len(lines) and are_objects
     yield from rows if is_each else map(_parse_one, lines)

@@ -1,6 +1,6 @@
-"""The log of a rank: each byte of it is shown once, as lines.
+"""Read the log of a rank: show each byte once, as lines.
 
-Output arrives by mail while the rank lives, and is read from the log file after that.
+Live ranks send their output in messages. The output of dead ranks is read from the log file.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import BinaryIO
 from nbddp.formatting import format_bytes
 from nbddp.wire.messages import Output
 
-MAX_LINE = 100_000  # characters that are shown of a line
-MAX_PANEL_LINE = 4096  # of a line in a panel, which draws hundreds of them again and again
-MAX_CURSOR_ROWS = 16  # rows that the cursor can go up, one for each of the nested progress bars
+MAX_LINE = 100_000  # characters shown of a line
+MAX_PANEL_LINE = 4096  # characters of a line in a panel, which redraws hundreds of lines often
+MAX_CURSOR_ROWS = 16  # rows that the cursor can move up, one for each nested progress bar
 
 CHUNK_BYTES = 1 << 20
-MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end is shown
+MAX_SHOWN = 4 << 20  # bytes of one span; a longer span shows only its end
 SHOWN_END = 256 << 10  # bytes
 FINAL_OUTPUT_BYTES = 64 << 10  # the stacks of a dozen threads take 8 kB
 FINAL_OUTPUT_LINES = 10
-BYTES_PER_LINE = 4096  # of a tail, about
-MAX_TAIL_BYTES = 64 << 20  # of it
-FATAL = "Fatal Python error: "  # what faulthandler begins with; stacks follow, innermost first
+BYTES_PER_LINE = 4096  # estimate for a tail
+MAX_TAIL_BYTES = 64 << 20
+FATAL = "Fatal Python error: "  # first line of faulthandler; stacks follow, innermost frame first
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _SHELL = "IPython/core/interactiveshell.py"
 
-_UP = re.compile(r"\x1b\[(\d{0,3})A")  # how tqdm and rich go back to the bars above
+_UP = re.compile(r"\x1b\[(\d{0,3})A")  # tqdm and rich move up to earlier bars
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CUT_UP = re.compile(r"\x1b(\[\d{0,3})?\Z")
 _CUT_ESCAPE = re.compile(r"\x1b(\[[0-9;:?]*)?\Z")
@@ -50,8 +50,8 @@ def log_name(rank: int) -> str:
 class LineAssembler:
     r"""Assembles the output of one rank to lines, in bounded memory.
 
-    Text after a carriage return replaces its line. Rows that the cursor has gone back to, such as
-    the progress bars of nested loops, become lines once it has left the lowest of them.
+    Text after a carriage return replaces its line. Rows to which the cursor moved up, such as
+    the progress bars of nested loops, become lines once the cursor leaves the lowest of them.
 
     >>> lines = LineAssembler()
     >>> lines.add("ready\nstep 1\rstep 2\rstep 3")
@@ -64,26 +64,26 @@ class LineAssembler:
     ['outer 2', 'inner 2']
 
     Args:
-        log: the name of the log, for the remark at the end of a line that is cut.
-        max_line: how many characters of a line are kept.
+        log: name of the log, for the note at the end of a cut line.
+        max_line: maximum number of characters of a line.
     """
 
     def __init__(self, log: str = "the log", *, max_line: int = MAX_LINE) -> None:
         self._log = log
         self._max_line = max_line
-        # rows without a newline; a "\r" at the end of one means that the next text replaces it
+        # rows without a newline; after a final "\r", the next text replaces the row
         self._above: list[str] = []
         self._row = ""
-        self._below: list[str] = []  # the nearest is the last
-        self._cut = ""  # the start of an escape sequence whose end has not arrived
+        self._below: list[str] = []  # the nearest row is last
+        self._cut = ""  # the start of an incomplete escape sequence
 
     @property
     def partial(self) -> str:
-        """The unfinished line as it looks now; several lines for nested bars, "" for a blank."""
+        """The text of the unfinished line; several lines for nested bars, "" for a blank line."""
         return "\n".join(self._unfinished())
 
     def add(self, text: str) -> list[str]:
-        """Add output. Return the lines that are finished now."""
+        """Add output. Return the lines that it finished."""
         text = self._cut + text
         cut = _CUT_UP.search(text)
         self._cut = cut.group() if cut else ""
@@ -96,7 +96,7 @@ class LineAssembler:
         is_simple = not (self._above or self._below or _UP.search(text))
         for line in whole:
             if is_simple and len(line) <= self._max_line and "\r" not in line:
-                lines.append(line)  # the usual case, and there may be many
+                lines.append(line)  # the usual case, for possibly many lines
             else:
                 self._write(line)
                 lines += self._end_row()
@@ -104,7 +104,7 @@ class LineAssembler:
         return lines
 
     def flush(self) -> list[str]:
-        """Return the unfinished lines, as no more output will arrive."""
+        """Return the unfinished lines at the end of the output."""
         self._write(self._cut)
         lines = self._unfinished()
         self._above, self._row, self._below, self._cut = [], "", [], ""
@@ -114,7 +114,7 @@ class LineAssembler:
         return self._visible([*self._above, self._row, *reversed(self._below)])
 
     def _visible(self, rows: Iterable[str]) -> list[str]:
-        """Return rows as lines, without the bars that have been wiped."""
+        """Return rows as lines, without cleared progress bars."""
         return [
             self._format(row)
             for row in rows
@@ -122,7 +122,7 @@ class LineAssembler:
         ]
 
     def _write(self, text: str) -> None:
-        """Write text that has no newline."""
+        """Write text that contains no newline."""
         before, *moves = _UP.split(text)
         self._row = self._overwrite(self._row, before)
         for count, after in zip(moves[::2], moves[1::2], strict=True):
@@ -133,13 +133,13 @@ class LineAssembler:
             self._row = self._overwrite(f"{self._row}\r", after)
 
     def _overwrite(self, row: str, text: str) -> str:
-        """Add text to a row; the part after the last carriage return replaces what is there."""
+        """Add text to a row. The part after the last carriage return replaces the row."""
         row += text
         new = row.rstrip("\r")
         return new.rpartition("\r")[2][: self._max_line + 1] + row[len(new) :][:1]
 
     def _end_row(self) -> list[str]:
-        """Go down one row. Return the rows that are finished because none is held below."""
+        """Move down one row. Return the finished rows; none while there are rows below."""
         if self._below:
             self._above.append(self._row)
             self._row = f"{self._below.pop()}\r"
@@ -153,16 +153,16 @@ class LineAssembler:
         if len(text) <= self._max_line:
             return text
         text = text[: self._max_line]
-        if "\x1b" in text:  # the sequence that ends the colours is cut off
+        if "\x1b" in text:  # the sequence that resets the colours is cut off
             text = _CUT_ESCAPE.sub("", text) + "\x1b[0m"
         return f"{text} … the rest of the line is in {self._log}"
 
 
 @dataclass(slots=True)
 class LogSpan:
-    """Bytes ``start`` to ``end`` of a rank's log, to be read when they are shown.
+    """Bytes ``start`` to ``end`` of a rank's log, which are read when they are shown.
 
-    ``is_urgent``: the user has ended the cell and waits for its end, not for its output.
+    ``is_urgent``: the user ended the cell, so show its end without most of the output.
     """
 
     rank: int
@@ -173,11 +173,11 @@ class LogSpan:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Number of bytes."""
         return self.end - self.start
 
     def texts(self) -> Iterator[str]:
-        """The text in pieces; of a flood only the end, after a line that says so."""
+        """Yield the text in pieces; for a very long span a notice, then only the end."""
         try:
             with self.path.open("rb") as file:
                 yield from self._read(file)
@@ -202,22 +202,22 @@ class LogSpan:
 
 
 class LogReader:
-    """Knows how far the log of one rank has been shown."""
+    """Knows how much of the log of one rank was shown."""
 
     def __init__(self, path: Path, rank: int = 0) -> None:
         self._path = path
         self._rank = rank
         path.touch(0o600)
-        self._shown = path.stat().st_size  # an earlier attempt's output
+        self._shown = path.stat().st_size  # output of an earlier attempt
         self._cell_start = self._shown
 
     def mark_cell_start(self) -> None:
-        """What comes from here on belongs to a new cell."""
+        """Mark the start of a cell at the end of the log."""
         with suppress(OSError):
             self._cell_start = self._path.stat().st_size
 
     def final_output(self) -> str:
-        """The last lines of the cell; from a fatal error on, if Python told of one."""
+        """Return the last lines of the cell, or the report of a fatal Python error."""
         with suppress(OSError):
             text, _ = read_end(self._path, FINAL_OUTPUT_BYTES, begin=self._cell_start)
             assembler = LineAssembler()
@@ -230,7 +230,7 @@ class LogReader:
         return ""
 
     def unseen_part(self, output: Output) -> LogSpan | None:
-        """Where a mailed piece stands, or what of it was not read from the file already, if any."""
+        """Return the part of a message's output that was not shown yet; None if all was shown."""
         start, end = max(output.start, self._shown), output.end
         if end <= start:
             return None
@@ -252,16 +252,16 @@ class LogReader:
 
 
 def read_end(path: Path, size: int, *, begin: int = 0, end: int | None = None) -> tuple[str, int]:
-    """The last ``size`` bytes of a log as text, and where they stand; none before ``begin``.
+    """Return the last ``size`` bytes of a log as text, and their offset.
 
     Args:
         path: the log.
-        size: at most.
-        begin: where the part of the log begins that is asked for.
-        end: where it ends; None for the end of the file.
+        size: maximum number of bytes.
+        begin: offset before which nothing is read.
+        end: offset of the end; None for the end of the file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the log cannot be read.
     """
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size if end is None else end
@@ -271,9 +271,9 @@ def read_end(path: Path, size: int, *, begin: int = 0, end: int | None = None) -
 
 
 def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> str:
-    """The last lines of a log, progress bars folded, with a word on what comes before.
+    """Return the last lines of a log, progress bars merged, after a note about earlier lines.
 
-    ``begin`` and ``end`` say which part of the log is meant, in bytes.
+    ``begin`` and ``end`` limit the part of the log, in bytes.
     """
     text, start = read_end(path, min(lines * BYTES_PER_LINE, MAX_TAIL_BYTES), begin=begin, end=end)
     assembler = LineAssembler(path.name)
@@ -284,9 +284,9 @@ def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> s
 
 
 def _stack(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the stack of the thread that crashed; without one, that of the thread of the cell.
+    """Yield the stack of the crashed thread or, if none is marked, of the thread that ran the cell.
 
-    It ends where IPython runs the cell: below that it is the same every time.
+    The stack stops at the frame in which IPython runs the cell: the frames below never differ.
     """
     starts = [at for at, line in enumerate(lines) if _THREAD.match(line)]
     stacks = [lines[at:end] for at, end in zip(starts, [*starts[1:], None], strict=False)]

@@ -1,7 +1,7 @@
-"""What a cell says, on its way from the session to whoever shows it.
+"""Notices of a cell: text, pictures, questions and messages, on their way to the view.
 
-Nobody waits for a slow reader, or for one who never reads: what is too much for memory is text,
-which the logs have anyway, or else pictures, and those that are left out are counted and told.
+The session never waits for a slow or absent reader. Text that exceeds the memory limit is read from
+the logs later. Pictures that exceed it are dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from nbddp.formatting import format_bytes
 from nbddp.record.log_reader import LogSpan
 from nbddp.wire.messages import Display, InputCancelled, InputRequested
 
-MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs
-MAX_RICH = 64 << 20  # characters of pictures and the like that wait; more are left out
+MAX_TEXT = 2 << 20  # characters of output kept in memory; the rest stays in the logs
+MAX_RICH = 64 << 20  # characters of pictures and other rich output in memory; more are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class OutputText:
-    """A piece of a rank's output; ``log`` is where it stands in the rank's log, if it is known."""
+    """Output of a rank; ``log`` is its position in the rank's log, if known."""
 
     rank: int
     text: str
@@ -30,7 +30,7 @@ class OutputText:
 
 @dataclass(frozen=True, slots=True)
 class RichOutput:
-    """Something rich that a rank displayed."""
+    """Rich output that a rank displayed, such as a picture."""
 
     rank: int
     message: Display
@@ -38,14 +38,14 @@ class RichOutput:
 
 @dataclass(frozen=True, slots=True)
 class ControllerMessage:
-    """A word of the controller to the user."""
+    """A message of the controller to the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """Something that a rank asks the user."""
+    """A rank asks the user for input."""
 
     rank: int
     message: InputRequested
@@ -53,7 +53,7 @@ class InputRequest:
 
 @dataclass(frozen=True, slots=True)
 class InputClosed:
-    """What the rank asked needs no answer."""
+    """A rank no longer needs the answer to a question."""
 
     rank: int
     question: int
@@ -63,7 +63,7 @@ Notice = OutputText | RichOutput | ControllerMessage | InputRequest | InputClose
 
 
 def notice_of(rank: int, message: Display | InputRequested | InputCancelled) -> Notice:
-    """What a rank's message is to whoever reads what its cell says."""
+    """Return the notice for a rank's message."""
     match message:
         case Display():
             return RichOutput(rank, message)
@@ -74,20 +74,20 @@ def notice_of(rank: int, message: Display | InputRequested | InputCancelled) -> 
 
 
 class NoticeQueue:
-    """The notices of one cell, in their order; fed by the session, taken by one reader.
+    """The notices of one cell, in order: written by the session, read by one view.
 
     Attributes:
-        is_drained: whether the reader has been told that nothing more will come.
-        has_reader: whether somebody reads them.
+        is_drained: whether the reader got the last notice of a closed queue.
+        has_reader: whether a view reads the queue.
     """
 
     def __init__(self, *, max_text: int = MAX_TEXT) -> None:
         self.is_drained, self.has_reader = False, True
         self._max_text = max_text
         self._changed = threading.Condition()
-        self._urgent = threading.Event()  # something that does not wait for what piles up
+        self._urgent = threading.Event()  # set for notices that must not wait for a batch of text
         self._waiting: deque[Notice | LogSpan] = deque()
-        self._newest_spans: dict[int, LogSpan] = {}  # the last of each rank, as long as it may grow
+        self._newest_spans: dict[int, LogSpan] = {}  # the last span of each rank, while it may grow
         self._open_span: Iterator[OutputText] = iter(())
         self._text = self._rich = 0
         self._left_out: Counter[int] = Counter()
@@ -96,7 +96,7 @@ class NoticeQueue:
     # ---- the session's side
 
     def put(self, notice: Notice | LogSpan) -> None:
-        """Hand over a notice; never waits."""
+        """Add a notice, without blocking."""
         with self._changed:
             if self.has_reader and not self._is_closed:
                 self._add(notice)
@@ -117,7 +117,7 @@ class NoticeQueue:
             self._newest_spans[notice.rank] = notice
             self._waiting.append(notice)
             return
-        self._newest_spans.clear()  # what is written from here on comes after this
+        self._newest_spans.clear()  # later output gets spans after this notice
         if isinstance(notice, OutputText):
             self._text += len(notice.text)
         elif isinstance(notice, RichOutput):
@@ -130,7 +130,7 @@ class NoticeQueue:
             self._urgent.set()
 
     def close(self, *, is_urgent: bool = False) -> None:
-        """Nothing more will come; if it is urgent, of what waits in the logs the end will do."""
+        """Close the queue. If it is urgent, the reader gets only the end of text in the logs."""
         with self._changed:
             for notice in self._waiting:
                 if isinstance(notice, LogSpan):
@@ -150,10 +150,10 @@ class NoticeQueue:
     # ---- the reader's side
 
     def get(self, timeout: float | None = None, *, batch_text: bool = False) -> Notice | None:
-        """The next notice; None when none came in so many seconds, or all are told.
+        """Return the next notice; None after the timeout and at the end of the queue.
 
-        Where it may pile up, text that comes meanwhile ends no wait: to wake for each piece of it
-        costs more than to read it.
+        With ``batch_text``, new text does not end the wait: waking up for each piece costs more
+        than reading it.
         """
         while True:
             text = next(self._open_span, None)
@@ -192,13 +192,13 @@ class NoticeQueue:
         return notice
 
     def detach_reader(self) -> None:
-        """Nobody reads any more; the files go on."""
+        """Drop all notices from now on. The log files stay complete."""
         with self._changed:
             self.has_reader = False
             self._remove_all()
 
     def _remove_all(self) -> list[Notice | LogSpan]:
-        """Forget what waits, and return it."""
+        """Remove and return all waiting notices."""
         waiting = [*self._waiting]
         self._waiting.clear()
         self._newest_spans.clear()
@@ -207,14 +207,14 @@ class NoticeQueue:
         return waiting
 
     def drop_rank_output(self) -> None:
-        """Let go what ranks have said, but not what the controller has."""
+        """Drop the output of ranks, but keep the messages of the controller."""
         with self._changed:
             self._waiting += [
                 notice for notice in self._remove_all() if isinstance(notice, ControllerMessage)
             ]
 
     def move_to(self, other: NoticeQueue) -> None:
-        """Hand on what nobody has read, but of a log no more than a few lines."""
+        """Move the waiting notices to another queue; replace long text by the name of the log."""
         with self._changed:
             left_out = [*self._describe_left_out()]
             waiting = [*self._remove_all(), *left_out]

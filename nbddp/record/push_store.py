@@ -1,9 +1,9 @@
-"""Pushed values, stored as they were sent, so that a replay can send them again.
+"""Store pushed values as they were sent, so that a replay can send them again.
 
-The pickles are in one anonymous file in the run's folder: they take no memory in the notebook, no
-other process can open them, and they are gone with the kernel even if it is killed. They share a
+The pickles are in one anonymous file in the run's folder. They take no memory in the notebook, no
+other process can open them, and the system deletes them even if the kernel is killed. They share a
 file because 1,019 files would use up the descriptors of a kernel. A push that cannot be written is
-not stored: the user is told at once, and a replay says what to push again.
+not stored: the user gets a message at once, and a replay tells what to push again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nbddp.errors import RequestError
 
 
 class _PickleFile:
-    """An anonymous file, closed when no stored pickle refers to it any more."""
+    """An anonymous file; it is closed when no stored pickle refers to it."""
 
     def __init__(self, folder: Path | None) -> None:
         file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see finalize
@@ -37,7 +37,7 @@ class _PickleFile:
                 written = os.pwrite(self.fd, rest, at)
                 rest, at = rest[written:], at + written
         except OSError:
-            os.ftruncate(self.fd, self.end)  # free what did fit
+            os.ftruncate(self.fd, self.end)  # free the part that was written
             raise
         stored = StoredPickle(self, self.end, len(data))
         self.end = at
@@ -46,20 +46,20 @@ class _PickleFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredPickle:
-    """A part of a file."""
+    """A pickle in a file."""
 
     _file: _PickleFile
     _start: int
     _size: int
 
     def read(self) -> bytes:
-        """Return the bytes that were stored.
+        """Return the stored bytes.
 
         Raises:
             OSError: they cannot be read.
         """
         data = bytearray()
-        while len(data) < self._size:  # one call reads 2 GiB at most
+        while len(data) < self._size:  # one call reads at most 2 GiB
             part = os.pread(self._file.fd, self._size - len(data), self._start + len(data))
             if not part:
                 raise OSError(errno.EIO, "the file is too short")
@@ -69,12 +69,13 @@ class StoredPickle:
 
 @dataclass(frozen=True, slots=True)
 class PushRecord:
-    """Values that were sent to ranks.
+    """A push of values to ranks.
 
     Attributes:
-        names: their names in the ranks.
-        ranks: the ranks; None for all.
-        stored: the pickle; None if it could not be stored, for a ``reason``.
+        names: the variables' names in the ranks.
+        ranks: the ranks; None for all ranks.
+        stored: the pickle; None if it could not be stored.
+        reason: why it could not be stored.
     """
 
     names: tuple[str, ...]
@@ -84,7 +85,7 @@ class PushRecord:
 
     @property
     def notice(self) -> str:
-        """What to tell the user at once; empty if the values are stored."""
+        """A message for the user if the values could not be stored; else empty."""
         if self.stored is not None:
             return ""
         return f"{', '.join(self.names)}: not kept for a replay: {self.reason}"
@@ -108,16 +109,16 @@ class PushRecord:
 
 
 class PushStore:
-    """Stores pushes. A new file begins when nothing refers to the last one. Thread-safe."""
+    """Stores pushes. Starts a new file when no record refers to the last one. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: weakref.WeakSet[_PickleFile] = weakref.WeakSet()  # one, or none
+        self._files: weakref.WeakSet[_PickleFile] = weakref.WeakSet()  # at most one
 
     def add(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes, folder: Path | None
     ) -> PushRecord:
-        """Store what is sent now; a new file is made in ``folder``."""
+        """Store a push; a new file is created in ``folder``."""
         targets = None if ranks is None else tuple(ranks)
         try:
             with self._lock:
@@ -129,26 +130,26 @@ class PushStore:
 
 
 def pickle_values(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
-    """Pickle values to be sent; ``numbers`` are the prompt numbers of cells, by file name.
+    """Pickle values for a push; ``numbers`` are the prompt numbers of cells, by file name.
 
     Raises:
-        RequestError: one cannot be pickled.
+        RequestError: a value cannot be pickled.
     """
     from nbddp.wire.function_sources import dumps_with_sources
 
     try:
         return dumps_with_sources(dict(values), numbers)
-    except Exception as error:  # whatever a value's own pickling raises
+    except Exception as error:  # a value may raise any exception
         raise RequestError(f"cannot push {_unpicklable_names(values)}: {error}") from error
 
 
 def _unpicklable_names(values: Mapping[str, Any]) -> str:
-    """Return the first name that cannot be pickled alone; all names if each can."""
+    """Return the first name whose value cannot be pickled; all names if each value can."""
     import cloudpickle
 
     for name, value in values.items():
         try:
             cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001 - this is the question
+        except Exception:  # noqa: BLE001 - any error means no
             return repr(name)
     return ", ".join(repr(name) for name in values)

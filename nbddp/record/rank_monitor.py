@@ -1,4 +1,4 @@
-"""What ranks say of themselves: where they are, how far, with which numbers."""
+"""Keep what ranks report while they run: status, progress, metrics, collectives."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.messages import Metrics, Progress, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-CHECK_PERIOD = 1.0  # seconds between two looks at whether anything moves
+CHECK_PERIOD = 1.0  # seconds between two checks for a hang
 StatusMessage = RankStatus | CollectiveArrivals | Metrics | Progress
 
 
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
-    """A loop that a rank is in; ``total`` is 0 where it is not known."""
+    """Progress of a loop on a rank; ``total`` is 0 if unknown."""
 
     label: str
     done: int
@@ -30,29 +30,29 @@ class LoopProgress:
 
     @property
     def per_second(self) -> float:
-        """How fast it went so far; 0 where that cannot be said."""
+        """Mean iterations per second; 0 if unknown."""
         return self.done / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest will take at this rate, None where that cannot be said."""
+        """Estimated seconds until the end of the loop; None if unknown."""
         if not self.total or not self.done:
             return None
         return max(0, self.total - self.done) / self.per_second if self.per_second else None
 
 
 class RankMonitor:
-    """Keeps what the panel shows of each rank; fed on the session's thread, read from any.
+    """Keeps the reports of all ranks. The session's thread writes; any thread may read.
 
     Args:
         is_stopped, is_working: see :class:`nbddp.record.waiting.hang_detector.HangDetector`.
 
     Attributes:
-        version: another number whenever a rank said something of itself.
+        version: a counter that changes with every report.
         progress_bars: the loops that each rank is in, outermost first.
-        missed_rows: rows of metrics that only the file has.
-        first_step: the first step that any rank reported in this cell, None if none did;
-            ``last_step`` is the highest one so far.
+        missed_rows: number of metrics rows that are only in the file.
+        first_step: the first step that a rank reported in this cell; None if none.
+        last_step: the highest step until now; None if none.
     """
 
     def __init__(
@@ -68,16 +68,17 @@ class RankMonitor:
         self.progress_bars: dict[int, tuple[LoopProgress, ...]] = {}
         self.first_step: float | None = None
         self.last_step: float | None = None
-        self._totals = RunTotals()  # of the cells before this one
-        self._is_counted = False  # whether the numbers of the last cell are of this run
+        self._totals = RunTotals()  # of earlier cells
+        self._is_counted = False  # whether the metrics of the last cell belong to this run
         self._is_replay = False
 
     def reset_for_cell(
         self, ranks: Sequence[int], now: float, *, cell: int = 0, purpose: Purpose = Purpose.USER
     ) -> None:
-        """A cell begins: what was seen before says nothing about it.
+        """Reset the reports at the start of a cell.
 
-        The curves of a cell that is tried again go on, and a replay adds nothing to them.
+        The curves of a cell that runs again after a failure continue. A replay adds nothing to the
+        curves.
         """
         self.hangs.reset_for_cell(ranks, now)
         self.collectives.reset_for_cell(ranks, cell)
@@ -94,26 +95,26 @@ class RankMonitor:
         self.first_step = self.last_step = None
 
     def totals(self) -> dict[str, Any]:
-        """Return what the ranks of this run reported in all of its cells, for ``run.json``."""
+        """Return the totals of all cells of this run, for ``run.json``."""
         return self._totals.facts(self.metrics if self._is_counted else None)
 
     def reset_totals(self) -> None:
-        """Begin the totals of another run; the metrics of the last cell can still be shown."""
+        """Reset the totals for a new run. The metrics of the last cell stay visible."""
         self._totals.clear()
         self._is_counted = False
 
     def clear_ranks(self) -> None:
-        """The ranks that were seen are gone."""
+        """Clear the reports of ranks that were replaced."""
         self.hangs.clear()
         self.values.clear()
 
     def add(
         self, rank: int, message: StatusMessage, now: float, clock: tuple[float, float] = (0.0, 0.0)
     ) -> None:
-        """A rank said something of itself.
+        """Add a report of a rank.
 
-        ``clock``: seconds that its clock is ahead of this machine's, and by how much that may be
-        wrong.
+        ``clock``: seconds that the rank's clock is ahead of this machine, and the error of that
+        number.
         """
         self.version += 1
         match message:
@@ -137,10 +138,10 @@ class RankMonitor:
                 self.progress_bars[rank] = tuple(LoopProgress(*bar) for bar in bars)
 
     def lags(self, ranks: Iterable[int]) -> dict[int, StragglerLag]:
-        """Those that are slower than the others, and by how much.
+        """Return the ranks that are slower than the others, and by how much.
 
-        Ranks that meet in collectives make the same number of steps: there it is the one that the
-        others wait for.
+        Ranks that meet in collectives make the same number of steps. There, the slow rank is the
+        one for which the others wait.
         """
         waited_for = self.collectives.stragglers()
         if waited_for is not None:

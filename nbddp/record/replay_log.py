@@ -1,4 +1,4 @@
-"""What was done to the ranks' namespaces, to do it again: cells that went well, values pushed."""
+"""The cells and pushes that made the namespaces of the ranks, in order, for a replay."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from nbddp.record.verdict import Verdict
 SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
 )
-FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # as Desk.arm writes it
+FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # of NotebookState.arm_fault
 
 
 class ReplayLog:
-    """What was done on one attempt, in order, and what a replay has left to do.
+    """The replay log of one attempt, and the entries that a replay has not run.
 
     Attributes:
-        entries: what went well.
-        pending: what a replay that ended too early did not come to; another replay does it, until
-            something else is done.
+        entries: cells that succeeded, and pushes.
+        pending: entries that an interrupted replay did not reach. The next replay runs them, unless
+            a new entry is added before.
     """
 
     def __init__(self) -> None:
@@ -32,32 +32,34 @@ class ReplayLog:
         self.pending: tuple[ReplayEntry, ...] = ()
 
     def add_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
-        """A cell has ended."""
+        """Add a cell that ended, if it succeeded and may be repeated."""
         if verdict is None and not cell.request.once:
             self.add(cell.replay_entry())
 
     def add(self, entry: ReplayEntry) -> None:
-        """Something was done."""
+        """Add an entry. This discards the pending entries."""
         self.entries += (entry,)
         self.pending = ()
 
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
-        """A replay has ended before all was done; ``clears_entries``: nothing was."""
+        """Set the entries that a replay did not reach.
+
+        ``clears_entries``: the replay ran no entry.
+        """
         self.entries = () if clears_entries else self.entries
         self.pending = tuple(pending)
 
     def clear(self) -> None:
-        """The namespaces are empty again.
+        """Clear the log, because the namespaces of new ranks are empty.
 
-        Where nothing was done on the ranks before, the next cell starts others, and may want names
-        that they do not have: a replay still has them to make.
+        If the log was empty already, the pending entries stay: a replay must still run them.
         """
         self.pending = () if self.entries else self.pending
         self.entries = ()
 
 
 def assigned_names(source: str) -> set[str]:
-    """The names that source binds outside its functions.
+    """Return the names that source code binds outside its functions.
 
     >>> sorted(assigned_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
     ['os', 'x', 'z']
@@ -71,7 +73,7 @@ def assigned_names(source: str) -> set[str]:
 
 
 def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
-    """The prompt's number of the last cell that bound a name; 0 if none is known.
+    """Return the prompt number of the last cell that assigned a name; 0 if there is none.
 
     >>> cells = [CellRequest(source="lock = 1", execution_count=4), CellRequest(source="!ls")]
     >>> cell_that_assigned("lock", cells), cell_that_assigned("x", cells)
@@ -86,12 +88,12 @@ def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
 def _assigns(source: str, name: str) -> bool:
     try:
         return name in assigned_names(source)
-    except SyntaxError:  # it has a magic in it
+    except SyntaxError:  # it contains a magic
         return False
 
 
 def describe_entries(entries: Sequence[ReplayEntry]) -> str:
-    """Name some deeds in a few words: cells by the numbers of their prompts.
+    """Describe entries in a few words; cells by their prompt numbers.
 
     >>> cells = [CellRequest(source="", execution_count=number) for number in (2, 3, 5)]
     >>> describe_entries([*cells, PushRecord(("x", "y"), None, None)])
@@ -106,7 +108,7 @@ def describe_entries(entries: Sequence[ReplayEntry]) -> str:
     numbers = [cell.execution_count for cell in cells if cell not in faults]
     names = [name for entry in entries if isinstance(entry, PushRecord) for name in entry.names]
     parts = []
-    if len(numbers) > len(set(numbers)):  # one cell of a notebook ran several
+    if len(numbers) > len(set(numbers)):  # one notebook cell ran as several cells
         parts.append(plural(len(numbers), "cell"))
     elif numbers:
         parts.append(f"cell{'s' if len(numbers) > 1 else ''} {format_number_ranges(numbers)}")

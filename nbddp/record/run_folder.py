@@ -1,6 +1,6 @@
 """The folder of a run, ``.nbddp/runs/<time>-<name>/``; only its owner can read it.
 
-CONTRIBUTING.md describes its files, and ``run.json`` field by field.
+CONTRIBUTING.md describes its files and the fields of ``run.json``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class RunFolder:
     """Writes ``run.json`` and ``events.jsonl`` from the start of a worker group to its stop.
 
     Args:
-        base: where to make the folder.
+        base: the parent folder, or with ``is_existing`` the run folder.
         name: a part of the folder's name.
-        notify: tells the user where the folder is, if not where it belongs, and once that the
-            record is not complete: a record that cannot be written must not end a training.
-        is_existing: ``base`` is the folder of a run that goes on.
+        notify: gets a message if the folder is not below ``base``, and once if the record is
+            incomplete. A failed write must not end a training.
+        is_existing: continue the record of an existing run.
 
     Raises:
-        StartError: no folder can be made.
+        StartError: no folder can be created.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RunFolder:
         self.run_json = RunJson(read_facts(self.path) if is_existing else _facts_of_start())
 
     def log_path(self, rank: int) -> Path:
-        """Return the file of a rank's output, with the output of all attempts."""
+        """Return the file with the output of a rank in all attempts."""
         return self.path / log_name(rank)
 
     def add_facts(self, **facts: Any) -> None:
@@ -73,7 +73,7 @@ class RunFolder:
             self._report_error(error)
 
     def seconds_since_written(self) -> float:
-        """Return how long ago ``run.json`` was written."""
+        """Return the seconds since ``run.json`` was written."""
         return time.monotonic() - self._written_at
 
     def append_event(self, kind: str, /, **facts: Any) -> None:
@@ -83,7 +83,7 @@ class RunFolder:
         data = ("\n" * self._line_is_torn + f"{line}\n").encode()
         try:
             self._line_is_torn = os.write(self._events, data) < len(data)
-            if self._line_is_torn:  # a full disk took a part of it
+            if self._line_is_torn:  # the disk is full: it has a part of the line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._report_error(error)
@@ -94,8 +94,8 @@ class RunFolder:
             self._notify(f"the record in {self.path} is not complete: {error.strerror}")
 
     def close(self) -> None:
-        """Close the file of events."""
-        with suppress(OSError):  # event() has told of a full disk
+        """Close ``events.jsonl``."""
+        with suppress(OSError):  # append_event() reported a full disk
             os.close(self._events)
 
     def final_output(self, rank: int) -> str:
@@ -105,7 +105,7 @@ class RunFolder:
         return ""
 
     def _create(self, base: Path, name: str) -> tuple[Path, int]:
-        """Make the folder of the run below ``base``, or else in a temporary folder."""
+        """Create the run folder below ``base`` or, if that fails, in a temporary folder."""
         try:
             return _create_folder(base / ".nbddp" / "runs", name)
         except OSError as error:
@@ -123,7 +123,7 @@ class RunFolder:
 
 
 class RunJson:
-    """The facts of a run, which ``run.json`` has.
+    """The facts of a run, as in ``run.json``.
 
     Args:
         known: the facts at the start.
@@ -135,11 +135,11 @@ class RunJson:
         self.facts = first | counts | dict(known or {}) | {"format": FORMAT}
 
     def update(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Update the facts by an event of this kind."""
+        """Update the facts after an event of this kind."""
         facts = self.facts
         match kind:
             case "start":
-                facts["restarts"] += "world_size" in facts  # a run may begin with attempt 2
+                facts["restarts"] += "world_size" in facts  # a run may start with attempt 2
                 facts["world_size"] = event.get("world_size", 0)
                 facts.pop("ended", None)
             case "start failed":
@@ -161,7 +161,7 @@ class RunJson:
                 facts["ended"] = _now()
 
     def text(self) -> str:
-        """Return the facts as JSON, with a line for each: readable, and quick to write."""
+        """Return the facts as JSON, one line for each fact: readable, and fast to write."""
         facts = dict(self.facts)
         rate, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
         if rate and batch:
@@ -173,7 +173,7 @@ class RunJson:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return what ``run.json`` in the folder of a run says; empty if it cannot be read."""
+    """Return the facts in the ``run.json`` of a run folder; empty if it cannot be read."""
     try:
         facts = json.loads((path / "run.json").read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -197,9 +197,9 @@ def _now() -> str:
 
 
 def _program_name() -> str:
-    """Return the file name of this process's notebook or script; empty if it is not known."""
+    """Return the file name of this process's notebook or script; empty if unknown."""
     main = sys.modules.get("__main__")
-    found = (  # a script may have inherited the environment of a notebook
+    found = (  # a script may inherit the environment of a notebook
         getattr(main, "__file__", None)
         or getattr(main, "__vsc_ipynb_file__", None)
         or os.environ.get("JPY_SESSION_NAME", "")
@@ -218,12 +218,12 @@ def _version(package: str) -> str:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that only its owner can read, and put it in the place of the old one.
+    """Open a new file for its owner only, and move it to ``path`` at the end.
 
-    Readers see the old file or the new one; where writing fails, the old one stays.
+    Readers see the old file or the new file. If a write fails, the old file stays.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     draft = path.with_name(f"{path.name}.tmp")
     try:
@@ -240,7 +240,7 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a text by :func:`replace_file`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with replace_file(path) as file:
         file.write(text.encode())
@@ -251,7 +251,7 @@ def _open_private(path: Path, flag: int) -> int:
 
 
 def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
-    """Make a new folder; return it with the descriptor of its ``events.jsonl``."""
+    """Create a new run folder. Return it with the descriptor of its ``events.jsonl``."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     if runs.parent.name == ".nbddp":
         with suppress(FileExistsError), (runs.parent / ".gitignore").open("x") as ignore:
@@ -266,7 +266,7 @@ def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
 
 
 def folder_name(name: str) -> str:
-    """Return a name as a part of a folder's name.
+    """Return a name with the characters that a folder name allows.
 
     >>> folder_name("lr 0.1"), folder_name("lr0.1")
     ('lr-0.1', 'lr0.1')

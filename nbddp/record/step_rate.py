@@ -1,4 +1,4 @@
-"""How fast a rank makes steps, from marks of the last seconds."""
+"""Estimate the steps per second of a rank from recent marks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-RATE_WINDOW = 10.0  # seconds that a step rate looks back
+RATE_WINDOW = 10.0  # seconds over which a step rate is measured
 MARK_PERIOD = 0.25  # seconds between two marks
-MIN_MARKS = 5  # intervals between marks that a standard error needs
+MIN_MARKS = 5  # minimum intervals for a standard error
 
 
 @dataclass(frozen=True, slots=True)
 class StepRate:
-    """The last step of a rank and its steps per second, 0 if that is not known.
+    """The last step of a rank, and its steps per second; 0 if unknown.
 
     Attributes:
-        at: the rank's ``time.time()`` at that step: an old rate says nothing about now.
-        seconds: the time over which it was measured.
-        error: the standard error of ``per_second``, as a share of it.
-        loop: the first name that is reported with these steps.
+        at: the rank's ``time.time()`` at that step: an old rate says nothing about the present.
+        seconds: the time over which the rate was measured.
+        error: standard error of ``per_second``, as a share of it.
+        loop: the first metric name that is reported with these steps.
     """
 
     step: float
@@ -33,17 +33,17 @@ class StepRate:
 
 
 class RateEstimator:
-    """Estimates how fast a loop is, from marks of the last seconds."""
+    """Estimates the step rate of a loop from recent marks."""
 
     __slots__ = ("_at", "_cached", "_marks", "_step")
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
         self._at = self._step = -inf
-        self._cached: StepRate | None = None  # callers ask several times between two steps
+        self._cached: StepRate | None = None  # callers read it several times between two steps
 
     def add(self, at: float, step: float) -> None:
-        """Note a step; forget the marks if the step or the clock fell back."""
+        """Add a step. Drop all marks if the step or the clock moved back."""
         if step == self._step:
             return
         if step < self._step or at < self._at:
@@ -55,7 +55,7 @@ class RateEstimator:
             self._marks.popleft()
 
     def rate(self, loop: str) -> StepRate:
-        """Return the rate over the window, or over one step where that takes longer."""
+        """Return the rate over the window, or over one step if that takes longer."""
         if self._cached is None:
             at, step = self._marks[0]
             seconds = self._at - at
@@ -65,7 +65,7 @@ class RateEstimator:
         return self._cached
 
     def _error(self, per_second: float) -> float:
-        """Estimate the error from how much the time between two marks varies."""
+        """Estimate the error from the variation of the time between two marks."""
         count = len(self._marks) - 1
         if count < MIN_MARKS or per_second <= 0:
             return inf
