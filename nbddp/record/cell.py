@@ -87,7 +87,7 @@ class CellResult:
         number: number of the cell in the worker group, from 1; restarts do not reset it.
         prompt: number that the notebook shows for the cell.
         ranks: the ranks that ran the cell, in order.
-        reports: the final message of each rank; missing for ranks whose process died.
+        reports: the final message of each rank; ranks that died have none.
         exits: exit codes of the processes that died during this cell.
         seconds: duration since the cell was sent to the ranks.
         verdict: first cause and consequences of a failure; None on success.

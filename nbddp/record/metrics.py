@@ -1,4 +1,4 @@
-"""Numbers that ranks report, thinned so that a run of any length fits in memory."""
+"""Metrics that ranks report, reduced so that a run of any length fits in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from nbddp.record.step_rate import RATE_WINDOW, RateEstimator, StepRate
 
 MAX_NAMES = 64
-MAX_DROPPED = 10_000  # names without a curve that are counted
-MAX_BUCKETS = 1000  # of one metric of one rank: more than a chart has pixels for
+MAX_DROPPED = 10_000  # maximum number of counted names without a series
+MAX_BUCKETS = 1000  # of one metric of one rank: more than the pixels of a chart
 MAX_COARSE_PAIRS = 48  # of a coarse curve
-MAX_RESUMES = 64  # marks of one curve, the newest
-MAX_STEP = 2.0**53  # a float cannot hold all larger whole numbers
-MAX_FINITE = 1e300  # a million values below it have a finite sum; larger values count as infinite
+MAX_RESUMES = 64  # newest marks of one curve
+MAX_STEP = 2.0**53  # a float cannot hold all larger integers
+MAX_FINITE = 1e300  # the sum of a million smaller values is finite; larger ones count as infinite
 
 Pairs = Sequence[Sequence[float]]
 
@@ -30,16 +30,16 @@ Pairs = Sequence[Sequence[float]]
 class Curve:
     """One metric of one rank, in buckets of neighbouring steps; the steps ascend.
 
-    A bucket is one step until there are more than 1,000. Then it is several, with their lowest and
-    highest value, so that no spike is lost.
+    Each bucket is one step until there are more than 1,000. Then each bucket is several steps, with
+    their lowest and highest value, so that no spike is lost.
 
     Attributes:
         times: mean ``time.time()`` of the values of each bucket.
-        steps: their mean step; where the step fell back, it goes on as a count.
-        mean: mean of the finite values, NaN if there are none; the same for ``low`` and ``high``.
+        steps: their mean step. After a step that moved back, the count continues upwards.
+        mean: mean of the finite values; NaN if there are none. The same for ``low`` and ``high``.
         nonfinite: number of values that were NaN, infinite or beyond 1e300.
         last: the newest value, finite or not.
-        resume_points: where another attempt resumed the work.
+        resume_points: steps at which another attempt resumed the work.
     """
 
     times: tuple[float, ...]
@@ -52,7 +52,7 @@ class Curve:
     resume_points: tuple[float, ...] = ()
 
     def coarse(self) -> list[list[float]]:
-        """Return the lowest and highest value of each of at most 48 stretches of equal length."""
+        """Return the lowest and highest value in each of at most 48 sections of equal length."""
         return _coarse([*zip(self.low, self.high, strict=True)])
 
 
@@ -67,22 +67,23 @@ def _coarse(pairs: Pairs) -> list[list[float]]:
     return merged
 
 
-# how the columns of two buckets become those of one: five sums, the lowest and the highest value
+# merge the columns of two buckets: five sums, the lowest and the highest value
 _MERGES: Sequence[Callable[[float, float], float]] = (*[operator.add] * 5, min, max)
 
 
 class MetricSeries:
     """One metric of one rank: a row of buckets, of which the last one is open.
 
-    If a step falls back, a loop began again: the count goes on from there, so that nothing is
-    lost. After :meth:`resume`, the steps that are done again replace the earlier ones instead,
-    unless the step had fallen back before.
+    If a step moves back, a new loop has started: the count continues upwards, so that no value is
+    lost. After :meth:`resume`, repeated steps replace the earlier ones instead, unless the step had
+    moved back before.
 
     Attributes:
         last: the newest value.
-        step: the newest step, NaN if there is none.
-        step_count: number of steps, those done again included.
-        timed_steps: steps that followed another one without a pause, and the ``seconds`` of these.
+        step: the newest step; NaN if there is none.
+        step_count: number of steps, repeated steps included.
+        timed_steps: number of steps that followed another step without a pause.
+        seconds: total duration of the timed steps.
         rate: estimates the step rate, if this metric is the first of its reports.
     """
 
@@ -97,12 +98,12 @@ class MetricSeries:
         self._width = 1  # values of a bucket before the next step opens another
         self._at = nan  # time of the newest step, NaN after a pause
         self._stride = 1.0  # from one step to the next
-        self._offset = 0.0  # what the count is ahead of the step
+        self._offset = 0.0  # the count minus the step
         self._has_fallen = self._is_resuming = False
         self._resume_points: deque[float] = deque(maxlen=MAX_RESUMES)
 
     def add(self, at: float, step: float | None, value: float) -> None:
-        """Add a value to the bucket of its step; without a step, to the next one."""
+        """Add a value to the bucket of its step. Without a step, use the next one."""
         if step is None:
             step = 0.0 if math.isnan(self.step) else self.step + 1.0
         if step != self.step or self._is_resuming:
@@ -121,7 +122,7 @@ class MetricSeries:
             self._highs[-1] = value
 
     def fill(self, times: Sequence[float], steps: Sequence[float], values: Sequence[float]) -> None:
-        """Add the first values, if :func:`_can_fill`: all of a run in a tenth of the time."""
+        """Add the first values, if :func:`_can_fill`: a whole run in a tenth of the time."""
         count = len(values)
         while math.ceil(count / self._width) > MAX_BUCKETS:
             self._width *= 2
@@ -148,7 +149,7 @@ class MetricSeries:
         """Return the buckets as a curve."""
         counts = self._counts
         if counts.count(1.0) == len(counts) and not any(self._nonfinite):
-            mean = low = high = tuple(self._totals)  # most often: every bucket is one value
+            mean = low = high = tuple(self._totals)  # the usual case: every bucket is one value
             sizes = counts
         else:
             sizes = array("d", map(operator.add, counts, self._nonfinite))
@@ -178,10 +179,10 @@ class MetricSeries:
         elif step < self.step:
             self._continue_count(step)
             self._has_fallen = True
-        elif step > self.step:  # not so for the first, after NaN
+        elif step > self.step:  # false for the first step, after NaN
             self._stride = step - self.step
         self.step_count += 1
-        if at >= self._at:  # not so after a pause, nor where the clock was set back
+        if at >= self._at:  # false after a pause, and if the clock was set back
             self.timed_steps += 1
             self.seconds += at - self._at
         self.step, self._at = step, at
@@ -215,7 +216,7 @@ class MetricSeries:
 
 
 def _can_fill(steps: Sequence[float], values: Sequence[float]) -> bool:
-    """Return whether steps ascend and all values are finite."""
+    """Return whether the steps ascend and all values are finite."""
     is_ascending = all(map(operator.lt, steps, steps[1:]))
     is_small = steps[0] >= -MAX_STEP and steps[-1] <= MAX_STEP
     are_finite = (
@@ -229,10 +230,10 @@ class MetricsSnapshot:
     """The metrics at one moment.
 
     Attributes:
-        versions: of each metric, in the order in which they came; it changes with every value.
-        curves: the curves by rank of each metric that has changed since the known version.
+        versions: version of each metric, in the order of the first reports; each value changes it.
+        curves: curves by rank of each metric that changed since the known version.
         hidden: number of metrics without a curve.
-        hidden_names: the names of those, as far as they are known.
+        hidden_names: the names of hidden metrics, as far as they are known.
     """
 
     versions: Mapping[str, int]
@@ -242,12 +243,13 @@ class MetricsSnapshot:
 
 
 class MetricStore:
-    """Keeps a series for each name and rank; one thread adds, any thread may read.
+    """Keeps a series for each name and rank. One thread adds; any thread may read.
 
-    Only the first 64 names have series. The others are counted, up to 10,000.
+    Only the first 64 names have series. Other names are counted, up to 10,000.
 
     Attributes:
-        began: the first ``time.time()`` of a report, ``ended`` the last one.
+        began: the first ``time.time()`` of a report.
+        ended: the last one.
     """
 
     def __init__(self) -> None:
@@ -264,11 +266,11 @@ class MetricStore:
         return len(self._dropped)
 
     def add(self, rank: int, at: float, step: float | None, values: Mapping[str, float]) -> None:
-        """Add what a rank reported for a step, at its ``time.time()``.
+        """Add the values that a rank reported for a step, at its ``time.time()``.
 
-        Without a step, each name counts on by itself.
+        Without a step, each name counts its own steps.
         """
-        if step is not None:  # any whole number
+        if step is not None:  # any integer
             step = float(min(MAX_STEP, max(-MAX_STEP, step)))
         first: MetricSeries | None = None
         with self._lock:
@@ -296,7 +298,7 @@ class MetricStore:
         steps: Sequence[float | None],
         values: Sequence[float],
     ) -> None:
-        """Add all that a rank reported under a name, in its order."""
+        """Add all values that a rank reported under a name, in order."""
         known = [step for step in steps if step is not None]
         is_new = rank not in self._series.get(name, {})
         if not (is_new and len(known) == len(steps) and _can_fill(known, values)):
@@ -324,7 +326,7 @@ class MetricStore:
                     series.resume()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all metrics."""
         with self._lock:
             self._version += 1
             self._series.clear()
@@ -339,7 +341,10 @@ class MetricStore:
         most: int,
         chosen: Collection[str] | None = None,
     ) -> MetricsSnapshot:
-        """Return the chosen metrics, or the first ``most``; curves only of those not ``known``."""
+        """Return the chosen metrics, or the first ``most``.
+
+        Only metrics that changed since the ``known`` versions have their curves.
+        """
         names, known = self.names(), known or {}
         selected = names[:most] if chosen is None else [name for name in names if name in chosen]
         shown = {name: self._versions.get(name, 0) for name in selected}
@@ -351,7 +356,7 @@ class MetricStore:
         )
 
     def names(self) -> list[str]:
-        """Return the names of the metrics in the order in which they came."""
+        """Return the names of the metrics, in the order of their first reports."""
         with self._lock:
             return list(self._series)
 
@@ -364,7 +369,7 @@ class MetricStore:
         """Return the curve of each rank that reported this metric."""
         curves = {}
         for rank, series in self.series(name).items():
-            with self._lock:  # for one rank at a time: the thread that adds need not wait long
+            with self._lock:  # for one rank at a time, so that the adding thread waits briefly
                 curves[rank] = series.curve()
         return curves
 
@@ -373,10 +378,10 @@ class MetricStore:
         return {rank: series.last for rank, series in self.series(name).items()}
 
     def step_rate(self, rank: int) -> StepRate | None:
-        """Return how far a rank is and how fast, None if it reported nothing.
+        """Return the step and step rate of a rank; None if it reported no metrics.
 
-        Loops that count different things, such as batches and epochs, are kept apart: the fastest
-        of those that made a step in the last seconds counts.
+        Loops that count different things, such as batches and epochs, are kept separate. The
+        fastest loop that made a step in the last seconds counts.
         """
         with self._lock:
             rates = [
@@ -406,24 +411,24 @@ class _MetricTotals:
 
 
 class RunTotals:
-    """What the ranks of a run reported in all of its cells, for ``run.json``.
+    """Totals over all cells of a run, for ``run.json``.
 
-    Steps that are done again count again. Pauses between two cells are no training.
+    Repeated steps count again. Pauses between cells are no training time.
     """
 
     def __init__(self) -> None:
         self._of_ended_cells: dict[str, _MetricTotals] = {}
 
     def add(self, cell: MetricStore) -> None:
-        """Add the numbers of a cell that has ended."""
+        """Add the metrics of a cell that ended."""
         self._of_ended_cells = self._with(cell)
 
     def clear(self) -> None:
-        """Begin another run."""
+        """Clear the totals for a new run."""
         self._of_ended_cells = {}
 
     def facts(self, cell: MetricStore | None = None) -> dict[str, Any]:
-        """Return the totals, with the numbers of the cell that runs; empty if there are none."""
+        """Return the totals, with the metrics of the running cell; empty if there are none."""
         totals = self._with(cell) if cell is not None else self._of_ended_cells
         if not totals:
             return {}
@@ -453,7 +458,7 @@ class RunTotals:
 
 
 def spread(last: Mapping[int, float]) -> dict[str, float]:
-    """Return mean, lowest and highest over ranks; all the same where a value is not finite."""
+    """Return mean, lowest and highest over ranks; all equal if a value is not finite."""
     values = [*last.values()]
     nonfinite = [value for value in values if not math.isfinite(value)]
     if nonfinite:

@@ -144,7 +144,7 @@ def pickle_values(values: Mapping[str, Any], numbers: Mapping[str, int]) -> byte
 
 
 def _unpicklable_names(values: Mapping[str, Any]) -> str:
-    """Return the first name whose value cannot be pickled; all names if each value can."""
+    """Return the first name with a value that cannot be pickled; all names if each value can."""
     import cloudpickle
 
     for name, value in values.items():

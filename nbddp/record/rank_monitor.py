@@ -1,4 +1,4 @@
-"""Keep what ranks report while they run: status, progress, metrics, collectives."""
+"""Keep the reports of running ranks: status, progress, metrics, collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a panel draws: everything that is known of a worker group at one moment, frozen."""
+"""A snapshot of a worker group at one moment, for all views."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from nbddp.wire.messages import RankStatus, Ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """A GPU at one moment, whoever uses it.
+    """The use of a GPU by all processes at one moment.
 
     Attributes:
-        load: percent of the last moments in which something ran on it; below 0 if not known.
-        used: bytes of its memory that are in use, of ``total``.
-        used_by_others: bytes that processes use which are no ranks of this group, such as the
-            notebook's own; below 0 where that is not known, as in most containers.
+        load: percent of recent time in which the GPU ran a kernel; negative if unknown.
+        used: bytes of its memory in use, of ``total``.
+        used_by_others: bytes used by processes that are not ranks of this group, such as the
+            notebook's own; negative if unknown, as in most containers.
     """
 
     load: float = -1.0
@@ -43,24 +43,27 @@ class RankSnapshot:
     """One rank at one moment.
 
     Attributes:
-        state: what it does, in words.
-        node: its machine, where there are several.
-        line: the cell's line that it is on, 0 for none; ``code`` stands there, and ``file`` is the
-            script's, or another cell than the one that runs.
-        seconds: how long it has stayed where it is, 0 if anything of it moves.
+        state: the rank's activity or end, in words.
+        node: its machine, if there are several.
+        line: the cell's line that the rank runs; 0 if none.
+        file: the name of a script, or of another cell, that contains the line.
+        code: the source of the line.
+        seconds: time since the rank last moved; 0 if it moves.
         collective: its newest collective, with number and shape.
-        step: the last step that it reported, None if none.
-        steps_per_second: 0 where that is not known.
-        cpu: percent of one core, below 0 while it is not known; ``memory`` in bytes.
-        gpu: the name of its GPU, empty without one; ``gpu_memory`` is what its tensors hold there,
-            ``gpu_reserved`` what torch has taken for them, in bytes.
-        gpu_usage: what is known of that GPU as a whole.
-        gpu_ranks: the other ranks that are on it.
-        lag: by how much it is slower than the others, None if it is not, or nobody can tell.
-        is_alive: whether its process is there.
-        is_healthy: whether nothing went wrong with it; ``is_first_cause`` tells whether it went
-            wrong by itself, and not for a reason elsewhere, such as an interrupt.
-        is_over: whether the rank has ended the cell, well or not.
+        step: the last step that it reported; None if none.
+        steps_per_second: 0 if unknown.
+        cpu: percent of one core; negative if unknown.
+        memory: in bytes.
+        gpu: the name of its GPU; empty without one.
+        gpu_memory: bytes that its tensors use on the GPU.
+        gpu_reserved: bytes that torch has reserved on the GPU for them.
+        gpu_usage: the use of that GPU by all processes.
+        gpu_ranks: the other ranks on that GPU.
+        lag: by how much it is slower than the others; None if it is not, or if that is unknown.
+        is_alive: whether its process exists.
+        is_healthy: whether it had no failure.
+        is_first_cause: whether it failed by itself, not as a consequence such as an interrupt.
+        is_over: whether the rank ended the cell, with or without success.
     """
 
     rank: int
@@ -91,31 +94,31 @@ class RankSnapshot:
 
     @property
     def position(self) -> str:
-        """The line as short as can be: ``12``, ``train.py:12``."""
+        """The line in a short form: ``12``, ``train.py:12``."""
         return f"{self.file}:{self.line}" if self.file else str(self.line)
 
     @property
     def is_active(self) -> bool:
-        """Whether the rank still works on the cell."""
+        """Whether the rank still runs the cell."""
         return self.is_alive and self.is_healthy and not self.is_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A worker group at one moment, and the cell that it runs or ran last.
+    """A worker group at one moment, and its current or last cell.
 
     Attributes:
-        state: what the group does.
-        at: the moment, as ``time.time()`` has it; ``began`` is when the cell, or else the attempt,
-            began.
-        seconds: since then, to the end of the cell.
+        state: the state of the group.
+        at: the moment, as ``time.time()``.
+        began: start of the cell or, without a cell, of the attempt.
+        seconds: duration since ``began``, up to the end of the cell.
         run: the name of the run's ``folder``.
-        ranks: those of the group, or of the cell if the group is another by now.
-        events: what happened since the cell, or the group, began.
-        alarm: a hang or a silent rank, as a card of several lines; empty if all is well.
-        straggler: the rank that the others wait for, None if there is none.
-        missed_rows: rows of metrics that only the file has.
-        rejected_messages: messages that were not signed by this group.
+        ranks: the ranks of the group, or of the cell if the group has changed since.
+        events: the events since the start of the cell or of the group.
+        alarm: the card about a hang or a silent rank, in several lines; empty if there is none.
+        straggler: the rank for which the others wait; None if there is none.
+        missed_rows: number of metrics rows that are only in the file.
+        rejected_messages: number of messages that this group did not sign.
     """
 
     state: GroupState
@@ -136,12 +139,12 @@ class Snapshot:
 
     @property
     def alive(self) -> list[int]:
-        """Ranks whose process is there."""
+        """Ranks whose process exists."""
         return [rank.rank for rank in self.ranks if rank.is_alive]
 
 
 SampleGpus = Callable[[Mapping[str, Set[int]]], Mapping[str, GpuUsage]]
-_StateWords = tuple[str, bool, bool]  # what a rank does in words, is_healthy, is_first_cause
+_StateWords = tuple[str, bool, bool]  # state in words, is_healthy, is_first_cause
 
 
 def build_snapshot(
@@ -156,15 +159,15 @@ def build_snapshot(
     sample_gpus: SampleGpus = lambda _pids: {},
     nodes: Mapping[int, str] = MappingProxyType({}),
 ) -> Snapshot:
-    """Draw up what is known right now; may be called from any thread.
+    """Build a snapshot. Any thread may call this.
 
-    ``is_for_cell`` asks for what became of the cell on each rank, not for what the rank does now.
-    ``look`` tells of GPUs, given their UUIDs and the processes of ours that use them. ``nodes``:
-    the machine of each rank, where there are several.
+    ``is_for_cell``: show how the cell ended on each rank, not the present state of the rank.
+    ``sample_gpus`` returns the usage of GPUs, given their UUIDs and our processes on each.
+    ``nodes``: the machine of each rank, if there are several.
     """
     now, at = time.monotonic(), time.time()
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
-        cell = None  # it ran on ranks that are gone
+        cell = None  # it ran on ranks of an earlier attempt
     shown = cell if is_for_cell else None
     folder, alarm = event_log.folder, rank_monitor.hangs.alarm
     known = sorted(dict(ready).items())
@@ -205,7 +208,7 @@ def build_snapshot(
 def _with_gpus(
     ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, sample_gpus: SampleGpus
 ) -> tuple[RankSnapshot, ...]:
-    """Add what is known of the GPUs as a whole, and who else is on them."""
+    """Add the usage of whole GPUs, and the ranks that share each GPU."""
     by_gpu: dict[str, list[RankSnapshot]] = defaultdict(list)
     for rank in ranks:
         heartbeat = rank_monitor.hangs.heartbeats.get(rank.rank)
@@ -231,7 +234,7 @@ def _with_gpus(
 
 
 def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
-    """The group's, unless it was stopped or started anew since the cell: then the cell's."""
+    """Return the ranks of the group, or of the cell if the group stopped or restarted since."""
     if cell is None or (life.attempt == cell.attempt and life.ranks):
         return life.ranks
     return tuple(RankLife(rank, RankState.GONE, cell.exits.get(rank)) for rank in cell.ranks)
@@ -245,14 +248,14 @@ def _rank_snapshot(
     question: str,
     now: float,
 ) -> RankSnapshot:
-    """Draw a rank by its last sign of life; ``asked`` asks the user, on whatever rank."""
+    """Describe a rank by its last heartbeat; ``question`` is an input request of any rank."""
     heartbeat = rank_monitor.hangs.heartbeats.get(life.rank)
     status = heartbeat.status if heartbeat else RankStatus(cell=0, line=0, function="")
     age = now - heartbeat.at if heartbeat else 0.0
     is_inside = life.state is RankState.RUNNING and cell is not None and status.cell == cell.number
     rate = rank_monitor.metrics.step_rate(life.rank) if cell else None
     is_of_cell = cell is not None and status.last_cell == cell.number
-    steps = status.steps if is_of_cell else {}  # of the same moment as the collective
+    steps = status.steps if is_of_cell else {}  # from the same moment as the collective
     words, is_healthy, is_first_cause = state
     if is_inside and status.asks:
         words = f"in {status.asks}"
@@ -268,7 +271,7 @@ def _rank_snapshot(
         collective=str(status.last or "") if is_of_cell else "",
         step=steps.get(rate.loop, rate.step) if rate else None,
         steps_per_second=rate.per_second if rate else 0.0,
-        cpu=status.cpu if is_inside or not status.cell else -1.0,  # not that of a cell that ended
+        cpu=status.cpu if is_inside or not status.cell else -1.0,  # not of a cell that ended
         memory=status.memory,
         gpu=status.gpu_name if life.is_alive else "",
         gpu_memory=status.gpu_memory,
@@ -282,7 +285,7 @@ def _rank_snapshot(
 
 
 def _open_question(life: Life, cell: CellHandle | None, rank_monitor: RankMonitor) -> str:
-    """What asks the user right now; empty if nothing does."""
+    """Return the current request for user input; empty if there is none."""
     if cell is None:
         return ""
     heartbeats = [rank_monitor.hangs.heartbeats.get(each.rank) for each in life.ranks]

@@ -1,6 +1,6 @@
-"""What torch's profiler has traced on all ranks, as one file and a table of what differs.
+"""Merge the profiler traces of all ranks into one file, and compare the ranks.
 
-The file is for Perfetto and ``chrome://tracing``: a process for each rank, one clock for all.
+The file is for Perfetto and ``chrome://tracing``. It has a process for each rank, and one clock.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from typing import Any
 from nbddp.record.run_folder import replace_file
 from nbddp.wire.trace_messages import TraceSent, TraceSteps
 
-MAX_EVENTS = 400_000  # of all ranks, in the merged file: a page takes some 100 bytes for each
-COMPRESS_ABOVE = 4 * 2**20  # bytes of JSON from which on it is compressed
-MIN_RELATIVE_SPREAD = 0.2  # of the most that a rank spends there,
-MIN_SPREAD_MS = 1.0  # milliseconds, and
-MIN_SPREAD_SHARE = 0.01  # of the time that was traced: from there on ranks differ
+MAX_EVENTS = 400_000  # of all ranks, in the merged file: the page needs about 100 bytes for each
+COMPRESS_ABOVE = 4 * 2**20  # bytes of JSON above which the file is compressed
+# ranks differ in an operator if the difference exceeds all three
+MIN_RELATIVE_SPREAD = 0.2  # of the largest time of a rank in it
+MIN_SPREAD_MS = 1.0  # milliseconds
+MIN_SPREAD_SHARE = 0.01  # of the traced time
 OUTSIDE_OPERATORS = "in no operator: Python, or asleep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What came of a cell that was to be traced.
+    """The trace of a cell on all ranks.
 
     Attributes:
-        cell: its number.
-        asked: the steps.
-        ranks: what each rank has traced, of those that have something.
-        missing: why each other rank has nothing.
-        path: the merged file, None if there is none; ``size`` is in bytes.
-        folder: each rank's own file is here, as torch has written it.
-        error: seconds by which the clocks of two machines may be apart.
+        cell: number of the cell.
+        asked: the requested steps.
+        ranks: the trace of each rank that has one.
+        missing: for each other rank, why it has none.
+        path: the merged file; None if there is none.
+        folder: the folder with the file of each rank, as torch wrote it.
+        size: size of the merged file in bytes.
+        error: seconds by which the clocks of two machines may differ.
     """
 
     cell: int
@@ -50,19 +52,19 @@ class Trace:
 
     @property
     def events(self) -> int:
-        """How many there are in the merged file."""
+        """Number of events in the merged file."""
         return sum(trace.events for trace in self.ranks.values())
 
     @property
     def steps(self) -> list[int]:
-        """The first and the last step that some rank has."""
+        """The first and last step that any rank traced."""
         traced = [each.steps for each in self.ranks.values() if each.steps]
         return [min(each[0] for each in traced), max(each[1] for each in traced)] if traced else []
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """An operator: milliseconds that each rank spent in it itself, and how many calls."""
+    """One operator: milliseconds on each rank, without the operators it calls, and its calls."""
 
     name: str
     self_ms: Mapping[int, float]
@@ -70,12 +72,12 @@ class TraceRow:
 
     @property
     def spread(self) -> float:
-        """By how many milliseconds ranks differ."""
+        """Milliseconds between the slowest and the fastest rank."""
         return max(self.self_ms.values()) - min(self.self_ms.values())
 
 
 def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
-    """What each operator cost each rank, those first in which ranks differ most.
+    """Return the time of each operator on each rank, the largest differences first.
 
     >>> slow = TraceSent(idle_ms=90.0)
     >>> quick = TraceSent(idle_ms=10.0, operator_times={"gloo:barrier": [80.0, 2]})
@@ -97,7 +99,7 @@ def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
 
 
 def is_different(row: TraceRow, ranks: Mapping[int, TraceSent]) -> bool:
-    """Whether ranks differ in it by more than they do by chance."""
+    """Return whether the ranks differ in this operator by more than chance."""
     largest = max(row.self_ms.values())
     traced_ms = 1000 * max(each.seconds for each in ranks.values())
     return row.spread >= max(
@@ -111,16 +113,16 @@ def is_different(row: TraceRow, ranks: Mapping[int, TraceSent]) -> bool:
 def write_merged(
     parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str, Any]
 ) -> Path:
-    """Put the ranks' parts into one file; it is there in whole or not.
+    """Write the events of all ranks to one file; on an error there is no file.
 
     Args:
-        parts: each rank's events.
-        folder: where to write.
-        name: of the file, without what tells its kind.
-        facts: what else stands in it, beside the events.
+        parts: the events of each rank.
+        folder: the target folder.
+        name: name of the file, without suffix.
+        facts: further entries of the file, in addition to the events.
 
     Raises:
-        OSError: it cannot be written; then nothing of it is left.
+        OSError: the file cannot be written.
     """
     is_big = sum(part.stat().st_size for part in parts.values()) > COMPRESS_ABOVE
     path = folder / (f"{name}.json.gz" if is_big else f"{name}.json")
@@ -138,7 +140,7 @@ def write_merged(
 
 
 def ranks_by_reason(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:
-    """The ranks that have nothing, by the reason."""
+    """Return the ranks without a trace, by reason."""
     by_reason: dict[str, list[int]] = defaultdict(list)
     for rank, why in sorted(missing.items()):
         by_reason[why].append(rank)

@@ -1,4 +1,4 @@
-"""Who failed first, and what is only a consequence of it, in words for the user."""
+"""Find the first cause of a failed cell and its consequences, and describe them for the user."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nbddp.errors import (
 )
 from nbddp.wire.messages import CellEnded, Failure
 
-MAX_HEADLINE = 240  # characters of an error's text; its traceback has all of it
-_CPP_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # where in torch's C++ it was raised
+MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full text
+_CPP_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # position in torch's C++ code
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
@@ -32,7 +32,7 @@ _TIMED_OUT = re.compile(
 )
 _GROUP = re.compile(r" of group (\[[\d, ]+\])$")
 _PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
-# what the kit raises on the ranks that were told of another's failure
+# nbddp raises these on the ranks to which another rank's failure was relayed
 _RELAYED = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
 _RELAYING_ERRORS = ("RuntimeError", "CheckpointError")
 _TORCH_ERRORS = (
@@ -52,9 +52,10 @@ SIZE_MISMATCH = (
 
 
 class ProcessExit(NamedTuple):
-    """How a process ended in the middle of a cell: with what code, when, and what it left.
+    """The exit of a process during a cell.
 
-    ``final_output`` is the end of what it wrote in this cell, ``hint`` why it may have ended.
+    ``final_output`` is the end of its output in this cell, ``hint`` the possible reason of the
+    exit.
     """
 
     exitcode: int | None
@@ -74,14 +75,14 @@ class ProcessExit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How a cell ended on one rank, when it did not end well.
+    """How a cell failed on one rank.
 
     Attributes:
         missed_collective: the collective in which other ranks waited for this rank until their
             timeout.
-        has_waited: whether this rank is one of those that waited.
+        has_waited: whether this rank is one of the ranks that waited.
         is_quit: whether the user left this rank's debugger.
-        started_collectives: number of started collectives by group; a key is the list of the
+        started_collectives: number of started collectives by group. A key is the list of the
             group's ranks, or "" for the default group.
         in_group: whether the rank is in the default group.
     """
@@ -99,7 +100,7 @@ class RankFailure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it can only have come from somewhere else."""
+        """Whether the failure must have its cause on another rank."""
         if self.failure is None or self.missed_collective:
             return False
         is_freed = self.is_interrupted or self.has_waited
@@ -107,15 +108,15 @@ class RankFailure:
 
     @property
     def has_timed_out(self) -> bool:
-        """Whether it waited for others, and gave up."""
+        """Whether the rank waited for other ranks until a timeout."""
         failure = self.failure
         if failure is not None and failure.name == "DistStoreError" and not failure.collective:
-            return False  # a key that the user's code waits for: unknown which rank must set it
+            return False  # the user's code waits for a key: the rank that must set it is unknown
         return self._matches_torch_error(_TIMED_OUT)
 
     @property
     def did_not_wait(self) -> bool:
-        """Whether it ended the cell, or was interrupted where it waited for nobody."""
+        """Whether the rank ended the cell, or was interrupted outside of a collective."""
         if self.failure is None:
             return self.process_exit is None
         return self.is_interrupted and not self.failure.collective
@@ -149,11 +150,11 @@ class RankFailure:
 
     @property
     def exitcode(self) -> int | None:
-        """The process's exit code, if it ended."""
+        """Exit code of the rank's process, if it exited."""
         return self.process_exit.exitcode if self.process_exit else None
 
     def headline(self) -> str:
-        """What happened, in one line without a rank."""
+        """Return what happened, in one line, without the rank."""
         if self.missed_collective and self.failure is None:
             return f"did not come to {self.missed_collective}: it had already finished the cell"
         if self.failure is None:
@@ -178,7 +179,7 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """First cause and consequences of a cell that did not end well."""
+    """First cause and consequences of a cell that did not succeed."""
 
     first: RankFailure
     causes: tuple[int, ...]
@@ -190,22 +191,22 @@ class Verdict:
     is_script: bool = False
 
     def for_rank(self, rank: int) -> RankFailure | None:
-        """What a rank's trouble was, or that of others with the same news; None if it was well."""
+        """Return the failure of a rank, or an equal one of another rank; None if it succeeded."""
         if rank in self.causes:
             return self.first
         return next((failure for ranks, failure in self.others if rank in ranks), None)
 
     def is_error_of(self, rank: int) -> bool:
-        """Whether the first cause is an error that this rank raised."""
+        """Return whether the first cause is an error that this rank raised."""
         return self.first.failure is not None and not self.is_interrupt and rank in self.causes
 
     def error(self) -> CellFailedError:
-        """The exception that carries it all to the user."""
+        """Return the exception for the user."""
         kind = CellInterruptedError if self.is_interrupt else CellFailedError
         return kind(self.summary(), rank=self.first.rank, report=self.report())
 
     def summary(self) -> str:
-        """The first cause in one line."""
+        """Return the first cause in one line."""
         if self.ended_by:
             return f"the cell was ended by a {self.ended_by}"
         is_verb_phrase = (
@@ -218,7 +219,7 @@ class Verdict:
         return f"{format_ranks(self.causes)}{joint}{what}"
 
     def report(self, *, advises: bool = True) -> str:
-        """What the user reads: the cause, its traceback, what followed, what can be done."""
+        """Return the report: first cause, traceback, consequences, and what to do next."""
         is_chain = self.others and not self.is_interrupt and not self.ended_by
         lines = [("first cause: " if is_chain else "") + self.summary()]
         if self.first.failure is not None and not self.is_interrupt:
@@ -248,7 +249,7 @@ class Verdict:
         )
 
     def _way_out_of_script(self) -> str:
-        """What to do after a script, whose ranks hold no names of cells."""
+        """Return what to do after a script: its ranks hold no names of cells."""
         if self.ended_by or not self.has_survivors:
             return "The ranks of the script are gone. Cells keep their names."
         if self.exited_ranks:
@@ -266,14 +267,15 @@ def find_first_cause(
     is_script: bool = False,
     has_other_ranks: bool = False,
 ) -> Verdict | None:
-    """Find the first cause among what the ranks said; None when all went well.
+    """Find the first cause among the reports and exits of ranks; None if all succeeded.
 
-    ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop", at ``ended_at``:
-    then that is the cause, unless a rank had failed or died before. ``is_script`` says that the
-    ranks ran a script alone, ``has_other_ranks`` that ranks live on which did not run the cell.
+    ``ended_by``: the user ended the ranks by a "restart" or a "stop", at ``ended_at``. That is the
+    cause, unless a rank failed or died before. ``is_script``: the ranks run only a script.
+    ``has_other_ranks``: ranks that did not run the cell are alive.
 
-    First cause, not first exit: a rank that dies is noticed later than its peers notice that its
-    connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
+    The first cause is not the first exit. The controller notices the death of a rank later than
+    other ranks notice the closed connection. A rank that an interrupt released failed for the
+    reason of another rank.
     """
     by_rank = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
     failures = [*filter(None, by_rank)]
@@ -305,9 +307,9 @@ def find_first_cause(
 def _mark_missing_ranks(
     failures: list[RankFailure], succeeded: list[RankFailure]
 ) -> list[RankFailure]:
-    """Where some waited until their timeout, those who were elsewhere meanwhile are the cause.
+    """Mark as the cause the ranks that did not reach a collective in which others timed out.
 
-    ``well``: the ranks that ended the cell without an error.
+    ``succeeded``: the ranks that ended the cell without an error.
     """
     waited = [
         failure for failure in failures if failure.has_timed_out and not failure.is_interrupted
@@ -334,7 +336,7 @@ def _mark_missing_ranks(
 
 
 def _exit_details(process_exit: ProcessExit, who: str) -> list[str]:
-    """Why a process may have ended, and what it wrote last."""
+    """Return the possible reason of an exit, and the last output of the process."""
     hint = process_exit.hint or (
         SIZE_MISMATCH if _GLOO_SIZE_ERROR in process_exit.final_output else ""
     )
@@ -352,7 +354,7 @@ def _shorten(text: str) -> str:
 def failure_of(
     rank: int, report: CellEnded | None, process_exit: ProcessExit | None
 ) -> RankFailure | None:
-    """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
+    """Return how a cell failed on one rank, by its report or its process exit; None on success."""
     if report is not None and not report.is_ok:
         return _failure_from_report(rank, report)
     if process_exit is not None:
@@ -374,7 +376,7 @@ def _failure_from_report(rank: int, report: CellEnded) -> RankFailure:
 
 
 def _group_equal(failures: Sequence[RankFailure]) -> list[tuple[tuple[int, ...], RankFailure]]:
-    """Put together the ranks that have the same piece of news, in the order of their first."""
+    """Group the ranks with equal failures, in the order of the first rank of each."""
     groups: dict[tuple[str, int | None], list[RankFailure]] = {}
     for failure in failures:
         groups.setdefault((failure.headline(), failure.exitcode), []).append(failure)

@@ -1,1 +1,1 @@
-"""What a heal gave back, and the values it needs."""
+"""The result of a heal, and the values that a replacement needs."""

@@ -36,15 +36,15 @@ class Device(str):
 def evaluate_assignments(
     source: str, topology: Topology, names: Mapping[str, Any]
 ) -> dict[str, Any]:
-    r"""Return the values that a cell's plain assignments give to names on one rank.
+    r"""Return the values that the plain assignments of a cell give to names on one rank.
 
-    An assignment counts if its expression reads only the rank, the environment that torchrun sets,
+    An assignment counts if its expression reads only the rank, torchrun's environment variables,
     and plain values.
 
     Args:
         source: the cell.
-        topology: of the rank.
-        names: plain values that the rank's names had before the cell.
+        topology: the rank's topology.
+        names: plain values of the rank's names before the cell.
 
     >>> place = Topology.local(2)[1]
     >>> code = "r = int(os.environ['RANK'])\nif r >= 0:\n    main, seed = r == 0, 7 + r\nx = f()"
@@ -106,7 +106,7 @@ def _execute(body: Sequence[ast.stmt], known: dict[str, Any], results: dict[str,
 
 
 def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
-    """Return the names that a statement may set."""
+    """Yield the names that a statement may set."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -115,7 +115,7 @@ def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
 
 
 def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """Return the names that a plain assignment sets, each with its expression."""
+    """Yield the names that a plain assignment sets, each with its expression."""
     pairs: Iterable[tuple[ast.expr, ast.expr]] = ()
     match statement:
         case ast.AnnAssign(target=target, value=ast.expr() as value):
@@ -128,12 +128,12 @@ def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _evaluate(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:
-    """Return the value of an expression, or nothing if it cannot be known."""
+    """Return the value of an expression in a tuple; an empty tuple if it is unknown."""
     if not _is_plain(expression, known):
         return ()
     try:
         return (eval(compile(ast.Expression(expression), "cell", "eval"), dict(known)),)
-    except Exception:  # noqa: BLE001 - whatever the user's expression raises
+    except Exception:  # noqa: BLE001 - the user's expression may raise any exception
         return ()
 
 

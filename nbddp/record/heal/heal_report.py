@@ -1,4 +1,4 @@
-"""What came of healing a worker group, and what it cost."""
+"""The result of a heal, and its duration."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes
 from nbddp.wire.request_messages import MADE_BY_ALL
 
-MAX_SHOWN_PLACES = 20  # of those that got another number
-MAX_SHOWN_VALUES = 100  # of those that a rank has again, or that the user must set
+MAX_SHOWN_PLACES = 20  # paths in the report
+MAX_SHOWN_VALUES = 100  # values in the report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Healed:
-    """What healing has done, and cost.
+    """The result of a heal.
 
     Attributes:
-        ranks: those that are new.
-        donor: the one whose names they have.
-        names: how many.
-        left: why not, for each name that could not be carried; of very many for some.
-        more: how many others could not be carried, under ``""``.
-        places: where a new rank put its own number in the place of the donor's.
-        own: values that new ranks have from the dead ranks, not from the donor.
-        unknown: values that they have from the donor although those of the dead ranks differ or
-            may differ.
-        cells: the prompt's number of the cell that made such a name, where it is known.
-        size: bytes that were carried.
-        fork: seconds until the new ranks were there.
-        carry: seconds that packing the names took.
-        meet: seconds until all ranks had met.
+        ranks: the replaced ranks.
+        donor: the rank from which they got their names.
+        names: number of names.
+        left: the reason for each name that could not be carried; only some of very many.
+        more: number of other names that could not be carried, under ``""``.
+        places: paths at which a replacement put its own rank number instead of the donor's.
+        own: values that replacements got from the dead ranks, not from the donor.
+        unknown: values from the donor although those of the dead ranks differ or may differ.
+        cells: prompt number of the cell that made such a name, if known.
+        size: number of carried bytes.
+        fork: seconds until the replacements were started.
+        carry: seconds to pickle the names.
+        meet: seconds until all ranks had joined the new process group.
     """
 
     ranks: tuple[int, ...]
@@ -50,15 +49,15 @@ class Healed:
 
     @property
     def seconds(self) -> float:
-        """From when it was asked for until the ranks were ready."""
+        """Total duration, from the request until the ranks were ready."""
         return self.fork + self.carry + self.meet
 
     def __str__(self) -> str:
-        """In a line, and one for each name that did not come."""
+        """Return the report as text."""
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """What was done, and then each name that did not come."""
+        """Return the result in one line, then further lines for values and names that differ."""
         lines = [
             f"{format_ranks(self.ranks)} healed with the names of rank {self.donor} in "
             f"{self.seconds:.2f} s ({self.names} names, {format_bytes(self.size)})"
@@ -88,7 +87,7 @@ class Healed:
 
     def _way_out(self, name: str, why: str) -> str:
         ranks = self._where(why)
-        if not name.isidentifier():  # a part of what came
+        if not name.isidentifier():  # a part of a carried object
             return f"; make it again, {ranks}"
         if not self.cells.get(name):
             return ""

@@ -31,7 +31,7 @@ class OwnValues:
     Attributes:
         own: for each path, the mark of the donor's value and the mark of its own value. It keeps
             the donor's value if the mark is a fingerprint.
-        unknown: paths at which it keeps the donor's value, because its own mark is not known.
+        unknown: paths at which it keeps the donor's value, because its own mark is unknown.
     """
 
     own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class OwnValues:
 
 
 class _KnownValue(NamedTuple):
-    """What is known of a value.
+    """A value that a rank reported.
 
     Attributes:
         mark: its mark.
@@ -60,12 +60,12 @@ class RankValues:
         self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
 
     def clear(self) -> None:
-        """Forget all marks, because all ranks are new."""
+        """Remove all marks, because all ranks are new."""
         self._known.clear()
         self._deaths.clear()
 
     def add(self, rank: int, cell: int, changes: Mapping[str, Any] | None) -> None:
-        """Store the changes that a rank reports, such as at the end of a cell."""
+        """Add the changes that a rank reports, such as at the end of a cell."""
         if not changes:
             return
         before = self._known.get(rank, {})
@@ -79,16 +79,16 @@ class RankValues:
             now[path] = known
 
     def add_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
-        """Note that a rank has exited. If it ran a cell, the values that it set there are lost."""
+        """Add that a rank exited. If it ran a cell, the values that it set there are lost."""
         if running is not None and cell is not None and rank in running.waiting:
             self.add_death(rank, running.number, cell.request.source)
 
     def add_death(self, rank: int, cell: int, source: str) -> None:
-        """Note that a rank died in a cell: the values that it set there are lost."""
+        """Add that a rank died in a cell. The values that it set there are lost."""
         self._deaths[rank] = (cell, source)
 
     def clear_deaths(self, ranks: Sequence[int]) -> None:
-        """Note that these ranks have replacements."""
+        """Remove the deaths of these ranks, because they have replacements."""
         for rank in ranks:
             self._deaths.pop(rank, None)
 
@@ -98,7 +98,7 @@ class RankValues:
         """Find the values that the replacement of a rank must have instead of the donor's.
 
         Args:
-            rank: the rank that died.
+            rank: the dead rank.
             donor: the rank whose names the replacement gets.
             alive: the ranks that did not die.
             topologies: of all ranks.
@@ -132,7 +132,7 @@ class RankValues:
         return OwnValues(own, unknown)
 
     def _known_before(self, rank: int, cell: int) -> dict[str, _KnownValue]:
-        """Return what is known, without values that this cell or an earlier one may have set."""
+        """Return the known values, except values that this cell or an earlier one may have set."""
         known = self._known.get(rank, {})
         return {
             path: value
@@ -149,9 +149,9 @@ class _Derivation:
     """Derives a dead rank's value from the values of the living ranks, if only one is possible.
 
     Args:
-        living: the marks of the ranks that live.
-        before: the marks of the rank before the cell in which it died.
-        rank: which rank.
+        living: marks of the living ranks.
+        before: marks of the dead rank before the cell in which it died.
+        rank: the dead rank.
         topologies: of all ranks.
         source: the cell in which it died.
     """
@@ -173,7 +173,7 @@ class _Derivation:
         }
 
     def own(self, path: str) -> str:
-        """Return the mark of the rank's own value; empty if it is not certain."""
+        """Return the mark of the rank's own value; empty if it is uncertain."""
         marks = {rank: values[path] for rank, values in self._living.items() if path in values}
         if len(marks) < len(self._living):
             return ""
@@ -189,8 +189,8 @@ class _Derivation:
     def may_differ(self, path: str) -> bool:
         """Return whether the rank's own value may differ from the donor's.
 
-        If two living ranks have the same value, all ranks are taken to have it. A bool is the
-        exception: it may be true only on the rank that died.
+        If two living ranks have the same value, all ranks are assumed to have it. A bool is the
+        exception: it may be true only on the dead rank.
         """
         marks = {values.get(path, "") for values in self._living.values()}
         is_alone = len(self._living) == 1 and path.isidentifier()
@@ -231,7 +231,7 @@ def _mark(value: object) -> str:
 
 
 def _value_of(mark: str) -> object:
-    """Return the value of a mark; an ellipsis if the cell may change it, or if it is not known."""
+    """Return the value of a mark; an ellipsis if it is mutable or unknown."""
     if mark.startswith(DEVICE):
         return Device(mark.removeprefix(DEVICE))
     try:

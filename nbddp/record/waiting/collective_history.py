@@ -1,4 +1,4 @@
-"""What is kept of a cell's collectives: those that all ranks came to, and each rank's way there."""
+"""The collectives of a cell: matched collectives, and the reports of each rank between them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from nbddp.wire.collective import Collective
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-MAX_TRACK_ENTRIES = 5000  # of a rank's waits for data, of its samples, and of its steps
-MAX_KINDS = 200  # of collectives whose time on the GPU is kept
+MAX_TRACK_ENTRIES = 5000  # of a rank's waits for data, its samples, and its steps
+MAX_KINDS = 200  # of collectives with stored GPU times
 
-Place = tuple[int, str]  # a line, and the script that it is in; "" for a cell
+Place = tuple[int, str]  # a line, and its script; "" for a cell
 
 
 def chunks(flat: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
-    """Take a flat list of numbers apart.
+    """Split a flat list of numbers into tuples.
 
     >>> list(chunks([1, 2, 3, 4], 2))
     [(1, 2), (3, 4)]
@@ -27,22 +27,23 @@ def chunks(flat: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
 
 
 def main_place(places: Mapping[Place, int]) -> Place | None:
-    """Return where a rank was seen in at least half of the samples; None if nowhere."""
+    """Return the line of at least half of the samples of a rank; None if there is none."""
     place = max(places, key=lambda seen: places[seen], default=None)
     return place if place and 2 * places[place] >= sum(places.values()) else None
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollective:
-    """A collective that all ranks of a group came to.
+    """A collective that all ranks of a group reached.
 
     Attributes:
-        call: which collective it is.
-        arrivals: when each rank came, in seconds of ``time.time()`` on this machine.
-        wait_seconds: seconds that each rank waited for the last one; empty where no rank waits.
-        last_rank: the rank that came last.
-        places: how often the last rank was seen at which line while others waited.
-        loading: seconds of the waiting in which the last rank waited for data itself.
+        call: the collective.
+        arrivals: arrival time of each rank, in seconds of ``time.time()`` on this machine.
+        wait_seconds: time that each rank waited for the last one; empty if no rank waits in this
+            call.
+        last_rank: the rank that arrived last.
+        places: number of samples of the last rank at each line while others waited.
+        loading: seconds of the waiting in which the last rank itself waited for data.
     """
 
     call: Collective
@@ -54,7 +55,7 @@ class MatchedCollective:
 
     @property
     def at(self) -> float:
-        """When the last rank came."""
+        """Arrival time of the last rank."""
         return self.arrivals[self.last_rank]
 
     @property
@@ -65,7 +66,7 @@ class MatchedCollective:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a rank came to a collective; for the others see :class:`CollectiveArrivals`."""
+    """When a rank arrived at a collective; other fields: see :class:`CollectiveArrivals`."""
 
     at: float
     call: Collective
@@ -75,16 +76,17 @@ class Arrival:
 
 @dataclass(slots=True)
 class RankTrack:
-    """What one rank reported of a cell, newest last.
+    """The reports of one rank about a cell, newest last.
 
     Attributes:
-        samples: when the rank was seen at which line.
-        loads: begin and end of each wait for a batch of a ``DataLoader``.
+        samples: at which line the rank was, and when.
+        loads: start and end of each wait for a batch of a ``DataLoader``.
         steps: when it reported which step.
-        cpu_starvation: spans, each with the seconds in which the rank would have run and had no
-            core.
-        reported_at: until when it has reported; ``began``: since when.
-        error: seconds by which its clock may be wrong.
+        cpu_starvation: time spans, each with the seconds in which the rank was ready to run and had
+            no core.
+        reported_at: the time up to which it has reported.
+        began: the time from which it has reported.
+        error: possible error of its clock in seconds.
         is_over: whether the cell is over on this rank.
     """
 
@@ -107,12 +109,12 @@ class RankTrack:
     is_over: bool = False
 
     def copy(self) -> RankTrack:
-        """Return a copy that does not change any more."""
+        """Return an independent copy."""
         lists = ("samples", "loads", "steps", "cpu_starvation")
         return replace(self, **{name: copy(getattr(self, name)) for name in lists})
 
     def extend(self, message: CollectiveArrivals, base: float, error: float) -> None:
-        """Add what the rank reported; ``base`` is the message's, by this machine's clock."""
+        """Add a report; ``base`` is the start of its times, on this machine's clock."""
         self.began, self.error = base, error
         at, since = base + message.sent_at / 1e6, max(base, self.reported_at)
         if at > since:
@@ -130,7 +132,7 @@ class RankTrack:
         )
 
     def starved_share(self, began: float, ended: float) -> float:
-        """Return the share of this time in which the rank would have run and had no core."""
+        """Return the share of this time in which the rank was ready to run and had no core."""
         starved = total = 0.0
         for start, end, seconds in self.cpu_starvation:
             part = max(0.0, min(end, ended) - max(start, began))
@@ -139,7 +141,7 @@ class RankTrack:
         return starved / total if total else 0.0
 
     def count_places(self, began: float, ended: float) -> Counter[Place]:
-        """Count how often the rank was seen at which line in this time."""
+        """Count the samples at each line in this time."""
         counts: Counter[Place] = Counter()
         for at, place in reversed(self.samples):
             if at < began:
@@ -159,14 +161,15 @@ class RankTrack:
 
 @dataclass(slots=True)
 class CollectiveHistory:
-    """All that is kept of a cell: its last matched collectives, and sums over all of it.
+    """The collective history of a cell: its last matched collectives, and sums over the whole cell.
 
     Attributes:
-        waits: seconds that a rank waited for another, by waiter and awaited.
-        gpu_times: of each kind of collective and rank, how many NCCL measured, and their seconds.
-        count: how many collectives were matched; ``lost`` and ``thinned`` are those of all ranks
-            that are not among them.
-        newest: the number of the last collective of a group, by group, turn and rank.
+        waits: seconds that a rank waited for another, by waiting rank and last rank.
+        gpu_times: for each kind of collective and rank, how many NCCL measured, and their seconds.
+        count: number of matched collectives.
+        lost: number of unread collectives, of all ranks.
+        thinned: number of omitted collectives, of all ranks.
+        newest: number of the last collective of a group, by group, turn and rank.
     """
 
     cell: int = 0
@@ -182,11 +185,11 @@ class CollectiveHistory:
 
     @property
     def began(self) -> float:
-        """When the first rank reported the cell's begin, in seconds of ``time.time()``; else 0."""
+        """Earliest start of the cell on a rank, in seconds of ``time.time()``; 0 if unknown."""
         return min((track.began for track in self.tracks.values() if track.began), default=0.0)
 
     def ranks_in(self, group: str) -> tuple[int, ...]:
-        """Return the ranks of a group; none if its name does not say them.
+        """Return the ranks of a group; none if its name does not contain them.
 
         >>> history = CollectiveHistory(ranks=(0, 1, 2))
         >>> history.ranks_in("[0, 2]"), history.ranks_in(""), history.ranks_in("'tensor parallel'")
@@ -197,7 +200,7 @@ class CollectiveHistory:
         return tuple(ast.literal_eval(group)) if group.startswith("[") else ()
 
     def copy(self) -> CollectiveHistory:
-        """Return a copy that does not change any more."""
+        """Return an independent copy."""
         return replace(
             self,
             matched=deque(self.matched),
@@ -208,10 +211,10 @@ class CollectiveHistory:
         )
 
     def seconds_on_gpu(self) -> dict[str, dict[int, float]]:
-        """Return the mean seconds of each kind of collective, by rank; the dearest kind first.
+        """Return the mean seconds of each kind of collective, by rank; the longest kind first.
 
-        A kernel of NCCL's begins when its own rank comes, and waits on the GPU for the others: the
-        rank on which it is shortest is the one that came last.
+        An NCCL kernel starts when its own rank arrives, and waits on the GPU for the others. The
+        rank with the shortest time arrived last.
         """
         dearest_first = sorted(
             self.gpu_times.items(), key=lambda item: -max(spent for _, spent in item[1].values())
@@ -222,7 +225,7 @@ class CollectiveHistory:
         }
 
     def add_gpu_times(self, rank: int, message: CollectiveArrivals) -> None:
-        """Add how long some of a rank's collectives took on the GPU."""
+        """Add the GPU times of some collectives of a rank."""
         for microseconds, kind in chunks(message.durations, 2):
             name, shape, group = message.kinds[kind][:3]
             title = Collective(name, 0, group, shape).kind

@@ -1,7 +1,7 @@
-"""Match the collectives of all ranks: who waited how long for whom, and at which line. Pure.
+"""Match the collectives of all ranks: which rank waited how long for which other, and where. Pure.
 
-A rank waits from when it comes to a collective until the last rank does, if it did not go on to the
-next collective before that: then it has only handed over its part.
+A rank waits from its arrival at a collective until the last rank arrives. If it goes on to the next
+collective before that, it did not wait, but only sent its data.
 """
 
 from __future__ import annotations
@@ -25,30 +25,28 @@ from nbddp.record.waiting.stragglers import StragglerLag, WaitWindow
 from nbddp.wire.collective import Collective
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-MAX_KEPT_ARRIVALS = (
-    60_000  # that are kept as matched collectives; of earlier ones only the sums are,
-)
-MIN_KEPT_COLLECTIVES = 500  # but so many collectives in any case
-MAX_GROUPS = 64  # of ranks, whose collectives are matched
-MAX_OPEN = 1000  # collectives that not all ranks have reported: so many in any case, and
-MAX_OPEN_ARRIVALS = 60_000  # of few ranks more: one may report seconds after the others
+MAX_KEPT_ARRIVALS = 60_000  # in the kept collectives; earlier ones are only in the sums,
+MIN_KEPT_COLLECTIVES = 500  # but at least this number of collectives is kept
+MAX_GROUPS = 64  # of ranks
+MAX_OPEN = 1000  # minimum of kept collectives that some ranks have not reported
+MAX_OPEN_ARRIVALS = 60_000  # in small groups more: a rank may report seconds after the others
 MIN_LOADING_SHARE = 0.5  # of the waiting: from there on it is for data that the awaited rank waits
 
 
 @dataclass(slots=True)
 class _OpenCollective:
-    """A collective that not all ranks have reported."""
+    """A collective that some ranks have not reported."""
 
     call: Collective
     waits_for_all: bool
     arrivals: dict[int, float] = field(default_factory=dict)
 
 
-_Match = tuple[_OpenCollective, dict[int, float]]  # all ranks came; the seconds that each waited
+_Match = tuple[_OpenCollective, dict[int, float]]  # all ranks arrived; seconds of each wait
 
 
 class GroupMatcher:
-    """The collectives of one group, matched by the number that each of its ranks counts."""
+    """Matches the collectives of one group by the number that each of its ranks counts."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.ranks = frozenset(ranks)
@@ -56,14 +54,15 @@ class GroupMatcher:
         self._matched_at = self._reported_at = 0.0  # by ``time.monotonic()``
         self._open: dict[int, _OpenCollective] = {}
         self._matched = 0
-        self._newest = 0.0  # when the newest matched collective was
+        self._newest = 0.0  # time of the newest matched collective
 
     def add(
         self, rank: int, call: Collective, at: float, now: float, *, meets: bool
     ) -> list[_Match]:
-        """Add that a rank came at a ``time.time()``, and return what is matched now.
+        """Add the arrival of a rank at a ``time.time()``. Return the newly matched collectives.
 
-        ``meets``: whether no rank is through before all are there; ``now`` is ``time.monotonic()``.
+        ``meets``: whether no rank can leave before all have arrived. ``now`` is
+        ``time.monotonic()``.
         """
         self._reported_at, number = now, call.number
         if number <= self._matched or rank not in self.ranks:
@@ -82,7 +81,7 @@ class GroupMatcher:
         return self.window.stragglers(self._reported_at - self._matched_at)
 
     def _match(self, number: int) -> Iterator[_Match]:
-        """Match a collective once all ranks have reported it and the one that they called next."""
+        """Match a collective once all ranks have reported it and their next collective."""
         collective, following = self._open.get(number), self._open.get(number + 1)
         if collective is None or following is None:
             return
@@ -104,15 +103,16 @@ class GroupMatcher:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that the others wait for.
+    """A rank for which the others wait.
 
     Attributes:
-        share: of the last ``seconds`` that they do, and there were so many ``steps`` in them, 0 if
-            none were reported.
-        title: the kind of collective before which they wait most.
-        numbers: the first and the last of that kind that they waited for, in the group's count.
-        place: the line where it was then, None where that is not known.
-        is_loading: whether it then waits for data.
+        share: share of the last ``seconds`` in which they wait for it.
+        seconds: the time in which that was measured.
+        steps: number of steps in that time; 0 if none were reported.
+        title: the kind of collective in which they wait most.
+        numbers: first and last number of the collectives of that kind, counted by the group.
+        place: the line at which the rank was then; None if unknown.
+        is_loading: whether it waits for data there.
     """
 
     rank: int
@@ -126,14 +126,14 @@ class Straggler:
 
 
 class CollectiveMatcher:
-    """Matches the collectives that ranks report; fed on one thread, read from any."""
+    """Matches the collectives that ranks report. One thread adds; any thread may read."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.reset_for_cell(())
 
     def reset_for_cell(self, ranks: Iterable[int], cell: int = 0) -> None:
-        """Begin a cell on these ranks; without its number it is the first that ranks report of."""
+        """Start a cell on these ranks. Without a number, the first report sets it."""
         with self._lock:
             known = tuple(ranks)
             most = max(MIN_KEPT_COLLECTIVES, MAX_KEPT_ARRIVALS // max(1, len(known)))
@@ -150,10 +150,10 @@ class CollectiveMatcher:
         ahead: float = 0.0,
         error: float = 0.0,
     ) -> None:
-        """Add what a rank reported.
+        """Add a report of a rank.
 
-        ``now`` is ``time.monotonic()``, ``ahead`` the seconds that the rank's clock is ahead of
-        this machine's, give or take ``error``.
+        ``now`` is ``time.monotonic()``. ``ahead`` is the number of seconds that the rank's clock is
+        ahead of this machine's, with an error of ``error``.
         """
         with self._lock:
             history = self._history
@@ -175,13 +175,13 @@ class CollectiveMatcher:
                 self._end_rank(rank, base + message.sent_at / 1e6, now)
 
     def add_step(self, rank: int, at: float, step: float | None) -> None:
-        """Add that a rank has reported a step, at its ``time.time()``."""
+        """Add a step that a rank reported, at its ``time.time()``."""
         with self._lock:
             if step is not None and rank in self._history.tracks:
                 self._history.tracks[rank].steps.append((at, step))
 
     def _end_rank(self, rank: int, at: float, now: float) -> None:
-        """The cell is over on this rank: it did not go on to another collective before."""
+        """End the cell on this rank: it goes on to no other collective."""
         self._history.tracks[rank].is_over = True
         for group, turn in self._groups:
             if (newest := self._history.newest.get((group, turn, rank))) is not None:
@@ -219,20 +219,20 @@ class CollectiveMatcher:
             MatchedCollective(collective.call, arrivals, waits, last_rank, places, loading)
         )
 
-    # ---- what follows from it
+    # ---- results
 
     @property
     def cell(self) -> int:
-        """The cell that is matched, or was last."""
+        """The number of the current or last cell."""
         return self._history.cell
 
     def history(self) -> CollectiveHistory:
-        """Return what is kept of the last cell; it does not change any more."""
+        """Return a copy of the collective history of the last cell."""
         with self._lock:
             return self._history.copy()
 
     def stragglers(self) -> dict[int, StragglerLag] | None:
-        """Return the ranks that the others wait for; None where they do not meet."""
+        """Return the ranks for which the others wait; None if they have no common collectives."""
         with self._lock:
             group = next((self._groups[key] for key in reversed(self._groups) if not key[0]), None)
             if group is None:
@@ -245,7 +245,7 @@ class CollectiveMatcher:
             return {**steady, **sure} if sure is not None else steady or None
 
     def straggler(self) -> Straggler | None:
-        """Return the rank that the others wait for most, with what is known of it."""
+        """Return the rank for which the others wait most, with details; None if there is none."""
         with self._lock:
             if not (lags := self.stragglers()):
                 return None

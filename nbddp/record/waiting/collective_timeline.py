@@ -1,4 +1,4 @@
-"""Where a cell's time went: who waited for whom, before what, and at which line that one was."""
+"""Where a cell's time went: which rank waited for which other, in which collective and line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nbddp.record.waiting.collective_history import (
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.wire.collective import Collective
 
-# seconds that a rank of a cell that runs may be late in telling that it came
+# seconds by which the report of an arrival may be late while a cell runs
 MAX_REPORT_DELAY = 3.0
-Span = tuple[float, float]  # begin and end, in seconds of time.time()
+Span = tuple[float, float]  # start and end, in seconds of time.time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class DdpOverlap:
     torch samples the first iterations and every hundredth after them.
 
     Attributes:
-        name: what the cell calls the model.
-        iteration: the last one that was sampled.
-        forward: computing the forward pass.
+        name: the model's name in the cell.
+        iteration: the last sampled iteration.
+        forward: computation of the forward pass.
         backward: from the first to the last gradient of the backward pass.
-        communication: from the first bucket that is sent to the last that arrives, with the waiting
-            for the last rank.
+        communication: from the start of the first bucket to the end of the last, with the wait for
+            the last rank.
         overlapped: the part of the communication during the backward pass.
-        buckets: their sizes in bytes, in the order in which they are sent.
+        buckets: sizes in bytes, in the order of sending.
     """
 
     rank: int
@@ -52,20 +52,20 @@ class DdpOverlap:
 
     @property
     def exposed(self) -> float:
-        """The seconds of communication during which nothing is computed."""
+        """Seconds of communication without computation."""
         return max(0.0, self.communication - self.overlapped)
 
 
 def overlap_of(
     rank: int, name: str, measured: Mapping[str, Any], *, since: float = 0.0
 ) -> DdpOverlap | None:
-    """Read what ``_get_ddp_logging_data()`` of a model returned; None if it measured nothing since.
+    """Read the result of a model's ``_get_ddp_logging_data()``; None if nothing was measured.
 
     Args:
-        rank: whose model it is.
-        name: what the cell calls it.
-        measured: what it says.
-        since: in seconds of the rank's ``time.time()``.
+        rank: the rank of the model.
+        name: the model's name in the cell.
+        measured: the result.
+        since: ignore earlier measurements; in seconds of the rank's ``time.time()``.
 
     >>> overlap_of(0, "model", {"iteration": 3}) is None
     True
@@ -93,14 +93,14 @@ def _seconds(measured: Mapping[str, Any], name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCollective:
-    """A collective in which ranks waited until the end, or still wait, for some that did not come.
+    """A collective that some ranks never reached. The others waited until the end, or still wait.
 
     Attributes:
-        call: which collective it is.
-        arrivals: when each of those that waited came, in seconds of ``time.time()``.
-        waited_until: until when each of them waited.
-        missing: the ranks that did not come.
-        places: how often one of these was seen at which line meanwhile.
+        call: the collective.
+        arrivals: arrival time of each waiting rank, in seconds of ``time.time()``.
+        waited_until: end of the wait of each of them.
+        missing: the ranks that did not arrive.
+        places: number of samples of the missing ranks at each line meanwhile.
     """
 
     call: Collective
@@ -116,11 +116,11 @@ class UnfinishedCollective:
 
     @property
     def place(self) -> Place | None:
-        """Where those that were missing mostly were."""
+        """The line at which the missing ranks mostly were."""
         return main_place(self.places)
 
     def waits_by_pair(self) -> Iterator[tuple[int, int, float]]:
-        """Waiter, awaited and seconds; of several that were missing each has a part of them."""
+        """Yield waiting rank, missing rank and seconds; several missing ranks share the seconds."""
         for rank, seconds in self.wait_seconds.items():
             for missing in self.missing:
                 yield rank, missing, seconds / len(self.missing)
@@ -128,33 +128,33 @@ class UnfinishedCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Where the time of a cell went, or of its last steps.
+    """Where the time of a cell, or of its last steps, went.
 
-    A rank waits from when it comes to a collective until the last one comes, if nobody is through
-    before that. How long the collective then takes is not in it: Gloo does not tell. Of NCCL's
-    collectives the times are those of enqueueing.
+    A rank waits from its arrival at a collective until the last rank arrives, if no rank leaves
+    before that. The duration of the collective after that is not included, because Gloo does not
+    report it. The times of NCCL's collectives are those of enqueueing.
 
     Attributes:
-        cell: its number.
-        ranks: those that it ran on.
-        span: begin and end of what is looked at, in seconds of ``time.time()``.
-        meetings: the collectives that all ranks of a group came to, in order.
-        steps: when which step was reported first, in seconds of ``time.time()``.
-        loads: of each rank, begin and end of each wait for a batch of a ``DataLoader``.
-        waits: seconds that a rank waited for another, by (waiter, awaited).
-        lines: seconds that ranks waited, by the line at which the awaited one then was; as it is
-            looked at 20 times a second, this is an estimate.
-        on_gpu: seconds that one collective of each kind took on the GPU, on each rank, on average
-            over the cell, where NCCL measures that; the waiting for the last rank is in it.
-        lost: collectives that were begun faster than they could be read; ``thinned``: those that
-            were left out for being too many.
-        error: seconds by which the clocks of two machines may be apart.
-        awaited: the rank that the others wait for, if one of them stands out.
-        overlaps: what DDP has measured of its models, where the ranks have some and are idle.
-        is_over: whether the cell was over when this was reckoned.
-        unmet: collectives in which ranks waited until the end, or still do, for some that did not
-            come; their seconds are in ``waits`` and ``lines`` too.
-        died: when the process of each rank that died ended, in seconds of ``time.time()``.
+        cell: number of the cell.
+        ranks: the ranks that ran it.
+        span: start and end of the timeline, in seconds of ``time.time()``.
+        meetings: the collectives that all ranks of a group reached, in order.
+        steps: when each step was first reported, in seconds of ``time.time()``.
+        loads: of each rank, start and end of each wait for a batch of a ``DataLoader``.
+        waits: seconds that a rank waited for another, by (waiting rank, last rank).
+        lines: seconds that ranks waited, by the line at which the last rank was. This is an
+            estimate from 20 samples per second.
+        on_gpu: seconds of one collective of each kind on the GPU, on each rank, as an average over
+            the cell, if NCCL measures it. They include the wait for the last rank.
+        lost: number of collectives that were started faster than they could be read.
+        thinned: number of collectives that were omitted because there were too many.
+        error: seconds by which the clocks of two machines may differ.
+        awaited: the rank for which the others wait, if there is one.
+        overlaps: DDP's measurements of its models, if the ranks have some and are idle.
+        is_over: whether the cell was over when the timeline was built.
+        unmet: collectives that some ranks never reached, so that the others waited until the end,
+            or still wait. Their seconds are in ``waits`` and ``lines`` too.
+        died: when the process of each dead rank exited, in seconds of ``time.time()``.
     """
 
     cell: int
@@ -182,19 +182,19 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration of the timeline."""
         return self.span[1] - self.span[0]
 
     def loading(self, rank: int) -> float:
-        """Seconds that a rank waited for data."""
+        """Return the seconds that a rank waited for data."""
         return sum(end - began for began, end in self.loads.get(rank, ()))
 
     def loading_awaited(self) -> float:
-        """Seconds that ranks waited for one that itself waited for data, all together."""
+        """Return the seconds that ranks waited for a rank that waited for data, all together."""
         return sum(collective.loading for collective in self.meetings)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each rank in each collective.
+        """Return a row for each rank in each collective.
 
         Returns:
             Dicts with ``group``, ``number``, ``name``, ``shape``, ``rank``, ``came`` (seconds of
@@ -213,17 +213,17 @@ class Timeline:
         ]
 
     def frame(self) -> Any:
-        """The rows as a ``pandas.DataFrame``; where there is no pandas, as they are."""
+        """Return the rows as a ``pandas.DataFrame``, or as a list if pandas is not installed."""
         rows = self.rows()
         if importlib.util.find_spec("pandas") is None:
             return rows
         return importlib.import_module("pandas").DataFrame(rows)
 
     def pieces(self, rank: int) -> Iterator[tuple[str, float, float]]:
-        """What a rank did, piece by piece: "data", "wait" and "gone"; else it computed.
+        """Yield the activities of a rank: "data", "wait" and "gone"; otherwise it computed.
 
         Yields:
-            What, and begin and end of it in seconds of ``time.time()``.
+            The activity, and its start and end in seconds of ``time.time()``.
 
         >>> line = Timeline(cell=1, ranks=(0,), span=(0.0, 9.0), loads={0: [(1.0, 2.0)]})
         >>> list(line.pieces(0))
@@ -249,19 +249,19 @@ def build_timeline(
     unmet: Sequence[UnfinishedCollective] = (),
     died: Mapping[int, float] | None = None,
 ) -> Timeline:
-    """What was told of a cell as its time line.
+    """Build the timeline of a cell.
 
     Args:
-        history: what is kept of it.
-        awaited: the rank that is waited for, if one is.
-        last: look at the last so many steps, or collectives where no steps were reported.
-        unmet: what ranks waited in at its end.
+        history: the collective history of the cell.
+        awaited: the rank for which the others wait, if any.
+        last: use only this number of last steps, or of collectives if no steps were reported.
+        unmet: the unfinished collectives at the end of the cell.
         died: when ranks died.
     """
-    # where ranks are in different ones
+    # at these positions, ranks called different collectives
     unfinished_positions = {each.call.position for each in unmet}
     meetings = [each for each in history.matched if each.call.position not in unfinished_positions]
-    first: dict[float, float] = {}  # when each step was reported first
+    first: dict[float, float] = {}  # when each step was first reported
     for track in history.tracks.values():
         for at, step in track.steps:
             first[step] = min(at, first.get(step, at))
@@ -271,7 +271,7 @@ def build_timeline(
     end = max([end, *(at for each in unmet for at in each.waited_until.values()), *died.values()])
     meetings = [each for each in meetings if each.at >= began]
     waits = defaultdict[tuple[int, int], float](float)
-    if last is None and history.count > len(meetings):  # of a long cell, not all are kept
+    if last is None and history.count > len(meetings):  # a long cell drops early collectives
         waits |= history.waits
     else:
         for collective in meetings:
@@ -322,7 +322,7 @@ def _clip(spans: Sequence[Span], began: float, end: float) -> list[Span]:
 def _seconds_by_line(
     meetings: Sequence[MatchedCollective], unmet: Sequence[UnfinishedCollective]
 ) -> dict[str, float]:
-    """Seconds of waiting by line: those for a rank are shared out by where it was seen."""
+    """Return the seconds of waiting by line, divided in proportion to the samples of the last rank."""
     waited = defaultdict[int, float](float)
     seen = defaultdict[int, Counter[Place]](Counter)
     for collective in meetings:
@@ -342,12 +342,12 @@ def _seconds_by_line(
 def find_unfinished(
     history: CollectiveHistory, until: float, *, is_over: bool
 ) -> list[UnfinishedCollective]:
-    """What ranks wait in at a cell's end, or now.
+    """Return the collectives in which ranks wait at the end of a cell, or now.
 
     Args:
-        history: what is kept of the cell.
-        until: when it ended, or what time it is, as ``time.time()`` has it.
-        is_over: which of the two.
+        history: the collective history of the cell.
+        until: the end of the cell or the current time, as ``time.time()``.
+        is_over: whether ``until`` is the end of the cell.
     """
     waiting: dict[tuple[Collective, int], dict[int, Arrival]] = {}
     for rank, track in history.tracks.items():
@@ -388,7 +388,7 @@ def _unfinished(
 
 
 def _has_arrived(history: CollectiveHistory, rank: int, to: Arrival) -> bool:
-    """Whether a rank came to this collective, or went beyond it."""
+    """Return whether a rank reached this collective or a later one."""
     newest = history.newest.get((to.call.group, to.turn, rank), 0)
     if newest != to.call.number:
         return newest > to.call.number

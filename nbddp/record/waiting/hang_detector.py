@@ -1,4 +1,4 @@
-"""Notices that nothing moves, and says who waits for whom, and why in vain. Pure."""
+"""Detect hangs, and say which ranks wait for which others, and why they do not arrive. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 
 HANG_AFTER = 10.0  # seconds without progress on any rank
-SILENT_AFTER = 8.0  # seconds without a sign of life
-# those to which every rank must give the same type and sizes
+SILENT_AFTER = 8.0  # seconds without a heartbeat
+# collectives that need the same dtype and sizes on every rank
 _SAME_SIZE_CALLS = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A pulse, and when it came."""
+    """A rank status, and when it arrived."""
 
     status: RankStatus
     at: float
 
 
 class HangDetector:
-    """Keeps the last sign of life of every rank, and each piece of news once.
+    """Keeps the last heartbeat of each rank, and reports each hang once.
 
     Args:
-        is_stopped: whether somebody stopped this rank's process.
-        is_working: whether it has used the CPU since this was asked last: a rank whose C code holds
-            Python's lock gives no sign of life, and may compute all the same.
+        is_stopped: whether a signal stopped the process of this rank.
+        is_working: whether the rank used the CPU since the last call. A rank whose C code holds
+            Python's lock sends no heartbeat, but may still compute.
 
     Attributes:
         hang_after: seconds without progress on any rank that make a hang.
-        heartbeats: when and where each rank was last seen.
-        alarm: what is wrong right now: nobody moves, or a rank is silent; empty if nothing is.
+        heartbeats: the last heartbeat of each rank.
+        alarm: the current problem: a hang, or a silent rank; empty if there is none.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class HangDetector:
         self.alarm = ""
 
     def memory_used(self) -> int:
-        """Bytes that all ranks together used when they were last seen."""
+        """Return the bytes that all ranks together used at their last heartbeat."""
         return sum(heartbeat.status.memory for heartbeat in self.heartbeats.values())
 
     def clear(self) -> None:
-        """The ranks that were seen are gone."""
+        """Remove the heartbeats of ranks that were replaced."""
         self.heartbeats.clear()
         self.alarm = ""
 
     def reset_for_cell(self, ranks: Iterable[int], now: float) -> None:
-        """A cell begins: whatever was seen before says nothing about it."""
+        """Reset the heartbeats and alarms at the start of a cell."""
         self._reported.clear()
         self.alarm = ""
         for rank in ranks:
             self.heartbeats[rank] = Heartbeat(RankStatus(cell=0, line=0, function=""), now)
 
     def check(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
-        """What is new: a rank that is silent, or a hang; empty if nothing is.
+        """Return a new problem: a silent rank, or a hang; empty if there is none.
 
         Args:
-            cell: the cell that runs.
-            waiting: ranks that have not ended it.
-            ranks: all ranks it runs on.
+            cell: the running cell.
+            waiting: the ranks that have not ended it.
+            ranks: all its ranks.
             now: the time, in the seconds of ``Heartbeat.at``.
         """
         running = sorted(waiting)
@@ -102,7 +102,7 @@ class HangDetector:
             status.cell == cell and status.seconds >= self.hang_after
             for status in statuses.values()
         )
-        is_asked = any(status.asks for status in statuses.values())  # the user is waited for
+        is_asked = any(status.asks for status in statuses.values())  # a rank waits for the user
         if not is_stuck or is_asked or not any(status.collective for status in statuses.values()):
             return ""
         ended = {rank: self.heartbeats[rank].status for rank in ranks if rank not in statuses}
@@ -141,12 +141,12 @@ def _describe_position(status: RankStatus) -> str:
 def describe_mismatch(
     cell: int, running: Mapping[int, RankStatus], ended: Mapping[int, RankStatus]
 ) -> str:
-    """Who called what and who did not, in one line.
+    """Return in one line which ranks called which collective, and which did not.
 
     Args:
-        cell: the cell that runs.
-        running: what the ranks that are in it said last; one at least waits for others.
-        ended: the same of those that are through with it.
+        cell: the running cell.
+        running: the last status of the ranks that run it; at least one of them waits.
+        ended: the last status of the ranks that ended it.
 
     >>> def at(name):
     ...     return RankStatus(cell=1, line=1, function="", collective=Collective(name, 1))
@@ -160,7 +160,7 @@ def describe_mismatch(
         if call is None or rank in calls or status.last_cell != cell:
             continue
         rivals = [other for other in waited_in if other.position == call.position]
-        # it made another call in the place of one that is waited in, and went on
+        # the rank made another call instead of the one in which others wait, and continued
         if any(other.name != call.name or _sizes_differ([other, call]) for other in rivals):
             calls[rank] = call
     parts = [_describe_calls(calls)]
@@ -174,7 +174,7 @@ def describe_mismatch(
 
 
 def _sizes_differ(calls: Iterable[Collective]) -> bool:
-    """Whether one call was given different sizes, and must not be."""
+    """Return whether one collective got different sizes, although it needs equal ones."""
     distinct = set(calls)
     titles, shapes = {call.title for call in distinct}, {call.shape for call in distinct}
     is_one = len(titles) == 1 and all(

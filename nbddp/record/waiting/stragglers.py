@@ -1,4 +1,4 @@
-"""Find the ranks that are slower than the others, and not by chance. Pure."""
+"""Find the ranks that are slower than the others, not by chance. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from statistics import mean, median_low, stdev
 
 from nbddp.record.step_rate import StepRate
 
-MIN_LAG = 0.2  # by which a rank has to be slower; a busy machine makes one a tenth slower for long
-MIN_Z_SCORE = 4.0  # standard errors: noise does not reach so far
-MIN_WINDOW = 20.0  # seconds that are the recent past, if ranks waited in enough of them
-ENOUGH_WAITS = 10  # seconds with a wait; where these are rare, the recent past is longer,
-MAX_WINDOW = 120.0  # up to so many seconds
-MIN_SECONDS = 10.0  # seconds of collectives from which something follows,
-MIN_WAITS = 8  # and in so many of them ranks waited
-# seconds without a collective, or three times as long as one takes, that are too many
+MIN_LAG = 0.2  # minimum lag; a busy machine can delay a rank by a tenth for long
+MIN_Z_SCORE = 4.0  # standard errors: noise stays below this
+MIN_WINDOW = 20.0  # seconds of the recent past, if ranks waited in enough of them
+ENOUGH_WAITS = 10  # seconds with a wait; if they are rare, the recent past is longer,
+MAX_WINDOW = 120.0  # up to this number of seconds
+MIN_SECONDS = 10.0  # minimum seconds of collectives,
+MIN_WAITS = 8  # and minimum seconds in which ranks waited
+# maximum seconds since the last collective, or three times the usual interval
 MAX_IDLE = 10.0
-PARTS_PER_SECOND = 4  # parts; where a rank is late in each of
-STEADY_PARTS = 6  # the last few,
-MIN_STEADY_SHARE = 0.5  # by so much of its average, it is named before the seconds are enough
+PARTS_PER_SECOND = 4  # a rank that is late in each of
+STEADY_PARTS = 6  # the last parts,
+MIN_STEADY_SHARE = 0.5  # by this share of its average, is reported before MIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class StragglerLag:
     """By how much a rank is slower than the others.
 
     Attributes:
-        share: of their time that the others wait for it, or, where they do not meet in collectives,
-            by how much fewer steps it makes.
-        seconds: the time in which that was seen.
-        is_waited_for: which of the two.
+        share: share of their time that the other ranks wait for it. For ranks without common
+            collectives: the share of steps that it makes less.
+        seconds: the time in which that was measured.
+        is_waited_for: whether ``share`` is a share of waiting.
     """
 
     share: float
@@ -46,12 +46,12 @@ StarvedShare = Callable[[int, float, float], float]
 
 @dataclass(slots=True)
 class _Period:
-    """The collectives of a part of a second, or of a second.
+    """The collectives of a second, or of a part of a second.
 
-    What a busy machine does to one step it does to the next: times are the samples, not steps.
+    The samples are times, not steps: a busy machine that delays one step also delays the next.
 
     Attributes:
-        seconds: from each collective to the next, together.
+        seconds: total time from each collective to the next.
         late: seconds by which each rank was later than half of the others.
     """
 
@@ -69,7 +69,7 @@ class _Period:
 
 
 class WaitWindow:
-    """For how long the ranks of a group waited for each of them in the recent past."""
+    """How long the ranks of a group waited for each rank in the recent past."""
 
     def __init__(self, ranks: Collection[int]) -> None:
         self._ranks = sorted(ranks)
@@ -77,7 +77,7 @@ class WaitWindow:
         self._newest = 0.0
 
     def add(self, at: float, seconds: float, waits: Mapping[int, float]) -> None:
-        """Add a collective that was matched: when, how long after the one before, who waited."""
+        """Add a matched collective: its time, the time since the previous one, and its waits."""
         number = int(at * PARTS_PER_SECOND)
         if not self._parts or self._parts[-1].number != number:
             self._parts.append(_Period(number))
@@ -88,10 +88,10 @@ class WaitWindow:
         self._newest = at
 
     def stragglers(self, seconds_since: float) -> dict[int, StragglerLag] | None:
-        """Return the ranks that the others wait for; None where they do not meet.
+        """Return the ranks for which the others wait; None if they have no common collectives.
 
         Args:
-            seconds_since: from the last collective to the last time that a rank reported one.
+            seconds_since: time from the last matched collective to the last report of a rank.
         """
         spans = self._recent_seconds()
         count = sum(span.count for span in spans)
@@ -103,9 +103,7 @@ class WaitWindow:
             late = [span.late[rank] for span in spans if span.has_waited]
             if sum(late) < MIN_LAG * seconds or len(late) < MIN_WAITS:
                 continue
-            if mean(late) > MIN_Z_SCORE * stdev(late) / sqrt(
-                len(late)
-            ):  # noise does not reach so far
+            if mean(late) > MIN_Z_SCORE * stdev(late) / sqrt(len(late)):
                 lags[rank] = StragglerLag(min(1.0, sum(late) / seconds), seconds)
         return lags
 
@@ -122,18 +120,18 @@ class WaitWindow:
         return spans
 
     def steady_stragglers(self, starved_share: StarvedShare) -> dict[int, StragglerLag]:
-        """Return the rank that the others waited for in each of the last parts, if there is one.
+        """Return the rank for which the others waited in each of the last parts, if there is one.
 
-        A second and a half are enough for that. A busy machine makes now this rank late and now
-        another, but one of them for seconds at times.
+        A second and a half are enough for that. A busy machine delays one rank after another, but
+        sometimes the same rank for seconds.
 
         Args:
-            starved_share: the share of a time in which a rank would have run and had no core: so
-                much of its lag may be the machine's, even where the others lacked a core, too.
+            starved_share: the share of a time in which a rank was ready to run and had no core. The
+                machine may cause that part of its lag, even if the others lacked a core too.
         """
-        parts = list(self._parts)[-STEADY_PARTS - 1 : -1]  # the last one is not over
+        parts = list(self._parts)[-STEADY_PARTS - 1 : -1]  # the last part is not over
         if not parts or parts[-1].number - parts[0].number > 2 * STEADY_PARTS:
-            return {}  # they meet so seldom that each part has one collective
+            return {}  # so few collectives that each part has one
         seconds = sum(part.seconds for part in parts)
         if not seconds or not all(part.has_waited for part in parts) or len(parts) < STEADY_PARTS:
             return {}
@@ -151,19 +149,19 @@ class WaitWindow:
 
 
 def _lateness(waits: Mapping[int, float]) -> dict[int, float]:
-    """By how many seconds at least half of the others waited longer than each rank."""
+    """Return how many seconds longer at least half of the others waited than each rank."""
     if len(waits) < 2:
         return {}
     ordered = sorted(waits, key=lambda rank: waits[rank])
     values = [waits[rank] for rank in ordered]
-    middle = (len(values) - 2) // 2  # of the others, the middle one or the lower of two
+    middle = (len(values) - 2) // 2  # the lower median of the others
     return {
         rank: values[middle + (middle >= place)] - waits[rank] for place, rank in enumerate(ordered)
     }
 
 
 def slow_by_step_rate(rates: Mapping[int, StepRate]) -> dict[int, StragglerLag]:
-    """Return the ranks that make fewer steps than most that report steps of the same loop."""
+    """Return the ranks that make fewer steps than most other ranks in the same loop."""
     lags = {}
     for rank, rate in rates.items():
         others = [other for it, other in rates.items() if it != rank and other.loop == rate.loop]
