@@ -1,9 +1,9 @@
-"""From ``breakpoint()`` to its prompt, and from an answer to the rank that asked.
+"""Measure the time from ``breakpoint()`` to its prompt, and from an answer to the rank that asked.
 
     python benchmarks/asking.py [--repeats 20] [--ranks 2]
 
-A client of a real kernel is who types; all clocks are this machine's. The ranks are warm: one has
-asked before.
+A client of a real kernel types the answers. All clocks belong to this machine. The ranks are
+warm: a rank has asked before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUMBER = r"(\d+\.\d+)"
 
 
 def ask(kernel: Kernel, ranks: int) -> tuple[float, float]:
-    """Seconds until the prompt came, and until the rank had an answer."""
+    """Return the seconds until the prompt came, and until the rank had the answer."""
     request = kernel.send(BREAK.format(ranks=ranks), asks=True)
     prompted = kernel.question()
     reached = number_after(kernel, "at ")
@@ -41,7 +41,7 @@ def ask(kernel: Kernel, ranks: int) -> tuple[float, float]:
 
 
 def number_after(kernel: Kernel, words: str) -> float:
-    """The number that a rank prints behind these words."""
+    """Return the number that a rank prints after these words."""
     text = ""
     while not (found := re.search(rf"{re.escape(words)}{NUMBER}\D", text)):
         text += "".join(chunk for _, chunk in kernel.collect("\n"))

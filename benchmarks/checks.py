@@ -1,11 +1,10 @@
-"""What the checks at each cell's end cost: milliseconds a cell, and a share of a step.
+"""Measure the cost of the checks after each cell, per cell and as a share of a step.
 
     python benchmarks/checks.py [--pairs 40] [--nproc 2] [--quick]
 
-Each cell runs in turns with the checks and without them, on the same ranks, so that what disturbs
-one disturbs the other. On a busy machine the processor's time is the better measure: the rank's for
-what it says of itself, and the notebook's for what it makes of that. While a step runs, nothing is
-done at all.
+Each cell runs alternately with and without the checks, on the same ranks, so that disturbances
+affect both. On a busy machine CPU time is the better measure: on the ranks, the time to collect
+the facts; in the notebook, the time to check them. The checks do nothing while a step runs.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def run(group: WorkerGroup, source: str) -> CellHandle:
 
 
 def pair(group: WorkerGroup, source: str, *, checks_first: bool) -> tuple[float, float, float]:
-    """Seconds of a cell with checks and without; and of a processor in the notebook."""
+    """Return the seconds of a cell with and without checks, and the CPU seconds in the notebook."""
     taken, looking = {}, 0.0
     for is_on in (checks_first, not checks_first):
         run(group, f"main_.collect_facts = {'timed_facts_' if is_on else 'no_facts_'}")
@@ -97,7 +96,7 @@ def pair(group: WorkerGroup, source: str, *, checks_first: bool) -> tuple[float,
 
 
 def measure(group: WorkerGroup, title: str, source: str, pairs: int) -> None:
-    """A row of the table."""
+    """Print a row of the table."""
     found, in_ranks = [], []
     for number in range(pairs):
         run(group, "seconds_.clear()")

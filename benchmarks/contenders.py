@@ -1,6 +1,6 @@
-"""nbddp and its rivals: one session of each gives one sample of every measure.
+"""nbddp and its rivals: one session of each yields one sample of every measure.
 
-A *ready* session begins in a kernel that had the time to import what it wants, a *fresh* one in a
+A *ready* session starts in a kernel that had time to import its modules, a *fresh* session in a
 kernel that has just started.
 """
 
@@ -19,7 +19,7 @@ from transcript import Transcript
 HEAD_START = 5.0  # seconds between %load_ext and the first cell of a ready session
 WARM_CELLS = 15
 RESTARTS = 3
-# as in workload.py, which is not imported here: it would import torch, and so change PSS
+# as in workload.py; importing it here would import torch and change PSS
 UP = "up "
 END = "nothing more to come"
 
@@ -29,18 +29,18 @@ Samples = defaultdict[tuple[str, str, int], list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Some ranks, how many lines each prints in the burst, and where the samples go."""
+    """The number of ranks, the lines that each prints in the burst, and the collected samples."""
 
     ranks: int
     lines: int
     samples: Samples
 
     def note(self, measure: str, contender: str, *values: float) -> None:
-        """Keep samples."""
+        """Add samples."""
         self.samples[measure, contender, self.ranks] += values
 
     def note_output(self, contender: str, transcript: Transcript) -> None:
-        """Keep what ticks and a burst of lines tell."""
+        """Add the samples of ticks and of a burst of lines."""
         self.note("print", contender, *transcript.tick_delays())
         self.note("burst", contender, transcript.burst_seconds())
         intact = transcript.lines_in_order(ranks=self.ranks, lines=self.lines)
@@ -48,15 +48,15 @@ class Trial:
 
 
 class Nbddp:
-    """Ranks that stay, behind ``%%ddp`` cells."""
+    """Ranks that stay between ``%%ddp`` cells."""
 
     name = "nbddp"
 
     def ready(self, trial: Trial) -> None:
-        """The first cell after a while, memory, warm cells, output, restarts."""
+        """Measure the first cell after a while, memory, warm cells, output and restarts."""
         with Kernel() as kernel:
             kernel.run("%load_ext nbddp")
-            time.sleep(HEAD_START)  # this pause is what is measured, not waited for
+            time.sleep(HEAD_START)  # part of what is measured: ranks are prepared during the pause
             trial.note("first", self.name, self._first_cell(kernel, trial.ranks))
             kernel.run("%%ddp\nimport workload\nworkload.reduce()")
             trial.note("memory", self.name, kernel.memory())
@@ -66,7 +66,7 @@ class Nbddp:
                 trial.note("restart", self.name, self._restart(kernel, trial.ranks))
 
     def fresh(self, trial: Trial) -> None:
-        """``%load_ext`` and the first cell at once; beside it, the import that it waits for."""
+        """Measure ``%load_ext``, the cell right after it, and the import that it waits for."""
         with Kernel() as kernel:
             trial.note("import", self.name, kernel.run("import torch.distributed"))
         with Kernel() as kernel:
@@ -99,17 +99,17 @@ class Nbddp:
 
 
 class Rival:
-    """One that starts its ranks anew in every cell."""
+    """A rival that starts its ranks again in every cell."""
 
     name: str
     imports: str
 
     def cell(self, ranks: int, phases: list[str], kernel: Kernel) -> str:
-        """The source of a cell that does these phases on so many ranks."""
+        """Return the source of a cell that runs these phases on the ranks."""
         raise NotImplementedError
 
     def ready(self, trial: Trial) -> None:
-        """The first cell in a kernel that has imported torch; output."""
+        """Measure the first cell in a kernel that has imported torch, and the output."""
         with Kernel() as kernel:
             kernel.run(self.imports)
             phases = ["up", "ticks", f"burst={trial.lines}", "end", "idle"]
@@ -120,7 +120,7 @@ class Rival:
             trial.note_output(self.name, transcript)
 
     def fresh(self, trial: Trial) -> None:
-        """The first cell in a kernel that has imported nothing; memory after a collective."""
+        """Measure the first cell in a kernel without imports, and memory after a collective."""
         with Kernel() as kernel:
             sent = time.time()
             kernel.send(self.cell(trial.ranks, ["up", "reduce", "end", "idle"], kernel))
@@ -136,7 +136,7 @@ class Spawn(Rival):
     imports = "import workload, torch.multiprocessing as mp"
 
     def cell(self, ranks: int, phases: list[str], kernel: Kernel) -> str:
-        """Children inherit descriptor 1, which ipykernel reads and shows."""
+        """The child processes inherit descriptor 1, which ipykernel reads and shows."""
         args = (ranks, str(kernel.home / "meeting"), phases)
         return f"{self.imports}\nmp.spawn(workload.spawned, args={args}, nprocs={ranks})"
 
@@ -148,7 +148,7 @@ class Torchrun(Rival):
     imports = "import os, subprocess, sys, workload"
 
     def cell(self, ranks: int, phases: list[str], kernel: Kernel) -> str:  # noqa: ARG002
-        """Show what comes at once and flushed: nothing reads a pipe sooner."""
+        """Show output unbuffered as it arrives: a pipe cannot be read sooner."""
         return _TORCHRUN_CELL.format(ranks=ranks, phases=phases)
 
 
@@ -170,7 +170,7 @@ CONTENDERS = (Nbddp(), Spawn(), Torchrun())
 
 @contextmanager
 def _until_up(kernel: Kernel, ranks: int) -> Iterator[list[float]]:
-    """Time from the beginning of the block until every rank's line was seen."""
+    """Measure the time from the start of the block until the line of every rank has arrived."""
     seconds: list[float] = []
     sent = time.time()
     yield seconds
@@ -178,7 +178,7 @@ def _until_up(kernel: Kernel, ranks: int) -> Iterator[list[float]]:
 
 
 def run_round(trial: Trial, turn: int) -> None:
-    """One sample of everything, in an order that changes from turn to turn."""
+    """Take one sample of everything, in an order that changes from turn to turn."""
     shift = turn % len(CONTENDERS)
     order = CONTENDERS[shift:] + CONTENDERS[:shift]
     for session, contender in product(("ready", "fresh"), order):

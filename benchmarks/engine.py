@@ -1,10 +1,10 @@
-"""nbddp beside ``torch.multiprocessing.spawn`` and ``torchrun``: speed, output, memory.
+"""Compare nbddp with ``torch.multiprocessing.spawn`` and ``torchrun``: speed, output, memory.
 
     python benchmarks/engine.py [--ranks 2 4] [--repeats 7] [--device cuda] [--json FILE]
 
-Everything is measured by a client of a real kernel, from its request to its receipt. Contenders
-take turns, so that noise hits all alike. PSS shares a page's cost among all processes that map
-it, other people's too: compare figures of one run only.
+A client of a real kernel measures everything, from its request to its receipt. Contenders take
+turns, so that noise affects all of them. PSS divides the cost of a page among all processes that
+map it, including those of other users: compare only figures of the same run.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ QUICK_LINES = 2_000
 PACKAGES = ("nbddp", "torch", "ipykernel", "jupyter_client")
 
 NOTES = (
-    "Rivals start anew in every cell: that is their restart. torchrun's output is shown as soon "
-    "as it is in the pipe; the usual `print(line, end='')` takes 100 to 200 ms instead. "
-    "Each rank prints with plain prints; lines are whole if nobody else wrote into them."
+    "Rivals start their ranks again in every cell: that is their restart. torchrun's output is "
+    "shown as soon as it is in the pipe; the usual `print(line, end='')` takes 100 to 200 ms "
+    "instead. Each rank uses plain prints; a line is whole if no other rank wrote into it."
 )
 
 
 def parse() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=7)
@@ -46,13 +46,13 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         args.ranks, args.repeats = [2], 1
-    os.environ["BENCHMARK_DEVICE"] = args.device  # for the kernels, and what they start
+    os.environ["BENCHMARK_DEVICE"] = args.device  # for the kernels and their child processes
     args.lines = QUICK_LINES if args.quick else LINES
     return args
 
 
 def measure(args: argparse.Namespace) -> Samples:
-    """All samples; says on stderr how far it is."""
+    """Return all samples; print the progress on stderr."""
     samples: Samples = defaultdict(list)
     began = time.monotonic()
     for turn in range(args.repeats):
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> Samples:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the facts of the machine and the versions."""
     versions = {name: version(name) for name in PACKAGES}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -76,13 +76,13 @@ def machine() -> dict[str, Any]:
 
 
 def caption(facts: dict[str, Any], repeats: int) -> str:
-    """One line above the table."""
+    """Return the line above the table."""
     names = ", ".join(f"{name} {facts[name]}" for name in ("python", *PACKAGES))
     return f"{facts['cores']} cores, {names}; medians of {repeats} rounds"
 
 
 def as_json(facts: dict[str, Any], found: list[dict[str, Any]], samples: Samples) -> str:
-    """Everything, for those who want to compare runs."""
+    """Return everything as JSON, to compare runs."""
     raw = [
         {"measure": name, "contender": contender, "ranks": ranks, "values": values}
         for (name, contender, ranks), values in samples.items()
@@ -91,7 +91,7 @@ def as_json(facts: dict[str, Any], found: list[dict[str, Any]], samples: Samples
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     args = parse()
     facts = machine()
     samples = measure(args)

@@ -1,14 +1,14 @@
-"""From the kill of a rank to ready: healed, restarted with replay, and under torchrun.
+"""Measure the time from the kill of a rank until the ranks are ready again, in three ways.
 
     python benchmarks/heal.py [--repeats 20] [--ranks 4] [--megabytes 1]
 
-The three take turns in each round, so that all meet the same machine. A rank is killed in a
-training loop: a random one, 0 too. *Healed* and *restarted* end when every rank is idle again, with
-the names of the cells; what a restart has to do besides is to train again. torchrun ends its
-workers and starts new ones, which load a checkpoint: the time is from the kill to the first step
-after that. It is tried with its defaults, with which the second attempt often meets at the store of
-the first, under the same keys, and does not come back; and with
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, by which each attempt has a store of its own.
+The three ways take turns in each round. In each, a random rank, 0 included, is killed in a
+training loop. *Healed* and *restarted* end when every rank is idle again and has the names of the
+cells; after a restart the training itself would have to run again. torchrun ends its workers and
+starts new ones, which load a checkpoint: its time ends with the first step after that. It runs
+with its defaults: the second attempt then often uses the store of the first attempt, under the
+same keys, and does not come back. It also runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which
+gives each attempt its own store.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ dist.destroy_process_group()
 
 
 def kill_random_rank(group: WorkerGroup) -> float:
-    """Kill a random rank in the middle of training; when."""
+    """Kill a random rank in the middle of training; return the time of the kill."""
     victim = random.choice(group.alive)
     pid = group._group.session.process_ids()[victim]
     killed: list[float] = []
@@ -106,12 +106,12 @@ def kill_random_rank(group: WorkerGroup) -> float:
 
 
 def ranks_are_equal(group: WorkerGroup) -> bool:
-    """Whether every rank has the same parameters, bit for bit."""
+    """Return whether all ranks have the same parameters, bit for bit."""
     return len(set(group.run(SAME, quiet=True, wants_value=True).values())) == 1
 
 
 def time_heal(group: WorkerGroup) -> tuple[float, float]:
-    """Seconds from the kill until the cell is over, and until all are ready with all names."""
+    """Return the seconds from the kill until the cell ends, and until all ranks are healed."""
     killed = kill_random_rank(group)
     noticed = time.monotonic() - killed
     group.heal()
@@ -122,7 +122,7 @@ def time_heal(group: WorkerGroup) -> tuple[float, float]:
 
 
 def time_restart(group: WorkerGroup, width: int) -> float:
-    """Seconds from the kill until all are new and the cells have run again."""
+    """Return the seconds from the kill until the ranks are new and the cells have run again."""
     killed = kill_random_rank(group)
     group.restart()
     group.run(SETUP.format(width=width), quiet=True)
@@ -130,9 +130,9 @@ def time_restart(group: WorkerGroup, width: int) -> float:
 
 
 def time_torchrun(folder: Path, ranks: int, width: int, *, shares: bool) -> float | None:
-    """Seconds from the kill to the first step from the checkpoint; None if it did not come back.
+    """Return the seconds from the kill to the first step after it; None if there is none.
 
-    With ``shares`` all attempts meet at one store, which is torchrun's default.
+    With ``shares`` all attempts use one store, which is torchrun's default.
     """
     script, out = folder / "script.py", folder / "times"
     script.write_text(SCRIPT)
@@ -155,18 +155,18 @@ def time_torchrun(folder: Path, ranks: int, width: int, *, shares: bool) -> floa
 
 
 def succeeds(command: list[str], env: dict[str, str]) -> bool:
-    """Whether it comes to its end in time; else it is ended as a user would, and its workers."""
+    """Run a command; return whether it succeeds in time. Terminate it and its workers if not."""
     agent = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         return agent.wait(TIMEOUT) == 0
     except subprocess.TimeoutExpired:
-        agent.terminate()  # upon which it ends its workers
+        agent.terminate()  # it then ends its workers
         agent.wait()
         return False
 
 
 def spread(name: str, seconds: Sequence[float]) -> str:
-    """Median and 95th percentile."""
+    """Return the median and the 95th percentile."""
     late = quantiles(seconds, n=20)[-1] if len(seconds) > 1 else seconds[0]
     return f"{name:<28}{median(seconds):>8.2f} s{late:>8.2f} s"
 
@@ -185,7 +185,7 @@ def main() -> None:
     torchrun_times: dict[bool, list[float | None]] = {True: [], False: []}
     with WorkerGroup(nproc=args.ranks) as group, tempfile.TemporaryDirectory() as folder:
         group.run(SETUP.format(width=width), quiet=True)
-        group._group.session.launcher.preload_more()  # else the first new rank imports all
+        group._group.session.launcher.preload_more()  # or the first new rank imports all
         for _ in range(args.repeats):
             heal_times.append(time_heal(group))
             if not args.alone:

@@ -1,4 +1,4 @@
-"""A real ipykernel, what its client receives and when, and the memory of what it started."""
+"""A real ipykernel: the output that its client receives, and the memory of its processes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ import psutil
 from jupyter_client.manager import KernelManager
 
 HERE = Path(__file__).resolve().parent
-TIMEOUT = 120.0  # seconds: a contender that needs longer than this is broken
+TIMEOUT = 120.0  # seconds; a contender that takes longer is broken
 ARGV = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
-Chunk = tuple[float, str]  # when the client had it, and the text
+Chunk = tuple[float, str]  # the time of its arrival, and the text
 
 
 class KernelError(RuntimeError):
-    """A cell failed, or what was waited for did not come."""
+    """A cell failed, or an expected message did not arrive."""
 
 
 class Kernel:
-    """A kernel on loopback in a folder of its own; at the end all that it started is gone."""
+    """A kernel on loopback in its own folder; at the end all its processes are killed."""
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="nbddp-bench-"))
         self._manager = KernelManager(connection_file=str(self.home / "kernel.json"))
-        self._manager.kernel_spec.argv = ARGV  # this Python, whatever is installed as "python3"
+        self._manager.kernel_spec.argv = (
+            ARGV  # this Python, even if another one is installed as "python3"
+        )
         self._errors = ""
 
     def __enter__(self) -> Kernel:
@@ -72,20 +74,20 @@ class Kernel:
     # ---- cells
 
     def send(self, code: str, *, asks: bool = False) -> str:
-        """Send a cell, which may ask or not; returns what its reply is known by."""
+        """Send a cell that may or may not ask for input; return the id of the request."""
         return str(self._client.execute(code, allow_stdin=asks))
 
     def question(self) -> float:
-        """Wait until the kernel asks: when it did."""
+        """Wait until the kernel asks for input; return the time."""
         self._receive(self._client.get_stdin_msg, time.time() + TIMEOUT)
         return time.time()
 
     def answer(self, text: str) -> None:
-        """Type what it asks for."""
+        """Send the answer to a question."""
         self._client.input(text)
 
     def reply(self, request: str) -> float:
-        """Wait for a cell's reply: when it came."""
+        """Wait for the reply to a cell; return the time of its arrival."""
         deadline = time.time() + TIMEOUT
         while True:
             message = self._receive(self._client.get_shell_msg, deadline)
@@ -97,12 +99,12 @@ class Kernel:
         return at
 
     def run(self, code: str) -> float:
-        """Run a cell: seconds from the request to its reply."""
+        """Run a cell; return the seconds from the request to its reply."""
         sent = time.time()
         return self.reply(self.send(code)) - sent
 
     def collect(self, marker: str, count: int = 1) -> list[Chunk]:
-        """All that is printed, and when, until ``marker`` has come ``count`` times."""
+        """Return the printed chunks and their times, until ``marker`` has come ``count`` times."""
         chunks: list[Chunk] = []
         deadline, tail = time.time() + TIMEOUT, ""
         while count > 0:
@@ -110,7 +112,7 @@ class Kernel:
             chunks.append((time.time(), text))
             window = tail + text
             count -= window.count(marker)
-            tail = window[1 - len(marker) :]  # the beginning of a marker that is cut in two
+            tail = window[1 - len(marker) :]  # the start of a marker that is cut in two
         return chunks
 
     def _next_text(self, deadline: float) -> str:
@@ -134,15 +136,15 @@ class Kernel:
     # ---- processes
 
     def process(self) -> psutil.Process:
-        """The kernel's own."""
+        """Return the process of the kernel."""
         return psutil.Process(self._manager.provisioner.pid)
 
     def children(self) -> list[psutil.Process]:
-        """All that the kernel started, and what those started."""
+        """Return all descendants of the kernel."""
         return self.process().children(recursive=True)
 
     def memory(self) -> float:
-        """PSS of all children together, in MiB."""
+        """Return the PSS of all descendants together, in MiB."""
         return sum(map(_pss, self.children())) / 2**20
 
 
@@ -150,7 +152,7 @@ def _pss(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().pss)
     except psutil.NoSuchProcess:
-        return 0  # a process that has just ended holds nothing
+        return 0  # the process has ended
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -158,7 +160,7 @@ def _environment(home: Path) -> dict[str, str]:
         name: str(home / name.lower())
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
-    equal = {  # for all contenders alike, or torchrun warns and gloo looks for an interface
+    equal = {  # equal for all; without it torchrun warns and gloo searches an interface
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
@@ -171,7 +173,7 @@ def _end_all(processes: list[psutil.Process]) -> None:
         try:
             process.kill()
         except psutil.NoSuchProcess:
-            continue  # it went with its kernel, as it should
+            continue  # it ended with its kernel
     _, alive = psutil.wait_procs(processes, timeout=10)
     if alive:
         raise KernelError(f"these outlived SIGKILL: {alive}")

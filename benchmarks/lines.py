@@ -1,10 +1,10 @@
-"""How soon a rank's line is at the client, and what ranks cost that do nothing.
+"""Measure how soon a printed line reaches the client, and the CPU time of idle ranks.
 
     python benchmarks/lines.py [--ranks 4] [--seconds 5] [--rounds 3]
 
-Each rank prints 20 lines a second, all ranks at the same moments or evenly spread; or one line a
-second, or 200. The CPU time of the notebook and of the ranks is measured in the same seconds. A
-line's time goes from its print to the receipt by a client of a real kernel.
+Each rank prints 20 lines per second, all ranks at the same moments or evenly spread; or one line
+per second, or 200. The CPU time of the notebook and of the ranks is measured in the same seconds.
+The time of a line is from its print to its receipt by a client of a real kernel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CASES = {  # period and shift, in seconds
 }
 END = "nothing more to come"
 IDLE = 15.0  # seconds
-GLOO = "gloo_tcp_loop"  # a thread of Gloo's, which wakes 100 times a second
+GLOO = "gloo_tcp_loop"  # a thread of Gloo that wakes 100 times a second
 
 Found = dict[str, list[float]]
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure(kernel: Kernel, args: argparse.Namespace, found: Found) -> None:
-    """The samples of one kernel."""
+    """Add the samples of one kernel."""
     kernel.run(DEFINE.format(ranks=args.ranks))
     ranks = processes(kernel, args.ranks)
     for case, (period, shift) in CASES.items():
@@ -91,7 +91,7 @@ def measure(kernel: Kernel, args: argparse.Namespace, found: Found) -> None:
 
 
 def processes(kernel: Kernel, count: int) -> list[psutil.Process]:
-    """The ranks."""
+    """Return the processes of the ranks."""
     request = kernel.send("%%ddp\nimport os\nprint('pid', os.getpid())\nworkload.end()")
     text = "\n".join(line for _, line in Transcript(kernel.collect(END, count)).lines)
     kernel.reply(request)
@@ -102,7 +102,7 @@ def processes(kernel: Kernel, count: int) -> list[psutil.Process]:
 def cpu_noted(
     case: str, notebook: psutil.Process, ranks: list[psutil.Process], found: Found
 ) -> Iterator[None]:
-    """Note what the processes used meanwhile, in percent of a core."""
+    """Record the CPU time that the processes use in the block, in percent of a core."""
     before, began = (cpu(notebook), sum(map(cpu, ranks))), time.monotonic()
     yield
     seconds = time.monotonic() - began
@@ -111,13 +111,13 @@ def cpu_noted(
 
 
 def cpu(process: psutil.Process) -> float:
-    """Seconds of the processor that its threads have used, those that have ended too."""
+    """Return the CPU seconds of a process, with those of ended threads."""
     used = process.cpu_times()
     return float(used.user + used.system)
 
 
 def cpu_of_gloo(process: psutil.Process) -> float:
-    """Seconds that Gloo's thread has used: it polls."""
+    """Return the CPU seconds of Gloo's thread, which polls."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     found = [task for task in tasks if (task / "comm").read_text().strip() == GLOO]
     return sum(int((task / "schedstat").read_text().split()[0]) for task in found) / 1e9

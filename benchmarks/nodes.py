@@ -1,11 +1,11 @@
-"""What many ranks on many nodes cost the notebook: its CPU, and a cell's round trip.
+"""Measure what many ranks on many nodes cost the notebook: its CPU, and the round trip of a cell.
 
     python benchmarks/nodes.py [--nodes 16] [--ranks 8] [--seconds 20]
 
-The nodes are all on this machine, each as on one of its own: a keeper, a helper, encrypted
-connections to the notebook. Ranks form no process group in the silent and in the logging part, so
-that what is measured is the notebook's process alone: silent, then with each rank logging ten
-numbers a second. The round trip is that of an empty cell, of all ranks.
+All nodes run on this machine, each as if on its own: a node agent, a forkserver, encrypted
+connections to the notebook. In the silent and in the logging part the ranks form no process
+group, so that only the process of the notebook is measured: first silent, then with each rank
+logging ten numbers per second. The round trip is that of an empty cell on all ranks.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ while True:
     nbddp.log(step=step, value=step)
     time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
 """
-JOIN_TIMEOUT = 300.0  # seconds for all nodes to come in
+JOIN_TIMEOUT = 300.0  # seconds for all nodes to join
 
 
 def start_nodes(
     group: WorkerGroup, node_count: int, ranks: int, *, most: int = 0
 ) -> list[subprocess.Popen[bytes]]:
-    """Open a door and start so many keepers, which torchrun would start on a node.
+    """Listen for nodes and start node agents, which torchrun would start on a node.
 
-    ``most``: how many nodes there may be in the end.
+    ``most``: the largest number of nodes that may join.
     """
     nodes = group._group.open_nodes(
         NodesSpec(least=node_count, most=most or node_count, nproc_per_node=ranks)
@@ -69,7 +69,7 @@ def start_nodes(
 
 
 def cpu_share(process: psutil.Process, seconds: float) -> float:
-    """Of one core, over this time, in percent."""
+    """Return the CPU time of a process over this time, in percent of one core."""
     before, began = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
     after = process.cpu_times()
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def measure(node_count: int, ranks: int, seconds: float) -> None:
-    """Print what so many cost."""
+    """Print the costs of this many nodes and ranks."""
     group = WorkerGroup(nproc=1, threads=1)
     me = psutil.Process()
     try:
@@ -107,7 +107,7 @@ def measure(node_count: int, ranks: int, seconds: float) -> None:
         print(f"silent:       {cpu_share(me, seconds):5.1f} % of a core")
         handle = group._group.session.submit(CellRequest(source=LOGGING, needs_group=False))
         time.sleep(5)
-        print(f"10 numbers/s: {cpu_share(me, seconds):5.1f} % of a core, with nobody looking")
+        print(f"10 numbers/s: {cpu_share(me, seconds):5.1f} % of a core, without a view")
         group.interrupt()
         with suppress(CellFailedError, KeyboardInterrupt):
             show_cell(group._group.session, handle, TextView(StreamTarget()))

@@ -1,11 +1,11 @@
-"""What it costs that ranks are on nodes: steps beside torchrun, cells beside local ranks, joining.
+"""Compare ranks on nodes with torchrun (steps) and with local ranks (cells); measure joining.
 
     python benchmarks/nodes_speed.py [--rounds 5] [--steps 300] [--joins 20]
 
-Two nodes of one rank each, all on this machine. The same training runs on them and under two
-torchrun agents, in turns; the same empty cell on them and on two local ranks, in turns. Then a
-third node comes and leaves so many times: from the start of its process, which torchrun would
-start, until a cell has run on it.
+Two nodes with one rank each run on this machine. The same training runs alternately on them and
+under two torchrun agents; the same empty cell runs alternately on them and on two local ranks.
+Then a third node joins and leaves several times. Its time is from the start of its process, which
+torchrun would start, until a cell has run on it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ WARM = 20  # steps
 
 
 def steps_on_nodes(group: WorkerGroup, source: str, out: Path) -> float:
-    """Steps a second of the training in the ranks of the nodes."""
+    """Return the steps per second of the training on the nodes."""
     group.run(source.replace("LOG", "no_log"), quiet=True)
     return float(out.read_text())
 
 
 def steps_under_torchrun(folder: Path, source: str, out: Path) -> float:
-    """Of the same, as a script that two agents start."""
+    """Return the steps per second of the same training as a script under two agents."""
     script = folder / "script.py"
     meet = INIT.replace("BACKEND", "gloo")
     script.write_text(meet + SETUP + source.replace("LOG", "no_log") + LEAVE)
@@ -51,7 +51,7 @@ def steps_under_torchrun(folder: Path, source: str, out: Path) -> float:
 
 
 def report_steps(group: WorkerGroup, rounds: int, steps: int) -> None:
-    """In turns, so that both meet the same machine."""
+    """Compare the steps per second, in turns so that both use the same machine state."""
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "speed.json"
@@ -68,14 +68,14 @@ def report_steps(group: WorkerGroup, rounds: int, steps: int) -> None:
 
 
 def trip(group: WorkerGroup) -> float:
-    """Seconds of an empty cell."""
+    """Return the seconds of an empty cell."""
     began = time.perf_counter()
     group.run("pass", quiet=True)
     return time.perf_counter() - began
 
 
 def report_trips(group: WorkerGroup, rounds: int) -> None:
-    """Of ranks on nodes, and of local ones."""
+    """Compare an empty cell on nodes and on local ranks."""
     with WorkerGroup(nproc=2, threads=1) as local:
         trips = [(trip(group), trip(local)) for _ in range(40 * rounds)][10:]
     far, near = median(each for each, _ in trips), median(each for _, each in trips)
@@ -86,7 +86,7 @@ def report_trips(group: WorkerGroup, rounds: int) -> None:
 
 
 def report_joins(group: WorkerGroup, joins: int) -> None:
-    """A node comes, is taken in with the next start, and leaves."""
+    """Let a node join, use it after the next start, and release it, several times."""
     nodes = group._group.nodes
     assert nodes is not None
     seconds = []

@@ -1,10 +1,10 @@
-"""The live panel in a real JupyterLab: how fast it shows and obeys, and what it costs.
+"""Measure the live panel in a real JupyterLab: its speed, its reactions, and its cost.
 
     python benchmarks/panel.py [--quick] [--rounds 5] [--cases print cpu] [--json FILE]
 
-Print to DOM is from a rank's ``print`` to a MutationObserver in the page, with lines far enough
-apart that each is alone. A button is timed from the mouse going down. In every round contenders
-take turns, so that noise hits all alike. Needs Chromium; what it starts, it ends.
+Print to DOM is the time from a rank's ``print`` to a MutationObserver in the page, for single
+lines. A button is timed from the press of the mouse button. In every round contenders take turns,
+so that noise affects all of them. Needs Chromium, and ends all processes that it starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = ("print", "buttons", "cpu", "crowd", "flood")
 
 
 def parse() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
 
 @contextmanager
 def started_lab() -> Iterator[Lab]:
-    """A JupyterLab; nothing that came of it outlives this."""
+    """Start a JupyterLab; at the end, kill its processes and fail if any outlived it."""
     with tempfile.TemporaryDirectory(prefix="nbddp-panel-") as folder:
         left: list[str] = []
         try:
@@ -60,7 +60,7 @@ def started_lab() -> Iterator[Lab]:
 
 
 def run_round(lab: Lab, args: argparse.Namespace, turn: int, samples: Samples) -> None:
-    """Every case once; all but crowd and flood share a kernel."""
+    """Run every case once; all but crowd and flood share a kernel."""
     if set(args.cases) - {"crowd", "flood"}:
         with opened(lab, f"shared-{turn}") as page:
             run_shared(page, args, turn, samples)
@@ -72,7 +72,7 @@ def run_round(lab: Lab, args: argparse.Namespace, turn: int, samples: Samples) -
 
 
 def run_shared(page: BenchPage, args: argparse.Namespace, turn: int, samples: Samples) -> None:
-    """Print, buttons and CPU."""
+    """Run the cases print, buttons and CPU."""
     if "print" in args.cases:
         for contender in turned((trials.PANEL, trials.TEXT, trials.PLAIN), turn):
             trials.time_prints(page, contender, args.sizes, samples)
@@ -81,18 +81,18 @@ def run_shared(page: BenchPage, args: argparse.Namespace, turn: int, samples: Sa
     if "cpu" in args.cases:
         trials.warm_up(page)
         others = turned((trials.PANEL, trials.QUIET, trials.SILENT, trials.PLAIN), turn)
-        for contender in (*others, trials.TEXT):  # which may leave the page busy for minutes
+        for contender in (*others, trials.TEXT):  # last: it may keep the page busy for minutes
             trials.meter_cpu(page, contender, args.sizes, samples)
 
 
 def turned(contenders: tuple[str, ...], turn: int) -> tuple[str, ...]:
-    """Each time another begins."""
+    """Return the contenders in an order that starts with another one in each turn."""
     first = turn % len(contenders)
     return contenders[first:] + contenders[:first]
 
 
 def measure(args: argparse.Namespace) -> Samples:
-    """All samples; says on stderr how far it is."""
+    """Return all samples; print the progress on stderr."""
     samples: Samples = defaultdict(list)
     began = time.monotonic()
     with started_lab() as lab:
@@ -103,11 +103,11 @@ def measure(args: argparse.Namespace) -> Samples:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     args = parse()
     if CHROMIUM is None:
         sys.exit("there is no Chromium: install it, or set CHROMIUM")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are ended
     facts = panel_table.machine()
     samples = measure(args)
     found = panel_table.records(samples, args.sizes)

@@ -1,4 +1,4 @@
-// What benchmarks/panel.py looks at in the page; times are seconds, as Python's time.time().
+// Measurements of benchmarks/panel.py in the page; times are seconds, as Python's time.time().
 () => {
   const app = window.jupyterapp;
   const now = () => (performance.timeOrigin + performance.now()) / 1000;
@@ -10,11 +10,11 @@
 
   const bench = {
     now,
-    presses: [], // when the mouse went down
-    seen: {}, // what was looked for, and when it came
-    changes: [], // when a part of the output changed
+    presses: [], // times of mouse presses
+    seen: {}, // texts that matched, and their times
+    changes: [], // times of changes in a part of the output
 
-    // Run a source in the first cell, and do not wait for it.
+    // Run a source in the first cell without waiting for it.
     begin: (source) => {
       const notebook = app.shell.currentWidget.content;
       notebook.activeCellIndex = 0;
@@ -23,7 +23,7 @@
       running = app.commands.execute("notebook:run-cell").then(() => now());
     },
 
-    // When it had begun and was over (null: it is not, after so many seconds), and its errors.
+    // Return its start, its end (null: not within so many seconds), and its errors.
     finish: async (limit) => {
       const late = new Promise((end) => setTimeout(() => end(null), limit * 1000));
       const ended = await Promise.race([running, late]);
@@ -36,7 +36,7 @@
 
     text: () => cell().outputArea.node.textContent,
 
-    // Note when each text that matches first is in the output.
+    // Record when each matching text first appears in the output.
     lookFor: (pattern) => {
       const found = (bench.seen = {});
       const area = cell().outputArea.node;
@@ -47,7 +47,7 @@
       });
     },
 
-    // Note when a part of the output changes.
+    // Record when a part of the output changes.
     noteChanges: (selector) => {
       bench.changes = [];
       const part = cell().outputArea.node.querySelector(selector);
@@ -62,7 +62,7 @@
 
     lookAway: () => observer?.disconnect(),
 
-    // Find the longest time between two frames, until it is asked for.
+    // Measure the longest time between two frames, until it is read.
     watchFrames: () => {
       let last = now();
       bench.longest = 0;

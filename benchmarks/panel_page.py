@@ -1,4 +1,4 @@
-"""A notebook page whose one cell runs what it is given, and the processes behind it."""
+"""A notebook page with one cell, and the processes behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from processes import marked
 HERE = Path(__file__).resolve().parent
 SCRIPT = (HERE / "panel_page.js").read_text()
 RANKS = panel_work.RANKS
-TIMEOUT = 20.0  # seconds: what has not come by then does not come
+TIMEOUT = 20.0  # seconds that an expected event may take
 CELL_LIMIT = 180.0  # seconds
 MAX_SKEW = 0.002  # seconds between the page's clock and ours
 SETUP = f"""
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 class BenchError(RuntimeError):
-    """A cell failed, or what was waited for did not come."""
+    """A cell failed, or an expected event did not happen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a cell took: seconds, CPU seconds of the kernel, and how late the page was to show it.
+    """The cost of a cell: seconds, CPU seconds of the kernel, and the delay of the page.
 
-    The ``lag`` of a page that was not through when its time was up is what it took so far.
+    The ``lag`` of a page that was not finished at the limit is the time until then.
     """
 
     seconds: float
@@ -52,7 +52,7 @@ class Cost:
 
 
 class BenchPage:
-    """A notebook with a group of ranks; its page, its kernel and its files."""
+    """A notebook with a group of ranks: its page, its kernel and its files."""
 
     def __init__(self, notebook: LabNotebook, folder: Path) -> None:
         self.notebook = notebook
@@ -73,22 +73,22 @@ class BenchPage:
             raise BenchError(f"the page's clock is {there - before:.4f} s away from ours")
 
     def close(self) -> None:
-        """End the kernel, and with it the ranks."""
+        """Shut down the kernel, and with it the ranks."""
         self._check_clock()
         self.notebook.shut_down_kernel()
 
     def ask(self, code: str, *arguments: Any) -> Any:
-        """Something of the script in the page."""
+        """Evaluate a function of the script in the page."""
         return self.page.evaluate(f"it => nbddpBench.{code}", *arguments)
 
     # ---- cells
 
     def begin(self, source: str) -> None:
-        """Run a cell and do not wait for it."""
+        """Start a cell without waiting for it."""
         self.ask("begin(it)", source.strip())
 
     def finish(self, *, fails: bool = False) -> None:
-        """Wait for the cell's end."""
+        """Wait for the end of the cell."""
         found = self.ask("finish(it)", CELL_LIMIT)
         if found["ended"] is None:
             raise BenchError(f"a cell still runs after {CELL_LIMIT:g} s; {self.ask('text()')}")
@@ -101,12 +101,12 @@ class BenchPage:
         self.finish(fails=fails)
 
     def run_metered(self, source: str, *, limit: float) -> Cost:
-        """Run a cell, and give the page so many seconds to show all of it."""
+        """Run a cell, and give the page a limited time to show its whole output."""
         self.begin(source)
         cells = self.folder / panel_work.CELLS
         count = cells.read_text().count("\n")
         deadline = time.monotonic() + CELL_LIMIT
-        while cells.read_text().count("\n") == count:  # not asked of the page: it shall be at ease
+        while cells.read_text().count("\n") == count:  # do not ask the page: that would disturb it
             if time.monotonic() > deadline:
                 raise BenchError(f"a cell still runs after {CELL_LIMIT:g} s; {self.ask('text()')}")
             time.sleep(0.1)
@@ -118,17 +118,17 @@ class BenchPage:
         return Cost(seconds=ended - began, cpu=cpu_at_end - cpu, lag=lag)
 
     def wait_for_text(self, text: str, *, count: int) -> None:
-        """Wait until this is so many times in the output."""
+        """Wait until the output has this text so many times."""
         self.wait_until(lambda: self.ask("text()").count(text) >= count, f"{text!r} x {count}")
 
     def wait_for_file(self, name: str) -> Path:
-        """Wait until somebody has made this file."""
+        """Wait until this file exists."""
         path = self.folder / name
         self.wait_until(path.exists, f"the file {name}")
         return path
 
     def wait_until(self, find: Callable[[], T | None], what: str) -> T:
-        """Wait until there is something to find."""
+        """Wait until ``find`` returns a result."""
         deadline = time.monotonic() + TIMEOUT
         while not (found := find()):
             if time.monotonic() > deadline:
@@ -139,7 +139,7 @@ class BenchPage:
     # ---- the mouse
 
     def press(self, button: Locator) -> float:
-        """Click with the mouse: when it went down."""
+        """Click with the mouse; return the time of the press."""
         known = len(self.ask("presses"))
         button.click()
         presses = self.ask("presses")
@@ -148,14 +148,14 @@ class BenchPage:
         return float(presses[-1])
 
     def stop_button(self) -> Locator:
-        """The one in JupyterLab's toolbar."""
+        """Return the stop button in JupyterLab's toolbar."""
         place = '.jp-NotebookPanel:not(.lm-mod-hidden) [data-command="notebook:interrupt-kernel"]'
         return self.page.locator(place).first
 
-    # ---- what others wrote down
+    # ---- records of the kernel and the ranks
 
     def handled(self, what: str, pressed: float) -> float:
-        """When the kernel's handler ran for the first time after a press."""
+        """Return the time when the kernel's handler first ran after a press."""
         path = self.folder / panel_work.EVENTS
 
         def find() -> float | None:
@@ -165,7 +165,7 @@ class BenchPage:
         return self.wait_until(find, f"the handler of {what!r}")
 
     def exited(self, rank: int, pressed: float) -> float:
-        """When the kernel noted the exit of a rank."""
+        """Return the time when the kernel recorded the exit of a rank."""
 
         def find() -> float | None:
             exits = [each for each in self._records("events.jsonl") if each["kind"] == "exit"]
@@ -175,7 +175,7 @@ class BenchPage:
         return self.wait_until(find, f"the exit of rank {rank}")
 
     def metrics(self, name: str) -> list[tuple[int, int]]:
-        """Rank and step of every line of ``metrics.jsonl`` that has this metric."""
+        """Return rank and step of every line of ``metrics.jsonl`` with this metric."""
         rows = self._records("metrics.jsonl")
         return [(row["rank"], row["step"]) for row in rows if name in row]
 
@@ -184,13 +184,13 @@ class BenchPage:
         return [json.loads(line) for line in lines]
 
     def run_folder(self) -> Path:
-        """The one of the group, or of the newest if it was started several times."""
+        """Return the run folder of the group; the newest if there are several."""
         return max((self.folder / ".nbddp" / "runs").iterdir())
 
     # ---- processes
 
     def browser_seconds(self) -> float:
-        """CPU time that the browser has used."""
+        """Return the CPU seconds of the browser."""
         server = {process.pid for process in self.server.children(recursive=True)}
         others = psutil.Process().children(recursive=True)
         browser = [each for each in others if each.pid not in {self.server.pid, *server}]
@@ -198,7 +198,7 @@ class BenchPage:
 
     @contextmanager
     def watching_memory(self) -> Iterator[list[int]]:
-        """The kernel's RSS again and again, in bytes."""
+        """Sample the RSS of the kernel during the block, in bytes."""
         samples = [self.kernel.memory_info().rss]
         is_over = threading.Event()
 
@@ -217,7 +217,7 @@ class BenchPage:
 
 def _cpu(process: psutil.Process) -> float:
     try:
-        times = process.cpu_times()  # its own: without those of its children
+        times = process.cpu_times()  # without those of its children
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
@@ -225,7 +225,7 @@ def _cpu(process: psutil.Process) -> float:
 
 @contextmanager
 def opened(lab: Lab, name: str, ranks: int = RANKS) -> Iterator[BenchPage]:
-    """A page with a kernel of its own, in a folder of its own."""
+    """Open a page with its own kernel in its own folder."""
     folder = lab.notebooks / name
     folder.mkdir()
     write_notebook(folder / "bench.ipynb", "")
@@ -239,7 +239,7 @@ def opened(lab: Lab, name: str, ranks: int = RANKS) -> Iterator[BenchPage]:
 
 
 def kill_leftovers() -> list[str]:
-    """Kill what should have ended with the server: what that was."""
+    """Kill the processes that should have ended with the server; return what they were."""
     deadline = time.monotonic() + 5
     while (left := marked()) and time.monotonic() < deadline:
         time.sleep(0.1)

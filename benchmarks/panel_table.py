@@ -1,4 +1,4 @@
-"""From samples to a table: a row for each measure and each way of doing it."""
+"""Turn samples into a table: a row for each measure and each contender."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from panel_trials import FLOODING, PANEL, Samples, Sizes
 PACKAGES = ("ipywidgets", "jupyterlab")
 HEADER = ("measure", "how", "median", "95 % within", "least", "most", "n", "x panel", "limit", "")
 NOTES = (
-    "x panel: the median beside the panel's. A limit is for the median (for what must be complete, "
-    "for every sample). A page that was not done in time is counted with the time it had. What "
-    "is printed at more than 1 MB/s jupyter_server drops: text then ends in its complaint."
+    "x panel: the median divided by the panel's. A limit applies to the median; where nothing may "
+    "be lost, to every sample. A page that was not done in time counts with its whole time. "
+    "jupyter_server drops output above 1 MB/s: a text view then ends with its warning."
 )
-ENOUGH = 20  # samples, to say what 95 % of them do not exceed
+ENOUGH = 20  # samples that a 95th percentile needs
 _SCALE = {"s": 1.0, "ms": 1000.0, "MiB": 1.0, "%": 100.0, "": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A few rows of the table, and what the panel must keep to: ``most`` or at ``least``."""
+    """Rows of the table, and the limit of the panel: ``most`` or at ``least``."""
 
     samples: str
     title: str
@@ -58,18 +58,18 @@ MEASURES = (
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the facts of the machine and the versions."""
     return engine.machine() | {name: version(name) for name in PACKAGES}
 
 
 def caption(facts: dict[str, Any], rounds: int) -> str:
-    """One line above the table."""
+    """Return the line above the table."""
     names = ", ".join(f"{name} {facts[name]}" for name in PACKAGES)
     return f"{engine.caption(facts, rounds)}; {names}; load {facts['load'][0]:.1f} at the start"
 
 
 def records(samples: Samples, sizes: Sizes) -> list[dict[str, Any]]:
-    """The table as plain values, fit for JSON."""
+    """Return the table as plain values for JSON."""
     return [
         _record(measure, how, samples, sizes)
         for measure in MEASURES
@@ -83,7 +83,7 @@ def _record(measure: Measure, how: str, samples: Samples, sizes: Sizes) -> dict[
     panel = samples.get((measure.samples, PANEL))
     middle = median(values)
     base = median(panel) * _SCALE[measure.unit] if panel else 0.0
-    is_ours = how.startswith(PANEL) and how != FLOODING  # there the ranks hold every core
+    is_ours = how.startswith(PANEL) and how != FLOODING  # there the ranks occupy all cores
     return {
         "measure": measure.title.format(flood_lines=sizes.flood_lines),
         "how": how,
@@ -106,7 +106,7 @@ def _is_kept(measure: Measure, values: Sequence[float]) -> bool | None:
 
 
 def as_text(found: Iterable[dict[str, Any]]) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     return report.as_text([HEADER, *map(_row, found)])
 
 

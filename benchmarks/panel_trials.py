@@ -1,4 +1,4 @@
-"""One round of each case: what it does on the page, and the samples that it leaves."""
+"""One round of each case: its steps on the page, and the samples that it yields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANEL, TEXT, QUIET, PLAIN = "panel", "text", "--quiet", "plain cell"
 SILENT, CHATTY, FLOODING = "panel, silent ranks", "panel, chatty ranks", "panel, flooding ranks"
 CROWDED, CROWD = "panel, 64 ranks", 64
 LAB, LAB_PLAIN = "JupyterLab's stop", "JupyterLab's stop, plain cell"
-BUSY_FRACTION = 0.5  # of a second at most, between a cell's line and the press of a button
+BUSY_FRACTION = 0.5  # longest part of a second between a cell's line and the press of a button
 WARM_UP = 1.5  # seconds of chatter
 
 # measure and contender -> samples
@@ -25,13 +25,13 @@ Samples = defaultdict[tuple[str, str], list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything."""
+    """The amount of work in each case."""
 
     ticks: int
     presses: int
     busy_seconds: float
     flood_lines: int
-    patience: float  # seconds that a page gets to show what a cell printed, when it is over
+    patience: float  # seconds that a page has to show the output of a cell after its end
 
 
 FULL = Sizes(ticks=25, presses=2, busy_seconds=10.0, flood_lines=20_000, patience=20.0)
@@ -39,12 +39,12 @@ QUICK = Sizes(ticks=6, presses=1, busy_seconds=1.5, flood_lines=1_000, patience=
 
 
 def select_view(page: BenchPage, view: str) -> None:
-    """Have later cells shown so."""
+    """Select the view of later cells."""
     page.run(f"%ddp view {view}")
 
 
 def cell(call: str, options: str = "") -> str:
-    """A cell that does this on every rank."""
+    """Return a cell that makes this call on every rank."""
     return f"%%ddp {options}\nimport panel_work\npanel_work.{call}"
 
 
@@ -52,7 +52,7 @@ def cell(call: str, options: str = "") -> str:
 
 
 def time_prints(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -> None:
-    """How long single lines take from ``print`` to the page."""
+    """Measure the time of single lines from ``print`` to the page."""
     call = f"ticks({sizes.ticks} if rank == 0 else 0)"
     source = cell(call)
     if contender == PLAIN:
@@ -76,12 +76,12 @@ def time_prints(page: BenchPage, contender: str, sizes: Sizes, samples: Samples)
 
 
 def pause() -> None:
-    """Let a moment pass that fits to nobody's period."""
+    """Sleep for a random time that matches no period."""
     time.sleep(0.3 + random.uniform(0, BUSY_FRACTION))
 
 
 def start_interruptible(page: BenchPage, work: str, label: str) -> list[str]:
-    """Begin a cell that writes down when it was interrupted: the files of its ranks."""
+    """Start a cell that records its interrupt; return the files of its ranks."""
     page.begin(cell(f"wait_for_interrupt(f'{label}-{{rank}}', panel_work.{work})"))
     names = [f"{label}-{rank}" for rank in range(RANKS)]
     for name in names:
@@ -92,14 +92,14 @@ def start_interruptible(page: BenchPage, work: str, label: str) -> list[str]:
 def record_interrupts(
     page: BenchPage, contender: str, names: list[str], pressed: float, samples: Samples
 ) -> None:
-    """Keep how long the last of them was in coming."""
+    """Record how long the last rank took to be interrupted."""
     page.finish()
     at = [float((page.folder / name).read_text()) for name in names]
     samples["interrupt", contender].append(max(at) - pressed)
 
 
 def time_log_selector(page: BenchPage, samples: Samples) -> None:
-    """Log selector and Hold, in a panel that runs."""
+    """Measure the log selector and Hold in a running panel."""
     page.wait_for_text("up", count=RANKS)
     page.ask("noteChanges(it)", ".nbddp-scroll")
     for label, said in (("rank 1", "1"), ("all", "-1")):
@@ -118,7 +118,7 @@ def time_log_selector(page: BenchPage, samples: Samples) -> None:
 
 
 def time_buttons(page: BenchPage, turn: str, samples: Samples) -> None:
-    """Every button once, JupyterLab's own too."""
+    """Press every button once, JupyterLab's included."""
     select_view(page, "panel")
     names = start_interruptible(page, "idle", f"panel-{turn}")
     time_log_selector(page, samples)
@@ -133,7 +133,7 @@ def time_buttons(page: BenchPage, turn: str, samples: Samples) -> None:
 
 
 def time_interrupt(page: BenchPage, contender: str, names: list[str], samples: Samples) -> None:
-    """Press the panel's button."""
+    """Press the panel's Interrupt button."""
     pause()
     pressed = page.press(page.notebook.button("Interrupt"))
     samples["handler", contender].append(page.handled("Interrupt", pressed) - pressed)
@@ -141,13 +141,13 @@ def time_interrupt(page: BenchPage, contender: str, names: list[str], samples: S
 
 
 def time_stop(page: BenchPage, contender: str, names: list[str], samples: Samples) -> None:
-    """Press JupyterLab's button."""
+    """Press JupyterLab's stop button."""
     pause()
     record_interrupts(page, contender, names, page.press(page.stop_button()), samples)
 
 
 def time_kill(page: BenchPage, turn: str, samples: Samples) -> None:
-    """Kill a rank, and start the group anew."""
+    """Kill a rank, and restart the group."""
     start_interruptible(page, "idle", f"kill-{turn}")
     victim = random.randrange(RANKS)
     page.page.locator(".nbddp-buttons select").select_option(str(victim))
@@ -163,7 +163,7 @@ def time_kill(page: BenchPage, turn: str, samples: Samples) -> None:
 
 
 def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -> None:
-    """CPU time of kernel and browser per second of a cell."""
+    """Measure the CPU time of kernel and browser per second of a cell."""
     work = "silence" if contender == SILENT else "chatter"
     source = cell(f"{work}({sizes.busy_seconds})", "--quiet" if contender == QUIET else "")
     if contender == PLAIN:
@@ -180,7 +180,7 @@ def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -
 
 
 def meter_crowd(lab: Lab, name: str, sizes: Sizes, samples: Samples) -> None:
-    """The same for many ranks, which all together say as much as four chatty ones."""
+    """Measure the CPU time with many ranks that together print as much as four chatty ones."""
     with opened(lab, name, CROWD) as page:
         select_view(page, PANEL)
         page.run(cell(f"murmur({WARM_UP})"))
@@ -192,12 +192,12 @@ def meter_crowd(lab: Lab, name: str, sizes: Sizes, samples: Samples) -> None:
 
 
 def warm_up(page: BenchPage) -> None:
-    """Have everything loaded and used once, before CPU and memory are looked at."""
+    """Load and use everything once before CPU and memory are measured."""
     page.run(cell(f"chatter({WARM_UP})"))
 
 
 def flood(lab: Lab, name: str, contender: str, sizes: Sizes, samples: Samples) -> None:
-    """All ranks print as fast as they can, in a kernel of its own: memory is not given back."""
+    """Print as fast as possible on all ranks, in a separate kernel: it does not return memory."""
     with opened(lab, name) as page:
         select_view(page, contender)
         warm_up(page)
@@ -214,7 +214,7 @@ def flood(lab: Lab, name: str, contender: str, sizes: Sizes, samples: Samples) -
 
 
 def share_in_logs(page: BenchPage, sizes: Sizes) -> float:
-    """The share of lines that the ranks' logs have, whole and in order."""
+    """Return the share of lines in the ranks' logs that are whole and in order."""
     good = 0
     for rank in range(RANKS):
         lines = (page.run_folder() / f"rank{rank}.log").read_text().splitlines()
@@ -225,7 +225,7 @@ def share_in_logs(page: BenchPage, sizes: Sizes) -> float:
 
 
 def share_in_metrics(page: BenchPage, sizes: Sizes) -> float:
-    """The share of rows that ``metrics.jsonl`` has, once and in order for each rank."""
+    """Return the share of rows in ``metrics.jsonl`` that come once and in order for each rank."""
     rows = page.metrics("flood")
     good = 0
     for rank in range(RANKS):

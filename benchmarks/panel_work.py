@@ -1,4 +1,4 @@
-"""What ranks, and plain cells, do for the panel's figures; imported in the kernel and in ranks."""
+"""The work of ranks and plain cells for the panel's figures, run by kernel and ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINES_PER_SECOND = 200
 METRICS_PER_SECOND = 50
 LINES_PER_METRIC = LINES_PER_SECOND // METRICS_PER_SECOND
 LINE_LENGTH = 100
-VIEW_DELAY = 1.2  # seconds that a cell's view gets to appear, before what it shows is timed
+VIEW_DELAY = 1.2  # seconds for a cell's view to appear before lines are timed
 FOREVER = 600.0
 EVENTS = Path("moves.jsonl")
 CELLS = Path("cells.jsonl")
@@ -25,8 +25,8 @@ PID = Path("kernel.pid")
 
 
 def install_hooks() -> None:
-    """In the kernel: write down its process id, its cells, and when its widgets' handlers run."""
-    import ipywidgets  # only the kernel needs them
+    """Record, in the kernel, its process id, its cells, and the calls of its widgets' handlers."""
+    import ipywidgets  # only the kernel needs it
     from IPython import get_ipython
 
     PID.write_text(str(os.getpid()))
@@ -40,12 +40,12 @@ def install_hooks() -> None:
 
 
 def _clocks() -> tuple[float, float]:
-    return time.time(), time.process_time()  # of this process: without those of its children
+    return time.time(), time.process_time()  # of this process, without its children
 
 
 def _note_cell(begun: list[float]) -> None:
     ends = _clocks()
-    if begun:  # else it is the very cell that introduces
+    if begun:  # not the cell that installs the hooks
         with CELLS.open("a") as file:
             file.write(json.dumps([*begun, *ends]) + "\n")
         begun.clear()
@@ -68,9 +68,9 @@ def _note(what: Any) -> None:
 
 
 def ticks(count: int, *, flush: bool = False) -> None:
-    """Print what time it is, in lines so far apart that each is alone.
+    """Print the time in lines that are so far apart that each is alone.
 
-    The pauses differ, so that they fit to nobody's period. The first one comes at once.
+    The pauses are random, so that they match no period. The first line comes at once.
     """
     for number in range(count + 1):
         print(f"{'tick' if number else 'first'} {time.time():.6f} .", flush=flush)
@@ -78,31 +78,31 @@ def ticks(count: int, *, flush: bool = False) -> None:
 
 
 def idle() -> None:
-    """Be there, and say so."""
+    """Print a line and wait."""
     print("up", flush=True)
     time.sleep(FOREVER)
 
 
 def chatter(seconds: float = FOREVER, *, times: int = 1) -> None:
-    """Print lines, one or several ``times``, and report numbers, as a talkative training does."""
+    """Print lines, one or several ``times``, and report numbers, like a talkative training."""
     began = time.perf_counter()
     for number in range(int(seconds * LINES_PER_SECOND)):
         time.sleep(max(0.0, began + number / LINES_PER_SECOND - time.perf_counter()))
         for _ in range(times):
             print(line(number))
-        if number % (2 * LINES_PER_METRIC) == 0:  # two metrics in one go
+        if number % (2 * LINES_PER_METRIC) == 0:  # two metrics at once
             nbddp.log(step=number, loss=1 / (number + 1), accuracy=1 - 1 / (number + 1))
 
 
 def murmur(seconds: float) -> None:
-    """Print and report so little that a crowd of ranks says what ``RANKS`` chatty ones do."""
+    """Print and report so little that many ranks print as much as ``RANKS`` chatty ones."""
     import torch.distributed as dist
 
     share = dist.get_world_size() // RANKS
     pause = share / LINES_PER_SECOND
     began = time.perf_counter()
     for number in range(int(seconds / pause)):
-        at = (number + dist.get_rank() / dist.get_world_size()) * pause  # not all at once
+        at = (number + dist.get_rank() / dist.get_world_size()) * pause  # not all ranks at once
         time.sleep(max(0.0, began + at - time.perf_counter()))
         print(line(number))
         if number % (2 * LINES_PER_METRIC) == 0:
@@ -110,12 +110,12 @@ def murmur(seconds: float) -> None:
 
 
 def silence(seconds: float) -> None:
-    """Do nothing for a while."""
+    """Sleep for a while."""
     time.sleep(seconds)
 
 
 def flood(lines: int = 10**9) -> None:
-    """Print as fast as it goes, and report a number at every second line."""
+    """Print as fast as possible, and report a number with every second line."""
     for number in range(lines):
         print(line(number))
         if number % 2 == 0:
@@ -123,12 +123,12 @@ def flood(lines: int = 10**9) -> None:
 
 
 def line(number: int) -> str:
-    """A line of 100 characters that tells which it is."""
+    """Return a line of 100 characters with its number."""
     return f"line {number:06d} ".ljust(LINE_LENGTH, "x")
 
 
 def wait_for_interrupt(path: str, work: Callable[[], None]) -> None:
-    """Work until interrupted, and write down that it began and when it ended."""
+    """Work until interrupted; record the start and the time of the interrupt."""
     Path(f"{path}.up").touch()
     try:
         work()

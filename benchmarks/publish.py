@@ -1,12 +1,12 @@
-"""What publishing costs a training: `nbddp.log` and steps a second, with it and without, in turns.
+"""Measure the cost of publishing a training: `nbddp.log` and steps per second, with and without it.
 
     python benchmarks/publish.py [--kind tensorboard] [--rounds 12] [--seconds 3] [--ranks 2]
 
-The same ranks train in every round, and report each step; a process publishes their run. In every
-other round that process is halted, so that in those between it has the steps of two rounds to send,
-which is more than it would have. The ratio of two rounds that follow each other is what it costs;
-the median of all is printed with the middle half of them, which says what this machine can tell
-apart. It needs the tracker's package; nothing is sent to a server (`WANDB_MODE=offline`).
+The same ranks train in every round and report each step; a process publishes their run. In every
+other round that process is stopped. In the rounds between, it therefore has to send the steps of
+two rounds, more than usual. The cost is the ratio of two successive rounds. The median of all
+ratios is printed with the middle half of them, which shows the precision of this machine. Needs
+the package of the tracker; sends nothing to a server (`WANDB_MODE=offline`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measure(group: WorkerGroup, published: Publication, rounds: int, seconds: fl
 
 
 def format_ratios(ratios: Sequence[float]) -> str:
-    """The median, and the middle half."""
+    """Return the median and the middle half."""
     low, _, high = quantiles(ratios, n=4)
     return f"{median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
@@ -95,7 +95,7 @@ def main() -> None:
         published = Publication(to, folder, folder.name, is_live=True)
         published.follow(print, lambda: group.is_live)
         group.run("work_for(1)", quiet=True)
-        time.sleep(10)  # it loads its package
+        time.sleep(10)  # the process loads its package
         measure(group, published, args.rounds, args.seconds)
     assert published.follower is not None
     published.follower.join()

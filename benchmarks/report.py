@@ -1,4 +1,4 @@
-"""From samples to a table: medians, ratios, targets."""
+"""Turn samples into a table: medians, ratios, targets."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from contenders import Samples
 
 RIVALS = ("spawn", "torchrun")
-TARGET_RANKS = 4  # the targets are meant for this many
+TARGET_RANKS = 4  # the targets apply to this many
 HEADER = ("measure", "ranks", "nbddp", *RIVALS, "best rival / nbddp", "target", "verdict")
 
 
 def p95(values: Sequence[float]) -> float:
-    """What 95 % of the values do not exceed."""
+    """Return the 95th percentile."""
     return quantiles(values, n=20)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A row of the table: which samples, how to boil them down, and what was hoped for."""
+    """A row of the table: its samples, how to reduce them, and its target."""
 
     title: str
     samples: str
-    rivals: str = ""  # their samples have another name: what they must do instead
+    rivals: str = ""  # the name of their samples, if it differs
     unit: str
     target: float | None = None
     boil: Callable[[Sequence[float]], float] = median
 
     def value(self, samples: Samples, contender: str, ranks: int) -> float | None:
-        """One figure, in the unit of the row."""
+        """Return one figure in the unit of the row."""
         name = self.samples if contender == "nbddp" else self.rivals or self.samples
         values = samples.get((name, contender, ranks))
         return self.boil(values) * _SCALE[self.unit] if values else None
@@ -56,7 +56,7 @@ MEASURES = (
 
 
 def records(samples: Samples, ranks: Iterable[int], lines: int) -> list[dict[str, Any]]:
-    """The table as plain values, fit for JSON."""
+    """Return the table as plain values for JSON."""
     return [
         _record(measure, samples, count, lines)
         for count in ranks
@@ -84,7 +84,7 @@ def _record(measure: Measure, samples: Samples, ranks: int, lines: int) -> dict[
 
 
 def rows(found: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The table as text, with its header."""
+    """Return the table as text, with its header."""
     return [HEADER, *(_row(record) for record in found)]
 
 
@@ -114,7 +114,7 @@ def as_markdown(table: Sequence[Sequence[str]]) -> str:
 
 
 def as_text(table: Sequence[Sequence[str]]) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     plain = [[cell.replace("`", "") for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
     return "\n".join(

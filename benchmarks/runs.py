@@ -1,11 +1,11 @@
-"""How long a list of 200 runs takes, and a comparison of four, in a process that has read none.
+"""Measure a list of 200 runs and a comparison of four, in a process that has read none of them.
 
     python benchmarks/runs.py [--rounds 7] [--runs 200] [--rows 10000]
 
-Each round is a process of its own that has IPython and nbddp's magics, as a kernel has after
-``%load_ext``, and nothing else; the time goes from the magic's line to what is published. The
-list is measured twice: of runs that have all their facts, and of runs whose kernel was killed.
-Before each round the system forgets what it has read of the files, so that they come from the disk.
+Each round is a separate process that has IPython and nbddp's magics, like a kernel after
+``%load_ext``, and nothing else. The time is from the magic to its output. The list is measured
+twice: for runs with all their facts, and for runs whose kernel was killed. Before each round the
+files are dropped from the system's cache, so that they are read from the disk.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def measure(folder: Path, line: str, rounds: int) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have the system forget what it has read of all files below."""
+    """Drop all files below a folder from the system's cache."""
     for path in folder.rglob("*.json*"):
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # what is not on the disk yet cannot be forgotten
+            os.fsync(file.fileno())  # only pages that are on the disk can be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def kill(path: Path) -> None:
-    """As if the kernel had been killed in the middle of the first cell."""
+    """Change a run as if its kernel had been killed in the middle of the first cell."""
     facts = json.loads((path / "run.json").read_text())
     del facts["ended"]
     (path / "run.json").write_text(json.dumps(facts))
@@ -84,7 +84,7 @@ def kill(path: Path) -> None:
 
 
 def main() -> None:
-    """Make the runs, then measure."""
+    """Create the runs, then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--runs", type=int, default=200)

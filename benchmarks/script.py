@@ -1,9 +1,9 @@
-"""``%ddp run`` beside ``!torchrun``: the same script, from Enter to its first line and to its end.
+"""Compare ``%ddp run`` with ``!torchrun``: the same script, to its first line and its end.
 
     python benchmarks/script.py [--repeats 10] [--ranks 2]
 
-Everything is measured by a client of a real kernel, from its request to its receipt; the two take
-turns. The helper is warm: one script ran before.
+A client of a real kernel measures everything, from its request to its receipt. The two take
+turns. The forkserver is warm: one script has run before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ dist.destroy_process_group()
 
 
 def measure(kernel: Kernel, code: str, ranks: int) -> tuple[float, float]:
-    """Seconds from the request to the first line, and to the reply."""
+    """Return the seconds from the request to the first line, and to the reply."""
     sent = time.time()
     request = kernel.send(code)
     first, _ = kernel.collect("first line", ranks)[0]

@@ -1,4 +1,4 @@
-"""Work that takes a rank a known time, as text that ranks run."""
+"""Work that takes a rank a known time, as source text for the ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 work = torch.randn(256, 256)
 
 def calibrate(rate):
-    '''How many products make nine tenths of a step when there are `rate` of them a second.'''
+    '''Return how many products take nine tenths of a step at `rate` steps per second.'''
     began = time.perf_counter()
     for _ in range(200):
         work[:64] @ work

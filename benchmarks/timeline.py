@@ -1,12 +1,12 @@
-"""What it costs to know who waits for whom: processor time, and steps a second with it and without.
+"""Measure the cost of the timeline: CPU time, and steps per second with and without it.
 
     python benchmarks/timeline.py [--rounds 12] [--seconds 3] [--ranks 2]
 
-The same ranks train the same network; in every other round nobody reads the flight recorder, looks
-where the main thread is, or sends what came of it. The ratio of two rounds that follow each other
-is what it costs in steps; the median of all is printed with the middle half of them, which says
-what this machine can tell apart. What a rank's threads compute for it is measured beside: a rank
-that has a core for itself loses no more than that.
+The same ranks train the same network. In every other round the flight recorder is not read, the
+main thread is not sampled, and nothing is sent. The cost in steps is the ratio of two successive
+rounds. The median of all ratios is printed with the middle half of them, which shows the
+precision of this machine. The CPU time of a rank's threads for the timeline is measured too: a
+rank that has a core for itself loses no more than that.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def work_for(seconds, rate, on):
     return steps / took, spent[0] / took
 """
 )
-RATES = {100: 1, 1000: 5}  # collectives a second, and what percentage it may cost
+RATES = {100: 1, 1000: 5}  # collectives per second, and the allowed cost in percent
 
 
 def measure(group: WorkerGroup, rate: int, rounds: int, seconds: float) -> None:
@@ -86,7 +86,7 @@ def measure(group: WorkerGroup, rate: int, rounds: int, seconds: float) -> None:
 
 
 def said(shares: Sequence[float]) -> str:
-    """The median, and the middle half."""
+    """Return the median and the middle half."""
     low, _, high = quantiles(shares, n=4)
     return f"{100 * median(shares):.2f} % ({100 * low:.2f} to {100 * high:.2f})"
 

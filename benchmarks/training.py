@@ -1,9 +1,9 @@
-"""What a training costs in nbddp beside plain torchrun: steps, checkpoints, and a lost rank.
+"""Compare a training in nbddp with plain torchrun: steps, checkpoints, and a lost rank.
 
     python benchmarks/training.py [--rounds 5] [--device cuda] [--quick]
 
 Both train the same network on the same digits with DDP on two ranks, one thread each, in turns
-within one run. Ratios are what counts: absolute figures are those of a machine and its day.
+within one run. Only the ratios matter: absolute figures depend on the machine and its load.
 """
 
 from __future__ import annotations
@@ -102,18 +102,18 @@ LEAVE = "\ntorch.distributed.destroy_process_group()\n"
 
 
 def backend() -> str:
-    """NCCL where each of the two ranks has a GPU of its own."""
+    """Return NCCL if each of the two ranks has its own GPU, else Gloo."""
     on_gpu = os.environ["BENCHMARK_DEVICE"] == "cuda"
     return "nccl" if on_gpu and torch.cuda.device_count() >= 2 else "gloo"
 
 
 def run_in_group(group: WorkerGroup, source: str, *, max_restarts: int = 0) -> None:
-    """In a worker group, with its log of numbers."""
+    """Run the source in a worker group, with its log of numbers."""
     group.run(source.replace("LOG", "nbddp.log"), quiet=True, max_restarts=max_restarts)
 
 
 def run_under_torchrun(folder: Path, source: str, *, max_restarts: int = 0) -> None:
-    """The same code as a script, which only prints."""
+    """Run the same source as a script that only prints."""
     script = folder / "script.py"
     meet = INIT.replace("BACKEND", backend())
     script.write_text(meet + SETUP + source.replace("LOG", "(lambda **values: None)") + LEAVE)
@@ -128,7 +128,7 @@ def run_under_torchrun(folder: Path, source: str, *, max_restarts: int = 0) -> N
 
 
 def _rendezvous_options() -> list[str]:
-    """A fixed address: under --standalone the second attempt often dials ports of the first."""
+    """Return a fixed address: with --standalone the second attempt often dials old ports."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -136,14 +136,14 @@ def _rendezvous_options() -> list[str]:
 
 
 def fill_in(source: str, out: Path, **numbers: int) -> str:
-    """The source with its places filled in."""
+    """Replace the placeholders of the source."""
     for name, value in numbers.items():
         source = source.replace(name, str(value))
     return source.replace("OUT", repr(str(out)))
 
 
 def steps_per_second(group: WorkerGroup, folder: Path, rounds: int, steps: int) -> list[str]:
-    """Interleaved, so that both meet the same machine."""
+    """Compare the steps per second, in turns so that both use the same machine state."""
     ours, theirs = [], []
     out = folder / "speed.json"
     source = fill_in(SPEED, out, WARM=20, STEPS=steps)
@@ -164,7 +164,7 @@ def steps_per_second(group: WorkerGroup, folder: Path, rounds: int, steps: int) 
 
 
 def stalls(group: WorkerGroup, folder: Path, saves: int) -> list[str]:
-    """How long a save holds the loop."""
+    """Measure how long a save blocks the loop."""
     out = folder / "stalls.json"
     run_in_group(group, fill_in(STALL, out, SAVES=saves))
     found = json.loads(out.read_text())
@@ -172,7 +172,7 @@ def stalls(group: WorkerGroup, folder: Path, saves: int) -> list[str]:
 
 
 def from_kill_to_step(path: Path) -> float:
-    """Seconds from the last step before the kill to the first one after the resume."""
+    """Return the seconds from the last step before the kill to the first step after it."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     before = [at for first, _, at in lines if first == 0]
     after = [at for first, _, at in lines if first > 0]
@@ -181,12 +181,12 @@ def from_kill_to_step(path: Path) -> float:
 
 
 def recoveries(group: WorkerGroup, folder: Path, rounds: int) -> list[str]:
-    """A rank is killed at step 34; both start again and resume from step 29's checkpoint."""
+    """Kill a rank at step 34; both start again and resume from the checkpoint of step 29."""
     ours, theirs, tries = [], [], 0
     while len(theirs) < rounds:
         tries += 1
         mine, its = folder / f"ours{tries}.jsonl", folder / f"theirs{tries}.jsonl"
-        try:  # gloo of the second attempt may dial ports of the first, and torchrun give up
+        try:  # gloo of the second attempt may dial ports of the first; torchrun then fails
             run_under_torchrun(folder, fill_in(LOSE, its), max_restarts=1)
         except RuntimeError:
             if tries > 5 * rounds:
@@ -205,7 +205,7 @@ def recoveries(group: WorkerGroup, folder: Path, rounds: int) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, and from where to where."""
+    """Return the median and the range."""
     return f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
@@ -226,13 +226,13 @@ def main() -> None:
             group.run(SETUP, quiet=True)
             print_lines(steps_per_second(group, folder, rounds, steps))
             print_lines(stalls(group, folder, 5 if args.quick else 15))
-            group.restart()  # else all that would be replayed below
+            group.restart()  # otherwise the cells above would be replayed below
             group.run(SETUP, quiet=True)
             print_lines(recoveries(group, folder, rounds))
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """As soon as it is known."""
+    """Print lines as soon as they are known."""
     print("\n".join(lines), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a client received, line by line."""
+"""The output that a client received, line by line."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _LINE = re.compile(r"(?:\[rank (\d+)\] )?(line (\d+) (\d{6}) x+)")
 
 
 class Transcript:
-    """Lines, each with the time at which its end came."""
+    """Lines with the arrival times of their ends."""
 
     def __init__(self, chunks: Iterable[tuple[float, str]]) -> None:
         self.lines = list(_lines(chunks))
 
     def last_up(self) -> float:
-        """When the last rank's word came."""
+        """Return when the ready line of the last rank came."""
         return max(at for at, line in self.lines if _UP.search(line))
 
     def tick_delays(self) -> list[float]:
-        """Seconds from each tick's print to its receipt."""
+        """Return the seconds from the print of each tick to its receipt."""
         found = ((at, _TICK.search(line)) for at, line in self.lines)
         return [at - float(tick[1]) for at, tick in found if tick]
 
     def burst_seconds(self) -> float:
-        """From the first print of the burst to the receipt of what came after the last."""
+        """Return the seconds from the first print of the burst to the last receipt."""
         found = (_BURST.search(line) for _, line in self.lines)
         return self.lines[-1][0] - next(float(burst[1]) for burst in found if burst)
 
     def lines_in_order(self, *, ranks: int, lines: int) -> float:
-        """The share of the burst's lines that came whole, once, and after its predecessor."""
-        numbers = sorted(self._numbers(), key=lambda pair: pair[0])  # stable: order is kept
+        """Return the share of the burst's lines that came whole, once and in order."""
+        numbers = sorted(self._numbers(), key=lambda pair: pair[0])  # the sort is stable
         good = 0
         for _, group in groupby(numbers, key=lambda pair: pair[0]):
             good += _count_rising([number for _, number in group])
@@ -47,7 +47,7 @@ class Transcript:
             match = _LINE.fullmatch(line)
             if match is None or len(match[2]) != LINE_LENGTH:
                 continue
-            if match[1] in (None, match[3]):  # a tag, if there is one, names the right rank
+            if match[1] in (None, match[3]):  # a tag, if present, names the right rank
                 yield int(match[3]), int(match[4])
 
 

@@ -1,6 +1,6 @@
-"""What the ranks of every contender do: the same lines of Python for all.
+"""The work of the ranks of every contender: the same Python for all.
 
-Imported by nbddp's ranks and by spawn's children, and run as a script by torchrun.
+nbddp's ranks and the child processes of spawn import it; torchrun runs it as a script.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ON_GPU = os.environ.get("BENCHMARK_DEVICE") == "cuda"
 
 
 def device(rank: int) -> torch.device:
-    """What a rank computes on: with fewer GPUs than ranks they share them."""
+    """Return the device of a rank; ranks share GPUs if there are too few."""
     if not ON_GPU:
         return torch.device("cpu")
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def init_group(rank: int, ranks: int, **how: str) -> None:
-    """Form the process group; NCCL wants a GPU for every rank."""
+    """Form the process group; NCCL needs a GPU for every rank."""
     has_own_gpu = ON_GPU and torch.cuda.device_count() >= ranks
     options = {"device_id": device(rank)} if has_own_gpu else {}
     backend = "nccl" if has_own_gpu else "gloo"
@@ -35,18 +35,18 @@ def init_group(rank: int, ranks: int, **how: str) -> None:
 
 
 def up() -> None:
-    """Meet the others, then say so."""
+    """Wait for all ranks, then print a line."""
     dist.barrier()
     print(f"up {dist.get_rank()}", flush=True)
 
 
 def reduce() -> None:
-    """Use the process group once, so that it holds what it needs in use."""
+    """Use the process group once, so that it allocates its memory."""
     dist.all_reduce(torch.ones(1, device=device(dist.get_rank())))
 
 
 def ticks(count: int = 60, period: float = 0.05) -> None:
-    """Rank 0 prints what time it is, again and again."""
+    """Print the time on rank 0, again and again."""
     for _ in range(count if dist.get_rank() == 0 else 0):
         print(f"tick {time.time()}", flush=True)
         time.sleep(period)
@@ -54,7 +54,7 @@ def ticks(count: int = 60, period: float = 0.05) -> None:
 
 
 def burst(count: int) -> None:
-    """Every rank prints as fast as it can, with plain prints."""
+    """Print as fast as possible on every rank, with plain prints."""
     rank = dist.get_rank()
     dist.barrier()
     if rank == 0:
@@ -66,23 +66,23 @@ def burst(count: int) -> None:
 
 
 def line(rank: int, number: int) -> str:
-    """A line of 100 characters that tells which it is."""
+    """Return a line of 100 characters with its rank and number."""
     return f"line {rank} {number:06d} ".ljust(LINE_LENGTH, "x")
 
 
 def end() -> None:
-    """Every rank's last word: what it printed before has come when this comes."""
+    """Print the last line of every rank; it arrives after all other output."""
     dist.barrier()
     print(END, flush=True)
 
 
 def idle() -> None:
-    """Stay until killed; nbddp's ranks need not, they stay of themselves."""
+    """Wait until killed; nbddp's ranks do not need this."""
     signal.pause()
 
 
 def work(phases: list[str]) -> None:
-    """Do some of the above, each written as ``name`` or ``name=number``."""
+    """Run some of the functions above, each written as ``name`` or ``name=number``."""
     known: dict[str, Callable[..., None]] = {
         each.__name__: each for each in (up, reduce, ticks, burst, end, idle)
     }
@@ -92,7 +92,7 @@ def work(phases: list[str]) -> None:
 
 
 def spawned(rank: int, ranks: int, meeting_file: str, phases: list[str]) -> None:
-    """A child of ``torch.multiprocessing.spawn``."""
+    """Run a child process of ``torch.multiprocessing.spawn``."""
     init_group(rank, ranks, init_method=f"file://{meeting_file}")
     work(phases)
 

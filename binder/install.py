@@ -1,12 +1,12 @@
 """Install nbddp from this clone into the Python that runs this script.
 
-    python binder/install.py           # the package, and what its notebooks need
-    python binder/install.py --test    # the same, and what its tests need
+    python binder/install.py           # the package and the packages that its notebooks need
+    python binder/install.py --test    # also the packages that its tests need
 
-A torch that is already there and supported stays exactly as it is, also when it is newer than
-the tested one. Without one, the tested version comes: its CPU build on a Linux machine that shows
-no NVIDIA GPU, where the usual build would bring several GB of CUDA with it. Everything else comes
-in the versions of ``constraints.txt`` beside this script. It needs pip and the standard library.
+A supported torch that is already installed stays unchanged, even if it is newer than the tested
+one. Without one, the tested version is installed: its CPU build on a Linux machine without an
+NVIDIA GPU, where the usual build would bring several GB of CUDA. All other packages have the
+versions in ``constraints.txt`` next to this script. It needs pip and the standard library.
 """
 
 from __future__ import annotations
@@ -34,37 +34,35 @@ TESTED_TORCH = "2.13.0"
 CPU_BUILD = f"torch=={TESTED_TORCH}+cpu"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
-OWN_TORCH = (
-    f"; or install a torch of {NEEDED} or newer yourself and run this again: it will be kept"
-)
+OWN_TORCH = f"; or install torch {NEEDED} or newer yourself and run this again: it will be kept"
 
 
 class InstallError(Exception):
-    """The installation cannot go on; the message says why and what to do."""
+    """The installation cannot continue; the message says why and what to do."""
 
 
 class TorchPlan(Enum):
     """What to do about torch."""
 
     KEEP = "leave the installed torch as it is"
-    USUAL_BUILD = "install what the package index calls the tested version"
-    CPU_BUILD = "install the build that brings no CUDA"
+    USUAL_BUILD = "install the tested version from the package index"
+    CPU_BUILD = "install the build without CUDA"
 
 
 def is_supported(version: str) -> bool:
-    """Tell whether nbddp works with this torch.
+    """Return whether nbddp supports this version of torch.
 
     >>> [is_supported(version) for version in ("2.8.0", "2.9.0rc1", "2.9.0+cu128", "3.0.0a0+git1")]
     [False, False, True, True]
     """
     if re.match(rf"{re.escape(NEEDED)}(\.0)?(a|b|rc|\.dev)", version):
-        return False  # pip, too, puts a pre-release before its release
+        return False  # pip also sorts a pre-release before its release
     found = re.match(r"(\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_TORCH
 
 
 def plan_torch(installed: str | None, *, platform: str, has_gpu: bool) -> TorchPlan:
-    """Decide what to do about torch; only Linux has builds of two very different sizes."""
+    """Decide what to do about torch; only Linux has builds of very different sizes."""
     if installed is not None and is_supported(installed):
         return TorchPlan.KEEP
     if platform == "linux" and not has_gpu:
@@ -73,7 +71,7 @@ def plan_torch(installed: str | None, *, platform: str, has_gpu: bool) -> TorchP
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package as it is on disk now, without importing it."""
+    """Return the version of a package on disk, without importing it."""
     importlib.invalidate_caches()  # pip may have installed it a moment ago
     try:
         return metadata.version(package)
@@ -82,7 +80,7 @@ def installed_version(package: str) -> str | None:
 
 
 def has_nvidia_gpu() -> bool:
-    """Tell whether this machine shows an NVIDIA GPU."""
+    """Return whether this machine has an NVIDIA GPU."""
     if GPU_FOLDER.is_dir() and any(GPU_FOLDER.iterdir()):
         return True
     command = shutil.which("nvidia-smi")
@@ -92,13 +90,13 @@ def has_nvidia_gpu() -> bool:
 
 
 def run_pip(*arguments: str, way_out: str = "") -> None:
-    """Run ``pip install`` and show what it complains about, nothing else."""
+    """Run ``pip install`` and show only its errors."""
     if _pip_install(*arguments, stderr=None) != 0:
-        raise InstallError(f"pip could not do it, its own reason is above{way_out}")
+        raise InstallError(f"pip failed, its reason is above{way_out}")
 
 
 def try_pip(*arguments: str) -> bool:
-    """Run ``pip install`` where a failure is only an answer."""
+    """Run ``pip install``; return whether it succeeded."""
     return _pip_install(*arguments, stderr=subprocess.DEVNULL) == 0
 
 
@@ -108,12 +106,12 @@ def _pip_install(*arguments: str, stderr: int | None) -> int:
 
 
 def say(line: str) -> None:
-    """Print one line now, also when the output is a pipe."""
+    """Print one line at once, even if the output is a pipe."""
     print(f"install: {line}", flush=True)
 
 
 def check_python() -> None:
-    """Refuse early what pip would refuse late and at length."""
+    """Refuse early, with a short message, what pip would refuse late."""
     if sys.version_info < OLDEST_PYTHON:
         raise InstallError(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
     if importlib.util.find_spec("pip") is None:
@@ -127,26 +125,27 @@ def check_python() -> None:
 
 
 def ensure_torch() -> str:
-    """Leave a supported torch alone or install the tested one; return its version."""
+    """Keep a supported torch or install the tested one; return its version."""
     installed = installed_version("torch")
     plan = plan_torch(installed, platform=sys.platform, has_gpu=has_nvidia_gpu())
     if plan is TorchPlan.KEEP:
-        say(f"torch {installed} is here and supported: it stays as it is")
+        say(f"torch {installed} is installed and supported: it stays as it is")
     else:
         too_old = f"torch {installed} is too old ({NEEDED} needed)"
-        say("no torch here" if installed is None else too_old)
+        say("torch is not installed" if installed is None else too_old)
         install_torch(plan)
     version = installed_version("torch")
     if version is None:
-        raise InstallError("pip reported success, but torch is not there")
+        raise InstallError("pip reported success, but torch is not installed")
     return version
 
 
 def install_torch(plan: TorchPlan) -> None:
-    """Install torch alone; what it depends on comes with the package.
+    """Install torch alone; its dependencies come with the package.
 
-    Nothing but a CPU build is called ``+cpu``, so the request cannot bring CUDA by mistake, and
-    no question to the index is needed first: to answer one, older versions of pip download it all.
+    Only CPU builds are called ``+cpu``, so the request cannot bring CUDA by mistake. The index is
+    not
+    asked first: older versions of pip download everything to answer.
     """
     if plan is TorchPlan.USUAL_BUILD:
         say(f"installing torch {TESTED_TORCH} from the package index")
@@ -154,12 +153,12 @@ def install_torch(plan: TorchPlan) -> None:
         return
     say(f"no NVIDIA GPU here: installing the CPU build of torch {TESTED_TORCH}")
     if not try_pip("--no-deps", CPU_BUILD):
-        say(f"the package index offers no such build: taking it from {CPU_INDEX}")
+        say(f"the package index has no such build: taking it from {CPU_INDEX}")
         run_pip("--no-deps", "--index-url", CPU_INDEX, CPU_BUILD, way_out=OWN_TORCH)
 
 
 def install_package(extras: str, torch_version: str) -> None:
-    """Install this clone, editable, and let nothing it needs replace torch."""
+    """Install this clone, editable, so that no dependency replaces torch."""
     say(f"installing nbddp[{extras}] from {ROOT} (pip is quiet; this can take minutes)")
     with tempfile.TemporaryDirectory() as folder:
         pin = Path(folder, "torch.txt")
@@ -168,7 +167,7 @@ def install_package(extras: str, torch_version: str) -> None:
 
 
 def install(extras: str, next_command: str) -> None:
-    """Do it all, and say what is there now."""
+    """Install everything, and print the installed versions."""
     check_python()
     torch_version = ensure_torch()
     install_package(extras, torch_version)
@@ -177,9 +176,11 @@ def install(extras: str, next_command: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line, install, and turn a refusal into one line."""
+    """Parse the command line and install; print a refusal as one line."""
     parser = argparse.ArgumentParser(description="Install nbddp from this clone.")
-    parser.add_argument("--test", action="store_true", help="install what the tests need, too")
+    parser.add_argument(
+        "--test", action="store_true", help="also install the packages that the tests need"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.test:

@@ -1,1 +1,1 @@
-"""The course as a site: ``python -m book``."""
+"""Build the course as a site: ``python -m book``."""

@@ -1,4 +1,4 @@
-"""Builds the site: ``python -m book [FOLDER] [--executed COPIES]``."""
+"""Build the site: ``python -m book [FOLDER] [--executed COPIES]``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from book.running import execute_all
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Build it, and tell of links that lead nowhere; 1 if there are any."""
+    """Build the site and print dead links; return 1 if there are any."""
     parser = ArgumentParser(prog="python -m book", description="Build the course as a site.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("build/book"))
     parser.add_argument(
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
         missing = [each.name for each in lessons() if not (args.executed / each.name).is_file()]
         if missing:
             parser.error(f"{args.executed} has no copy of {', '.join(missing)}")
-    if why := _not_writable(args.folder):  # to execute the notebooks takes minutes
+    if why := _not_writable(args.folder):  # checked first, as the notebooks run for minutes
         parser.error(f"{args.folder} cannot be written: {why}")
     with tempfile.TemporaryDirectory() as scratch:
         executed = args.executed or Path(scratch)
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
         write_site(args.folder, executed)
     dead = dead_links(args.folder)
     for each in dead:
-        print(f"leads nowhere: {each}", file=sys.stderr)
+        print(f"dead link: {each}", file=sys.stderr)
     print(f"{args.folder}/index.html: {len(list(args.folder.glob('*.html')))} pages")
     return 1 if dead else 0
 

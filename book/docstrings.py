@@ -1,4 +1,4 @@
-"""The public names and what their docstrings say, as Markdown."""
+"""Turn the public names and their docstrings into Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FENCE = "```"
 
 
 class _UnquotedAnnotation:
-    """An annotation that is written as it stands in the source, without quotes."""
+    """An annotation that is written as in the source, without quotes."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -27,14 +27,14 @@ class _UnquotedAnnotation:
 
 
 def reference() -> str:
-    """All public names in their order, each with its signature and what is said of it."""
+    """Return all public names in order, each with its signature and docstring."""
     names = [name for name in nbddp.__all__ if not name.endswith("_ipython_extension")]
     sections = "\n\n".join(part for name in names for part in _entry(name, getattr(nbddp, name)))
     return f"# The names of nbddp\n\n{as_markdown(inspect.getdoc(nbddp) or '')}\n\n{sections}\n"
 
 
 def as_markdown(docstring: str) -> str:
-    """A docstring of ours, with its sections, examples and references, as Markdown."""
+    """Return one of nbddp's docstrings as Markdown, with its sections, examples and references."""
     return "\n\n".join(_block(each) for each in _blocks(docstring.splitlines()))
 
 
@@ -80,7 +80,7 @@ def _unquote(annotation: Any) -> Any:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Paragraphs, sections and examples; what is indented belongs to what stands before it."""
+    """Yield paragraphs, sections and examples; an indented line belongs to the block before it."""
     block: list[str] = []
     for line in lines:
         begins = bool(line) and not line[0].isspace()
@@ -107,7 +107,7 @@ def _block(lines: list[str]) -> str:
 
 
 def _literal(lines: list[str]) -> str:
-    """A paragraph that ends in two colons, and the code that is indented under it."""
+    """Return a paragraph that ends in two colons, with the indented code below it."""
     at = next(number for number, line in enumerate(lines) if line.endswith("::"))
     before = "\n".join([*lines[:at], lines[at][:-1]])
     code = dedent("\n".join(lines[at + 1 :])).strip("\n")
@@ -116,7 +116,7 @@ def _literal(lines: list[str]) -> str:
 
 
 def _entries(body: str) -> str:
-    """``name: text`` as a list, where that is how it is written; else as it is."""
+    """Return entries like ``name: text`` as a list; return other text unchanged."""
     entries = re.split(r"\n(?=\S)", body)
     found = [ENTRY.fullmatch(each) for each in entries]
     if not all(found):

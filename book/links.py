@@ -1,4 +1,4 @@
-"""Links, anchors and pictures of a folder of pages that lead nowhere."""
+"""Find dead links, anchors and pictures in a folder of pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TARGETS = {"href", "src", "srcset"}
 
 
 class _Page(HTMLParser):
-    """What a page links to and shows, and the anchors that it has."""
+    """The targets and the anchors of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -28,9 +28,9 @@ class _Page(HTMLParser):
 
 
 def dead_links(folder: Path) -> list[str]:
-    """``page: target`` for each target within the folder that is not there.
+    """Return ``page: target`` for each target in the folder that does not exist.
 
-    Other sites are not asked.
+    Links to other sites are not checked.
     """
     pages = {path.name: _Page(path.read_text("utf-8")) for path in sorted(folder.glob("*.html"))}
     return [

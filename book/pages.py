@@ -1,4 +1,4 @@
-"""Notebooks and Markdown as pages of one site."""
+"""Render notebooks and Markdown as pages of one site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 DOCS = ROOT / "docs"
 HERE = Path(__file__).resolve().parent
-STYLES = {"light": "default", "dark": "github-dark"}  # Pygments', one for each look
+STYLES = {"light": "default", "dark": "github-dark"}  # styles of Pygments
 TARGET = re.compile(r'\b(href|src|srcset)="([^":#]+)(#[^"]*)?"')
 FOLDED = re.compile(
     r'<div class="[^"]*\bcelltag_folded\b.*?(<div class="highlight.*?</pre></div>)', re.DOTALL
@@ -36,10 +36,10 @@ class Page:
     """A page of the site.
 
     Attributes:
-        name: of its file, without ``.html``.
-        title: what the list of pages calls it.
-        notebook: what it shows.
-        is_readme: its anchors are those that GitHub gives to Markdown.
+        name: the name of its file, without ``.html``.
+        title: its title in the list of pages.
+        notebook: its content.
+        is_readme: whether its anchors are named as on GitHub.
     """
 
     name: str
@@ -49,17 +49,17 @@ class Page:
 
     @property
     def file(self) -> str:
-        """The file's name."""
+        """The name of its file."""
         return f"{self.name}.html"
 
 
 def lessons() -> list[Path]:
-    """The course's notebooks, in its order."""
+    """Return the notebooks of the course in order."""
     return sorted(NOTEBOOKS.glob("*.ipynb"))
 
 
 def write_site(folder: Path, executed: Path) -> None:
-    """Write all pages; the notebooks are read from the folder ``executed``."""
+    """Write all pages; read the notebooks from the folder ``executed``."""
     folder.mkdir(parents=True, exist_ok=True)
     exporter = HTMLExporter(
         template_name="basic",
@@ -67,9 +67,8 @@ def write_site(folder: Path, executed: Path) -> None:
         exclude_output_prompt=True,
         config=Config(HighlightMagicsPreprocessor={"languages": {"%%ddp": "python"}}),
     )
-    exporter.register_filter(
-        "clean_html", lambda text: text
-    )  # our own HTML: it takes half the time
+    # the HTML is nbddp's own: cleaning it takes half of the time
+    exporter.register_filter("clean_html", lambda text: text)
     pages = list(_pages(executed))
     frame = Template((HERE / "page.html").read_text("utf-8"))
     for number, page in enumerate(pages):
@@ -112,7 +111,7 @@ def _markdown_notebook(source: str) -> NotebookNode:
 
 
 def _index_source() -> str:
-    """Return the first page: what nbddp is, and the table of the notebooks."""
+    """Return the source of the first page: an introduction and the table of the notebooks."""
     readme = (ROOT / "README.md").read_text("utf-8")
     about = re.search(
         r"^nbddp runs distributed PyTorch.*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL
@@ -127,7 +126,7 @@ def _index_source() -> str:
 def _body(exporter: HTMLExporter, page: Page) -> str:
     folded = [cell for cell in page.notebook.cells if _is_folded(cell)]
     for cell in folded:
-        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "folded"]  # a class on its page
+        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "folded"]  # becomes a CSS class
     body, _ = exporter.from_notebook_node(page.notebook)
     titles = iter([cell.source.partition("\n")[0].removeprefix("# ") for cell in folded])
     body = FOLDED.sub(lambda found: _with_details(found, next(titles)), body)
@@ -137,7 +136,7 @@ def _body(exporter: HTMLExporter, page: Page) -> str:
 
 
 def _is_folded(cell: NotebookNode) -> bool:
-    """JupyterLab shows its source when one clicks on it."""
+    """Return whether JupyterLab hides the source of a cell until a click."""
     return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
 
 
@@ -154,7 +153,7 @@ def _github_anchor(found: re.Match[str]) -> str:
 
 
 def _site_link(found: re.Match[str]) -> str:
-    """Where on the site a file of the project is."""
+    """Return a link to the page of the site for a file of the project."""
     name, path, anchor = found.groups()
     path = path.replace("notebooks/README.md", "topics.md")
     path = path.removeprefix("../").removeprefix("notebooks/").removeprefix("docs/")
@@ -182,7 +181,7 @@ def _previous_and_next(before: Page, after: Page, page: Page) -> str:
 
 
 def _style() -> str:
-    """Our sheet, and the colours of code for light and for dark."""
+    """Return the style sheet, with the colors of code for light and dark pages."""
     light, dark = (
         HtmlFormatter(style=style).get_style_defs(".highlight") for style in STYLES.values()
     )
@@ -192,7 +191,7 @@ def _style() -> str:
 
 
 def _rank_styles(colors: Sequence[str]) -> str:
-    """Text in a rank's colour of the terminal, in the one that is read on this page."""
+    """Return rules that replace the terminal color of each rank by its readable page color."""
     seen = [tuple(bytes.fromhex(rank_color(rank)[1:])) for rank in range(len(colors))]
     return "\n".join(
         f'pre span[style="color: rgb({red},{green},{blue})"] {{ color: {color} !important; }}'

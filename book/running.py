@@ -1,4 +1,4 @@
-"""Executes the notebooks as a page would see them: with the record of each cell's panel."""
+"""Execute the notebooks so that each cell shows the record of its panel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-AS_PANEL = "%ddp view panel"  # no page asks here, so that nbddp would print text
-WIDGET = "application/vnd.jupyter.widget-view+json"  # buttons, which want a kernel
+AS_PANEL = "%ddp view panel"  # without a page nbddp would print text
+WIDGET = "application/vnd.jupyter.widget-view+json"  # buttons, which need a kernel
 TIMEOUT = 120  # seconds for a cell
 
 
 def jobs() -> int:
-    """How many notebooks at a time: one for two cores, as each has two ranks and more."""
+    """Return the number of notebooks to run at a time: one for two cores, as each has ranks."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -27,7 +27,7 @@ def execute_all(paths: Sequence[Path], folder: Path) -> None:
     """Write an executed copy of each notebook into a folder.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed that was not meant to.
+        nbclient.exceptions.CellExecutionError: a cell failed unexpectedly.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(jobs()) as pool:

@@ -1,7 +1,7 @@
-"""All that only a machine with GPUs can show, one part after the other; a report in Markdown.
+"""Run all checks that need GPUs, one part after the other, and print a report in Markdown.
 
-It ends within ten minutes: a part that the time does not suffice for says so. Its exit status is
-that of a failure only if a part has failed.
+It ends within ten minutes: parts that do not fit are reported as not run. The exit status is that
+of a failure only if a part has failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 TOTAL_SECONDS = 590.0  # seconds
-SHOWN_LINES = 60  # lines of a part's end that the report shows
+SHOWN_LINES = 60  # last lines of a part that the report shows
 PACKAGES = ("nbddp", "ipykernel", "nvidia-ml-py")
 ON_GPU = "tests/multiproc/test_gpu.py"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
@@ -30,7 +30,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
 
 @dataclass(frozen=True)
 class Part:
-    """What is run, for how long at most, and how many GPUs it needs."""
+    """A part of the report: its command, its time limit, and the GPUs that it needs."""
 
     title: str
     arguments: Sequence[str]
@@ -60,7 +60,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended; what it said, if it ran."""
+    """The verdict of a part, and its output if it ran."""
 
     part: Part
     verdict: str
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Print the report as it grows, so that one that is cut off has what was found."""
+    """Print the report part by part, so that a partial report is still useful."""
     deadline = time.monotonic() + TOTAL_SECONDS
     gpus = torch.cuda.device_count()
     print(f"# GPU day\n\n{machine(gpus)}\n", flush=True)
@@ -94,7 +94,7 @@ def run(part: Part, gpus: int, deadline: float) -> Outcome:
     began = time.monotonic()
     command = [sys.executable, *part.arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with TemporaryFile("w+") as log:  # not a pipe, which what is left of a part would hold open
+    with TemporaryFile("w+") as log:  # not a pipe, which a leftover process would hold open
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
         has_ended = ended_in_time(process, left)
         log.seek(0)
@@ -106,7 +106,7 @@ def run(part: Part, gpus: int, deadline: float) -> Outcome:
 
 
 def ended_in_time(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """If it does not it is ended; its kernels and ranks end with it."""
+    """Return whether a process ended in time; terminate it and its ranks if not."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -121,7 +121,7 @@ def ended_in_time(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def verdict_of(status: int, output: str) -> str:
-    """In words; pytest's own where it counts its tests."""
+    """Return the outcome in words; pytest's summary if there is one."""
     counted = re.findall(r"^=* ?((?:\d+ \w+,? ?)+)in [\d.]+s", output, re.MULTILINE)
     words = counted[-1].strip().rstrip(",") if counted else ""
     if status:
@@ -130,7 +130,7 @@ def verdict_of(status: int, output: str) -> str:
 
 
 def machine(gpus: int) -> str:
-    """What the report is of."""
+    """Return the GPUs, versions and cores of the machine."""
     lines = [f"* {name_of(index)}" for index in range(gpus)] or ["* no GPU here"]
     cuda, nccl = torch.version.cuda or "none", "none"
     if gpus and torch.distributed.is_nccl_available():
@@ -164,7 +164,7 @@ def version_of(package: str) -> str:
 
 
 def section(outcome: Outcome) -> str:
-    """A part of the report: what it said is cut at the front, the end has the outcome."""
+    """Return a section of the report with the last lines of the output."""
     head = f"## {outcome.part.title}\n\n{outcome.verdict}\n"
     if not outcome.output:
         return head

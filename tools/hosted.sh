@@ -1,9 +1,9 @@
 #!/bin/bash
-# nbddp's own wheel in an environment such as Colab's or Kaggle's: bash tools/hosted.sh [colab|kaggle]
-# With "install FOLDER" or "test FOLDER" behind it does the first or the second half, and keeps all there.
+# Test nbddp's wheel in an environment like Colab's or Kaggle's: bash tools/hosted.sh [colab|kaggle]
+# With "install FOLDER" or "test FOLDER" added, it does the first or second half and keeps the files there.
 #
-# Installing it must bring nothing but nbddp: a package that is replaced under a running kernel
-# breaks the page. Then a chosen part of the tests runs with the wheel, not with the clone.
+# Installing the wheel must install only nbddp: replacing a package under a running kernel breaks the
+# page. Then a selection of the tests runs with the wheel, not with the clone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 list=tests/platforms/${1:-colab}.txt
@@ -34,10 +34,10 @@ install_all() {
 }
 
 run_tests() {
-    mkdir "$scratch/clone" # all but the package: so it is the wheel that is tested
+    mkdir "$scratch/clone" # without the package, so that the wheel is tested
     cp -r binder notebooks pyproject.toml README.md tests "$scratch/clone"
     cd "$scratch/clone"
-    # -W default: packages of that age warn of newer ones
+    # -W default: packages of that age warn about newer ones
     "$here/pytest" -q -W default -p no:cacheprovider \
         tests/unit/ui/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
         tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \

@@ -1,22 +1,22 @@
 #!/bin/bash
-# The golden walks with each Python that is here, and the newest packages: bash tools/matrix.sh
+# Run the golden walks with each installed Python and the newest packages: bash tools/matrix.sh
 #
 # Run it before a release. For each of python3.10 to python3.14 (PYTHONS names others, separated by spaces) it
-# makes environments with the newest packages: one with the newest torch and one with the oldest that is supported
+# makes environments with the newest packages: one with the newest torch and one with the oldest supported one
 # (TORCHS names others; "" is the tested one). At the end it prints a table in Markdown. For the tested torch alone:
 #     TORCHS='""' bash tools/matrix.sh
-# Where a pip configuration caps the versions: PIP_CONFIG_FILE=/dev/null bash tools/matrix.sh
+# If a pip configuration limits the versions: PIP_CONFIG_FILE=/dev/null bash tools/matrix.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# ranks then show warnings about calls of nbddp's own, such as to a deprecated function, and tests fail on them
+# ranks then show warnings about nbddp's own calls, such as of a deprecated function, and tests fail on them
 export PYTHONWARNINGS=default::FutureWarning
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 rows=()
 
-install_with() { # install_with TORCH: that version, or "newest", without CUDA where there is no GPU; all else the newest
+install_with() { # install_with TORCH: that version, or "newest" (without CUDA if there is no GPU); newest other packages
     "$here/python" - "$1" <<'PYTHON' && "$here/pip" install -qq -e ".[test]" \
         "torch==$("$here/python" -c 'from importlib.metadata import version; print(version("torch"))')"
 import sys
@@ -24,17 +24,17 @@ sys.path.insert(0, "binder")
 import install
 if sys.argv[1] == "newest":
     if install.has_nvidia_gpu() or not install.try_pip("--no-deps", "--index-url", install.CPU_INDEX, "torch"):
-        install.run_pip("--no-deps", "torch")  # it brings CUDA, and is on every index
+        install.run_pip("--no-deps", "torch")  # this build has CUDA, and is on every index
 elif sys.argv[1]:
     install.TESTED_TORCH, install.CPU_BUILD = sys.argv[1], f"torch=={sys.argv[1]}+cpu"
 try:
     install.ensure_torch()
 except install.InstallError:
-    install.install_torch(install.TorchPlan.USUAL_BUILD)  # it brings CUDA, and is on every index
+    install.install_torch(install.TorchPlan.USUAL_BUILD)  # this build has CUDA, and is on every index
 PYTHON
 }
 
-try() { # try PYTHON TORCH: a row of the table; no TORCH is the one that binder/install.py has
+try() { # try PYTHON TORCH: add a row to the table; an empty TORCH is the version in binder/install.py
     local title here="$scratch/venv/bin" found said
     title=$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
         { rows+=("| ${1##*python} | | not here |"); return; }

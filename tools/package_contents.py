@@ -1,4 +1,4 @@
-"""What a built wheel and sdist hold, and what they say of themselves: python FILE WHEEL SDIST."""
+"""Check the files and metadata of a built wheel and sdist: python FILE WHEEL SDIST."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROBE = (
 
 
 def kept_files() -> set[str]:
-    """What the project keeps: all that git knows, no matter what lies beside it."""
-    if not (ROOT / ".git").exists():  # an unpacked sdist, which has nothing beside it
+    """Return the files of the project that git tracks."""
+    if not (ROOT / ".git").exists():  # an unpacked sdist, which has no other files
         files = (each for each in ROOT.rglob("*") if each.is_file())
         names = {each.relative_to(ROOT).as_posix() for each in files}
         return {name for name in names if "__pycache__" not in name} - {"PKG-INFO"}
@@ -33,7 +33,7 @@ def kept_files() -> set[str]:
 def check_files(archive: str, found: Iterable[str], expected: Iterable[str]) -> None:
     found, expected = set(found), set(expected)
     too_much, missing = sorted(found - expected), sorted(expected - found)
-    assert not too_much, f"{archive} holds what the project does not keep: {too_much}"
+    assert not too_much, f"{archive} has files that git does not track: {too_much}"
     assert not missing, f"{archive} lacks {missing}"
 
 
@@ -64,7 +64,7 @@ def check_sdist(path: Path) -> None:
 
 
 def check_metadata(metadata: Metadata) -> None:
-    """What an index shows, and what pip brings along."""
+    """Check the metadata that an index shows and that pip uses."""
     assert metadata.description_content_type == "text/markdown"
     readme = (ROOT / "README.md").read_text()
     assert (metadata.description or "").strip() == readme.strip(), (
@@ -87,7 +87,7 @@ def check_metadata(metadata: Metadata) -> None:
     }
     assert always == expected, always
     pinned = [str(each) for each in needs if any(s.operator in CEILINGS for s in each.specifier)]
-    assert not pinned, f"would replace what the user has: {pinned}"
+    assert not pinned, f"could replace installed packages: {pinned}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python tools/take_pictures.py [FOLDER]
 
-FOLDER is ``notebooks/pictures`` if it is not said. Needs Chromium; takes about two minutes.
+FOLDER is ``notebooks/pictures`` by default. Needs Chromium; takes about two minutes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from browser import lab as front_end  # noqa: E402
 from browser.conftest import write_notebook  # noqa: E402
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-SCALE = 1.4  # dots for a pixel of the page
-COLORS = 256  # a third of the bytes, and nobody sees it
+SCALE = 1.4  # device pixels for a pixel of the page
+COLORS = 256  # a third of the bytes without a visible difference
 START = "%load_ext nbddp\n%ddp start --nproc 4 --name digits"
 TRAIN = """%%ddp
 batches = nbddp.loader(nbddp.digits().train, batch_size=16)
@@ -48,7 +48,7 @@ for epoch in range(40):
 """
 
 
-# the moving picture: a rank is killed while the cell runs, and the cell heals
+# the animation: a rank is killed while the cell runs, and the cell heals
 PREPARE = """%%ddp
 batches = nbddp.loader(nbddp.digits().train, batch_size=16)
 layers = torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
@@ -66,10 +66,10 @@ while step < 700:
         nbddp.log(step=step, loss=loss.item())
         step += 1
 """
-VIEWPORT = {"width": 900, "height": 1300}  # of the page, so that nothing has to be scrolled
-HEIGHT = 700  # of what is shown, from the top of the cell on
+VIEWPORT = {"width": 900, "height": 1300}  # large enough that nothing scrolls
+HEIGHT = 700  # pixels that are shown, from the top of the cell
 PAUSE = 0.2  # seconds between two pictures
-LAST_FRAME = 3000  # milliseconds that the last one stays
+LAST_FRAME = 3000  # milliseconds that the last frame stays
 POINTER = """([x, y]) => {
     const dot = document.querySelector("#pointer") ?? document.createElement("div");
     dot.id = "pointer";
@@ -77,13 +77,13 @@ POINTER = """([x, y]) => {
         border-radius:50%;background:#f908;border:2px solid #f90;z-index:99;pointer-events:none`;
     document.body.append(dot);
 }"""
-QUALITY = 55  # less than half a megabyte, and letters are sharp
+QUALITY = 55  # below half a megabyte, with sharp letters
 TOGGLE = "application:toggle-left-area"
 NO_POINTER = "document.querySelector('#pointer')?.remove()"
 
 
 class Film:
-    """Pictures of a notebook's page, each for as long as nothing else was seen."""
+    """Screenshots of a notebook's page, each shown until the next difference."""
 
     def __init__(self, notebook: front_end.LabNotebook, cell: int) -> None:
         self._notebook = notebook
@@ -93,7 +93,7 @@ class Film:
         self._shots: list[tuple[float, Image.Image]] = []
 
     def record_until(self, pattern: str, *, timeout: float = 60) -> None:
-        """Take pictures until this is shown under the cell."""
+        """Take screenshots until this text is shown below the cell."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self._notebook.text(self._cell)):
             if time.monotonic() > deadline:
@@ -101,7 +101,7 @@ class Film:
             self.record(PAUSE)
 
     def record(self, seconds: float) -> None:
-        """Take pictures for so long; one at least."""
+        """Take screenshots for so long, and at least one."""
         deadline = time.monotonic() + seconds
         while True:
             began = time.monotonic()
@@ -112,7 +112,7 @@ class Film:
             time.sleep(max(0.0, began + PAUSE - time.monotonic()))
 
     def press(self, label: str) -> None:
-        """Press a button of the panel, where the reader sees it."""
+        """Press a button of the panel and show the pointer."""
         box = self._notebook.button(label).bounding_box()
         place = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
         self._notebook.page.evaluate(POINTER, place)
@@ -122,7 +122,7 @@ class Film:
         self._notebook.page.evaluate(NO_POINTER)
 
     def save(self, path: Path) -> None:
-        """Write it; what looks the same is one picture."""
+        """Write the animation; equal screenshots become one frame."""
         kept = [self._shots[0]]
         for at, picture in self._shots[1:]:
             if picture.tobytes() != kept[-1][1].tobytes():
@@ -142,7 +142,7 @@ class Film:
 
 
 def take_moving(theme: str, folder: Path) -> None:
-    """A cell that trains, loses a rank to a press of a button, and heals."""
+    """Record a cell that trains, loses a rank to the Kill button, and heals."""
     os.environ["LAB_THEME"] = THEMES[theme]
     with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
         write_notebook(lab.notebooks / "heal.ipynb", START, PREPARE, HEAL)
@@ -167,7 +167,7 @@ def take_moving(theme: str, folder: Path) -> None:
 
 
 def take(theme: str, folder: Path) -> None:
-    """One picture, in the middle of the training."""
+    """Take one screenshot in the middle of the training."""
     os.environ["LAB_THEME"] = THEMES[theme]
     with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
         write_notebook(lab.notebooks / "digits.ipynb", START, TRAIN)

@@ -1,4 +1,4 @@
-"""Make docs/tested.md of the full tier's output: python tools/tested.py LOG >docs/tested.md."""
+"""Write docs/tested.md from the output of the full tier: tools/tested.py LOG >docs/tested.md."""
 
 from __future__ import annotations
 
