@@ -1,1 +1,1 @@
-"""The notebook's side: decides, starts and ends ranks, and collects what they say."""
+"""The controller, in the notebook's process: it starts, stops and heals ranks, reads messages."""

@@ -1,4 +1,4 @@
-"""The executor: feeds the lifecycle and does what it says, all on one thread."""
+"""The executor feeds events to the lifecycle and carries out its actions, all on one thread."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """All that is known of a worker group; only the session's thread changes it, without locks.
+    """The state of a worker group. Only the session's thread changes it, so it needs no locks.
 
     Attributes:
-        life: the lifecycle's own view.
-        launcher: where ranks come from at the next start.
-        spec, cell: how the group was started last; the cell that runs, or ran last.
-        replay_log: what this attempt has done.
-        messages: what ranks report.
-        faults_to_arm: faults to arm in the ranks as they start.
+        life: the state of the lifecycle.
+        launcher: starts the ranks of the next start.
+        spec, cell: the spec of the last start; the cell that runs, or the last one.
+        replay_log: the cells and pushes of this attempt.
+        messages: handles the messages of the ranks.
+        faults_to_arm: faults to arm in each rank at its start.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
@@ -66,27 +66,27 @@ class Executor:
         self.launcher = launcher
         self.colors = colors
         self.ranks: RankProcesses | None = None
-        self.surviving_group: SurvivingGroup | None = None  # what another notebook has left
+        self.surviving_group: SurvivingGroup | None = None  # ranks of an earlier notebook
         self._start_error: StartError | None = None
         self.futures = PendingFutures()
-        self.numbers = itertools.count(1)  # of requests
+        self.numbers = itertools.count(1)  # of requests to ranks
         self.heal: HealRequests | None = None
         self.messages = MessageHandler(self)
 
     def process_ids(self) -> dict[int, int]:
-        """The process id of every rank that lives."""
+        """Return the process id of each rank that is alive."""
         return self.ranks.pids(self.life.alive) if self.ranks else {}
 
     def drop_runtime(self) -> None:
-        """All processes are gone, and so is what they were reached by."""
+        """Drop the connection and the threads after all processes have exited."""
         self.runtime = self.ranks = self.cell = None
 
     @property
     def active_runtime(self) -> Runtime:
-        """What the ranks are reached by.
+        """Return the connection to the ranks and the threads.
 
         Raises:
-            RequestError: there are none.
+            RequestError: no group is running.
         """
         if self.runtime is None:
             raise RequestError(refusals.NO_GROUP)
@@ -95,18 +95,18 @@ class Executor:
     # ---- while a cell runs
 
     def answer(self, rank: int, answer: msg.InputReply) -> None:
-        """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
+        """Send a rank the answer to its question, if the rank is still alive."""
         if self.life.is_alive(rank):
             self.active_runtime.link.send(rank, answer)
 
     def interrupt_once(self) -> None:
-        """See to it that the running cell has its first interrupt, and no second one."""
+        """Interrupt the running cell, unless it was interrupted before."""
         cell = self.life.cell
         if cell is not None and not cell.interrupts:
             self.step(ev.InterruptAsked())
 
     def watch_cell(self, handle: CellHandle) -> None:
-        """A cell runs: see whether it goes on."""
+        """Check the progress of a cell at intervals until it ends."""
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.reset_for_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
         self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
@@ -126,20 +126,23 @@ class Executor:
             self.event_log.record("no progress", text=text)
 
     def on_link_lost(self, error: Exception) -> None:
-        """Nothing that a rank says can be read any more: nobody can work with them."""
+        """Kill all ranks, because their messages cannot be read any more."""
         self.keep_start_error("the ranks", error)
         self.router.notify(f"the ranks cannot be heard any more: killed ({short_error(error)})")
         for rank in self.life.alive:
             self._abandon_rank(rank)
 
     def keep_start_error(self, what: str, error: Exception) -> None:
-        """Keep the first reason for which a start failed."""
+        """Keep the first error of a start that failed."""
         self._start_error = self._start_error or start_error(what, error)
 
-    # ---- the lifecycle, and what it wants done
+    # ---- lifecycle events and actions
 
     def step(self, event: ev.Event) -> str:
-        """Advance; returns why not, if the lifecycle refuses."""
+        """Feed an event to the lifecycle and carry out its actions.
+
+        Return why the lifecycle refuses the event; empty if it does not.
+        """
         before = self.life.cell
         self.life, actions = advance(self.life, event)
         cell = self.life.cell
@@ -154,7 +157,7 @@ class Executor:
         return refusal
 
     def _carry_out(self, action: ev.Action) -> None:
-        """Do it; if that fails, see to it that nobody waits for what will not happen."""
+        """Carry out an action. If it fails on a rank, make sure that nothing waits for it."""
         try:
             failed = self._perform(action)
         except Exception as error:
@@ -167,7 +170,7 @@ class Executor:
             self._handle_failed_action(action, rank, why)
 
     def _handle_failed_action(self, action: ev.Action, rank: int, error: Exception) -> None:
-        """A rank was not told: its cell has failed then, or else it is killed, or given up."""
+        """Report the cell or the heal as failed on this rank, or else kill the rank."""
         match action:
             case ev.SendCell(cell=cell):
                 text = f"the cell could not be sent: {short_error(error)}"
@@ -200,7 +203,7 @@ class Executor:
             )
 
     def _report_abandoned(self, attempt: int, rank: int, incarnation: int) -> None:
-        if self.life.incarnation(rank) == incarnation:  # and not healed meanwhile
+        if self.life.incarnation(rank) == incarnation:  # else the rank was healed meanwhile
             self.messages.on_rank_gone(attempt, rank, None)
 
     def _perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - a table, a line or two a case
@@ -240,7 +243,7 @@ class Executor:
                 self.event_log.record("not healed", reason=reason)
                 if self.heal is not None:
                     self.heal.close()
-                    for rank in self.heal.ranks:  # none of them lives any more
+                    for rank in self.heal.ranks:  # they are all dead
                         self.messages.end_waits(rank, KILLED)
                 self._reject_heal(reason)
             case (
@@ -267,11 +270,11 @@ class Executor:
         self.step(replace(event, stopped=self.stopped_ranks(), working=working))
 
     def stopped_ranks(self) -> tuple[tuple[int, int], ...]:
-        """Ranks that somebody sent a SIGSTOP, with their process ids."""
+        """Return the ranks that are stopped by SIGSTOP, with their process ids."""
         return self.ranks.stopped_ranks(self.life.alive) if self.ranks else ()
 
     def exiting_ranks(self) -> list[int]:
-        """Return the ranks whose process was killed and is not gone yet."""
+        """Return the ranks whose process was killed but has not exited yet."""
         return self.ranks.exiting_ranks(self.life.alive) if self.ranks else []
 
     def _start_ranks(self, action: ev.StartRanks) -> None:
@@ -319,7 +322,7 @@ class Executor:
         )
 
     def on_node_event(self, event: ev.NodeEvent) -> None:
-        """Note what has become of a node; with one that has come a restart may make more ranks."""
+        """Feed a node's event to the lifecycle. Report free capacity if a new node adds some."""
         if isinstance(event, ev.NodeJoined) and self.launcher.has_free_capacity():
             self.step(replace(event, adds_capacity=True))
             self.step(ev.CapacityChanged())
@@ -327,16 +330,16 @@ class Executor:
             self.step(event)
 
     def record_push(self, pushed: PushRecord) -> None:
-        """Values were sent to ranks."""
+        """Add a push to the replay log, and show its notice."""
         self.replay_log.add(pushed)
         self.router.notify(pushed.notice)
 
-    # ---- telling those who wait
+    # ---- results
 
     def _finish_cell(self, *, is_outgrown: bool) -> None:
         if self.cell is not None:
             self.cell.is_outgrown = is_outgrown
-            self.rank_monitor.hangs.alarm = ""  # nobody waits any more
+            self.rank_monitor.hangs.alarm = ""  # the cell has ended
             result = self.cell.finish(self._record_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.payload:  # the values of a failed cell are not used
@@ -361,7 +364,7 @@ class Executor:
     def _on_group_stopped(self) -> None:
         self.event_log.record("stopped", attempt=self.life.attempt)
         self._write_run_json()
-        if not self.life.state.is_live:  # else it is started again at once
+        if not self.life.state.is_live:  # else a restart follows at once
             error = self._start_error or StartError("stopped while it started")
             self.futures.reject(error, "start")
             self.event_log.close()

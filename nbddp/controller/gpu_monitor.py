@@ -1,7 +1,7 @@
-"""How busy and how full the GPUs of the ranks are: asked once per GPU, in the kernel, of NVML.
+"""Sample the load and the memory of the ranks' GPUs: NVML is asked once per GPU, in the kernel.
 
-With nvidia-ml-py (the extra ``gpu``), which has NVIDIA's functions; without it nothing is known.
-NVML starts no CUDA: whoever is forked from here can use a GPU all the same.
+This needs nvidia-ml-py, NVIDIA's Python package (the extra ``gpu``); without it the values are
+unknown. NVML creates no CUDA context, so processes that are forked from here can still use a GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from nbddp.record.snapshot import UNKNOWN_USAGE, GpuUsage
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_PERIOD = (
-    1.0  # seconds between two looks: NVML's own figure is of the last sixth to whole second
-)
+SAMPLE_PERIOD = 1.0  # seconds between two samples: NVML averages over the last 1/6 to 1 s
 
 
 def load_nvml() -> Any:
-    """NVIDIA's module, or None."""
+    """Return the module ``pynvml``, or None if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -32,10 +30,10 @@ def load_nvml() -> Any:
 
 
 class GpuMonitor:
-    """Looks at the GPUs that it is asked for, and no oftener than it makes sense.
+    """Samples GPUs on request, at most once per ``SAMPLE_PERIOD``.
 
     Args:
-        load: gets NVML's functions, when the first rank has a GPU.
+        load: loads ``pynvml``; called when the first rank has a GPU.
     """
 
     def __init__(self, load: Callable[[], Any] = load_nvml) -> None:
@@ -45,7 +43,11 @@ class GpuMonitor:
         self._usage: dict[str, GpuUsage] = {}
 
     def sample(self, pids: Mapping[str, Set[int]]) -> Mapping[str, GpuUsage]:
-        """What is known of the GPUs with these UUIDs, on which these processes are ranks."""
+        """Return the usage of GPUs.
+
+        Args:
+            pids: the process ids of the ranks on each GPU, by its UUID.
+        """
         if not pids or not self._lock.acquire(blocking=False):
             return self._usage
         try:
@@ -89,7 +91,7 @@ class GpuMonitor:
         )
 
     def _first_supported(self, *queries: Callable[[], Any]) -> Any:
-        """What the first way that the device knows says; a MIG device knows less than a whole."""
+        """Return the result of the first query that the device supports; a MIG device has fewer."""
         for query in queries:
             try:
                 return query()
@@ -99,9 +101,9 @@ class GpuMonitor:
 
 
 def _memory_of_others(running: Any, ranks: Set[int]) -> int:
-    """What processes use that are no ranks; -1 where NVML's numbers are not ours to compare.
+    """Return the bytes used by processes that are not ranks; -1 if NVML does not tell.
 
-    In a container it has the host's process ids, or none, and often no figures.
+    In a container NVML lists process ids of the host, or none, and often has no memory figures.
     """
     used = {each.pid: each.usedGpuMemory for each in running}
     if not ranks <= used.keys() or None in used.values():

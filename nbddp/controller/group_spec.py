@@ -1,4 +1,4 @@
-"""What a worker group is: how many ranks, with what, and whether that can be had."""
+"""The spec of a worker group: how many ranks, with which devices and options."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class GroupSpec:
 
     Attributes:
         nproc: ranks on this machine, 1 to 128.
-        backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
-        gpus: which GPUs the ranks see, as in ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of
-            MIG devices; None for all. Of MIG devices each rank sees one: CUDA takes no more.
-        timeout: seconds after which a collective gives up.
-        env: variables that win over the kernel's environment.
+        backend: ``auto`` (NCCL if there is a GPU for each rank, else Gloo), ``gloo`` or ``nccl``.
+        gpus: the GPUs that the ranks see: numbers, UUIDs or names of MIG devices, as in
+            ``CUDA_VISIBLE_DEVICES``; None for all. Each rank sees one MIG device, as CUDA uses one.
+        timeout: seconds after which a collective times out.
+        env: environment variables, which override the kernel's.
         threads: threads per rank for torch's operators; 0 for cores / ranks.
         name: part of the run folder's name.
-        grace: seconds that a rank gets to obey before it is killed.
-        joins_group: whether ranks form a process group at the start.
-        ranks: start these ranks only; None for all.
-        more: facts for the record of the run, beside these.
+        grace: seconds between an interrupt or SIGTERM and SIGKILL.
+        joins_group: whether the ranks form a process group at the start.
+        ranks: start only these ranks; None for all.
+        more: additional facts for the run's record.
 
     Raises:
-        ArgumentError: when a value makes no sense.
+        ArgumentError: a value is invalid.
     """
 
     nproc: int = 2
@@ -88,7 +88,7 @@ class GroupSpec:
                 raise ArgumentError(unknown_rank(rank, self.nproc))
 
     def start_event(self) -> StartAsked:
-        """What the lifecycle must know of it."""
+        """Return the lifecycle's event for this start."""
         return StartAsked(
             world_size=self.nproc,
             joins_group=self.joins_group,
@@ -97,10 +97,10 @@ class GroupSpec:
         )
 
     def check_gpus(self) -> None:
-        """Refuse NCCL without a GPU for every rank; asks the driver, creates no CUDA context.
+        """Refuse NCCL without a GPU for each rank. This asks the driver, without a CUDA context.
 
         Raises:
-            RequestError: with the number that there is.
+            RequestError: there are too few GPUs; the message has their number.
         """
         if self.backend != "nccl":
             return
@@ -113,11 +113,11 @@ class GroupSpec:
             )
 
     def threads_per_rank(self) -> int:
-        """As asked, or the cores shared out, at least 1."""
+        """Return the threads of each rank: ``threads``, or cores / ranks, at least 1."""
         return self.threads or max(1, cores_here() // self.nproc)
 
     def environment(self, rank: int = 0, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """This one, or the kernel's as it is now, with what was asked for on top."""
+        """Return a rank's environment: ``base``, or the kernel's, with this spec's variables."""
         env = dict(os.environ if base is None else base)
         if self.gpus is not None:
             shown = [str(gpu) for gpu in self.gpus]
@@ -127,21 +127,21 @@ class GroupSpec:
         return env | dict(self.env)
 
     def cwd(self) -> Path:
-        """The folder that ranks begin in: the kernel's, or home when that was deleted."""
+        """Return the working folder of the ranks: the kernel's, or home if that was deleted."""
         try:
             return Path.cwd()
         except FileNotFoundError:
             return Path.home()
 
     def facts(self) -> dict[str, Any]:
-        """What the record of a run says of it; of ``env`` the names, as values may be secret."""
+        """Return the facts for a run's record; of ``env`` only the names: values may be secret."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
-        del facts["ranks"], facts["more"]  # each cell of the record has its ranks
+        del facts["ranks"], facts["more"]  # each recorded cell has its ranks
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())} | dict(self.more)
 
     def open_folder(self, event_log: EventLog) -> RunFolder:
-        """The folder of the run that it belongs to."""
+        """Open the folder of the run."""
         return event_log.open(self.cwd(), self.name, self.facts())
 
     def rank_starts(
@@ -155,9 +155,9 @@ class GroupSpec:
         fired_faults: Iterable[str] = (),
         faults_to_arm: Iterable[str] = (),
     ) -> list[RankStart]:
-        """What each rank must be told.
+        """Return the start parameters of each rank.
 
-        ``faults_to_arm`` are armed at once; ``fired_faults`` must not strike again.
+        ``faults_to_arm`` are armed at once; ``fired_faults`` must not fire again.
         """
         base, cwd = launcher.base_env, str(self.cwd())
         fault_variables = {"NBDDP_STRUCK": ";".join(sorted(fired_faults))}

@@ -37,23 +37,23 @@ class HealExecutor(Protocol):
 
     @property
     def active_runtime(self) -> Runtime:
-        """What the ranks are reached by."""
+        """Return the connection to the ranks and the threads."""
 
 
 class HealRequests:
     """Sends the requests of one heal; used on the session's thread.
 
     Args:
-        executor: of the session.
-        heal: names the ranks that get a new process, and the donor.
+        executor: the session's executor.
+        heal: names the donor and the ranks that get a replacement.
     """
 
     def __init__(self, executor: HealExecutor, heal: HealLife) -> None:
         self._executor = executor
         self.ranks = heal.replacements
         self._donor = heal.donor
-        self._namespace_requests: dict[int, int] = {}  # the generation, by the request's number
-        self._join_requests: dict[int, tuple[int, int]] = {}  # the rank and the generation
+        self._namespace_requests: dict[int, int] = {}  # request number -> generation
+        self._join_requests: dict[int, tuple[int, int]] = {}  # request number -> rank, generation
         self._packed_names: Answer | None = None
         self._is_closed = False
         self._not_loaded: dict[str, str] = {}
@@ -62,7 +62,7 @@ class HealRequests:
         self._started_at = self._forked_at = self._packed_at = time.monotonic()
 
     def perform(self, action: ev.Action) -> FailedRanks:
-        """Do the next step of the heal. Return the ranks that could not be told, and why."""
+        """Carry out the next action of the heal. Return the ranks on which it failed."""
         match action:
             case ev.ReplacementsReady():
                 self._forked_at = self._packed_at = time.monotonic()
@@ -113,7 +113,7 @@ class HealRequests:
                 self._executor.active_runtime.link.send(rank, CancelRequest(request=number))
 
     def _find_own_values(self) -> None:
-        """Find the values that the new ranks must have instead of the donor's."""
+        """Find the values that the replacements must have instead of the donor's."""
         self._packed_at = time.monotonic()
         do = self._executor
         alive = [rank for rank in do.life.alive if rank not in self.ranks]

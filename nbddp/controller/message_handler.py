@@ -36,22 +36,23 @@ class HandlerExecutor(HealExecutor, Protocol):
         """Send a rank the answer to its question."""
 
     def interrupt_once(self) -> None:
-        """Interrupt the running cell, unless that was done."""
+        """Interrupt the running cell, unless it was interrupted before."""
 
     def keep_start_error(self, what: str, error: Exception) -> None:
-        """Keep the first reason for which a start failed."""
+        """Keep the first error of a start that failed."""
 
     def step(self, event: ev.Event) -> str:
         """Feed an event to the lifecycle."""
 
 
 class MessageHandler:
-    """Handles the messages and the exits of the ranks; used on the session's thread.
+    """Handles the messages and exits of the ranks; used on the session's thread.
 
     Attributes:
-        ready: what each rank said of itself when it was ready.
-        recovery: how this attempt began after a failure, until its first step is reported.
-        fired_faults, armed_faults: faults that struck; those that each rank has in mind.
+        ready: the ``Ready`` message of each rank.
+        recovery: the recovery that this attempt began with, until its first step is reported.
+        fired_faults: faults that have fired.
+        armed_faults: faults that are armed in each rank.
         newest_cell: the highest number of a cell that these ranks have had.
     """
 
@@ -65,7 +66,7 @@ class MessageHandler:
         self._memory = MemoryWatch()
 
     def handle(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
-        """News of a rank."""
+        """Handle a message of a rank."""
         executor = self._executor
         if executor.ranks is None or not executor.ranks.accepts(envelope):
             return
@@ -112,14 +113,14 @@ class MessageHandler:
                 self.on_cell_ended(rank, attempt, report)
 
     def _record_recovery(self) -> None:
-        """Say what a failure cost as soon as the first step after it is reported."""
+        """Record the cost of a failure when the first step after it is reported."""
         recovery, step = self.recovery, self._executor.rank_monitor.first_step
         if recovery is not None and step is not None:
             self.recovery = None
             self._executor.event_log.record("resumed", **recovery.resumed(step, time.time()))
 
     def on_cell_ended(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
-        """A rank is through with a cell."""
+        """Handle the end of a cell on a rank."""
         executor = self._executor
         self.armed_faults[rank] = report.armed
         try:
@@ -137,25 +138,25 @@ class MessageHandler:
                 rank=rank,
                 cell=report.cell,
                 is_ok=report.is_ok,
-                # interrupted ranks may have stopped on either side of a step: they meet anew
+                # interrupted ranks may have stopped at different steps: they form a new group
                 in_group=report.in_group and not report.is_interrupted,
                 sequence=report.sequence,
             )
             executor.step(ended)
 
     def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
-        """A rank could not be started."""
+        """Handle a rank that could not be started."""
         if attempt == self._executor.life.attempt and self._executor.life.is_alive(rank):
             self._executor.keep_start_error(f"rank {rank}", error)
             self.on_rank_gone(attempt, rank, None)
 
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
-        """A rank's process has ended."""
+        """Handle the exit of a rank's process."""
         executor = self._executor
         is_current = executor.ranks is not None and executor.ranks.is_current(rank, handle)
         try:
             why = handle.exit_reason
-            handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
+            handle.join()  # returns at once, and frees the pipes of multiprocessing
             if handle.exitcode != 0 or executor.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
                 executor.event_log.record("exit", rank=rank, attempt=attempt, how=how)
@@ -165,10 +166,10 @@ class MessageHandler:
                 self.on_rank_gone(attempt, rank, handle.exitcode, why)
 
     def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
-        """A rank has no process any more, or never had one: nobody shall wait for it."""
+        """Handle a rank that has no process, or never had one: end all waits for it."""
         executor = self._executor
         if attempt != executor.life.attempt or not executor.life.is_alive(rank):
-            return  # it was given up before
+            return  # it was abandoned before
         try:
             self._read_final_output(rank, exitcode, why)
         finally:
@@ -176,11 +177,11 @@ class MessageHandler:
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(why)
             )
-            executor.step(exited)  # is_reported: the loss of its whole node was reported
+            executor.step(exited)  # is_reported: the user already knows that the node is lost
             self.end_waits(rank, exitcode)
 
     def end_waits(self, rank: int, exitcode: int | None) -> None:
-        """End the waits for a rank that is gone."""
+        """Resolve the kills of a dead rank, and reject its pending answers."""
         self._executor.futures.resolve("kill", rank)
         why = refusals.exited_before_answer(self._executor.life, rank, exitcode)
         self._executor.futures.reject(RequestError(why), "answer", rank)
@@ -199,12 +200,12 @@ class MessageHandler:
                 executor.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)
 
     def add_fired_faults(self, faults: Set[str]) -> None:
-        """Faults struck other ranks, those of a script: they do not strike these."""
+        """Add faults that fired in a script's ranks, so that they do not fire again here."""
         self.fired_faults |= faults
         for rank, armed in self.armed_faults.items():
             self.armed_faults[rank] = [each for each in armed if each not in faults]
 
     def next_cell_number(self) -> int:
-        """A number that no cell of these ranks has had."""
+        """Return a number that no cell of these ranks has had."""
         self.newest_cell += 1
         return self.newest_cell

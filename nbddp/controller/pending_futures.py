@@ -1,4 +1,4 @@
-"""The futures that a session has given to callers on other threads."""
+"""The futures on which callers on other threads wait."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nbddp.sigint import Future
 
 
 class PendingFutures:
-    """The futures that are still open; used on the session's thread.
+    """Futures that are not resolved yet; used on the session's thread.
 
-    A key says what is awaited: a "start", "heal" or "stop", ("kill", rank), ("answer", rank,
-    number). All that wait for the same are told.
+    A key names the event to wait for: "start", "heal", "stop", ("kill", rank) or ("answer", rank,
+    number). All futures with the same key are resolved together.
 
     >>> futures = PendingFutures()
     >>> killed = futures.new("kill", 3)
@@ -24,18 +24,18 @@ class PendingFutures:
         self._open: dict[tuple[str | int, ...], list[Future[Any]]] = {}
 
     def new(self, *key: str | int) -> Future[Any]:
-        """Return a future that is still open."""
+        """Return a new future."""
         future: Future[Any] = Future()
         self._open.setdefault(key, []).append(future)
         return future
 
     def resolve(self, *key: str | int, value: object = None) -> None:
-        """Resolve the futures of a key."""
+        """Resolve all futures with this key."""
         for future in self._open.pop(key, ()):
             future.set_result(value)
 
     def reject(self, error: Exception, *key: str | int) -> None:
-        """Reject all futures whose key begins like this."""
+        """Reject all futures whose key starts with these parts."""
         for each in [each for each in self._open if each[: len(key)] == key]:
             for future in self._open.pop(each):
                 future.set_exception(error)

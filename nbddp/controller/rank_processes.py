@@ -1,7 +1,7 @@
-"""The processes of one attempt: started, told, ended, and their logs read to the last byte.
+"""The processes of one attempt: start, signal and stop them, and read their logs to the last byte.
 
-A rank that cannot be told what to do is ended, and one that has no process, or cannot be ended, is
-given up: so whoever waits for a rank waits for something that will happen.
+A rank that cannot be reached is killed. A rank that has no process, or cannot be killed, is
+abandoned: it counts as exited, so that nothing waits for it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,33 @@ if TYPE_CHECKING:
     from nbddp.record.run_folder import RunFolder
     from nbddp.wire.envelope import Envelope
 
-WORKING_CPU_SHARE = (
-    0.05  # of a core; five threads that only wait for Python's lock use 0.015 together
-)
+WORKING_CPU_SHARE = 0.05  # of a core; five threads that wait for the GIL use 0.015 together
 MIN_CPU_INTERVAL = 0.5  # seconds; in a shorter interval a computing rank may get no CPU time
 
-FailedRanks = dict[int, Exception]  # the ranks that could not be told, and why
+FailedRanks = dict[int, Exception]  # the ranks on which an action failed
 
 
 class RankOwner(Protocol):
-    """Handles the messages and the ends of ranks, on the session's thread."""
+    """Handles the messages and exits of ranks, on the session's thread."""
 
     def handle(self, envelope: Envelope) -> None:
         """Handle a message of a rank."""
 
     def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
-        """A rank could not be started."""
+        """Handle a rank that could not be started."""
 
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
-        """A rank's process has ended."""
+        """Handle the exit of a rank's process."""
 
 
 class RankProcesses:
     """All ranks of one attempt, each with its process, its queues and its log.
 
     Args:
-        attempt: which one.
-        runtime: the link to the ranks, and the threads.
+        attempt: the number of the attempt.
+        runtime: the connection to the ranks, and the threads.
         launcher: starts the processes.
-        owner: told of them, on the session's thread.
+        owner: handles their messages and exits, on the session's thread.
     """
 
     def __init__(
@@ -68,13 +66,15 @@ class RankProcesses:
         self._early_envelopes: dict[int, list[Envelope]] = {}
         self._killed: set[int] = set()
         self._abandoned: set[int] = set()
-        self._cpu: dict[int, tuple[float, float, bool]] = {}  # time, CPU time, whether it worked
-        self._incarnations: dict[int, int] = {}  # of those that are not the first of their rank
+        self._cpu: dict[
+            int, tuple[float, float, bool]
+        ] = {}  # sample time, CPU time, whether it worked
+        self._incarnations: dict[int, int] = {}  # of replacements, by rank
 
-    # ---- how they begin
+    # ---- start
 
     def launch(self, starts: Sequence[RankStart], world_size: int) -> None:
-        """Start a process for each, on the launching thread: a helper may keep it waiting."""
+        """Start a process for each rank. The launch thread may have to wait for the forkserver."""
         self._runtime.link.open_attempt(self.attempt, world_size)
         for start in starts:
             rank = start.topology.rank
@@ -83,7 +83,7 @@ class RankProcesses:
             self._runtime.launch_thread.submit(self._launch, start)
 
     def start_replacements(self, starts: Iterable[RankStart]) -> None:
-        """Start processes in the places of ranks that are gone."""
+        """Start new processes for dead ranks."""
         for start in (starts := [*starts]):
             rank = start.topology.rank
             self._incarnations[rank] = start.incarnation
@@ -98,7 +98,7 @@ class RankProcesses:
             self._runtime.launch_thread.submit(self._launch, start)
 
     def rejoin(self, survivors: SurvivingGroup, folder: RunFolder) -> None:
-        """Listen to processes that there are, and which write into these logs."""
+        """Connect to the running processes of an earlier notebook, and read their logs."""
         self._runtime.link.open_attempt(self.attempt, survivors.world_size)
         survivors.set_store_port(self._runtime.link.port)
         for rank in range(survivors.world_size):
@@ -120,10 +120,10 @@ class RankProcesses:
             return
         try:
             handle = self._launcher.launch(start)
-        except Exception as error:  # noqa: BLE001 - whatever it is, this rank is waited for
+        except Exception as error:  # noqa: BLE001 - any error must end the wait for this rank
             submit(self._report_launch_failure, start, error)
             return
-        if not submit(self._add_process, start, handle):  # all was closed meanwhile
+        if not submit(self._add_process, start, handle):  # the session was closed meanwhile
             handle.kill()
             handle.join()
 
@@ -132,7 +132,7 @@ class RankProcesses:
             self._owner.on_launch_failed(self.attempt, start.topology.rank, error)
 
     def _is_superseded(self, start: RankStart) -> bool:
-        """Whether another process was started in this one's place meanwhile."""
+        """Return whether a newer process of this rank was started meanwhile."""
         return start.incarnation != self._incarnations.get(start.topology.rank, 0)
 
     def _add_process(self, start: RankStart, handle: RankHandle) -> None:
@@ -145,7 +145,7 @@ class RankProcesses:
             self._report_launch_failure(start, error)
             handle.kill()
             return
-        if rank in self._abandoned or is_superseded:  # it comes late
+        if rank in self._abandoned or is_superseded:  # nothing expects it any more
             handle.kill()
         if is_superseded:
             return
@@ -153,7 +153,7 @@ class RankProcesses:
             self._owner.handle(envelope)
 
     def accepts(self, envelope: Envelope) -> bool:
-        """Whether an envelope is to be read now; one that is earlier than its sender is kept."""
+        """Return whether to handle an envelope now. Keep it if its sender is not registered yet."""
         is_newest = envelope.incarnation == self._incarnations.get(envelope.sender, 0)
         if envelope.attempt != self.attempt or not is_newest:
             return False
@@ -162,10 +162,10 @@ class RankProcesses:
             return False
         return True
 
-    # ---- what they are told
+    # ---- actions
 
     def perform(self, action: ev.Action, *, cell: CellHandle | None) -> FailedRanks:
-        """Do to the ranks what the lifecycle wants done; whom that was not possible for."""
+        """Carry out an action. Return the ranks on which it failed, with the errors."""
         match action:
             case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
                 return self._send(ranks, Regroup(generation=generation, form=form))
@@ -190,9 +190,9 @@ class RankProcesses:
         return try_each(ranks, lambda rank: self._runtime.link.send(rank, command))
 
     def _interrupt(self, ranks: Sequence[int], command: Interrupt) -> FailedRanks:
-        """Signal the processes, too: C code that holds Python's lock lets no message in.
+        """Send a signal before the message: C code that holds the GIL would delay the message.
 
-        The signal comes first, so that it never strikes a cell that has had its interrupt.
+        The signal is first, so that it cannot hit a cell that already got its interrupt.
         """
 
         def submit(rank: int) -> None:
@@ -202,33 +202,33 @@ class RankProcesses:
         return try_each(ranks, submit)
 
     def abandon(self, rank: int) -> bool:
-        """End a rank that cannot be told anything; whether its process will be seen to end."""
+        """Kill a rank that cannot be reached. Return whether its exit will be seen."""
         self._killed.add(rank)
         failed = try_each([rank], lambda rank: self._handles[rank].kill())
         if failed:
             self._abandoned.add(rank)
         return not failed
 
-    # ---- what is known of them
+    # ---- state
 
     def is_current(self, rank: int, handle: RankHandle) -> bool:
-        """Whether this is the rank's process, and not one that was replaced."""
+        """Return whether this is the rank's newest process."""
         return self._handles.get(rank) is handle
 
     def has_process(self, rank: int) -> bool:
-        """Whether it was launched."""
+        """Return whether the rank's process was launched."""
         return rank in self._handles
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether somebody sent it SIGSTOP."""
+        """Return whether the rank is stopped by SIGSTOP."""
         return rank in self._handles and self._handles[rank].is_stopped()
 
     def exiting_ranks(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks whose process was killed and is not gone yet."""
+        """Return the ranks whose process was killed but has not exited yet."""
         return [r for r in ranks if r in self._handles and self._handles[r].is_ending()]
 
     def is_working(self, rank: int) -> bool:
-        """Whether it has used the CPU since the last time that this was asked; at first, yes."""
+        """Return whether the rank has used the CPU since the last call; True at the first call."""
         if rank not in self._handles:
             return False
         now, cpu = self._handles[rank].cpu_time()
@@ -243,46 +243,46 @@ class RankProcesses:
         return tuple(rank for rank in ranks if self.is_working(rank))
 
     def stopped_ranks(self, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """Those that somebody sent a SIGSTOP, with their process ids."""
+        """Return the ranks that are stopped by SIGSTOP, with their process ids."""
         return tuple(self.pids([rank for rank in ranks if self.is_stopped(rank)]).items())
 
     def pids(self, ranks: Sequence[int]) -> dict[int, int]:
-        """The process ids of some ranks."""
+        """Return the process ids of these ranks."""
         return {rank: self._handles[rank].pid or 0 for rank in ranks if rank in self._handles}
 
     def unseen_output(self, rank: int, output: Output) -> OutputText | LogSpan | None:
-        """What of a mailed piece of output was not shown yet."""
+        """Return the part of an output message that was not shown yet."""
         log = self._logs[rank].unseen_part(output)
         if log is None or output.is_omitted:
             return log
         return OutputText(rank, output.text, log) if output.text else None
 
     def was_killed(self, rank: int) -> bool:
-        """Whether it got its SIGKILL from here."""
+        """Return whether the controller sent the rank SIGKILL."""
         return rank in self._killed
 
     def final_output(self, rank: int) -> str:
-        """The last lines that a rank wrote in its cell."""
+        """Return the last lines that a rank wrote in its cell."""
         return self._logs[rank].final_output()
 
     def unsent_output(self, rank: int) -> LogSpan | None:
-        """What a rank that is gone wrote and could not mail any more."""
+        """Return the output that a dead rank wrote to its log but did not send."""
         return self._logs[rank].remaining()
 
 
 def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> FailedRanks:
-    """Do it for each rank, whatever becomes of the others."""
+    """Call ``act`` for each rank. Return the ranks on which it raised, with the errors."""
     failed: FailedRanks = {}
     for rank in ranks:
         try:
             act(rank)
-        except Exception as error:  # noqa: BLE001 - the executor makes up for it
+        except Exception as error:  # noqa: BLE001 - the executor handles it
             failed[rank] = error
     return failed
 
 
 def short_error(error: Exception) -> str:
-    """An error in a few words.
+    """Describe an error in one line.
 
     >>> short_error(OSError(28, "No space left on device", "/runs")), short_error(EOFError())
     ('No space left on device: /runs', 'EOFError')
@@ -293,7 +293,7 @@ def short_error(error: Exception) -> str:
 
 
 def start_error(who: str, error: Exception) -> StartError:
-    """Why there is no group."""
+    """Return a StartError with the cause."""
     if isinstance(error, StartError):
         return error
     return StartError(f"{who} could not be started: {short_error(error)}")

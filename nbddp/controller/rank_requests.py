@@ -1,4 +1,4 @@
-"""Asks ranks something and waits for all their answers; what they cannot say is said for them."""
+"""Send requests to ranks and wait for all answers, or for the error of each rank without one."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from nbddp.sigint import Future, wait_for_all
 from nbddp.wire.messages import MessageToRank
 from nbddp.wire.request_messages import Answer
 
-RequestFactory = Callable[[int], MessageToRank]  # makes the question of its number
+RequestFactory = Callable[[int], MessageToRank]  # from a request number
 ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
 
 
 class RankRequests:
-    """Questions to the ranks of a session that run no cell.
+    """Requests to idle ranks of a session.
 
     Args:
-        session: whose ranks they are.
+        session: the session of the ranks.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def resolve_ranks(self, ranks: Sequence[int] | None) -> list[int]:
-        """The ranks that are meant, of which there must be some; None for all that live.
+        """Return the ranks of a request; None means all that are alive.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is no such rank.
         """
         life = self._session.life
         if ranks is not None and not ranks:
@@ -41,7 +41,7 @@ class RankRequests:
         return chosen
 
     def check_ranks(self, ranks: Sequence[int] | None) -> None:
-        """Refuse ranks that no group of this size has.
+        """Refuse rank numbers that this group does not have.
 
         Raises:
             ArgumentError: there is no such rank.
@@ -52,10 +52,10 @@ class RankRequests:
                 raise ArgumentError(unknown_rank(rank, known))
 
     def check_idle(self) -> None:
-        """Refuse what would have to wait for a cell.
+        """Refuse a request while a cell runs.
 
         Raises:
-            RequestError: a cell runs, or there are no ranks yet.
+            RequestError: a cell is running, or there are no ranks yet.
         """
         state = self._session.life.state
         if not state.is_ready:
@@ -64,12 +64,12 @@ class RankRequests:
     def request(
         self, ranks: Sequence[int], make: Callable[[int], MessageToRank], *, what: str = ""
     ) -> dict[int, Answer]:
-        """What each of these ranks answers to ``make(number)``.
+        """Send a request to each rank, and return the answers.
 
         Args:
-            ranks: whom to ask; one that dies meanwhile keeps the others from nothing.
-            make: makes the question of its number.
-            what: what the ranks get by it: where it has come is said if one did not get it.
+            ranks: the ranks to ask. If one of them dies, the others still get the request.
+            make: makes the request from its number.
+            what: the value that the ranks receive, for the error if only some of them received it.
 
         Raises:
             RequestError: a rank could not answer, or its answer is an error.
@@ -87,7 +87,7 @@ class RankRequests:
     def request_each(
         self, factories: Mapping[int, Callable[[int], MessageToRank]]
     ) -> dict[int, Answer | RequestError]:
-        """What each rank answers to a question of its own, or why it does not."""
+        """Send each rank its own request. Return its answer, or the error if there is none."""
         futures: dict[int, Future[Answer]] = {}
         numbers: dict[int, int] = {}
         try:
@@ -106,10 +106,10 @@ class RankRequests:
                     futures[rank].set_exception(error)
             wait_for_all(futures.values())
         except BaseException:
-            for rank, number in numbers.items():  # nobody waits for the answers any more
+            for rank, number in numbers.items():  # the answers are not needed any more
                 if rank not in futures or not futures[rank].done():
                     self._session.cancel_request(rank, number)
-            for future in futures.values():  # also of one that is still to come
+            for future in futures.values():  # also an answer that is not here yet
                 future.add_done_callback(self._discard_answer)
             raise
         return {rank: _answer_or_error(rank, future) for rank, future in futures.items()}

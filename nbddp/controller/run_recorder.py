@@ -1,4 +1,4 @@
-"""What a run folder is told that no event tells: devices, numbers, the batch, the code's origin."""
+"""Record what no event reports: devices, run totals, the global batch size, the code's origin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbddp.wire.messages import CellEnded, Ready
 
 logger = logging.getLogger(__name__)
 
-WRITE_INTERVAL = 10.0  # seconds between two times that it is written while a cell runs
+WRITE_INTERVAL = 10.0  # seconds between two writes while a cell runs
 
 
 def write_run_json(
@@ -33,9 +33,9 @@ def write_run_json(
     *,
     min_interval: float = 0.0,
 ) -> None:
-    """Write ``run.json``; whatever goes wrong with a record, no rank is lost for it.
+    """Write ``run.json``. An error is logged only: a rank must not be lost for a record.
 
-    ``min_interval``: seconds since the last time that must have passed.
+    ``min_interval``: seconds since the last write that must have passed.
     """
     if event_log.folder is None or event_log.folder.seconds_since_written() < min_interval:
         return
@@ -48,7 +48,7 @@ def write_run_json(
 def known_facts(
     ready: Mapping[int, Ready], rank_monitor: RankMonitor, cell: CellHandle | None
 ) -> dict[str, Any]:
-    """For ``run.json``; what is not known now is not in it, and stays as it was."""
+    """Return the known facts for ``run.json``. The file keeps the values of all others."""
     facts = rank_monitor.totals()
     if ready:
         known = [ready[rank] for rank in sorted(ready)]
@@ -60,14 +60,14 @@ def known_facts(
             "device_names": _device_names(ready, rank_monitor),
         }
     has_steps = rank_monitor.first_step is not None
-    if cell is not None and cell.result is not None and has_steps:  # an evaluation has none
+    if cell is not None and cell.result is not None and has_steps:  # an evaluation has no steps
         batch = samples_per_step(cell.result.reports.values())
         facts |= {} if batch is None else {"samples_per_step": batch}
     return facts
 
 
 def _device_names(ready: Mapping[int, Ready], rank_monitor: RankMonitor) -> list[str]:
-    """By rank; of a GPU that no cell has touched yet it is not known."""
+    """Return each rank's device name; empty for a GPU that no cell has used yet."""
     names = []
     for rank in sorted(ready):
         heartbeat = rank_monitor.hangs.heartbeats.get(rank)
@@ -78,7 +78,7 @@ def _device_names(ready: Mapping[int, Ready], rank_monitor: RankMonitor) -> list
 
 @cache
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -87,7 +87,7 @@ def processor() -> str:
 
 
 def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
-    """The batch that all ranks make together, where one loader of their cell shuffles.
+    """Return the global batch size, if the cell has one loader that shuffles; else None.
 
     >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
     >>> rank = RankFacts(objects={"train": train, "test": LoaderFacts(batch_size=100)})
@@ -104,16 +104,16 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
 
 
 def _batch_sizes(rank: RankFacts) -> dict[str, int]:
-    """Of the loaders that shuffle, as those for training do."""
+    """Return the batch sizes of the loaders that shuffle, as training loaders do."""
     loaders = {name: each for name, each in rank.objects.items() if isinstance(each, LoaderFacts)}
     shuffled = {name: each.batch_size for name, each in loaders.items() if each.shuffles}
     return {name: size for name, size in shuffled.items() if size > 0} | dict(rank.batches)
 
 
-GIT_TIMEOUT = 5.0  # seconds for each question
-MAX_DIFF = 64 << 10  # characters of the diff that are kept
-MAX_CHANGED = 100  # names of changed files
-# notebooks are left out: their outputs are long, and the cells that ran are in the record
+GIT_TIMEOUT = 5.0  # seconds for each git command
+MAX_DIFF = 64 << 10  # characters of the diff to keep
+MAX_CHANGED = 100  # names of changed files to keep
+# without notebooks: their outputs are long, and the record has the cells that ran
 _PATHS = ("--", ":/", ":(top,exclude)*.ipynb")
 # git must not prompt for a password, and must not take locks
 _GIT_ENV = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -122,9 +122,9 @@ Callback = Callable[[dict[str, Any]], object]
 
 
 def start_git_query(folder: Path, callback: Callback) -> None:
-    """Have ``callback`` called with what git says of a folder, on another thread, or never.
+    """Query git about a folder on another thread, and pass the facts to ``callback``.
 
-    Where there is no repository, nothing is started.
+    Without a repository no thread is started, and ``callback`` is not called.
     """
     if has_repository(folder):
         thread = threading.Thread(
@@ -134,21 +134,21 @@ def start_git_query(folder: Path, callback: Callback) -> None:
 
 
 def has_repository(folder: Path) -> bool:
-    """Whether this folder, or one that it lies in, has a ``.git``; nothing is started for it."""
+    """Return whether this folder or a parent folder has a ``.git``; no process is started."""
     return any(map(_exists, (each / ".git" for each in (folder, *folder.parents))))
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a folder above that is not for us
+    except OSError:  # a parent folder that this user cannot read
         return False
 
 
 def git_origin(folder: Path) -> dict[str, Any]:
-    """Commit, branch, whether tracked files are changed, and the diff, cut at 64 KiB.
+    """Return commit, branch, whether tracked files are changed, and the diff, cut at 64 KiB.
 
-    ``error`` says why what is missing is not known: it took too long, or git is not there.
+    If some facts are unknown, ``error`` has the reason, such as a timeout or a missing git.
     """
     facts: dict[str, Any] = {}
     try:
@@ -168,11 +168,11 @@ _PLAIN_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submod
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    """Return what git answers.
+    """Return the output of a git command.
 
     Raises:
-        OSError: there is no git.
-        RuntimeError: it refused, or it took too long and was ended.
+        OSError: git is not installed.
+        RuntimeError: git failed or timed out.
     """
     try:
         answer = subprocess.run(
@@ -181,7 +181,7 @@ def _run_git(folder: Path, *arguments: str) -> str:
             capture_output=True,
             timeout=GIT_TIMEOUT,
             env={**os.environ, **_GIT_ENV},
-            start_new_session=True,  # else the notebook's stop button would reach it
+            start_new_session=True,  # keeps the notebook's interrupt away
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"git {arguments[0]} took more than {GIT_TIMEOUT:g} s") from None

@@ -1,8 +1,7 @@
-"""One worker group for whoever asks, from any thread; the executor does it on a thread of its own.
+"""The session: one worker group that any thread may use; the executor runs on the session's thread.
 
-Three more threads only bring news: two collect envelopes from the store, what cells say and what
-does not wait for that; one waits for processes to end. Another one starts processes. What the user
-asks comes in on the caller's thread and is done on the session's.
+Four more threads only do I/O: two read ordinary and urgent messages from the store, one waits for
+processes to exit, and one starts processes.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ T = TypeVar("T")
 
 
 def on_thread(act: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Have the session's thread do this, whoever calls it, and wait for it.
+    """Run a method on the session's thread, and wait for it.
 
     Raises:
-        RequestError: the group cannot do it now, and nothing has changed; or there is no group.
+        RequestError: there is no group, or it cannot do this now; then nothing has changed.
     """
 
     @wraps(act)
@@ -61,10 +60,10 @@ class Session:
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
-        rank_monitor: what ranks say of themselves.
-        event_log: what happened.
-        end_requests: how often the user has asked to interrupt, to stop or to restart: whoever
-            does one thing after the other on the ranks, as a replay does, does not go on then.
+        rank_monitor: the newest status of the ranks.
+        event_log: the events of the run.
+        end_requests: how often the user interrupted, stopped or restarted the group. A caller that
+            does several things in turn, such as a replay, ends if this number changes.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ class Session:
         return self._executor.spec
 
     def create_sibling(self) -> Session:
-        """Return a session for other ranks next to these: of a script, or one run of several.
+        """Return a session for other ranks: those of a script, or of one of several runs.
 
-        It shares launcher and store with this one. Its close ends its own ranks and threads, and
-        leaves the launcher, the store and these ranks alone. Close it before this one.
+        It shares the launcher and the store with this one. Its ``close`` ends its own ranks and
+        threads only. Close it before this one.
         """
         self._ensure_runtime()
         link = self.require_link()
@@ -109,17 +108,17 @@ class Session:
         )
 
     def use_launcher(self, launcher: Launcher) -> None:
-        """Start ranks elsewhere from the next start on; there must be none now."""
+        """Use another launcher from the next start on; no rank may be running."""
         self._executor.launcher = launcher
 
     def on_node_event(self, event: ev.NodeEvent) -> None:
-        """Note what has become of a node, if there are, or were, ranks."""
+        """Report that a node joined or was lost, if this session has had ranks."""
         runtime = self._executor.runtime
         if runtime is not None:
             runtime.event_thread.submit(self._executor.on_node_event, event)
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
-        """All that is known right now of the group, and what became of this cell."""
+        """Return the state of the group now, and the result of a cell."""
         return build_snapshot(
             self.life,
             cell=cell or self._executor.cell,
@@ -134,54 +133,53 @@ class Session:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """Another value whenever a snapshot would be another, but for times that go on."""
+        """A value that changes whenever a snapshot would change, except for elapsed times."""
         return self.rank_monitor.version, self.life
 
     @property
     def completed_entries(self) -> tuple[ReplayEntry, ...]:
-        """What was done to the namespaces of this attempt, and went well, in order."""
+        """The cells and pushes of this attempt that succeeded, in order."""
         return self._executor.replay_log.entries
 
     @property
     def pending_entries(self) -> tuple[ReplayEntry, ...]:
-        """What a replay that ended too early has left to do, unless something else was done."""
+        """The entries that an incomplete replay did not run, unless the user ran something else."""
         return self._executor.replay_log.pending
 
     @property
     def replay_entries(self) -> tuple[ReplayEntry, ...]:
-        """What a replay does: what was done, then what an earlier replay has left to do."""
+        """The entries of a replay: those of this attempt, then the pending ones."""
         return (*self.completed_entries, *self.pending_entries)
 
     @on_thread
     def set_pending(self, entries: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
-        """A replay has ended before it came to these; ``is_all``: before it did anything."""
+        """Set the entries that a replay did not run. ``is_all``: it ran none."""
         self._executor.replay_log.set_pending(entries, clears_entries=is_all)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
     ) -> PushRecord:
-        """Store values for a replay, as they are sent."""
+        """Store pushed values for a replay."""
         folder = self.event_log.folder
         return self._push_store.add(names, ranks, data, folder.path if folder else None)
 
     def record_push(self, pushed: PushRecord) -> None:
-        """Remember values that were sent, for a replay."""
         self.call(self._executor.record_push, pushed)
 
     @on_thread
     def record_recovery(self, recovery: RecoveryRecord) -> None:
-        """The next step that is reported is the first one after a failure."""
+        """Record a recovery; its cost is known at the next step that a rank reports."""
         self._executor.messages.recovery = recovery
         self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts())
 
     @property
     def fired_faults(self) -> Set[str]:
-        """The faults that struck since the last start that was no recovery."""
+        """The faults that have fired since the last start that was not a recovery."""
         return self._executor.messages.fired_faults
 
     @property
     def armed_faults(self) -> Sequence[str]:
-        """The faults that its ranks have in mind."""
+        """The faults that are armed in the ranks."""
         armed = tuple(self._executor.messages.armed_faults.values())
         return [fault for faults in armed for fault in faults]
 
@@ -190,21 +188,21 @@ class Session:
         self._executor.faults_to_arm = tuple(faults)
 
     def add_fired_faults(self, faults: Set[str]) -> None:
-        """Faults struck the ranks of a script: a recovery or a replay does not arm them again."""
+        """Add faults that fired in a script's ranks; a recovery or replay does not arm them."""
         self.call(self._executor.messages.add_fired_faults, faults)
 
     def process_ids(self) -> dict[int, int]:
         return self._executor.process_ids()
 
     def require_link(self) -> StoreLink:
-        """The link, which exists as soon as a group was started; else this is refused."""
+        """Return the link to the ranks; raise RequestError if no group was started."""
         return self._executor.active_runtime.link
 
     def start(self, spec: GroupSpec, survivors: SurvivingGroup | None = None) -> None:
-        """Start a group, or take ranks back, and wait until every rank is ready.
+        """Start a group, or rejoin the ranks of an earlier notebook; wait until all are ready.
 
         Raises:
-            RequestError: there is one already, or the spec cannot be met.
+            RequestError: a group is running, or the spec cannot be met.
             StartError: a rank could not start.
         """
         self._executor.surviving_group = survivors
@@ -213,9 +211,9 @@ class Session:
             wait_for_result(self._request_start(spec, event))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
-        """End the group, whatever it does, and start it anew as the next attempt.
+        """End the group, even during a cell, and start it again as the next attempt.
 
-        In a recovery, faults that have struck do not strike again.
+        In a recovery, faults that have fired do not fire again.
         """
         with self._stop_on_interrupt():
             wait_for_result(self.request_restart(spec, is_recovery=is_recovery))
@@ -223,7 +221,7 @@ class Session:
     def request_restart(
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
     ) -> Future[None]:
-        """As :meth:`restart`, and do not wait until every rank is ready."""
+        """Like :meth:`restart`, but do not wait until the ranks are ready."""
         spec = spec or self._executor.spec
         if spec is None:
             raise RequestError(NO_GROUP)
@@ -266,7 +264,7 @@ class Session:
             raise RequestError(refusal)
 
     def _mark_cell_ended(self, how: str) -> None:
-        """The user ends the running cell with its ranks: that is then no failure of theirs."""
+        """Mark the running cell as ended by the user, so that its ranks do not count as failed."""
         if self._executor.cell is not None and self.life.state.is_busy:
             self._executor.cell.set_ended_by(how)
             self.event_log.record(f"{how} asked")
@@ -280,10 +278,10 @@ class Session:
             raise
 
     def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have the session's thread do something.
+        """Run a function on the session's thread.
 
         Raises:
-            RequestError: there is no group, or it is closed meanwhile.
+            RequestError: there is no group, or it was closed meanwhile.
         """
         try:
             return self._executor.active_runtime.event_thread.run(act, *args, **kwargs)
@@ -291,14 +289,14 @@ class Session:
             raise RequestError(NO_GROUP) from None
 
     def wait_for_pending_start(self) -> None:
-        """Wait for a start or a stop that was begun and not waited for, as by a button."""
+        """Wait for a start or stop that was only requested, for example by a button."""
         if self._executor.runtime is not None and (future := self._pending_start_or_stop()):
             with self._stop_on_interrupt():
                 wait_for_result(future)
 
     @on_thread
     def _pending_start_or_stop(self) -> Future[None] | None:
-        """The start or stop that is under way, if one is."""
+        """Return a future for the start or stop that is in progress; None if there is none."""
         if self.life.state is GroupState.STARTING or self.life.next_start:
             return self._executor.futures.new("start")
         is_stopping = self.life.state is GroupState.STOPPING
@@ -306,17 +304,20 @@ class Session:
 
     @on_thread
     def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
-        """Hand a cell to the ranks and return at once.
+        """Send a cell to the ranks, and do not wait for its end.
 
-        An elastic cell ends when a node comes and a restart would make more ranks.
+        An elastic cell ends when a node joins with which a restart would make more ranks.
 
         Raises:
-            RequestError: the group cannot run it now; nothing was started, nothing lost.
+            RequestError: the group cannot run the cell now; nothing has changed.
         """
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self.life.all_ranks if request.ranks is None else request.ranks
-        before, logs = self._executor.cell, self.event_log.log_sizes(ranks)  # ranks write at once
+        before, logs = (
+            self._executor.cell,
+            self.event_log.log_sizes(ranks),
+        )  # before the ranks write
         self._executor.cell = handle = CellHandle(
             self._executor.messages.next_cell_number(),
             request,
@@ -338,12 +339,12 @@ class Session:
             raise
         self.event_log.record("cell", **handle.facts(), logs=logs)
         self._executor.watch_cell(handle)
-        if is_elastic and self.launcher.has_free_capacity():  # a node came just now
+        if is_elastic and self.launcher.has_free_capacity():  # a node joined just now
             self._executor.step(ev.CapacityChanged())
         return handle
 
     def interrupt(self, *, by_user: bool = True) -> None:
-        """End the running cell and keep every name; a second time, kill what does not answer."""
+        """Interrupt the running cell; all names stay. The second time, kill unresponsive ranks."""
         runtime = self._executor.runtime
         if runtime is not None:
             self.end_requests += by_user
@@ -351,41 +352,40 @@ class Session:
 
     @on_thread
     def interrupt_once(self) -> None:
-        """See to it that the running cell has its first interrupt, and no second one."""
+        """Interrupt the running cell, unless it was interrupted before."""
         self._executor.interrupt_once()
 
     @on_thread
     def answer(self, rank: int, answer: InputReply) -> None:
-        """Hand a rank the answer to its question."""
         if self._executor.cell is not None:
             self._executor.cell.record_answer(rank, answer)
         self._executor.answer(rank, answer)
 
     def forward_interrupts(self) -> AbstractContextManager[None]:
-        """Pass SIGINT on to the ranks: raised here, it would leave their cell running."""
+        """Forward SIGINT to the ranks; a KeyboardInterrupt here would leave their cell running."""
         return forward_sigint(self.interrupt, lambda: self.life.state)
 
     def kill(self, rank: int) -> None:
-        """Kill one rank and wait until it is gone."""
+        """Kill one rank, and wait until its process has exited."""
         wait_for_result(self.request_kill(rank))
 
     @on_thread
     def request_kill(self, rank: int) -> Future[None]:
-        """Kill one rank and do not wait until it is gone."""
+        """Kill one rank, and do not wait."""
         self._submit_event(ev.KillAsked(rank=rank))
         self.event_log.record("kill asked", rank=rank)
         return self._executor.futures.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
-        """Put new processes in the places of dead ranks, while the others live on.
+        """Replace dead ranks by new processes; the other ranks keep running.
 
         Args:
-            ranks: which; all that are gone if empty.
-            donor: whose names they get; the lowest rank that lives if None.
+            ranks: the dead ranks to replace; empty for all.
+            donor: the rank whose names the replacements get; None for the lowest rank alive.
 
         Raises:
-            RequestError: it cannot be done; the group is as it was before.
-            KeyboardInterrupt: it was interrupted; the same holds.
+            RequestError: the heal failed; the group is as before.
+            KeyboardInterrupt: the heal was interrupted; the group is as before.
         """
         interrupts: list[None] = []
 
@@ -398,7 +398,7 @@ class Session:
                 for gone in self._pending_exits():
                     wait_for_result(gone)
                 future = self.request_heal(ranks, donor)
-                if interrupts:  # it may have come too early to be heard
+                if interrupts:  # the interrupt may have come before the heal
                     self.interrupt(by_user=False)
                 return wait_for_result(future)
         except RequestError:
@@ -408,12 +408,12 @@ class Session:
 
     @on_thread
     def _pending_exits(self) -> list[Future[None]]:
-        """Return a promise for the end of each process that was killed and is not gone yet."""
+        """Return a future for each process that was killed but has not exited yet."""
         return [self._executor.futures.new("kill", rank) for rank in self._executor.exiting_ranks()]
 
     @on_thread
     def request_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:
-        """As :meth:`heal`, and do not wait until it is done."""
+        """Like :meth:`heal`, but do not wait."""
         chosen = tuple(sorted({*ranks})) or self.life.gone
         source = min(self.life.alive, default=0) if donor is None else donor
         for rank, pid in self._executor.stopped_ranks():
@@ -422,17 +422,17 @@ class Session:
                 f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
             )
         self.launcher.reassign(chosen)
-        # the user who chooses a donor knows that its names are the right ones
+        # no check if the user chose the donor
         self._submit_event(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
         return self._executor.futures.new("heal")
 
     def stop(self) -> None:
-        """End all ranks and wait until they are gone."""
+        """Stop all ranks, and wait until their processes have exited."""
         if self._executor.runtime is not None:
             wait_for_result(self.request_stop())
 
     def request_stop(self) -> Future[None]:
-        """End all ranks and do not wait until they are gone."""
+        """Stop all ranks, and do not wait."""
         self.end_requests += 1
         return self._submit_stop()
 
@@ -447,7 +447,7 @@ class Session:
 
     @on_thread
     def send_request(self, rank: int, make: Callable[[int], MessageToRank]) -> Future[Answer]:
-        """Send ``make(number)`` to an idle rank; the promise is of its answer."""
+        """Send ``make(number)`` to an idle rank. Return a future for its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self.life.state.value}")
         if not self.life.is_alive(rank):
@@ -455,39 +455,39 @@ class Session:
         number = next(self._executor.numbers)
         try:
             self.require_link().send(rank, make(number))
-        except Exception as error:  # whatever the link's own end says
+        except Exception as error:  # any error of the store
             raise RequestError(f"rank {rank} cannot be asked: {short_error(error)}") from error
         return self._executor.futures.new("answer", rank, number)
 
     def cancel_request(self, rank: int, number: int) -> None:
-        """Tell a rank that nobody waits any more for the answer to this request."""
+        """Cancel a request whose answer is not needed any more."""
         runtime = self._executor.runtime
         if runtime is not None:
             runtime.event_thread.submit(runtime.link.send, rank, CancelRequest(request=number))
 
     def close(self) -> None:
-        """Stop the group and end all threads and helpers; a later start opens it again."""
+        """Stop the group and end all threads and helper processes; a later start opens it again."""
         with self._opening:
             runtime = self._executor.runtime
             if runtime is not None:
                 self.stop()
             try:
-                self.launcher.close()  # frees whoever waits for a helper that still imports
+                self.launcher.close()  # ends a wait for a forkserver that still imports
             finally:
                 if runtime is not None:
                     runtime.close()
                     self._executor.drop_runtime()
 
     def _ensure_runtime(self) -> None:
-        """See to it that there is a link, and threads that can do something."""
+        """Open the link and the threads, unless they are open and working."""
         with self._opening:
             runtime = self._executor.runtime
             if runtime is not None and not all(each.is_alive() for each in runtime.readers):
-                self.stop()  # the link was lost, and the ranks with it
+                self.stop()  # the link failed, so the ranks are lost
                 runtime.close()
                 self._executor.drop_runtime()
             if self._executor.runtime is None:
-                # it imports torch: only when needed
+                # store_link imports torch: only when needed
                 import_interruptibly("nbddp.controller.store_link")
                 with sigint_deferred():
                     try:

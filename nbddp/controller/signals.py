@@ -1,4 +1,4 @@
-"""SIGINT while somebody waits for ranks: it is theirs."""
+"""Forward SIGINT to the ranks while the notebook waits for them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nbddp.lifecycle.group_state import GroupState
 def forward_sigint(
     interrupt: Callable[[], None], state: Callable[[], GroupState]
 ) -> Iterator[None]:
-    """Pass SIGINT on to the ranks: raised here, it would leave their cell running.
+    """Forward SIGINT to the ranks; a KeyboardInterrupt here would leave their cell running.
 
-    One that finds no cell is for the cell that begins next, and a second one of that kind is
-    raised after all: whatever is waited for here may never come.
+    A SIGINT without a running cell counts for the next cell. A second one of this kind raises
+    KeyboardInterrupt, because the event that the notebook waits for may never come.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""The kernel's end of the wire: the store's server on loopback, and the queues' ends."""
+"""The controller's side of the wire: the TCPStore server on loopback, and the message queues."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
-PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
+PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a chunk of a payload that is complete
 
 
 class StoreLink:
-    """A store that only this machine reaches, and signed queues to and from the ranks.
+    """A store that only this machine can reach, with signed queues to and from the ranks.
 
-    Each thread that may wait has a client of its own: a blocking call on a client holds every
-    other call on it.
+    Each thread that may block has its own client: a blocking call holds all other calls on its
+    client.
 
     Args:
-        server: the store; None to serve one.
-        prefix: what the keys of these ranks begin with in a store that serves others too.
+        server: the store; None to start one.
+        prefix: the prefix of all keys of these ranks, if other ranks use the store too.
     """
 
     def __init__(self, server: dist.TCPStore | None = None, prefix: str = "") -> None:
@@ -62,38 +62,36 @@ class StoreLink:
         self._encoded = b""
         self._command_queues: dict[int, QueueWriter] = {}
         self._control_queues: dict[int, QueueWriter] = {}
-        self._incarnations: dict[
-            tuple[int, int], int
-        ] = {}  # incarnations of ranks that were healed
-        self._attempts: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
+        self._incarnations: dict[tuple[int, int], int] = {}  # of replacements
+        self._attempts: deque[tuple[int, int]] = deque()  # the last one may be running
 
     def create_sibling(self) -> StoreLink:
-        """Return a link to other ranks over the same store, with a secret of its own."""
+        """Return a link to other ranks over the same store, with its own secret."""
         return StoreLink(self._server, f"s{next(self._siblings)}")
 
     @property
     def port(self) -> int:
-        """The port of the store, on 127.0.0.1."""
+        """Return the port of the store on 127.0.0.1."""
         return int(self._server.port)
 
     @property
     def reserved_port(self) -> int:
-        """A port of this machine where a script's own processes may meet; nobody else gets it."""
+        """Return a reserved port of this machine, on which a script's own processes can meet."""
         return int(self._reserved.getsockname()[1])
 
     @property
     def refused(self) -> int:
-        """How many messages came that were not ours."""
+        """Return the number of messages that were refused because their signature is wrong."""
         return self._reader.refused + self._urgent.refused
 
     def use_secret(self, secret: bytes) -> None:
-        """Sign with that of ranks which another notebook has started; there are no others."""
+        """Sign with the secret of ranks that an earlier notebook started."""
         self.secret = secret
         for reader in (self._reader, self._urgent):
             reader.set_secret(secret)
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
-        """Make the writers for the ranks of an attempt; those of another are gone."""
+        """Open the queues to the ranks of an attempt, and delete those of the previous one."""
         for queue in (*self._command_queues.values(), *self._control_queues.values()):
             queue.discard_unread()
         self._delete_old_messages()
@@ -104,7 +102,7 @@ class StoreLink:
             self._open_queues(attempt, rank, 0)
 
     def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:
-        """Make the writers for a rank's new process; what the old one left unread is gone."""
+        """Open the queues to a rank's new process; discard what the old process did not read."""
         for queues in (self._command_queues, self._control_queues):
             queues[rank].discard_unread()
         self._incarnations[attempt, rank] = incarnation
@@ -119,7 +117,7 @@ class StoreLink:
         )
 
     def _delete_old_messages(self) -> None:
-        """What ranks left unfinished when they ended; by now all else of them was read."""
+        """Delete messages that ranks of earlier attempts left incomplete when they exited."""
         while len(self._attempts) > 1:
             attempt, world_size = self._attempts.popleft()
             for rank in range(world_size):
@@ -133,49 +131,49 @@ class StoreLink:
         )
 
     def send(self, rank: int, command: MessageToRank) -> None:
-        """Hand a command to a rank: at once if it ends something, else in its turn."""
+        """Send a message to a rank. Interrupts, cancellations and input replies skip the queue."""
         queues = (
             self._control_queues
             if isinstance(command, Interrupt | CancelRequest | InputReply)
             else self._command_queues
         )
-        if command is not self._last_command:  # one is told to many ranks
+        if command is not self._last_command:  # the same message goes to many ranks
             self._last_command, self._encoded = command, encode(command)
         queues[rank].put_encoded(self._encoded)
 
     def get(self) -> Envelope | None:
-        """Wait for what a cell says next, in its order; None when the link is closed."""
+        """Return the next ordinary message; wait for it. None if the link was closed."""
         return _from_rank(self._reader.get())
 
     def get_urgent(self) -> Envelope | None:
-        """Wait for the next news that do not wait for output; None when the link is closed."""
+        """Return the next urgent message; wait for it. None if the link was closed."""
         return _from_rank(self._urgent.get())
 
     def store_payload(self, data: bytes) -> JsonDict:
-        """Put a pickled value into the store for the ranks."""
+        """Store a pickled value for the ranks."""
         with self._payload_lock:
             return payloads.put(self._payload_store, f"push/{next(self._numbers)}", data)
 
     def load_payload(self, payload: JsonDict) -> Any:
-        """Take a Python value of a rank out of the store.
+        """Load a rank's value from the store, and delete it there.
 
         Raises:
-            RequestError: it is no longer there, or cannot be opened in this process.
+            RequestError: the value is gone, or this process cannot unpickle it.
         """
         with self._payload_lock:
             try:
                 data = payloads.get(self._payload_store, payload)
             finally:
                 payloads.discard(self._payload_store, payload)
-        return payloads.unpickle(data)  # what the rank signed for
+        return payloads.unpickle(data)  # safe to unpickle: the rank signed the message
 
     def discard_payload(self, payload: JsonDict) -> None:
-        """Forget a value that nobody will collect any more."""
+        """Delete a value that is not needed any more."""
         with self._payload_lock:
             payloads.discard(self._payload_store, payload)
 
     def close(self) -> None:
-        """Wake whoever collects, for the last time."""
+        """Wake the threads that wait for messages, and release the reserved port."""
         for queue in (RANKS_QUEUE, URGENT_QUEUE):
             self._writer(queue, attempt=0).put(Shutdown())
         self._reserved.close()
@@ -186,9 +184,9 @@ def _from_rank(envelope: Envelope) -> Envelope | None:
 
 
 def _reserve_port() -> socket.socket:
-    """A port that is given to nobody who asks for any, and that who names it may serve.
+    """Reserve a port: bind it without listening, so that the system assigns it to no other process.
 
-    It is bound and does not listen, and both ends say that they share the address.
+    A process that names the port can still listen on it: both sides set SO_REUSEADDR.
     """
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -197,9 +195,9 @@ def _reserve_port() -> socket.socket:
 
 
 def _serve_on_loopback() -> dist.TCPStore:
-    """Start the store on a socket that is bound to 127.0.0.1 alone.
+    """Start the store on a socket that is bound to 127.0.0.1 only.
 
-    Left to itself, TCPStore listens on every interface.
+    By default, TCPStore listens on all interfaces.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What an executor works with: the link to the ranks, and the threads that act and bring news."""
+"""The threads of a session, with its link to the ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from nbddp.launch.local_launcher import RankHandle
 from nbddp.sigint import Future, wait_for_result
 
 if TYPE_CHECKING:
-    from nbddp.controller.store_link import StoreLink  # imports torch: not before it is needed
+    from nbddp.controller.store_link import StoreLink  # imports torch: only when needed
     from nbddp.wire.envelope import Envelope
 
 logger = logging.getLogger(__name__)
 
-STALL = 1.0  # seconds that something is late when this process, or the machine, stood still
-STALL_GRACE = 2.0  # seconds in which those come to word then who could not
-CLOSE_TIMEOUT = 5.0  # seconds that a thread, or a rank that was killed last, gets to end at a close
+STALL = 1.0  # a timer that is late by this many seconds shows that the process was stopped
+STALL_GRACE = 2.0  # seconds to handle the messages that arrived meanwhile
+CLOSE_TIMEOUT = 5.0  # seconds for each thread, and for killed ranks, to end at a close
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,11 +34,11 @@ Work = Callable[[], Any]
 
 
 class ClosedError(RuntimeError):
-    """What was asked of an actor is not done any more."""
+    """The event thread was closed, so it runs nothing any more."""
 
 
 class EventThread:
-    """Owns a thread and all state that only this thread may touch.
+    """A thread that owns state: only this thread may use it.
 
     >>> thread = EventThread("demo")
     >>> thread.run(max, 2, 3)
@@ -47,31 +47,31 @@ class EventThread:
     """
 
     def __init__(self, name: str) -> None:
-        # the one queue that a signal handler may put into, whatever it has interrupted
+        # the only queue that is safe to put into from a signal handler
         self._inbox: queue.SimpleQueue[tuple[bool, Work | None]] = queue.SimpleQueue()
         self._queue: deque[Work | None] = deque()
         self._timers: list[tuple[float, int, Work]] = []
-        self._postponed: set[int] = set()  # what was put off once, by its order
+        self._postponed: set[int] = set()  # timers that were postponed once, by order
         self._order = itertools.count()
         self._is_closed = False
-        self._lock = threading.RLock()  # of a signal's handler too, which may come in between
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt its holder
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have the thread do something, wait for it, return its result or raise its error.
+        """Run a function on the thread. Return its result or raise its error.
 
         Raises:
-            ClosedError: nothing is done any more.
+            ClosedError: the thread was closed.
         """
         if threading.current_thread() is self._thread:
-            return act(*args, **kwargs)  # it would wait for itself
+            return act(*args, **kwargs)  # waiting here would be a deadlock
         done: Future[T] = Future()
 
         def work() -> None:
             try:
                 done.set_result(act(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it belongs
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 done.set_exception(error)
 
         if not self._put(work):
@@ -79,15 +79,15 @@ class EventThread:
         return wait_for_result(done)
 
     def submit(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Have the thread do something in its turn; do not wait. Whether it will be done."""
+        """Run a function on the thread later. Return whether it will run."""
         return self._put(lambda: act(*args, **kwargs))
 
     def submit_urgent(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Have the thread do something before all that waits for its turn; do not wait."""
+        """Like :meth:`submit`, but before all functions that are queued."""
         return self._put(lambda: act(*args, **kwargs), comes_first=True)
 
     def _put(self, work: Work, *, comes_first: bool = False) -> bool:
-        with self._lock:  # what came after the end would wait for ever
+        with self._lock:  # work after the end would never run
             if not self._is_closed:
                 self._inbox.put((comes_first, work))
             return not self._is_closed
@@ -95,16 +95,16 @@ class EventThread:
     def call_later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Do something on this very thread, some time from now.
+        """Run a function on this thread after some seconds; call this on the thread itself.
 
-        It may be a judgement on who has kept silent. If the time comes while this process stands
-        still, nobody was heard: then it is done a little later, once.
+        The function may judge ranks that were silent. If the process was stopped when the time
+        came, no message could be read, so the function is postponed once.
         """
         due = time.monotonic() + seconds
         heapq.heappush(self._timers, (due, next(self._order), lambda: act(*args, **kwargs)))
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Do what was asked before, then end the thread; wait for that so long, or for ever."""
+        """Run what was submitted before, then end the thread; wait at most ``timeout`` seconds."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -115,15 +115,14 @@ class EventThread:
         while (work := self._next_work()) is not None:
             try:
                 work()
-            except BaseException:  # a thread that ended here would leave others waiting
+            except BaseException:  # the thread must go on: others wait for it
                 logger.exception("nbddp could not deal with an event")
 
     def _next_work(self) -> Work | None:
         while True:
-            if (
-                self._timers and self._timers[0][0] <= time.monotonic()
-            ):  # before any mail: a flood of it
-                work = self._pop_timer()  # would win
+            # timers come first: many messages must not delay them
+            if self._timers and self._timers[0][0] <= time.monotonic():
+                work = self._pop_timer()
                 if work is not None:
                     return work
             try:
@@ -147,7 +146,7 @@ class EventThread:
         return work
 
     def _receive(self) -> tuple[bool, Work | None]:
-        """What has come; waits only while there is nothing else to do."""
+        """Return the next submitted work; block only if nothing else is queued."""
         if self._queue:
             return self._inbox.get_nowait()
         if not self._timers:
@@ -156,7 +155,7 @@ class EventThread:
 
 
 class ExitWatcher:
-    """Calls back, once, for every process that ends."""
+    """Calls a callback once for each process that exits."""
 
     def __init__(self) -> None:
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
@@ -165,12 +164,12 @@ class ExitWatcher:
         self._thread.start()
 
     def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
-        """Call ``on_exit(handle)`` on the watcher's thread when the process ends."""
+        """Call ``on_exit(handle)`` on the watcher's thread when the process exits."""
         self._watched[handle.sentinel] = (handle, on_exit)
-        self._writer.send("watch")  # wakes the thread, which then sees the new entry
+        self._writer.send("watch")  # wakes the thread, so that it watches the new entry
 
     def close(self) -> None:
-        """End the thread, once those that were killed are gone."""
+        """End the thread after the killed processes have exited."""
         self._writer.send("close")
         self._thread.join()
         self._reader.close()
@@ -185,7 +184,7 @@ class ExitWatcher:
                     handle, on_exit = self._watched.pop(ready)
                     try:
                         on_exit(handle)
-                    except Exception:  # the others' ends must still be seen
+                    except Exception:  # the watcher must go on with the others
                         pid = handle.pid
                         logger.exception("nbddp could not tell of the end of process %s", pid)
                 elif self._reader.recv() == "close":
@@ -194,14 +193,14 @@ class ExitWatcher:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What there is while there are, or may be, processes.
+    """The link and the threads of a session, while it has or may have processes.
 
     Attributes:
-        link: to and from the ranks.
-        event_thread: the session's thread, which does everything else.
-        launch_thread: starts processes, and may have to wait for a helper that still imports.
-        exit_watcher: tells when a process has ended.
-        readers: bring what cells say, and what does not wait for that.
+        link: the connection to the ranks.
+        event_thread: the session's thread, which owns all state.
+        launch_thread: starts processes; it may have to wait for the forkserver.
+        exit_watcher: reports processes that exit.
+        readers: two threads that read ordinary and urgent messages.
     """
 
     link: StoreLink
@@ -213,7 +212,7 @@ class Runtime:
     def start_readers(
         self, read: Callable[[Envelope], Any], on_lost: Callable[[Exception], Any]
     ) -> None:
-        """Have the actor read what comes from the ranks, or be told that nothing can be read."""
+        """Start to read messages: call ``read`` with each one, and ``on_lost`` if reading fails."""
         for name, get, submit in (
             ("mail", self.link.get, self.event_thread.submit),
             ("news", self.link.get_urgent, self.event_thread.submit_urgent),
@@ -232,7 +231,7 @@ class Runtime:
             self.readers[-1].start()
 
     def close(self) -> None:
-        """End the threads, those first that bring something to the others."""
+        """End all threads; first those that submit work to others."""
         self.launch_thread.close(timeout=CLOSE_TIMEOUT)
         try:
             self.link.close()
@@ -240,13 +239,13 @@ class Runtime:
             logger.exception("nbddp could not close its end of the store")
         for reader in self.readers:
             reader.join(CLOSE_TIMEOUT)
-        self.event_thread.run(lambda: None)  # what was launched late is watched by now
+        self.event_thread.run(lambda: None)  # now a late launch is watched, too
         self.exit_watcher.close()
         self.event_thread.close()
 
 
 def open_runtime(make_link: Callable[[], StoreLink] | None = None) -> Runtime:
-    """Return a link, by default one that serves a store on this machine, and the threads."""
+    """Return a runtime with a link; by default the link starts a store on this machine."""
     if make_link is None:
         from nbddp.controller.store_link import StoreLink
 
