@@ -322,7 +322,7 @@ def _clip(spans: Sequence[Span], began: float, end: float) -> list[Span]:
 def _seconds_by_line(
     meetings: Sequence[MatchedCollective], unmet: Sequence[UnfinishedCollective]
 ) -> dict[str, float]:
-    """Return the seconds of waiting by line, divided in proportion to the samples of the last rank."""
+    """Return the seconds of waiting by line, in proportion to the samples of the last rank."""
     waited = defaultdict[int, float](float)
     seen = defaultdict[int, Counter[Place]](Counter)
     for collective in meetings:
