@@ -42,7 +42,7 @@ def test_a_tracker_that_does_not_answer_holds_no_cell_up_and_no_stop(
         assert notebook.run(PUBLISH).status == "ok"
     assert notebook.run("%ddp stop").status == "ok"
     code = (
-        "*_, made = get_ipython()._nbddp.notebook.publishing._begun.values()\n"
+        "*_, made = get_ipython()._nbddp.notebook.publishing._publications.values()\n"
         "print(made.has_ended); made._process.kill(); made.follower.join(20); print(made.has_ended)"
     )
     assert notebook.run(code).text == "False\nTrue\n"
