@@ -1,1 +1,1 @@
-"""Cells as a script for ``torchrun``: what they did, in plain Python."""
+"""Export cells as a script for ``torchrun``, in plain Python."""

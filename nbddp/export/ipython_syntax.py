@@ -1,4 +1,4 @@
-"""IPython's syntax as plain Python, or as a comment that says why it has no place in a script."""
+"""Translate IPython syntax into plain Python, or into a comment if there is no equivalent."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _CELL_MAGIC = re.compile(r"%%([\w!]+)([^\n]*)\n?")
 _RUN_THEIR_CELL = frozenset({"time", "timeit", "capture", "prun", "memit"})
 _SHELLS = frozenset({"bash", "sh", "!", "sx", "system"})
 _WHY_LEFT_OUT = {
-    "matplotlib": "a script has no page: plt.savefig() writes a figure",
-    "pip": "install it before",
-    "conda": "install it before",
+    "matplotlib": "a script cannot show figures: save them with plt.savefig()",
+    "pip": "install it before you run the script",
+    "conda": "install it before you run the script",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PlainCell:
-    """A cell without IPython's syntax.
+    """A cell without IPython syntax.
 
     Attributes:
-        text: Python.
-        remarks: what became a comment, and what the shell does otherwise.
-        is_silent: the last line has a value here, and the notebook showed none.
+        text: the cell in plain Python.
+        remarks: notes for the user about lines that became comments or behave differently.
+        is_silent: whether the last line has a value here that the notebook did not show.
     """
 
     text: str
@@ -35,7 +35,7 @@ class PlainCell:
 
 
 def translate_cell(cell: str) -> PlainCell:
-    """Translate what was typed."""
+    """Translate a cell as the user typed it."""
     magic = _CELL_MAGIC.match(cell.lstrip())
     if magic is None:
         return _SyntaxTranslator(TransformerManager().transform_cell(cell)).translate()
@@ -53,7 +53,7 @@ def translate_cell(cell: str) -> PlainCell:
 
 
 def _translate_writefile(words: list[str], body: str) -> str:
-    """Return what stands for ``%%writefile``; empty for options that are not known."""
+    """Translate ``%%writefile``; return an empty text for unknown options."""
     appends = bool({"-a", "--append"} & {*words})
     files = [each for each in words if each not in ("-a", "--append")]
     if len(files) != 1 or files[0][0] in "-'\"":
@@ -65,7 +65,7 @@ def _translate_writefile(words: list[str], body: str) -> str:
 
 
 def _text_literal(text: str) -> str:
-    """Return the literal of a text, in a line for each of its own."""
+    """Return the Python literal of a text, with one line of code per line of text."""
     lines = text.splitlines(keepends=True)
     if len(lines) < 2:
         return repr(text)
@@ -73,7 +73,7 @@ def _text_literal(text: str) -> str:
 
 
 def _interpolated(line: str) -> str:
-    r"""Return the expression for a line in which ``{names}`` stand.
+    r"""Return the Python expression for a line that may contain ``{names}``.
 
     >>> _interpolated("ls {folder}"), _interpolated("awk '{print $1}'")
     ("f'ls {folder}'", '"awk \'{print $1}\'"')
@@ -86,11 +86,11 @@ def _interpolated(line: str) -> str:
     return text
 
 
-Edit = tuple[int, int, str]  # the bytes from here to there become this
+Edit = tuple[int, int, str]  # first byte, end, and the text that replaces these bytes
 
 
 def apply_edits(text: str, edits: list[Edit]) -> str:
-    """Make edits that do not overlap."""
+    """Apply edits that do not overlap."""
     data = text.encode()
     for start, end, new in sorted(edits, reverse=True):
         data = data[:start] + new.encode() + data[end:]
@@ -98,7 +98,7 @@ def apply_edits(text: str, edits: list[Edit]) -> str:
 
 
 def span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
-    """Return where a node begins and ends, in bytes."""
+    """Return the start and the end of a node, in bytes."""
     lines = text.encode().splitlines(keepends=True)
     start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     last = node.end_lineno or node.lineno
@@ -107,7 +107,7 @@ def span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _SyntaxTranslator:
-    """The lines of a cell after IPython has made calls of magics and commands."""
+    """Translates a cell in which IPython has already turned magics and commands into calls."""
 
     text: str
     modules: set[str] = field(default_factory=set)
@@ -123,7 +123,7 @@ class _SyntaxTranslator:
         return PlainCell(imports + apply_edits(self.text, edits), tuple(self.remarks), is_silent)
 
     def _edits_of(self, node: ast.AST) -> Iterator[Edit]:
-        """Translate the calls of IPython's in a statement, or leave the statement out."""
+        """Translate the IPython calls in a statement, or leave out the statement."""
         if not isinstance(node, ast.stmt) or hasattr(node, "body"):
             return
         edits: list[Edit] = []
@@ -142,7 +142,7 @@ class _SyntaxTranslator:
         yield from edits
 
     def _translate_call(self, method: str, words: tuple[str, ...]) -> str:
-        """Return Python for a call of IPython's; empty if there is none."""
+        """Return the Python code for an IPython call; empty if there is none."""
         if method in ("system", "getoutput"):
             return self._translate_command(method, words[0])
         if method != "run_line_magic":
@@ -162,7 +162,7 @@ class _SyntaxTranslator:
 
     def _translate_command(self, method: str, line: str) -> str:
         if found := re.findall(r"\$\w+", line):
-            self.remarks.append(f"!{line}: {', '.join(found)}: left to the shell")
+            self.remarks.append(f"!{line}: {', '.join(found)}: expanded by the shell")
         self.modules.add("subprocess")
         if method == "system":
             return f"subprocess.run({_interpolated(line)}, shell=True, check=False)"
@@ -170,7 +170,7 @@ class _SyntaxTranslator:
 
 
 def _ipython_call(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
-    """Return the method and the texts of ``get_ipython().method(...)``, else None."""
+    """Return the method and the text arguments of ``get_ipython().method(...)``, else None."""
     match node:
         case ast.Call(
             func=ast.Attribute(
@@ -184,8 +184,8 @@ def _ipython_call(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _describe_call(method: str, words: tuple[str, ...]) -> tuple[str, str]:
-    """Return what the user typed, and why it has no place in a script."""
+    """Return the line that the user typed, and why the script leaves it out."""
     if method == "run_line_magic" and len(words) == 2:
         why = _WHY_LEFT_OUT.get(words[0], "it has no equivalent in a script")
         return f"%{words[0]} {words[1]}".rstrip(), why
-    return f"get_ipython().{method}()", "IPython is not there in a script"
+    return f"get_ipython().{method}()", "a script runs without IPython"

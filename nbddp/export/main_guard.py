@@ -1,7 +1,7 @@
-"""What a script runs only under ``if __name__ == "__main__":``, and what stands outside of it.
+"""Split a script into code inside and outside of ``if __name__ == "__main__":``.
 
-A process that is spawned, as for a DataLoader on macOS, imports the script. It must find the
-functions and classes there, and run nothing.
+A spawned process, such as a DataLoader worker on macOS, imports the script. It must find the
+functions and classes, and must not run the cells.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def split_by_guard(
     """Yield the parts of a cell in their order, each with whether it must be guarded.
 
     Args:
-        text: of the cell, in plain Python.
-        top: names that are there in every process; those that the cell adds are added.
-        is_for_all: whether all ranks run the cell; else all of it is guarded.
+        text: the cell in plain Python.
+        top: the names that exist in every process; the function adds the cell's own names.
+        is_for_all: whether all ranks run the cell; otherwise, all parts are guarded.
     """
     lines = text.split("\n")
     groups = _group_by_line(ast.parse(text).body)
     if not groups and text.strip():
         yield False, text.strip("\n")
-    # the comments above a statement go with it
+    # comments above a statement belong to it
     ends = [*(each[-1].end_lineno or 0 for each in groups[:-1]), len(lines)]
     flags = [not (is_for_all and _may_stand_outside(each, top)) for each in groups]
     start = 0
@@ -51,7 +51,7 @@ def split_by_guard(
 
 
 def _group_by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
-    """Return statements, those together that share a line."""
+    """Group statements that share a line."""
     groups: list[list[ast.stmt]] = []
     for each in body:
         if groups and each.lineno <= (groups[-1][-1].end_lineno or 0):
@@ -62,7 +62,7 @@ def _group_by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
 
 
 def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:
-    """Return whether all may; what they bind is there from then on."""
+    """Return whether all statements may be outside of the guard; add the names that they bind."""
     if not all(_needs_no_guard(each, top) for each in statements):
         return False
     top |= {name for each in statements for name in assigned_names(ast.unparse(each))}
@@ -70,7 +70,7 @@ def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:
 
 
 def _needs_no_guard(statement: ast.stmt, top: set[str]) -> bool:
-    """Return whether it is an import, a constant, or a definition that needs nothing guarded."""
+    """Return whether this is an import, a constant, or a definition without guarded names."""
     match statement:
         case ast.Import() | ast.ImportFrom():
             return True
@@ -84,21 +84,21 @@ def _needs_no_guard(statement: ast.stmt, top: set[str]) -> bool:
 
 
 def _is_literal(value: ast.expr) -> bool:
-    """Return whether it is a number, a text, or a tuple of them: nobody can change it."""
+    """Return whether this is an immutable literal: a number, a text, or a tuple of them."""
     if isinstance(value, ast.Tuple):
         return all(map(_is_literal, value.elts))
     return isinstance(value, ast.Constant)
 
 
 def names_needed_at_definition(node: Definition) -> set[str]:
-    r"""Return the names that must exist when a function or class is made.
+    r"""Return the names that must exist when a function or class is defined.
 
     >>> [made] = ast.parse("@a\ndef f(x: b = c) -> d: return e").body
     >>> sorted(names_needed_at_definition(made))
     ['a', 'b', 'c', 'd']
     """
     made = ast.parse(ast.unparse(node))
-    for each in ast.walk(made):  # what runs later does not count
+    for each in ast.walk(made):  # bodies run later
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
             each.body = [ast.Pass()]
         elif isinstance(each, ast.Lambda):
@@ -115,13 +115,13 @@ def names_needed_at_definition(node: Definition) -> set[str]:
 
 
 def undefined_names(program: str) -> list[str]:
-    """Return the global names that it reads and nothing in it binds, sorted.
+    """Return the global names that a program reads but never binds, sorted.
 
     >>> undefined_names("f = lambda: a + len(b); b = 1")
     ['a']
 
     Raises:
-        SyntaxError: it does not compile.
+        SyntaxError: the program does not compile.
     """
     steps = [step for steps in _instructions(program) for step in steps]
     bound = {step.argval for step in steps if step.opname in _STORES}
@@ -130,7 +130,7 @@ def undefined_names(program: str) -> list[str]:
 
 
 def _instructions(program: str) -> Iterator[Iterator[dis.Instruction]]:
-    """Yield those of the module, and of each function, class and comprehension in it."""
+    """Yield the instructions of the module, and of each function, class and comprehension."""
     pending = [compile(program, "export", "exec", dont_inherit=True)]
     while pending:
         code = pending.pop()
@@ -139,7 +139,7 @@ def _instructions(program: str) -> Iterator[Iterator[dis.Instruction]]:
 
 
 def indent(text: str, margin: str = "    ") -> str:
-    """Return the same source further in; texts of several lines keep their own lines."""
+    """Indent source code, except inside of multi-line strings."""
     fixed: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)

@@ -1,7 +1,7 @@
-"""Cells and pushed values as one script for torchrun.
+"""Write cells and pushed values as one script for torchrun.
 
-The cells stay where they are, at the level of the module. What a spawned process needs stands
-outside of ``if __name__ == "__main__":``, all else inside of it.
+The cells stay at module level. Code that a spawned process needs is outside of
+``if __name__ == "__main__":``, all other code is inside.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from nbddp.record.replay_log import SET_IN_EACH_RANK, assigned_names
 from nbddp.topology import TORCHRUN
 from nbddp.wire.function_sources import dumps
 
-MAX_LITERAL = 500  # characters of a value that is written out
+MAX_LITERAL = 500  # characters of a value that is written as a literal
 IN_EVERY_PROCESS = frozenset({"torch", "dist", "nbddp", "os"})
 
 
 @dataclass(frozen=True, slots=True)
 class PushedValues:
-    """Values that were pushed, to these ranks or to all."""
+    """Values that the notebook pushed to some ranks, or to all ranks."""
 
     values: Mapping[str, Any]
     ranks: tuple[int, ...] | None = None
@@ -47,7 +47,7 @@ class PushedValues:
 
 @dataclass(frozen=True, slots=True)
 class PulledValue:
-    """What the notebook fetched: the script prints it."""
+    """An expression that the notebook pulled; the script prints its value."""
 
     expression: str
     rank: int | None = None
@@ -55,7 +55,7 @@ class PulledValue:
 
 @dataclass(frozen=True, slots=True)
 class Omitted:
-    """What has no place in a script, and why; ``source`` is a cell's."""
+    """An item that the script leaves out, and the reason; ``source`` is the cell's code."""
 
     what: str
     reason: str
@@ -67,13 +67,13 @@ Item = CellRequest | PushedValues | PulledValue | Omitted
 
 @dataclass(frozen=True, slots=True)
 class ExportInput:
-    """What a script is made of.
+    """The input of an export.
 
     Attributes:
-        items: in their order.
-        spec: of the worker group.
-        out: by a cell's prompt number, the name that its values have in the notebook.
-        ports: of stores that the notebook's process keeps.
+        items: the cells, pushes and pulls in their order.
+        spec: the options of the worker group.
+        out: the name of a cell's results in the notebook, by the cell's prompt number.
+        ports: the ports of stores in the notebook's process.
     """
 
     items: Sequence[Item]
@@ -84,13 +84,13 @@ class ExportInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedScript:
-    """A script.
+    """An exported script.
 
     Attributes:
-        text: of the file.
-        pickled: what lies in a file beside it, empty if nothing does.
-        command: the line that runs it.
-        remarks: what the user should know: names that nothing defines, what was left out.
+        text: the text of the script.
+        pickled: the content of a second file with pickled values; empty if there are none.
+        command: the command that runs the script.
+        remarks: notes for the user, such as undefined names and omitted cells.
     """
 
     text: str
@@ -100,20 +100,20 @@ class ExportedScript:
 
 
 def write_script(export_input: ExportInput, path: Path) -> ExportedScript:
-    """Make the script.
+    """Write a script.
 
     Args:
-        export_input: what to make it of.
-        path: of the file that it is for.
+        export_input: the cells and values to export.
+        path: the path of the script.
 
     Raises:
-        RequestError: nothing has been done, or it does not compile.
+        RequestError: there is nothing to export, or the script does not compile.
     """
     writer = _Writer(export_input, path)
     for item in export_input.items:
         writer.add(item)
     if not writer.cells:
-        raise RequestError("no cell has gone well since the ranks started: nothing to export")
+        raise RequestError("no cell has succeeded since the ranks started: nothing to export")
     return writer.finish()
 
 
@@ -126,7 +126,7 @@ class _Writer:
         self._future_imports: dict[str, None] = {}
         self._top_level_names = {*IN_EVERY_PROCESS}
         self._bound_names: set[str] = {*SET_IN_EACH_RANK}
-        self._omitted_names: dict[str, str] = {}  # names that are left out, and with what
+        self._omitted_names: dict[str, str] = {}  # omitted names, each with its omitted item
         self._arguments: dict[str, Any] = {}
         self._pickled_values: dict[str, Any] = {}
         self._n_groups = 1
@@ -134,7 +134,7 @@ class _Writer:
         self.cells = 0
 
     def add(self, item: Item) -> None:
-        """Add what was done next."""
+        """Add the next item."""
         match item:
             case CellRequest():
                 self._add_cell(item)
@@ -144,9 +144,9 @@ class _Writer:
                 self._add_pulled(item)
             case Omitted():
                 names: Collection[str] = ()
-                with suppress(SyntaxError):  # it failed with one
+                with suppress(SyntaxError):  # the cell may have failed with one
                     names = assigned_names(translate_cell(item.source).text)
-                names = {*names} - self._bound_names  # a cell before it may have made them
+                names = {*names} - self._bound_names  # an earlier cell may have bound them
                 self._omit(item.what, item.reason, names=names)
 
     def _omit(self, what: str, reason: str, *, names: Collection[str] = ()) -> None:
@@ -154,9 +154,9 @@ class _Writer:
         self._omitted_names |= dict.fromkeys(names, what)
 
     def _why_it_cannot_run(self, text: str) -> str:
-        """Return why a text cannot run: it reads a name of what is left out; else empty."""
+        """Return why code cannot run: it reads a name that was left out; empty if it can run."""
         names = [each for each in undefined_names(text) if each in self._omitted_names]
-        return ", ".join(f"{each} comes from {self._omitted_names[each]}" for each in names)
+        return ", ".join(f"it uses {each} from {self._omitted_names[each]}" for each in names)
 
     # ---- cells
 
@@ -167,7 +167,7 @@ class _Writer:
         try:
             reason = self._why_it_cannot_run(plain.text)
         except SyntaxError:
-            self._omit(what, "it awaits at top level", names=_names_bound_by(plain.text))
+            self._omit(what, "it uses await at top level", names=_names_bound_by(plain.text))
             return
         bound = assigned_names(plain.text)
         if reason:
@@ -206,7 +206,7 @@ class _Writer:
             self._add_guarded(part)
 
     def _add_guarded(self, text: str) -> None:
-        """Add what runs in the script's own process alone."""
+        """Add code that only the main process of the script runs, and not a spawned process."""
         if not ast.parse(text).body:
             self._parts.append(text)
         elif self._parts and self._parts[-1].startswith(GUARD):
@@ -215,7 +215,7 @@ class _Writer:
             self._parts.append(f"{GUARD}\n{indent(text)}")
 
     def _as_module(self, text: str) -> str:
-        """Take out ``global`` outside of functions, and imports that must stand first in a file."""
+        """Remove ``global`` outside of functions, and collect the ``__future__`` imports."""
         edits: list[Edit] = []
         pending: list[ast.stmt] = [*ast.parse(text).body]
         while pending:
@@ -270,10 +270,10 @@ class _Writer:
             self._parts.append("# %% pushed by the notebook")
             self._add_guarded(text)
 
-    # ---- the whole
+    # ---- the whole script
 
     def finish(self) -> ExportedScript:
-        """Put it together, and look it through."""
+        """Assemble the script, and look for undefined names."""
         text = self._assemble()
         try:
             unknown = undefined_names(text)
@@ -281,8 +281,8 @@ class _Writer:
             raise RequestError(f"the script does not compile: {error}") from None
         if unknown:
             is_unsure = re.search(r"import \*|exec\(", text)
-            may_be = ", unless `import *` or `exec` does" if is_unsure else ""
-            self._remarks.insert(0, f"{', '.join(unknown)}: nothing in it defines that{may_be}")
+            may_be = ", unless `import *` or `exec` defines it" if is_unsure else ""
+            self._remarks.insert(0, f"{', '.join(unknown)}: not defined in the script{may_be}")
             text = self._assemble()
         return ExportedScript(
             text=text,
@@ -300,7 +300,7 @@ class _Writer:
         command = self._command("torchrun", self._path.name)
         command = command.replace("\\", "\\\\").replace('"', '\\"')
         notes = [f"# - {each}".replace("\n", "\n#   ") for each in self._remarks]
-        about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
+        about = "\n".join(["# This script differs from the notebook, or needs changes:", *notes])
         wants_display = "display" in body and "display" not in self._bound_names
         form = template.INIT_GROUP_AGAIN if self._n_groups > 1 else template.INIT_GROUP
         spec, timeout = self._input.spec, ""
@@ -349,7 +349,7 @@ class _Writer:
 
 
 def _with_last_value_shown(plain: PlainCell, name: str) -> str:
-    """Return the cell with its last value shown, as the notebook shows it."""
+    """Return the cell with a call that prints its last value, as the notebook shows it."""
     body = ast.parse(plain.text).body
     last = body[-1] if body else None
     if plain.is_silent or not isinstance(last, ast.Expr):
@@ -366,7 +366,7 @@ def _with_last_value_shown(plain: PlainCell, name: str) -> str:
 
 
 def _argument_of_show(expression: str) -> str:
-    """Return an expression as one argument: in parentheses if it could be several.
+    """Return an expression as one argument, in parentheses if it could be read as several.
 
     >>> _argument_of_show("x + 1"), _argument_of_show("x, y")
     ('x + 1', '(x, y)')
@@ -387,21 +387,21 @@ def _names_bound_by(text: str) -> set[str]:
 
 
 def _refers_to_port(value: Any, ports: Collection[int]) -> bool:
-    """Return whether it is the port of a store in the notebook's process, or its address."""
+    """Return whether a value is the port or the address of a store in the notebook's process."""
     if type(value) is int:
         return value in ports
     return isinstance(value, str) and any(re.search(rf":{port}(?!\d)", value) for port in ports)
 
 
 def is_argument(name: str, value: Any) -> bool:
-    """Return whether the script takes a pushed value as an option."""
+    """Return whether a pushed value becomes a command-line option of the script."""
     is_number = type(value) is int or (type(value) is float and math.isfinite(value))
     is_kind = is_number or type(value) is str or isinstance(value, PurePath)
-    return is_kind and name != "help"  # argparse has one
+    return is_kind and name != "help"  # argparse defines --help
 
 
 def argument(name: str, value: Any) -> str:
-    """Return the call that tells the script's parser of an option.
+    """Return the call that adds an option to the script's parser.
 
     >>> argument("lr_max", 0.1)
     "add_argument('--lr-max', dest='lr_max', type=float, default=0.1)"
@@ -414,7 +414,7 @@ def argument(name: str, value: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return Python that makes a value again; empty if it is not that simple.
+    """Return a Python literal of a value; empty if there is none.
 
     >>> literal({"a": (1, None)}), literal(float("nan")), literal(print)
     ("{'a': (1, None)}", '', '')

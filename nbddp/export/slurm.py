@@ -1,4 +1,4 @@
-"""An sbatch file for a script, in the way of torch's own examples."""
+"""Batch files for SLURM, similar to torch's own examples."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ RENDEZVOUS_PORT = 29500  # torchrun's default
 
 
 def script_job(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
-    """A job of two nodes that runs the script on each; the first node is where they meet.
+    """Return a job that runs the script on two nodes, with the rendezvous on the first one.
 
-    One task for each node, the head node by ``scontrol show hostnames``: as in
+    Each node has one task, and ``scontrol show hostnames`` finds the first node, as in
     https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/slurm/sbatch_run.sh
 
     Args:
-        name: of the job.
+        name: the name of the job.
         command: the script with its arguments.
         nproc: ranks on each node.
-        has_gpus: whether each rank wants one.
+        has_gpus: whether each rank needs a GPU.
     """
     wants = f"--gpus-per-node={nproc}" if has_gpus else f"--cpus-per-task={nproc}"
     return f"""#!/bin/bash
@@ -39,12 +39,12 @@ srun {shlex.join(TORCHRUN)} \\
 
 
 def nodes_job(command: str, *, nnodes: int, nproc: int) -> str:
-    """Return a job that starts one agent of torchrun on each node, for a notebook.
+    """Return a job that starts one node agent on each node, for a notebook.
 
     Args:
-        command: the line that starts the agent, with the join file.
-        nnodes: machines.
-        nproc: ranks on each.
+        command: the command that starts the agent, with the join file.
+        nnodes: the number of nodes.
+        nproc: ranks on each node.
     """
     return f"""#!/bin/bash
 #SBATCH --job-name=nbddp

@@ -1,6 +1,6 @@
-"""What an exported script has around the cells.
+"""The parts of an exported script around the cells.
 
-The functions import what they use themselves: a cell may call anything ``os`` or ``dist``.
+The functions contain their own imports, because a cell may assign names such as ``os`` or ``dist``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ INIT_GROUP = """def _init_process_group():
     import torch.distributed as dist
 
     dist.init_process_group({backend}{timeout})
-    dist.barrier()  # a rank that waits for no other would be gone before that one has come"""
+    dist.barrier()  # else a fast rank could exit before a slow one has joined"""
 
-# under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
-# fails: tried with gloo and 4 ranks
+# under torchrun, a second init_process_group() of torch 2.13 finds the addresses of the first one
+# and fails: tried with gloo and 4 ranks
 INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
-    """Meet under keys that were not used before: the first group's addresses are gone."""
+    """Initialize the group with new store keys: the old keys hold stale addresses."""
     import os
 
     import torch.distributed as dist
@@ -38,17 +38,17 @@ INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     place = {{"rank": _RANK, "world_size": int(os.environ["WORLD_SIZE"])}}
     fresh = dist.PrefixStore(f"group {{number}}", store)
     dist.init_process_group({backend}, store=fresh, **place{timeout})
-    dist.barrier()  # a rank that waits for no other would be gone before that one has come'''
+    dist.barrier()  # else a fast rank could exit before a slow one has joined'''
 
 DESTROY_GROUP = '''def _leave_process_group():
-    """The next cell makes a group of its own."""
+    """Destroy the group: the next cell creates its own."""
     import torch.distributed as dist
 
     dist.destroy_process_group()
 
 
 def _restore_process_group(number):
-    """Make the group again if the cell has destroyed it."""
+    """Initialize the group again if the cell has destroyed it."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -67,7 +67,7 @@ DEVICE = """def _device():
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)"""
 
 WAIT_FOR_ALL = '''def _wait_for_all():
-    """In the notebook a cell begins when all ranks have ended the one before."""
+    """Wait for all ranks, as the notebook does before each cell."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -1,5 +1,5 @@
-"""A run's numbers and record for trackio, W&B, TensorBoard or MLflow, read from its folder.
+"""Publish a run's metrics and events to trackio, W&B, TensorBoard or MLflow.
 
-It is a process of its own that reads what ranks and notebook have written anyway: neither waits
-for a tracker, loads it, or ends with it.
+A separate process reads the files in the run's folder and publishes them. So neither the ranks nor
+the notebook import a tracker, wait for it, or fail with it.
 """

@@ -1,4 +1,4 @@
-"""``python -m nbddp.publish``: started by a notebook, for one run and one tracker."""
+"""``python -m nbddp.publish``: a notebook starts it for one run and one tracker."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The notebook's side: starts the process that publishes, and hears it."""
+"""The notebook's side: starts the publishing process and reads its reports."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from nbddp.publish.publisher_process import ANSWER_TIMEOUT
 from nbddp.publish.tracker import Target
 from nbddp.sigint import start_thread
 
-POLL_INTERVAL = 0.5  # seconds between two looks at whether the run goes on
-EXIT_TIMEOUT = 5.0  # seconds that a process gets to end, once nobody waits for it
+POLL_INTERVAL = 0.5  # seconds between two checks of whether the run goes on
+EXIT_TIMEOUT = 5.0  # seconds until a process that should have ended is killed
 
 
 class Publication:
     """A process that publishes one run to one tracker.
 
-    What the tracker prints is in ``publish-KIND.log`` in the run's folder.
+    The output of the tracker goes to ``publish-KIND.log`` in the run's folder.
 
     Args:
-        target: where to.
-        folder: the run's.
-        name: what it is called there.
-        is_live: whether it follows the run until :meth:`close`, or until this process is gone.
-        timeout: seconds that the tracker may take for an answer.
+        target: the tracker and its project.
+        folder: the folder of the run.
+        name: the name of the run in the tracker.
+        is_live: whether it follows the run until :meth:`close`, or until this process ends.
+        timeout: the seconds that the tracker may take for an answer.
 
     Raises:
-        RequestError: it cannot be started.
+        RequestError: the process cannot be started.
     """
 
     def __init__(
@@ -59,32 +59,33 @@ class Publication:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    start_new_session=True,  # an interrupt of the cell is none of it
+                    start_new_session=True,  # protects it from an interrupt of the cell
                 )
         except OSError as error:
-            raise RequestError(f"nothing can be published: {error.strerror}") from None
+            raise RequestError(f"publishing cannot be started: {error.strerror}") from None
         self.follower: threading.Thread | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """The run is over: what is left is published, and the process ends."""
+        """Tell the process that the run is over: it publishes the rest and ends."""
         if self._process.stdin is not None:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 self._process.stdin.close()
 
     def wait(self) -> dict[str, Any]:
-        """Until all of the run is published.
+        """Wait until the whole run is published.
 
         Returns:
-            ``where`` it is, how many ``steps``, and how many values came too ``late``.
+            A dict: ``where`` the run is, the number of published ``steps``, and the number of
+            values that arrived too ``late``.
 
         Raises:
-            RequestError: it failed; what the tracker says.
-            KeyboardInterrupt: the user has ended it; the process is ended then.
+            RequestError: publishing failed; the message has the tracker's error.
+            KeyboardInterrupt: the user interrupted the wait; the process is terminated.
         """
         self.close()
         try:
@@ -101,11 +102,11 @@ class Publication:
             self._stop_process()
 
     def follow(self, notify: Callable[[str], None], is_running: Callable[[], bool]) -> None:
-        """Hear it on a thread, while the notebook goes on.
+        """Read the reports on a thread while the notebook continues.
 
         Args:
-            notify: told where the run is, and, once, what went wrong.
-            is_running: whether the run goes on.
+            notify: called with a text: where the run is published, a warning, or a failure.
+            is_running: returns whether the run goes on.
         """
         self.follower = threading.Thread(
             target=self._follow, args=(notify, is_running), name="nbddp-published", daemon=True
@@ -124,12 +125,12 @@ class Publication:
             if "warned" in message:
                 notify(f"{self.target.kind}: {message['warned']}")
             if "failed" in message:
-                later = f"`%ddp publish {self.target} {self.folder.name} --again` tries it later"
-                notify(f"{self._failure_text(message['failed'])}; the run goes on without. {later}")
+                later = f"To try again: `%ddp publish {self.target} {self.folder.name} --again`"
+                notify(f"{self._failure_text(message['failed'])}; the run continues. {later}")
         self._stop_process()
 
     def _reports(self, is_running: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
-        """Yield what the process reports until it has ended; the last report says how it went.
+        """Yield the reports of the process until it has ended; the last one is its result.
 
         Args:
             is_running: returns whether the run goes on; if not, the process is told to end.
@@ -138,7 +139,7 @@ class Publication:
         while True:
             if not is_running():
                 self.close()
-            is_over = self.has_ended  # asked first: what it wrote before its end is read below
+            is_over = self.has_ended  # checked first: its last output is read below
             data = self._read(0 if is_over else POLL_INTERVAL)
             if is_over and not data:
                 break
@@ -150,18 +151,18 @@ class Publication:
             yield {"failed": f"its process {describe_exit(self._process.returncode)}"}
 
     def _read(self, seconds: float) -> bytes:
-        """Return what arrives in this time, at most one piece."""
+        """Return the output that arrives within some seconds, at most 64 KiB."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             return b""
         data = os.read(self._process.stdout.fileno(), 1 << 16)
-        if not data:  # it has closed its output, and is about to end
+        if not data:  # it has closed its output and is about to end
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(POLL_INTERVAL / 10)
         return data
 
     def _stop_process(self) -> None:
-        """Leave nothing of it."""
+        """Wait for the process, kill it if it does not end, and close its pipes."""
         if not self.has_ended:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(EXIT_TIMEOUT)

@@ -1,4 +1,4 @@
-"""A run's folder on one side, a tracker on the other: whatever is new goes across."""
+"""Read new data from a run's folder and send it to a tracker."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import read_facts, write_atomic
 from nbddp.ui.wording import describe_event
 
-STEPS_PER_CALL = 500  # that a tracker is given: it has to answer now and then
-MAX_LIVE_EVENTS = 1000  # happenings that a tracker is told of as they come
+STEPS_PER_CALL = 500  # small enough that each call of the tracker returns in time
+MAX_LIVE_EVENTS = 1000  # events that a tracker gets while the run goes on
 PREFIX = "nbddp."
 PUBLISHED_FACTS = (
     *("world_size", "nproc", "backend_used", "devices", "device_names", "hosts", "cores"),
@@ -31,15 +31,16 @@ PUBLISHED_FACTS = (
 
 
 class Publisher:
-    """Takes a run across; makes the tracker's run when there is something to say of it.
+    """Publishes a run; starts the tracker's run when there is something to publish.
 
     Args:
-        folder: the run's.
-        tracker: where to.
-        name, place: as for :class:`RunIdentity`.
-        is_live: whether the run goes on: then steps are published when they are complete, else
-            when all of the run was read.
-        limit: limits the time in which the tracker must answer; called with what it is asked.
+        folder: the folder of the run.
+        tracker: the tracker to publish to.
+        name, project: as in :class:`RunIdentity`.
+        is_live: whether the run goes on. If so, steps are published as soon as they are complete;
+            otherwise, after the whole run was read.
+        limit: returns a context manager that limits the tracker's time for an operation; called
+            with the operation's name.
     """
 
     def __init__(
@@ -66,37 +67,39 @@ class Publisher:
         self._events_published = 0
         self._attempt = 0
         self._world_sizes: dict[int, int] = {}  # world sizes by attempt
-        self._published_from = -math.inf  # numbers of cells before are not published
+        self._published_from = -math.inf  # earlier numbers are not published
         self._has_ended_cell = self._is_flush_due = False
         self.where = ""
         self.steps = 0
 
     @property
     def late(self) -> int:
-        """Values that came after their step was published, and are not."""
+        """The number of values that are not published, because their step already was."""
         return self._steps.late
 
     def publish_new(self, *, is_over: bool = False) -> bool:
-        """Take across what is new; whether there was anything to read.
+        """Read and publish new data; return whether there was any.
 
         Args:
-            is_over: nothing more will be written.
+            is_over: whether the files are complete.
 
         Raises:
             OSError: a file cannot be read.
-            Exception: whatever the tracker raises.
+            Exception: the tracker raised an error.
         """
         is_flush_due = self._is_flush_due or is_over
         rows = _new_rows(self._rows, is_over=is_over)
-        events = _new_rows(self._events, is_over=is_over)  # after the rows, whose cells are in it
+        events = _new_rows(
+            self._events, is_over=is_over
+        )  # read after the rows: each row's cell is in it
         for event in events:
-            with suppress(*UNREADABLE):  # a line of somebody else's
+            with suppress(*UNREADABLE):  # a damaged line
                 self._read_event(event)
         now = time.monotonic()
         for row in rows:
             if row["time"] >= self._published_from:
                 self._steps.add(row, now)
-        # the rows that a cell wrote before its end are read in the next turn, at the latest
+        # the last rows of a cell that has ended are read in the next call at the latest
         self._is_flush_due = self._has_ended_cell
         self._has_ended_cell = False
         if self._is_live:
@@ -107,10 +110,10 @@ class Publisher:
         return bool(rows or events)
 
     def finish(self) -> RunOutcome:
-        """All that is left, and what came of it.
+        """Publish the rest and the outcome of the run; return the outcome.
 
         Raises:
-            Exception: whatever the tracker raises.
+            Exception: the tracker raised an error.
         """
         while self.publish_new(is_over=True):
             pass
@@ -144,7 +147,7 @@ class Publisher:
                 )
                 self._steps.begin_cell(when, is_again=is_again)
                 may_be_replay = is_again and self._published_from == -math.inf
-                # a run of a sweep, or of a scaling, is its last cell: others are replayed before
+                # a run of a sweep or a scaling is its last cell; earlier cells are replays
                 if may_be_replay and {"sweep", "scale"} & read_facts(self._folder).keys():
                     self._published_from = math.inf
                 elif not is_again and self._published_from == math.inf:
@@ -158,7 +161,7 @@ class Publisher:
         if text := _describe_event(RunEvent(event["time"], event["kind"], facts)):
             self._event_lines.append((event["time"], text))
 
-    # ---- telling
+    # ---- publishing
 
     def _publish(self, steps: list[AggregatedStep]) -> None:
         settings = self._settings()
@@ -168,7 +171,7 @@ class Publisher:
                 name=self._name, project=self._project, start_time=began, settings=dict(settings)
             )
             self._published_settings = settings
-            self.where = self._call_tracker("begin", partial(self._tracker.start, run))
+            self.where = self._call_tracker("start", partial(self._tracker.start, run))
         new = {
             name: value
             for name, value in settings.items()
@@ -178,7 +181,7 @@ class Publisher:
             self._published_settings = self._published_settings | new
             self._call_tracker("settings", partial(self._tracker.update_config, new))
         for when, text in self._event_lines[self._events_published : MAX_LIVE_EVENTS]:
-            self._call_tracker("record", partial(self._tracker.log_event, when, text))
+            self._call_tracker("event", partial(self._tracker.log_event, when, text))
         self._events_published = min(len(self._event_lines), MAX_LIVE_EVENTS)
         for first in range(0, len(steps), STEPS_PER_CALL):
             marked = [self._with_attempt(step) for step in steps[first : first + STEPS_PER_CALL]]
@@ -186,7 +189,7 @@ class Publisher:
             self.steps += len(marked)
 
     def _with_attempt(self, step: AggregatedStep) -> AggregatedStep:
-        """The first step of each attempt says which one it is, and how many ranks it has."""
+        """Add the attempt number and the world size to the first step of each attempt."""
         if step.attempt == self._attempt:
             return step
         self._attempt = step.attempt
@@ -222,12 +225,12 @@ class Publisher:
 def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
     try:
         return reader.read(is_over=is_over)
-    except FileNotFoundError:  # nothing was reported yet
+    except FileNotFoundError:  # no rank has reported anything yet
         return []
 
 
 def _describe_event(event: RunEvent) -> str:
-    """Return an event as a sentence; empty for settings, for which trackers have a place."""
+    """Return an event as a sentence; empty for settings, which trackers show as a config."""
     match event.kind:
         case "config":
             return ""
@@ -242,27 +245,27 @@ def _describe_event(event: RunEvent) -> str:
 
 
 def _plain_value(value: Any) -> Any:
-    """A number, a text, a truth; of what has parts, its JSON."""
+    """Return a number, text or bool unchanged; other values as JSON."""
     if value is None or isinstance(value, str | int | float):
         return value
     return json.dumps(value, default=str)
 
 
-# ---- that a run was published, noted in its folder: it is not published there twice unasked
+# ---- a note in the run's folder prevents that a run is published twice by mistake
 
 
 def write_note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any) -> None:
-    """Write down where it is; whole or not at all.
+    """Write the note that a run was published, atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the note cannot be written.
     """
     facts = {"name": name, "is_whole": is_whole, **facts}
     write_atomic(folder / f"published-{kind}.json", json.dumps(facts) + "\n")
 
 
 def read_note(folder: Path, kind: str) -> dict[str, Any]:
-    """What was noted; empty if nothing was published there."""
+    """Return the note about a tracker; empty if the run was not published there."""
     try:
         facts = json.loads((folder / f"published-{kind}.json").read_text())
     except (OSError, ValueError):
@@ -271,19 +274,19 @@ def read_note(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def name_in_tracker(folder: Path, kind: str, *, is_again: bool) -> str:
-    """What a run is called in a tracker: like its folder; once more, with a number behind it.
+    """Return the name of a run in a tracker: that of its folder, with a number if repeated.
 
     Raises:
-        RequestError: it is there already.
+        RequestError: the run was published there before, and ``is_again`` is not set.
     """
     previous = read_note(folder, kind)
     if not previous:
         return folder.name
     if not is_again:
-        state = "is" if previous.get("is_whole") else "began to be"
+        state = "is" if previous.get("is_whole") else "is partly"
         raise RequestError(
             f"run {folder.name} {state} published to {kind} already "
-            f"({previous.get('where', '?')}); --again makes another run of it there"
+            f"({previous.get('where', '?')}); use --again to publish it as another run"
         )
     base, dash, number = str(previous.get("name", "")).rpartition("-again")
     is_numbered = bool(dash) and base == folder.name and number.isdecimal()

@@ -1,6 +1,6 @@
-"""The process that publishes: it reads, tells the notebook how it goes in lines of JSON, and ends.
+"""The publishing process: it publishes a run and reports to the notebook in lines of JSON.
 
-A tracker that fails, or does not answer, ends this process and nothing else.
+A tracker that fails or does not answer ends only this process.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 from nbddp.publish.publisher import Publisher, write_note
 from nbddp.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
 
-POLL_INTERVAL = 0.5  # seconds between two looks at what is new
-ANSWER_TIMEOUT = (
-    300.0  # seconds that a tracker may take for an answer; the last one may be an upload
-)
-NICENESS = 10  # ranks go first
+POLL_INTERVAL = 0.5  # seconds between two reads of new data
+ANSWER_TIMEOUT = 300.0  # seconds for an answer of the tracker; its last call may upload
+NICENESS = 10  # the ranks have priority
 
 
 class ProcessStatus:
-    """What the notebook is told, in the place of the standard output; that becomes the log."""
+    """Sends reports to the notebook through the original standard output.
+
+    The standard output itself is redirected to the log.
+    """
 
     def __init__(self) -> None:
         self._fd = os.dup(1)
@@ -38,14 +39,14 @@ class ProcessStatus:
         self._lock = threading.Lock()
 
     def send(self, **facts: Any) -> None:
-        """A line; nobody may be there any more to read it."""
+        """Send a report as a line of JSON; ignore errors, because the notebook may have ended."""
         with self._lock, suppress(OSError):
             os.write(self._fd, f"{json.dumps(facts)}\n".encode())
 
 
 @contextmanager
 def time_limit(operation: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
-    """End this process if the tracker does not answer: nothing in it can be trusted then."""
+    """End this process if the tracker does not answer in time: its state is unknown then."""
 
     def exit_process() -> None:
         reports.send(failed=f"{kind} did not answer for {seconds:g} s ({operation})")
@@ -61,9 +62,10 @@ def time_limit(operation: str, kind: str, seconds: float, reports: ProcessStatus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Publish a run; what comes of it is said in lines of JSON.
+    """Publish a run, and report the result in lines of JSON.
 
-    ``where`` is the tracker's run, ``failed`` why it ended, ``steps`` how many were published.
+    ``where`` is the location of the tracker's run, ``failed`` the reason of a failure, ``steps``
+    the number of published steps.
     """
     parser = argparse.ArgumentParser(prog="nbddp.publish")
     parser.add_argument("target", type=parse_target)
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reports = ProcessStatus()
     try:
         _publish(args, reports)
-    except Exception as error:  # noqa: BLE001 - all of it is the notebook's to tell
+    except Exception as error:  # noqa: BLE001 - the notebook shows any error
         is_reported = isinstance(error, PublishError)
         reports.send(failed=str(error) if is_reported else f"{type(error).__name__}: {error}")
         if error.__cause__ is not None or not is_reported:
@@ -115,7 +117,7 @@ def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
 def _warn(
     kind: str, reports: ProcessStatus, seen: list[str], message: object, *_more: object
 ) -> None:
-    """Log a warning, and report the first one of trackio: it raises nothing if a step is lost."""
+    """Log a warning, and report trackio's first one: trackio raises no error if it loses a step."""
     text = " ".join(str(message).split())
     sys.stderr.write(f"{text}\n")
     if kind == "trackio" and not seen:
@@ -124,7 +126,7 @@ def _warn(
 
 
 def _follow(publisher: Publisher, args: argparse.Namespace, reports: ProcessStatus) -> None:
-    """While the run goes on: until the notebook closes our standard input, or is gone."""
+    """Publish new data until the notebook closes the standard input or ends."""
     is_reported = False
     while args.live and not _has_ended(args.live):
         publisher.publish_new()

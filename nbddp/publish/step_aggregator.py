@@ -1,8 +1,8 @@
-"""Reports of ranks put together step by step: the mean of all ranks, and their spread. Pure.
+"""Aggregate the reports of all ranks step by step: mean and spread. No input or output.
 
-A tracker has one run for all ranks. Of a metric that several ranks report, ``loss`` is the mean,
-``loss/rank0`` the value of rank 0, ``loss/min`` and ``loss/max`` the lowest and highest value. Of a
-metric that one rank reports there is only ``loss``.
+A tracker has one run for all ranks. If several ranks report a metric, ``loss`` is the mean,
+``loss/rank0`` the value of rank 0, and ``loss/min`` and ``loss/max`` the lowest and highest value.
+If only one rank reports a metric, there is only ``loss``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class AggregatedStep:
     """One step of all ranks that reported it.
 
     Attributes:
-        step: as it was reported; of metrics without steps, their count.
-        at: the ``time.time()`` of its first report.
+        step: the reported step; for metrics without steps, their count.
+        time: the ``time.time()`` of its first report.
         attempt: the attempt that reported it.
         cell: the index of its cell in the order in which cells ran; -1 before the first cell.
-        is_again: whether that cell did again what was done before.
-        values: by name.
+        is_again: whether that cell repeated an earlier cell.
+        values: the aggregated values by name.
     """
 
     step: int
@@ -52,14 +52,14 @@ class _Step:
 
 
 class StepAggregator:
-    """Puts rows of ranks together to steps.
+    """Combines the rows of ranks into steps.
 
-    A step that a rank reports again, or that is below the rank's last one, is another step, as in
-    a second training in one cell.
+    If a rank reports a step again, or a lower step than before, a new series of steps starts, as
+    in a second training in one cell.
 
     Attributes:
-        late: number of values that came after their step was taken, and were left out.
-        world: the ranks of this attempt.
+        late: the number of values that arrived after their step was returned, and were dropped.
+        ranks: the ranks of this attempt.
     """
 
     def __init__(self) -> None:
@@ -69,18 +69,18 @@ class StepAggregator:
         self._is_again: list[bool] = []
         self._cell = -1
         self._open: dict[Key, _Step] = {}
-        self._newest: dict[tuple[str, int], Key] = {}  # of each metric and rank
-        self._last_popped: dict[str, Key] = {}  # the highest step of each metric that was taken
+        self._newest: dict[tuple[str, int], Key] = {}  # the newest step of each metric and rank
+        self._last_popped: dict[str, Key] = {}  # the highest returned step of each metric
         self._counts: dict[str, int] = {}  # the next count of each metric without steps
-        self._first_counts: dict[str, int] = {}  # what these were when the cell began
+        self._first_counts: dict[str, int] = {}  # these counts at the start of the cell
 
     def begin_cell(self, at: float, *, is_again: bool) -> None:
-        """Note that a cell began at a ``time.time()``."""
+        """Record that a cell began at a ``time.time()``."""
         self._cell_starts.append(at)
         self._is_again.append(is_again)
 
     def add(self, row: Mapping[str, Any], now: float) -> None:
-        """Add what a rank reported; ``now`` is in ``time.monotonic()``."""
+        """Add a row that a rank reported; ``now`` is in ``time.monotonic()``."""
         cell = bisect_right(self._cell_starts, row["time"]) - 1
         if cell > self._cell:
             self._cell, self._first_counts = cell, dict(self._counts)
@@ -107,10 +107,10 @@ class StepAggregator:
         return self._cell, 0 if is_first else last[1], count
 
     def pop_complete(self, now: float) -> list[AggregatedStep]:
-        """Take the steps that are complete, in the order of their first reports.
+        """Remove and return the complete steps, in the order of their first reports.
 
-        A step is complete if all ranks have reported a later one of the same metrics, after
-        :data:`STEP_TIMEOUT`, or if another cell runs; at an infinite time, all are.
+        A step is complete if all ranks have reported a later step of the same metrics, after
+        :data:`STEP_TIMEOUT`, or if another cell runs. At an infinite time, all steps are complete.
         """
         taken = []
         for key, step in list(self._open.items()):
@@ -135,7 +135,7 @@ class StepAggregator:
                 found |= {f"{name}/rank0": values[0]} if 0 in values else {}
                 found |= {f"{name}/min": min(known), f"{name}/max": max(known)}
         for name, values in step.values.items():
-            numbers = [*values.values()]  # the mean is NaN where one of the ranks has it
+            numbers = [*values.values()]  # NaN on one rank makes the mean NaN
             found[name] = (
                 fmean(numbers) if all(map(math.isfinite, numbers)) else sum(numbers) / len(numbers)
             )

@@ -1,6 +1,6 @@
-"""MLflow: a run of an experiment, where ``MLFLOW_TRACKING_URI`` says, or in the folder's database.
+"""MLflow: a run in an experiment, at ``MLFLOW_TRACKING_URI`` or in the folder's database.
 
-It goes through MLflow's client alone: no run becomes the active one.
+It uses only MLflow's client, so the run never becomes the active run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mlflow.tracking import MlflowClient
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import DEFAULT_PROJECT, RunIdentity, RunOutcome, events_text, plain_name
 
-METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # in a request
-MAX_VALUE_LENGTH = 500  # characters of a value that every server takes
+METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits for a request
+MAX_VALUE_LENGTH = 500  # characters of a value that every server accepts
 _STATUS = {
     "ok": "FINISHED",
     "empty": "FINISHED",
@@ -29,13 +29,16 @@ _STATUS = {
 
 
 class ToMlflow:
-    """MLflow keeps every value with its time: steps may fall back. Parameters never change."""
+    """Publishes to MLflow, which keeps every value with its time, so step numbers may decrease.
+
+    Parameters cannot change in MLflow.
+    """
 
     def __init__(self) -> None:
         self._params: set[str] = set()
 
     def start(self, run: RunIdentity) -> str:
-        """A run of this name, that began when the run did."""
+        """Create a run with this name and start time."""
         self._client = MlflowClient()
         name = run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
         found = self._client.get_experiment_by_name(name)
@@ -51,7 +54,7 @@ class ToMlflow:
         return f"experiment {name}, run {run.name}, at {mlflow.get_tracking_uri()}"
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
-        """Parameters; what has changed since is a tag."""
+        """Send settings as parameters; send changed settings as tags."""
         named = {
             plain_name(name): str(value)[:MAX_VALUE_LENGTH] for name, value in settings.items()
         }
@@ -64,7 +67,7 @@ class ToMlflow:
             self._client.log_batch(self._id, params=chunk)
 
     def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
-        """Each value with its step and its time."""
+        """Send each value with its step and time."""
         metrics = (
             Metric(plain_name(name), value, _milliseconds(step.time), step.step)
             for step in steps
@@ -73,12 +76,12 @@ class ToMlflow:
         while chunk := list(islice(metrics, METRICS_PER_CALL)):
             self._client.log_batch(self._id, metrics=chunk)
 
-    def log_event(self, at: float, text: str) -> None:  # noqa: ARG002 - a tracker's
-        """What happened last, as a tag; all of it becomes a file at the end."""
+    def log_event(self, at: float, text: str) -> None:  # noqa: ARG002 - the protocol
+        """Send the latest event as a tag; ``finish`` sends all events as a file."""
         self._client.set_tag(self._id, "nbddp.last", " ".join(text.split())[:MAX_VALUE_LENGTH])
 
     def finish(self, outcome: RunOutcome) -> None:
-        """The outcome and the sums as tags, the record as a file."""
+        """Send the outcome and the totals as tags, and the events as a file."""
         tags = {"nbddp.outcome": outcome.text[:MAX_VALUE_LENGTH]}
         tags |= {f"nbddp.{name}": str(value) for name, value in outcome.totals.items()}
         for name, value in tags.items():

@@ -1,4 +1,4 @@
-"""TensorBoard's files: a folder for the run, with one file of events in it."""
+"""TensorBoard: a folder for the run, with one event file."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ DEFAULT_FOLDER = (
 
 
 class ToTensorBoard:
-    """Curves are scalars, settings are hyperparameters, the record is text.
+    """Publishes metrics as scalars, settings as hyperparameters, and events as text.
 
-    What was done again after a failure takes the place of what was done before, as TensorBoard
-    does it for a training that was started again from a checkpoint; the file has both.
+    TensorBoard hides steps that were repeated after a failure, as after a restart from a
+    checkpoint. The file has both versions of these steps.
     """
 
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}
         self._record: list[tuple[float, str]] = []
         self._cell = -1
-        self._last_own_step = -1  # the last step before the cell that runs, or that is done again
+        self._last_own_step = -1  # the last step before this cell and its repetitions
         self._highest_step = -1
         self._time = 0.0
 
     def start(self, run: RunIdentity) -> str:
-        """A new folder; a run of another place and time is not written to."""
+        """Create a new folder for the run."""
         path = Path(run.project or DEFAULT_FOLDER).expanduser() / run.name
         self._writer = EventFileWriter(str(path), flush_secs=2)
         self._time = run.start_time
         self._settings = dict(run.settings)
         self._add_text("settings", settings_text(self._settings))
         plain = {name: value for name, value in self._settings.items() if value is not None}
-        # the run's name: else trials with equal settings were one
+        # the run's name as trial_id: else trials with equal settings would be merged
         self._add_summary(hparams_pb(plain, trial_id=run.name, start_time_secs=run.start_time))
         return str(path)
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
-        """TensorBoard knows but one set of hyperparameters of a run: later ones are text."""
+        """Send settings as text: a run has only one set of hyperparameters."""
         self._settings |= settings
         self._add_text("settings", settings_text(self._settings))
 
     def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
-        """Steps as scalars, at the time when they were reported."""
+        """Send steps as scalars, with the time of their report."""
         for step in steps:
             if step.cell != self._cell:
                 self._cell = step.cell
                 self._last_own_step = self._last_own_step if step.is_again else self._highest_step
-                # hide what is done again, unless that would hide what other cells have done
+                # hide repeated steps, but never steps of other cells
                 if step.is_again and self._last_own_step < step.step <= self._highest_step:
                     log = SessionLog(status=SessionLog.START)
                     start = Event(wall_time=step.time, step=step.step, session_log=log)
@@ -71,13 +71,13 @@ class ToTensorBoard:
         self._writer.flush()
 
     def log_event(self, at: float, text: str) -> None:
-        """The record so far, at the step where the run is."""
+        """Send all events so far as text, at the current step."""
         self._record.append((at, text))
         self._time = max(self._time, at)
         self._add_text("record", events_text(self._record))
 
     def finish(self, outcome: RunOutcome) -> None:
-        """The outcome as text, the sums as scalars."""
+        """Send the outcome as text, and the totals as scalars."""
         self._time = max(self._time, outcome.end_time)
         self._add_text("outcome", outcome.text)
         self._add_text("record", events_text(outcome.events))
@@ -96,6 +96,6 @@ class ToTensorBoard:
         self._add_summary(text_pb(tag, text), step=self._step)
 
     def _add_summary(self, summary: Any, step: int = 0) -> None:
-        # text_pb and hparams_pb make TensorFlow's class of the same message, where there is one
+        # with TensorFlow installed, text_pb and hparams_pb return TensorFlow's message class
         own = Summary.FromString(summary.SerializeToString())
         self._writer.add_event(Event(wall_time=self._time, step=step, summary=own))

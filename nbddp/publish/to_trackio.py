@@ -1,4 +1,4 @@
-"""trackio: a run in a project of its local database, or in the Space that ``TRACKIO_*`` name."""
+"""trackio: a run in a project of its local database, or in the Space that ``TRACKIO_*`` sets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nbddp.publish.tracker import (
 
 
 class ToTrackio:
-    """Steps as they were reported: trackio takes those that fall back, and keeps both.
+    """Publishes to trackio, which keeps all rows if step numbers decrease.
 
-    It has one set of settings of a run, told at its beginning, and for text a report.
+    trackio takes the settings only at the start of a run. A report at the end has the text.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class ToTrackio:
         self._highest_step = 0
 
     def start(self, run: RunIdentity) -> str:
-        """A run of this very name."""
+        """Create a run with exactly this name."""
         self._settings = dict(run.settings)
         project = run.project or DEFAULT_PROJECT
         self._run = trackio.init(
             project=project,
             name=run.name,
-            # names that begin with _ are trackio's own
+            # trackio reserves names that begin with _
             config={name.lstrip("_") or "setting": value for name, value in run.settings.items()},
             embed=False,
-            auto_log_gpu=False,  # of another machine, or of another time
+            auto_log_gpu=False,  # the ranks may be on another machine, or have ended
             auto_log_cpu=False,
         )
         if self._run.name != run.name:
@@ -46,20 +46,20 @@ class ToTrackio:
         return f"project {project}, run {run.name}"
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
-        """Kept for the report."""
+        """Keep the settings for the report."""
         self._settings |= settings
 
     def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
-        """Each step as a row."""
+        """Send each step as a row."""
         for step in steps:
             self._highest_step = max(self._highest_step, step.step)
             self._run.log(dict(step.values), step=step.step)
 
     def log_event(self, at: float, text: str) -> None:
-        """Told in the report."""
+        """Do nothing: the report at the end has all events."""
 
     def finish(self, outcome: RunOutcome) -> None:
-        """The sums as numbers; the outcome, the settings and the record as a report."""
+        """Send the totals as numbers, and outcome, settings and events as a report."""
         report = "\n\n".join(
             (f"**{outcome.text}**", settings_text(self._settings), events_text(outcome.events))
         )

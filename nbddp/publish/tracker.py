@@ -1,4 +1,4 @@
-"""What a run can be published to, and what every tracker is told of it, and in which order."""
+"""The supported trackers, and the protocol that each of them implements."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any, Protocol
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.publish.step_aggregator import AggregatedStep
 
-# by the name of the package, which is an extra's too: the class in nbddp.publish.to_KIND
+# the class in nbddp.publish.to_KIND by the name of the package, which is also the name of an extra
 TRACKER_CLASSES = {
     "trackio": "ToTrackio",
     "wandb": "ToWandb",
     "tensorboard": "ToTensorBoard",
     "mlflow": "ToMlflow",
 }
-DEFAULT_PROJECT = "nbddp"  # the project, or experiment, unless another is named
+DEFAULT_PROJECT = "nbddp"  # the default project or experiment
 MAX_NAME_LENGTH = 250
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tracker, and the project, experiment or folder there; empty for the usual one."""
+    """A tracker, and the project, experiment or folder in it; empty for the default one."""
 
     kind: str
     project: str = ""
@@ -37,10 +37,10 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Where to publish, as it is written.
+    """Parse a tracker and its project, as in ``wandb:digits``.
 
     Raises:
-        ArgumentError: there is no such tracker.
+        ArgumentError: there is no such tracker, or the project is empty.
 
     >>> str(parse_target("wandb:digits")), parse_target("trackio")
     ('wandb:digits', Target(kind='trackio', project=''))
@@ -49,42 +49,42 @@ def parse_target(text: str) -> Target:
     if kind not in TRACKER_CLASSES or bool(colon) != bool(project.strip()):
         allowed = ", ".join(TRACKER_CLASSES)
         raise ArgumentError(
-            f"expected one of {allowed}, or with a project or folder as in wandb:digits, "
+            f"expected one of {allowed}, or one with a project or folder as in wandb:digits, "
             f"got {text!r}"
         )
     return Target(kind, project.strip())
 
 
 def require_package(kind: str) -> None:
-    """See to it that the tracker's package is there, without importing it.
+    """Check that the tracker's package is installed, without importing it.
 
     Raises:
-        RequestError: it is not; what to install.
+        RequestError: the package is missing; the message has the command that installs it.
     """
-    importlib.invalidate_caches()  # it may have been installed a moment ago
+    importlib.invalidate_caches()  # the package may have just been installed
     try:
         found = importlib.util.find_spec(kind)
     except (ImportError, ValueError):
         found = None
-    if found is None or found.origin is None:  # a folder ./wandb is no package
+    if found is None or found.origin is None:  # a folder ./wandb is not the package
         raise RequestError(
             f"publishing to {kind} needs the package {kind}: `pip install 'nbddp[{kind}]'`"
         )
 
 
 class PublishError(Exception):
-    """The tracker does not take it; what it says, for the user."""
+    """A tracker refused the data; the text is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """Which run it is.
+    """The name and the facts of a run.
 
     Attributes:
-        name: its folder's, with a number behind it if it was published there before.
-        place: the project, experiment or folder that was asked for; empty for the usual one.
-        began: in ``time.time()``.
-        settings: what ``nbddp.config`` has said so far, and facts of the run as ``nbddp.*``.
+        name: the name of its folder, with a number if it was published there before.
+        project: the requested project, experiment or folder; empty for the default one.
+        start_time: in ``time.time()``.
+        settings: the current settings of ``nbddp.config``, and facts of the run as ``nbddp.*``.
     """
 
     name: str
@@ -95,15 +95,15 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of it.
+    """The outcome of a run.
 
     Attributes:
-        outcome: ``ok``, ``failed``, ``interrupted``, ``killed``, ``running``, ...; ``why`` is in a
-            line.
+        outcome: ``ok``, ``failed``, ``interrupted``, ``killed``, ``running``, ...
+        why: the reason, in one line.
         is_live: whether the run goes on.
-        ended: in ``time.time()``.
-        sums: steps, restarts, heals, failures, seconds lost.
-        record: what happened, line by line, each with when it was, in ``time.time()``.
+        end_time: in ``time.time()``.
+        totals: steps, restarts, heals, failures, seconds lost.
+        events: the events in their order, each with its ``time.time()`` and a sentence.
     """
 
     outcome: str
@@ -115,39 +115,39 @@ class RunOutcome:
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """The outcome and its reason in one line."""
         return f"{self.outcome}: {self.why}" if self.why else self.outcome
 
 
 class Tracker(Protocol):
-    """Where a run is published: ``begin`` first and ``finish`` last, each once."""
+    """The target of a publication: ``start`` is called first and ``finish`` last, each once."""
 
     def start(self, run: RunIdentity) -> str:
-        """Make a run there; returns where it is, for the user."""
+        """Create a run in the tracker; return its location, for the user."""
         ...
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
-        """Some settings are new, or others than before."""
+        """Send new or changed settings."""
         ...
 
     def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
-        """The next steps, in the order in which they began; steps may fall back."""
+        """Send the next steps, in the order in which they began; step numbers may decrease."""
         ...
 
     def log_event(self, when: float, text: str) -> None:
-        """A restart, a heal, a failure, in words, while the run goes on."""
+        """Send an event while the run goes on, such as a restart, a heal or a failure."""
         ...
 
     def finish(self, outcome: RunOutcome) -> None:
-        """Nothing more comes; returns when all of it was taken."""
+        """Send the outcome, and return when the tracker has received everything."""
         ...
 
 
-# ---- settings and the record as a tracker shows text: Markdown
+# ---- settings and events as Markdown
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """A table.
+    """Return the settings as a table.
 
     >>> print(settings_text({"lr": 0.1}))
     | setting | value |
@@ -159,7 +159,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def events_text(record: Sequence[tuple[float, str]]) -> str:
-    """What happened, line by line, with the time of this machine.
+    """Return the events as a list, with times in the local time zone.
 
     >>> events_text([]), events_text([(0.0, "stopped")])[:4]
     ('', '- 19')
@@ -170,7 +170,7 @@ def events_text(record: Sequence[tuple[float, str]]) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A name in letters that MLflow takes, and no longer than it takes them; it could be a path.
+    """Return a name with characters and a length that MLflow accepts; a name may look like a path.
 
     >>> plain_name("val/acc@5 (%)"), plain_name("/train//loss"), plain_name("../loss")
     ('val/acc_5 ___', 'train/loss', 'loss')
@@ -180,7 +180,7 @@ def plain_name(name: str) -> str:
     if len(plain) <= MAX_NAME_LENGTH:
         return plain
     half = MAX_NAME_LENGTH // 2
-    return f"{plain[:half]}_{plain[-(half - 1) :]}"  # /min is at the end
+    return f"{plain[:half]}_{plain[-(half - 1) :]}"  # keep the end, which may be /min
 
 
 def _cell(value: object) -> str:
