@@ -195,7 +195,7 @@ class LocalLauncher(Launcher):
         """Kill the DataLoader workers and other children of a rank that did not do it itself."""
         orphans = self.forkserver.orphans if self.forkserver is not None else list
 
-        def left() -> list[psutil.Process]:
+        def remaining() -> list[psutil.Process]:
             """Who is in the session that the rank leads, and so descends from it."""
             found = []
             for pid in psutil.pids():
@@ -204,7 +204,7 @@ class LocalLauncher(Launcher):
                         found.append(pid)
             return [*find_processes(found), *orphans()]
 
-        kill_all(left)
+        kill_all(remaining)
 
     def share(self) -> Launcher:
         """Return a launcher that forks from the same helper, and leaves it to this one."""
