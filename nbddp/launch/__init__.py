@@ -1,1 +1,1 @@
-"""Starts ranks on the machine that this runs on: the notebook's, or a node."""
+"""Start ranks on this machine: the notebook's, or a node."""

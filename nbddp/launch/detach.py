@@ -1,11 +1,11 @@
-"""Imported first by the forkserver, and at once: it leaves the kernel's process group.
+"""Leave the kernel's process group; the forkserver imports this module first.
 
-Jupyter interrupts that group, and kills it when a kernel does not end: a helper that was still
-importing went with it, and its folder stayed.
+Jupyter interrupts that process group, and kills it if the kernel does not end. This killed
+forkservers that were still importing, and their folders were left behind.
 """
 
 import os
 from contextlib import suppress
 
-with suppress(PermissionError):  # already the leader of a session of its own
+with suppress(PermissionError):  # already a session leader
     os.setsid()

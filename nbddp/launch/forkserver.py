@@ -1,8 +1,8 @@
-"""A forkserver of our own, warm before it is needed, and warmer a little later.
+"""The forkserver: the helper process that ranks are forked from, with torch already imported.
 
-The process-wide forkserver of :mod:`multiprocessing` may already run, cold, for somebody else, and
-would run the user's ``__main__`` in every rank. Ours has imported torch and IPython, ignores
-Jupyter's interrupt, and tells a rank nothing of the kernel's ``__main__``.
+The process-wide forkserver of :mod:`multiprocessing` may already run without torch, started by
+other code. It would also run the user's ``__main__`` in every rank. This one has imported torch and
+IPython, ignores Jupyter's interrupt, and does not pass the kernel's ``__main__`` to ranks.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from nbddp.wire.rank_start import (
 )
 
 PRELOADED_MODULES = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
-MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))
+MAX_ADDRESS = 103  # bytes of a socket address on macOS; 107 on Linux (unix(7))
 FALLBACK_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-_tempdir_lock = threading.Lock()  # for it is told to a helper by what the whole process shares
+_tempdir_lock = threading.Lock()  # the folder is passed in global state of the process
 
 
 def run_rank_process(start: RankStart) -> None:
-    """Run as a rank until told to leave; the target of every rank's process."""
+    """Run as a rank until the controller shuts it down; target of each rank's process."""
     importlib.import_module("nbddp.worker.main").run_rank(start)
 
 
 class CudaUsedError(RuntimeError):
-    """The helper has used CUDA, so a process that is forked from it cannot."""
+    """The forkserver has used CUDA, so processes forked from it cannot."""
 
 
 class Forkserver:
     """The helper process that ranks are forked from.
 
-    It grows: what only DDP needs is imported when there is time for it, a part at a time. In a rank
-    it would take 1.3 s and 100 MB (torch 2.13); forked from the grown helper it takes neither.
+    After the start it imports modules that only DDP needs, one part at a time. In a rank they would
+    take 1.3 s and 100 MB (torch 2.13); a rank that is forked afterwards needs neither.
     """
 
     def __init__(self) -> None:
@@ -71,41 +71,41 @@ class Forkserver:
 
     @property
     def pid(self) -> int | None:
-        """The helper's process id, None while it does not run."""
+        """The helper's process id; None if it is not running."""
         pid: int | None = self._server._forkserver_pid  # type: ignore[attr-defined]
         return pid
 
     def start(self) -> None:
-        """Start the helper if it does not run; returns before its imports are done."""
+        """Start the helper if it is not running; return before its imports are done."""
         with self._lock:
             self._ensure_running()
 
     def wait_until_ready(self) -> None:
-        """Start the helper if it does not run, and wait until ranks can be forked from it.
+        """Start the helper if it is not running, and wait until ranks can be forked from it.
 
         Raises:
-            EOFError: it was closed meanwhile, or has ended.
+            EOFError: the helper was closed during the wait, or has ended.
         """
         with self._lock:
             self._ensure_running()
             self._wait_until_serving()
 
     def preload_more(self) -> None:
-        """Have the helper import what DDP needs, and wait; ranks can be started in between."""
+        """Make the helper import what DDP needs, and wait. Ranks can start between two parts."""
         with self._preload_lock:
             server = self._server
             for _ in range(0 if self._is_preloaded else PRELOAD_PARTS):
                 with self._lock:
                     if self._server is not server:
-                        return  # closed meanwhile
+                        return  # closed by another thread
                     try:
                         self._ensure_running()
-                        self._wait_until_serving()  # without its handler the signal would end it
+                        self._wait_until_serving()  # else the signal may kill it
                         if self.pid is not None:
                             os.kill(self.pid, PRELOAD_SIGNAL)
                         self._wait_until_serving()
                     except CudaUsedError:
-                        return  # the first rank says so
+                        return  # the first rank reports it
                     except (EOFError, OSError):
                         if server.is_closing:
                             return
@@ -116,36 +116,36 @@ class Forkserver:
         """Fork a process from the helper that runs ``target(argument)``.
 
         Raises:
-            CudaUsedError: none can be forked that could use a GPU.
+            CudaUsedError: a forked process could not use a GPU.
         """
         with self._lock:
             self._ensure_running()
-            with self._own_socket_folder():  # inherited by the rank and its workers
+            with self._own_socket_folder():  # the rank and its workers inherit it
                 child = ForkedProcess(self._server, target, argument, name)
             child.start()
-        # watched and ended here: a process that was forked shall not ask after it
+        # nbddp watches and ends ranks itself: no other forked process may poll this one
         process._children.discard(child)  # type: ignore[attr-defined]
         return child
 
     def orphans(self) -> list[psutil.Process]:
-        """What ranks that are gone left behind: the helper inherits it, on Linux."""
+        """Return the orphans of ranks that have ended. On Linux the helper inherits them."""
         helper, ranks = self.pid, self._server.rank_pids
         if helper is None:
             return []
         roots = [each for each in find_children(helper) if _has_own_session(each.pid, helper)]
-        roots = [each for each in roots if each.pid not in ranks]  # as of now, not of before
+        roots = [each for each in roots if each.pid not in ranks]  # a new rank is in it
         return [each for root in roots for each in (root, *find_descendants(root.pid))]
 
     def close(self) -> None:
-        """End the helper and wait until it is gone; no rank runs any more.
+        """Kill the helper and wait until it has ended. Called when no rank runs any more.
 
-        It holds nothing, and would take half a second to say goodbye to torch.
+        The helper holds no state, and an orderly exit would take half a second, for torch.
         """
         self._server.is_closing = True
-        self._kill()  # frees whoever holds the lock and waits for it
+        self._kill()  # a thread that waits for the helper then releases the lock
         with self._lock:
-            self._kill()  # it was just being started
-            with suppress(FileNotFoundError):  # it has taken its folder away itself
+            self._kill()  # it may have been starting
+            with suppress(FileNotFoundError):  # the helper has deleted its folder
                 self._server._stop()  # type: ignore[attr-defined]
             self._server.remove_folder()
             self._server, self._is_preloaded = _Server(), False
@@ -156,14 +156,14 @@ class Forkserver:
 
     def _wait_until_serving(self) -> None:
         child = ForkedProcess(self._server, _do_nothing, None, "nbddp-ready")
-        child.start()  # returns when the helper has forked it
+        child.start()  # returns after the helper has forked
         child.join()
 
     @contextmanager
     def _own_socket_folder(self) -> Iterator[None]:
-        """Have multiprocessing put its sockets where the helper takes them away when it ends.
+        """Make multiprocessing create its sockets in a folder that the helper deletes when it ends.
 
-        Its own folders are taken away by whoever made them, and stay if that one is killed.
+        The default folders are deleted by the process that made them; if it is killed, they stay.
         """
         folder = self._server.ensure_folder()
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
@@ -184,72 +184,75 @@ class Forkserver:
 
 
 class _Server(forkserver.ForkServer):
-    """One helper process; while it is being closed nobody starts it again."""
+    """One helper process; while it is being closed, it cannot be started again."""
 
     is_closing = False
 
     def __init__(self) -> None:
         super().__init__()
         self.set_forkserver_preload(PRELOADED_MODULES)
-        self.rank_pids: set[int] = set()  # process ids, from before they do anything of their own
+        self.rank_pids: set[int] = set()  # process ids, added before the rank runs any code
         self._folder = ""
 
     def has_used_cuda(self) -> bool:
-        """Return whether its imports have used CUDA; it serves already."""
+        """Return whether the helper's imports have used CUDA. Valid as soon as it serves."""
         return (Path(self._folder) / CUDA_USED).exists()
 
     def ensure_folder(self) -> str:
-        """Make the folder of its sockets if it is not there, and return its path."""
-        if not os.path.isdir(self._folder):  # noqa: PTH112 - a name, until there is one
+        """Create the folder of its sockets if it does not exist, and return the path."""
+        if not os.path.isdir(self._folder):  # noqa: PTH112 - the path may be empty
             self._folder = tempfile.mkdtemp(prefix="nbddp_", dir=_short_folder())
         return self._folder
 
     def remove_folder(self) -> None:
-        """Remove the folder, as far as it is still there."""
+        """Delete the folder and ignore errors."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def ensure_running(self) -> None:
-        """Start it, unless it runs."""
+        """Start the helper if it is not running."""
         if not self.is_closing:
             super().ensure_running()
-        if self.is_closing:  # before, or meanwhile: whoever closes it did not see it then
+        if self.is_closing:  # close() may not have seen the process that was just started
             raise EOFError("the forkserver is being closed")
 
 
 class LocalRank(process.BaseProcess):
     """A rank's process on this machine; see :class:`nbddp.launch.local_launcher.RankHandle`."""
 
-    exit_reason = ""  # its exit code tells
+    exit_reason = ""  # the exit code is enough
 
     def interrupt(self) -> None:
-        """Send SIGINT, unless it has ended."""
+        """Send SIGINT if the process is running."""
         popen: Any = self._popen  # type: ignore[attr-defined]
         popen._send_signal(signal.SIGINT)
 
     def is_stopped(self) -> bool:
-        """Return whether somebody sent it SIGSTOP."""
+        """Return whether the process is stopped by SIGSTOP."""
         with suppress(psutil.Error):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False
 
     def is_ending(self) -> bool:
-        """Return whether it was killed and is not gone yet: freeing its memory takes 50 ms."""
+        """Return whether the process was killed but still exists.
+
+        Freeing its memory takes 50 ms.
+        """
         with suppress(psutil.NoSuchProcess):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
         return True
 
     def cpu_time(self) -> tuple[float, float]:
-        """Return the time now, and the CPU seconds that it has used."""
+        """Return the current time and the CPU seconds that the process has used."""
         with suppress(psutil.Error):
             return time.monotonic(), cpu_time(self.pid or 0)
         return time.monotonic(), 0.0
 
 
 class ForkedProcess(LocalRank):
-    """A process forked from a helper; not daemonic, so that a DataLoader can have workers."""
+    """A process forked from a helper. It is not daemonic, so that a DataLoader can have workers."""
 
-    _start_method = "fork"  # for what the rank starts: a DataLoader's workers know its cells
+    _start_method = "fork"  # for children of the rank: DataLoader workers see its cells
 
     def __init__(
         self,
@@ -270,16 +273,17 @@ class ForkedProcess(LocalRank):
 
 
 class _RankPopen(popen_forkserver.Popen):
-    """As its base, but asks our helper and sends no word of the kernel's ``__main__``."""
+    """Starts the process from our forkserver, and does not send the kernel's ``__main__``."""
 
     def __init__(self, process_obj: ForkedProcess) -> None:
         self._polling = threading.Lock()
         super().__init__(process_obj)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """How it ended, None while it runs.
+        """Return the exit code; None while the process runs.
 
-        The helper tells that once, to one reader; whoever starts another process asks as well.
+        The forkserver reports the exit code once, to one reader. Other threads poll too, whenever
+        they start a process.
         """
         with self._polling:
             exitcode: int | None = super().poll(flag)
@@ -293,25 +297,25 @@ class _RankPopen(popen_forkserver.Popen):
         self._ranks = process_obj.server.rank_pids
         message = _pickled(self, {"name": process_obj.name}, process_obj)
         self.sentinel, writer = process_obj.server.connect_to_new_process([])
-        keep_alive = os.dup(writer)  # closes with the kernel, which tells the rank
+        keep_alive = os.dup(writer)  # closed when the kernel ends; the rank watches this pipe
         self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
-        with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor, no path
+        with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a file descriptor
             self.pid = forkserver.read_signed(self.sentinel)
             if process_obj.server.has_used_cuda():
-                os.kill(self.pid, signal.SIGKILL)  # it waits for the message
+                os.kill(self.pid, signal.SIGKILL)  # it still waits for the message
                 raise CudaUsedError
             self._ranks.add(self.pid)
             pipe.write(message)
 
 
 def _short_folder() -> str:
-    """Return a temporary folder whose sockets have an address that is not too long.
+    """Return a temporary folder whose path is short enough for socket addresses.
 
-    multiprocessing takes the default as it is. A cluster's can be too long ("AF_UNIX path too
-    long").
+    multiprocessing uses the default folder without a check. On clusters it can be too long
+    ("AF_UNIX path too long").
     """
     default = tempfile.gettempdir()
-    longest = "/nbddp_12345678/listener-12345678"  # as tempfile and multiprocessing name them
+    longest = "/nbddp_12345678/listener-12345678"  # as named by tempfile and multiprocessing
     for folder in (default, *FALLBACK_FOLDERS):
         is_short = len(os.fsencode(folder)) + len(longest) <= MAX_ADDRESS
         if is_short and os.access(folder, os.W_OK | os.X_OK):
@@ -320,7 +324,7 @@ def _short_folder() -> str:
 
 
 def _has_own_session(pid: int, helper: int) -> bool:
-    """Whether a process has left the helper's session, as a rank does at once."""
+    """Return whether a process has left the helper's session; ranks do so at once."""
     try:
         return os.getsid(pid) != helper
     except ProcessLookupError:
@@ -328,14 +332,14 @@ def _has_own_session(pid: int, helper: int) -> bool:
 
 
 def _do_nothing(_argument: None) -> None:
-    """Started to learn that the helper serves."""
+    """Target of a process that is started only to see whether the helper serves."""
 
 
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Within it a process is started that takes no SIGINT before it asks for one.
+    """Block SIGINT, so that a process started in this context inherits the block.
 
-    Until it has a session of its own, Jupyter's interrupt would reach it, and end it.
+    Until the process has its own session, Jupyter's interrupt would reach it and end it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -345,22 +349,22 @@ def sigint_blocked() -> Iterator[None]:
 
 
 def restore_main_spec() -> None:
-    """Give back what ``%reset -f`` takes away; without it multiprocessing starts nothing."""
+    """Restore ``__main__.__spec__``, which ``%reset -f`` deletes and multiprocessing needs."""
     main = sys.modules["__main__"]
     if not hasattr(main, "__spec__"):
         main.__spec__ = None
 
 
 def start_detached_resource_tracker() -> None:
-    """Start multiprocessing's resource tracker outside of the kernel's process group.
+    """Start multiprocessing's resource tracker outside the kernel's process group.
 
-    It ignores SIGTERM, and ipykernel waits at shutdown until every child in its own group has
-    obeyed: with the tracker among them a kernel took 2.6 s to end instead of 0.8 s.
+    The tracker ignores SIGTERM. At shutdown ipykernel waits until all children in its process group
+    have ended. With the tracker among them, a kernel took 2.6 s to end instead of 0.8 s.
     """
     tracker = resource_tracker._resource_tracker
     with tracker._lock:  # type: ignore[attr-defined]
         if tracker._fd is not None:  # type: ignore[attr-defined]
-            return  # somebody started it before us
+            return  # already running
         reader, writer = os.pipe()
         code = "from multiprocessing.resource_tracker import main; main(3)"
         tracker._pid = os.posix_spawn(  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""How ranks come to be: one small interface, and the implementation for this machine."""
+"""Start ranks: the launcher interface, and the implementation for this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
-LOW_MEMORY = 4 << 30  # bytes: with less, as on Binder, memory is short
+LOW_MEMORY = 4 << 30  # bytes; a machine or container with less, as on Binder, is low on memory
 
 
 class RankHandle(Protocol):
@@ -36,31 +36,31 @@ class RankHandle(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """The process id."""
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that becomes readable when it ends."""
+        """A file descriptor that becomes readable when the process ends."""
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended, None while it runs."""
+        """The exit code; None while the process runs."""
 
     @property
     def exit_reason(self) -> str:
-        """Why it ended, where that is not its own doing; else empty."""
+        """Why the process ended, if the rank did not cause it; else empty."""
 
     def is_stopped(self) -> bool:
-        """Return whether somebody sent it SIGSTOP, as far as it is known here."""
+        """Return whether the process is known to be stopped by SIGSTOP."""
 
     def is_ending(self) -> bool:
-        """Return whether it was killed and is not gone yet, as far as it is known here."""
+        """Return whether the process was killed but is known to still exist."""
 
     def cpu_time(self) -> tuple[float, float]:
-        """Return a time on its machine, and the CPU seconds that it had used by then."""
+        """Return a time on the rank's machine, and the CPU seconds used until then."""
 
     def join(self) -> None:
-        """Wait until it has ended, and let go of what was kept for it."""
+        """Wait until the process has ended, and release its resources."""
 
     def interrupt(self) -> None:
         """Send SIGINT."""
@@ -73,45 +73,45 @@ class RankHandle(Protocol):
 
 
 class Launcher:
-    """Starts ranks; where nothing else is said, on this machine."""
+    """Starts ranks, by default on this machine."""
 
     @property
     def base_env(self) -> Mapping[str, str]:
-        """What a rank's environment begins with, as far as it is known here."""
+        """The environment that ranks start with, as far as this process knows it."""
         return dict(os.environ)
 
     def world_size(self, asked: int) -> int:
-        """Return how many ranks a restart makes of those that were asked for.
+        """Return the number of ranks that a restart would start, given the requested number.
 
         Raises:
-            RequestError: too few nodes are here.
+            RequestError: there are not enough nodes.
         """
         return asked
 
     def has_free_capacity(self) -> bool:
-        """Return whether a restart would make more ranks, because a node has come."""
+        """Return whether a restart would start more ranks, because a node has joined."""
         return False
 
     def assign(self, world_size: int) -> None:
-        """Choose where the ranks of a new attempt will be.
+        """Assign machines to the ranks of a new attempt.
 
         Raises:
-            RequestError: there is no room for so many.
+            RequestError: there is no capacity for so many ranks.
         """
 
     def reassign(self, ranks: Sequence[int]) -> None:
-        """Find room for new processes of ranks that are gone.
+        """Assign machines to new processes of ranks that have died.
 
         Raises:
-            RequestError: there is none; nothing has changed.
+            RequestError: there is no capacity. Nothing has changed.
         """
 
     def topologies(self, world_size: int, *, master_port: int) -> list[Topology]:
-        """Return each rank's place in the world, as it was chosen."""
+        """Return the topology of each rank, as assigned."""
         return Topology.local(world_size, master_port=master_port)
 
     def nodes(self) -> Mapping[int, str]:
-        """Return the name of each rank's machine; empty if all are on this one."""
+        """Return the name of each rank's machine; empty if all ranks are on this machine."""
         return {}
 
     def clock_offset(self, rank: int) -> tuple[float, float]:
@@ -120,37 +120,38 @@ class Launcher:
         return 0.0, 0.0
 
     def cores(self, place: Topology) -> int:
-        """Return the cores that the ranks of a rank's machine share."""
+        """Return the number of cores that the ranks on this rank's machine share."""
         del place
         return cores_here()
 
     def preload(self) -> None:
-        """Prepare, without waiting, so that the first start is quick."""
+        """Start preparations for the first start, without waiting."""
 
     def preload_more(self) -> None:
-        """Prepare what is not needed at once; waits until it is done."""
+        """Prepare what the first start does not need, and wait until it is done."""
 
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank."""
         raise NotImplementedError
 
     def kill_orphans(self, handle: RankHandle) -> None:
-        """End what a rank that died left behind."""
+        """Kill the processes that a dead rank has left behind."""
 
     def share(self) -> Launcher:
-        """Return a launcher for a second worker group; its close leaves this one as it is."""
+        """Return a launcher for a second worker group; closing it does not affect this one."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what starting needed; no rank runs any more."""
+        """Release all resources. Called when no rank runs any more."""
 
 
 class LocalLauncher(Launcher):
-    """Ranks on this machine, through multiprocessing.
+    """Starts ranks on this machine, with multiprocessing.
 
-    ``forkserver`` forks them from a warm helper in milliseconds; ``spawn``, where forking is not
-    safe (macOS), imports torch in every rank. Where memory is short no rank is forked before the
-    helper has all that DDP needs: the first start takes 0.9 s longer, a rank takes 80 MB less.
+    ``forkserver`` forks ranks from a warm helper in milliseconds. ``spawn`` imports torch in every
+    rank; it is used where forking is not safe (macOS). When memory is low, ranks are forked only
+    after the helper has imported all that DDP needs. Then the first start takes 0.9 s longer, and
+    each rank needs 80 MB less.
     """
 
     def __init__(self, method: str = "") -> None:
@@ -158,17 +159,17 @@ class LocalLauncher(Launcher):
         self.forkserver = Forkserver() if self.method == "forkserver" else None
 
     def preload(self) -> None:
-        """Start the helper, which imports torch meanwhile."""
+        """Start the helper, which imports torch in the background."""
         if self.forkserver is not None:
             self.forkserver.start()
 
     def preload_more(self) -> None:
-        """Have the helper import what DDP needs, and wait."""
+        """Make the helper import what DDP needs, and wait."""
         if self.forkserver is not None:
             self.forkserver.preload_more()
 
     def wait_until_preloaded(self) -> None:
-        """Have the helper import torch, and wait; where it cannot, the first rank will tell why."""
+        """Wait until the helper has imported torch. If that fails, the first rank reports it."""
         if self.forkserver is not None:
             with suppress(EOFError, OSError):
                 self.forkserver.wait_until_ready()
@@ -183,20 +184,20 @@ class LocalLauncher(Launcher):
                 return self.forkserver.fork(run_rank_process, start, name)
             except CudaUsedError:
                 logger.warning(
-                    "each rank imports torch itself, which takes seconds: something that Python, "
-                    "torch or IPython imports has used CUDA, so no process can be forked that "
-                    "could use it, too"
+                    "each rank imports torch itself, which takes seconds: a module that Python, "
+                    "torch or IPython imports has used CUDA, and processes forked after that "
+                    "cannot use it"
                 )
                 self.forkserver.close()
                 self.forkserver = None
         return _spawn(start, name)
 
     def kill_orphans(self, handle: RankHandle) -> None:
-        """Kill the DataLoader workers and other children of a rank that did not do it itself."""
+        """Kill the DataLoader workers and other children that a dead rank has left running."""
         orphans = self.forkserver.orphans if self.forkserver is not None else list
 
         def remaining() -> list[psutil.Process]:
-            """Who is in the session that the rank leads, and so descends from it."""
+            """Return the processes in the rank's session, and the forkserver's orphans."""
             found = []
             for pid in psutil.pids():
                 with suppress(ProcessLookupError, PermissionError):
@@ -207,27 +208,27 @@ class LocalLauncher(Launcher):
         kill_all(remaining)
 
     def share(self) -> Launcher:
-        """Return a launcher that forks from the same helper, and leaves it to this one."""
+        """Return a launcher that uses the same helper and does not close it."""
         return SharedLauncher(self)
 
     def close(self) -> None:
-        """End the helper."""
+        """Close the helper."""
         if self.forkserver is not None:
             self.forkserver.close()
 
 
 class SharedLauncher(LocalLauncher):
-    """Starts ranks by the helper of another launcher."""
+    """Starts ranks from the helper of another launcher."""
 
     def __init__(self, owner: LocalLauncher) -> None:
         self.method, self.forkserver = owner.method, owner.forkserver
 
     def close(self) -> None:
-        """Leave the helper to its owner."""
+        """Do nothing: the helper belongs to the other launcher."""
 
 
 class SpawnedRank(LocalRank, SpawnProcess):
-    """A rank that is started by ``spawn``: it imports everything itself."""
+    """A rank started by ``spawn``: it imports everything itself."""
 
 
 def _spawn(start: RankStart, name: str) -> RankHandle:

@@ -1,4 +1,4 @@
-"""How much memory there is, and whether a rank was killed for want of it."""
+"""The memory limit, and whether the system killed a rank because it ran out of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-COUNTERS = (  # each has a line "oom_kill N": the machine's, a container's (v2, v1)
+COUNTERS = (  # files with a line "oom_kill N": of the machine and of a container (v2, v1)
     Path("/proc/vmstat"),
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
@@ -18,13 +18,13 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-MEMORY_LIMIT_VARIABLE = "MEM_LIMIT"  # JupyterHub's environment variable, so Binder's: bytes
-HIGH_SHARE = 0.6  # of the memory there is
+MEMORY_LIMIT_VARIABLE = "MEM_LIMIT"  # environment variable of JupyterHub and Binder: bytes
+HIGH_SHARE = 0.6  # of the memory limit
 _WAY_OUT = "a smaller batch, fewer ranks or fewer DataLoader workers need less"
 
 
 class MemoryWatch:
-    """Counts the processes that the system has killed for want of memory since it was made."""
+    """Counts the processes that the system has killed for lack of memory since this was created."""
 
     def __init__(
         self, counters: Sequence[Path] = COUNTERS, limits: Sequence[Path] = LIMITS
@@ -34,14 +34,14 @@ class MemoryWatch:
         self._before = self._count()
 
     def hint_for_exit(self, exitcode: int | None, used: int) -> str:
-        """Why a rank may have ended: a SIGKILL that nobody here sent is often for memory."""
+        """Return a hint about memory if a rank got a SIGKILL that nbddp did not send; else ""."""
         return self.hint(used) if exitcode == -signal.SIGKILL else ""
 
     def hint(self, used: int) -> str:
-        """What to say of a rank that got a SIGKILL from nobody here; empty if memory fits not.
+        """Return a hint if a rank got a SIGKILL from outside, probably because of memory; else "".
 
         Args:
-            used: bytes that all ranks together used when they were last seen.
+            used: bytes that all ranks together used in the last sample.
         """
         now = self._count()
         has_killed = any(now[path] > self._before.get(path, 0) for path in now)
@@ -65,7 +65,7 @@ class MemoryWatch:
 
 
 def memory_limit(limits: Sequence[Path] = LIMITS) -> int:
-    """The memory there is, in bytes: what JupyterHub allots, the container's share, or all."""
+    """Return the memory limit in bytes: of JupyterHub, of the container, or of the machine."""
     candidates = [
         os.environ.get(MEMORY_LIMIT_VARIABLE, ""),
         *(_read(path).strip() for path in limits),
@@ -76,5 +76,5 @@ def memory_limit(limits: Sequence[Path] = LIMITS) -> int:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # another system, or not for us to read
+    except OSError:  # another operating system, or no permission
         return ""

@@ -1,1 +1,1 @@
-"""What crosses the border between the notebook and the ranks, and how."""
+"""Messages between the notebook and the ranks, and how they travel."""

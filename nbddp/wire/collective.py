@@ -9,10 +9,10 @@ class Collective(NamedTuple):
     """One collective of one group.
 
     Attributes:
-        name: the function.
-        number: which one of its group it is; 0 where that is not known.
+        name: name of the function.
+        number: its number in the group; 0 if it is not known.
         group: the group's ranks, as ``[0, 2]``; empty for the default group.
-        shape: dtype and sizes of what goes in, as ``float [72]``.
+        shape: dtype and sizes of the input, as ``float [72]``.
 
     >>> call = Collective("all_reduce", 3, "[0, 2]", "float [72]")
     >>> call.title, call.kind
@@ -26,18 +26,18 @@ class Collective(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Which one it is."""
+        """Name, number and group."""
         number = f"#{self.number}" if self.number else ""
         return " ".join(filter(None, (self.name, number, self._of_group)))
 
     @property
     def position(self) -> tuple[str, int]:
-        """The group, and which one of its collectives."""
+        """The group and the collective's number in it."""
         return self.group, self.number
 
     @property
     def kind(self) -> str:
-        """What kind of collective it is."""
+        """Name, shape and group, without the number."""
         return " ".join(filter(None, (self.name, self.shape, self._of_group)))
 
     @property

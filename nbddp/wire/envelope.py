@@ -1,8 +1,8 @@
-"""A message with its sender and number, signed for one queue.
+"""Envelopes: signed messages with sender and sequence number.
 
-Like Jupyter's own messages, every envelope has an HMAC-SHA256, made with a secret that both ends
-were given beforehand. The signature covers the queue's name, so an envelope cannot be moved from
-one queue to another. It also covers a number that only grows, so an envelope cannot be sent twice.
+Like Jupyter's messages, each envelope has an HMAC-SHA256 signature. Both ends get the secret in
+advance. The signature covers the name of the queue, so an envelope cannot be moved to another
+queue. It also covers the sequence number, so an envelope cannot be sent twice.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ HEADER = struct.Struct("!iIIQ")  # sender's rank (-1: the controller), attempt, 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message with who sent it, in which attempt, and as which of its envelopes.
+    """A message with its sender, attempt, incarnation and sequence number.
 
-    ``incarnation``: which process of this rank in this attempt, from 0: a healed one is the next.
+    ``incarnation`` counts the processes of this rank in this attempt, from 0. Each heal adds 1.
     """
 
     sender: int
@@ -35,18 +35,18 @@ class Envelope:
 
     @property
     def parts(self) -> list[Envelope]:
-        """An envelope for each of the reports that came in this one: most often just itself."""
+        """One envelope for each message of a batch; for any other message just this envelope."""
         if not isinstance(self.message, MessageBatch):
             return [self]
         return [replace(self, message=each) for each in self.message.messages]
 
 
 def verify(data: bytes, *, queue: str, secret: bytes) -> Envelope:
-    """Check the signature, then read.
+    """Check the signature and decode the envelope.
 
     Raises:
-        SignatureError: the bytes were not sealed for this queue with this secret.
-        WireError: they were, and yet are no message.
+        SignatureError: the bytes were not signed for this queue with this secret.
+        WireError: the signature is valid, but the bytes are not a message.
     """
     signature, body = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
     if not hmac.compare_digest(signature, sign(body, queue, secret)):
@@ -58,5 +58,5 @@ def verify(data: bytes, *, queue: str, secret: bytes) -> Envelope:
 
 
 def sign(body: bytes, queue: str, secret: bytes) -> bytes:
-    """HMAC-SHA256 over the name of the queue and the body."""
+    """Return the HMAC-SHA256 of the queue's name and the body."""
     return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256")

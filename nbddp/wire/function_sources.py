@@ -1,6 +1,6 @@
-"""Pickle values with the cells that their functions come from, for tracebacks.
+"""Pickle functions together with the source of their cells, so that tracebacks can show it.
 
-The text of the cells follows the value in the same bytes: ``pickle.load`` reads the value alone.
+The sources follow the value in the same bytes. ``pickle.load`` reads only the value.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-Sources = dict[str, str]  # the text of cells, by the file names that their code has in a rank
+Sources = dict[str, str]  # text of cells, by the file name of their code in a rank
 
 _CELL_NAME = re.compile(r"<ipython-input-(\d+)( \(\d+\))?>")
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
 
 def cell_name(number: int, count: int = 1) -> str:
-    """Return the file name of a cell's code, by the number of its prompt.
+    """Return the file name of a cell's code, from the number of its prompt.
 
-    Numba's cache and line_profiler know a cell by how such a name begins. A cell can run more than
-    one source under one number: ``count`` tells them apart.
+    Numba's cache and line_profiler recognize cells by the beginning of such names. A cell can run
+    several sources under one number; ``count`` tells them apart.
 
     >>> cell_name(3), cell_name(3, 2)
     ('<ipython-input-3>', '<ipython-input-3 (2)>')
@@ -36,7 +36,7 @@ def cell_name(number: int, count: int = 1) -> str:
 
 
 def shown_file(filename: str) -> str:
-    """Return a file name as the user reads it: a cell's is its prompt.
+    """Return a file name for display: a cell has the number of its prompt.
 
     >>> shown_file("<ipython-input-3>"), shown_file("<ipython-input-3 (2)>"), shown_file("train.py")
     ('cell [3]', 'cell [3]', 'train.py')
@@ -45,7 +45,7 @@ def shown_file(filename: str) -> str:
 
 
 def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """Put the file name back where cloudpickle 3.1.3 writes ``<dynamic-code>`` for it."""
+    """Restore the file name, which cloudpickle 3.1.3 replaces with ``<dynamic-code>``."""
     constructor, arguments = _reduce_code(code)
     return constructor, tuple(
         code.co_filename if each == "<dynamic-code>" else each for each in arguments
@@ -53,7 +53,7 @@ def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tup
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
-    """Pickle as cloudpickle does, and keep the file name of code: a traceback shows its line."""
+    """Pickle like cloudpickle, but keep the file names of code, which tracebacks need."""
 
     dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap(
         {CodeType: _reduce_code_with_file}, cloudpickle.Pickler.dispatch_table
@@ -64,7 +64,7 @@ def dumps(value: Any) -> bytes:
     """Pickle a value.
 
     Raises:
-        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
+        TypeError, AttributeError or pickle.PicklingError: the value cannot be pickled.
     """
     buffer = io.BytesIO()
     Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
@@ -72,14 +72,14 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
-    """Pickle a value, and the cells of the functions in it, under the names that ranks use.
+    """Pickle a value and the sources of its functions' cells, under the file names that ranks use.
 
     Args:
-        value: any.
-        numbers: the prompt numbers of cells, by the file names of their code here.
+        value: any value.
+        numbers: prompt numbers of cells, by the file names of their code in this process.
 
     Raises:
-        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
+        TypeError, AttributeError or pickle.PicklingError: the value cannot be pickled.
     """
     buffer = io.BytesIO()
     pickler = _SourceCollector(buffer, numbers)
@@ -90,14 +90,14 @@ def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
 
 
 def loads_with_sources(data: bytes) -> tuple[Any, Sources]:
-    """The value that was pickled, and the cells of its functions."""
+    """Return the pickled value and the sources of its functions' cells."""
     stream = io.BytesIO(data)
     value, rest = pickle.load(stream), stream.read()
     return value, pickle.loads(rest) if rest else {}
 
 
 class _SourceCollector(Pickler):
-    """Pickles functions of cells under the names that ranks use, and keeps the cells' text."""
+    """Pickles functions of cells under the file names that ranks use, and collects the sources."""
 
     def __init__(self, file: io.BytesIO, numbers: Mapping[str, int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -105,7 +105,7 @@ class _SourceCollector(Pickler):
         self._numbers = numbers
 
     def reducer_override(self, obj: Any) -> Any:
-        """As for cloudpickle."""
+        """Reduce code objects with the file name of their cell."""
         if isinstance(obj, CodeType):
             file = obj.co_filename
             name = cell_name(self._numbers[file]) if file in self._numbers else file
@@ -116,5 +116,5 @@ class _SourceCollector(Pickler):
 
 
 def _cell_text(name: str) -> str:
-    """Of a cell, which is in no file: what is in a file is found there."""
+    """Return the source of a cell; empty for a file, which the other process can read itself."""
     return "" if Path(name).is_file() else "".join(linecache.getlines(name))

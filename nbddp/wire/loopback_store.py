@@ -1,8 +1,8 @@
-"""Connecting to a store on this machine without asking a name server.
+"""Connect to a store on this machine without DNS.
 
-torch's store client looks the *name* of its server's address up on every connection, for its log
-messages. For ``::ffff:127.0.0.1`` that is a question to DNS, and where the name server is slow, or
-there is no network, each connection waits 5 s or more for the answer (seen with torch 2.13).
+On each connection torch's store client looks up the *name* of the server's address, for its log
+messages. For ``::ffff:127.0.0.1`` this is a DNS query. With a slow name server or without a
+network, each connection waits 5 s or more for the answer (seen with torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _NSSWITCH = Path("/etc/nsswitch.conf")
-_DEFAULT = "files dns"  # glibc's own, when the file says nothing
+_DEFAULT = "files dns"  # glibc's default if the file has no entry
 
 
 @contextmanager
 def without_dns() -> Iterator[None]:
-    """Have this process resolve host names from /etc/hosts alone, for a few milliseconds.
+    """Make this process resolve host names from /etc/hosts only, for a few milliseconds.
 
-    Through glibc's ``__nss_configure_lookup``; elsewhere nothing is changed.
+    Uses glibc's ``__nss_configure_lookup``. On other systems nothing changes.
     """
     configure = _configure_lookup()
     if configure is None:
@@ -40,7 +40,10 @@ def without_dns() -> Iterator[None]:
 
 
 def clone(store: Store) -> Store:
-    """A client of its own for another thread: a blocking call holds up all calls on a client."""
+    """Open another connection to the same store.
+
+    Each thread needs its own client: a blocking call delays all other calls on the same client.
+    """
     with without_dns():
         return store.clone()  # type: ignore[attr-defined, no-any-return]  # not in torch's stubs
 
@@ -52,7 +55,7 @@ def _configure_lookup() -> ctypes._NamedFuncPointer | None:
 
 
 def _configured_lookup() -> str:
-    """What the system says of host names, as it stands in its file."""
+    """Return the host name sources that the system has configured."""
     try:
         text = _NSSWITCH.read_text()
     except OSError:

@@ -1,7 +1,7 @@
 """Marks: short strings for comparing values between ranks.
 
 The mark of a plain value is an expression for it. The mark of any other value is a fingerprint:
-different marks mean different values, equal marks may not mean equal values.
+different marks mean different values, but equal marks may have different values.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 MAX_LENGTH = 200  # characters of a plain value's mark
-MAX_ITEMS, DEPTH = 20, 2  # items of a plain list, tuple or set, and levels of them
-# Prefixes of marks that are no expressions
+MAX_ITEMS, DEPTH = 20, 2  # items of a plain list, tuple or set, and levels of nesting
+# Prefixes of marks that are not expressions
 DEVICE, NAMED_TUPLE, FINGERPRINT = "device ", "namedtuple ", "other "
 ATOMS = frozenset({bool, int, str, float, type(None), complex, bytes})
 _ITEMS: dict[type, str] = {list: "[{}]", tuple: "({},)", set: "{{{}}}"}
-# The arguments that make such a value again.
+# Arguments that create an equal value
 _ARGUMENTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
     frozenset: lambda value: (set(value),),
     range: lambda value: (value.start, value.stop, value.step),
@@ -28,7 +28,7 @@ _ARGUMENTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
     type(PurePath()): lambda value: (str(value),),
 }
 _KINDS = {kind.__name__: kind for kind in _ARGUMENTS}
-PLAIN = ATOMS.union(_ITEMS, _ARGUMENTS)  # types whose values may be plain, besides NumPy's numbers
+PLAIN = ATOMS.union(_ITEMS, _ARGUMENTS)  # types of plain values, in addition to NumPy's numbers
 
 
 def plain_mark(value: object, depth: int = DEPTH) -> str:
@@ -61,7 +61,7 @@ def plain_mark(value: object, depth: int = DEPTH) -> str:
 
 
 def _is_short(kind: type, value: Any) -> bool:
-    """Return whether a mark is short, and an expression."""
+    """Return whether the mark of a value is short and a valid expression."""
     if kind is str or kind is bytes:
         return len(value) <= MAX_LENGTH
     if kind is int:
@@ -80,12 +80,12 @@ def _mark_of_items(kind: type, value: Any, depth: int) -> str:
             return ""
         parts.append(part)
     if kind is set:
-        parts.sort()  # sets that are equal may have another order
+        parts.sort()  # equal sets may have different orders
     return _ITEMS[kind].format(", ".join(parts))
 
 
 def is_fingerprint(mark: str) -> bool:
-    """Return whether the value cannot be read from its mark."""
+    """Return whether a mark is a fingerprint, from which the value cannot be restored."""
     return mark.startswith(FINGERPRINT)
 
 
@@ -96,7 +96,7 @@ def read_plain(mark: str) -> Any:
     ('cuda:1', (slice(1, None, None), {2}))
 
     Raises:
-        ValueError: it is another mark, or its type is not known in this process.
+        ValueError: it is not the mark of a plain value, or its type is unknown in this process.
     """
     try:
         return _evaluate(ast.parse(mark, mode="eval").body)

@@ -1,6 +1,7 @@
-"""Every message that crosses the border, as frozen dataclasses, and their bytes.
+"""All messages between the controller and the ranks, and their encoding.
 
-Fields hold JSON values only. Commands go down to a rank, reports come up from it.
+Messages are frozen dataclasses, and their fields hold JSON values only. Messages to a rank are
+commands; messages from a rank report what happened.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ JsonDict = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCell:
-    """Run this source; ``first_line`` is the notebook line that it begins on.
+    """Run a cell, or a script.
 
-    ``is_replay``: not because the user asks, but because it was done before a restart;
-    ``needs_group``: whether it needs the process group, as ``CellRequest`` has it.
-    ``ranks``: which ranks run it.
-    ``script``: a :class:`~nbddp.wire.rank_start.Script` as a dict, to run in the source's place.
-    ``break_ranks``: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
-    ``answers``: what is typed before anybody is asked.
-    ``trace``: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty: nothing is traced.
+    Attributes:
+        cell: number of the cell.
+        source: source code of the cell.
+        first_line: the notebook line on which the source begins.
+        execution_count: number of the prompt.
+        wants_value: whether to send back the value of the last expression.
+        is_replay: whether the cell runs again after a restart, instead of at the user's request.
+        needs_group: whether the cell needs the process group; see ``CellRequest``.
+        ranks: the ranks that run the cell.
+        script: a :class:`~nbddp.wire.rank_start.Script` as a dict, to run instead of the source.
+        break_ranks: the ranks that ``breakpoint()`` stops; if empty, it stops the first to reach
+            one.
+        answers: replies to input requests; the user is asked when none is left.
+        trace: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty if nothing is
+            traced.
     """
 
     cell: int
@@ -47,7 +56,7 @@ class RunCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
-    """Leave the process group; with ``form``, meet again in a new one under a fresh prefix."""
+    """Destroy the process group; with ``form``, form a new one under a new prefix."""
 
     generation: int
     form: bool = True
@@ -55,14 +64,14 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
-    """End the process in good order."""
+    """Run the exit hooks and end the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """Raise KeyboardInterrupt in the cell and free it from any wait; if it is to come, skip it.
+    """Raise KeyboardInterrupt in a cell and end its waits; skip the cell if it has not started.
 
-    ``rank_died``: whether a rank has died, so that who waits waits for nothing.
+    ``rank_died`` tells that a rank has died, so that no wait for it can end.
     """
 
     cell: int
@@ -71,14 +80,14 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
-    """Nobody waits for the answer to this request any more."""
+    """Tell a rank that the answer to a request is no longer needed."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The rank has its shell, and its process group; ``cell`` is the newest that it has begun."""
+    """The rank has its shell and process group; ``cell`` is the last cell that it has started."""
 
     pid: int
     device: str
@@ -89,7 +98,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """The rank could not get ready."""
+    """The rank could not start."""
 
     reason: str
     traceback: str
@@ -99,7 +108,7 @@ class StartFailed:
 class Output:
     """Bytes ``start`` to ``end`` of the rank's log, decoded.
 
-    ``is_omitted``: too much to mail; there is no text here, and the file has it.
+    ``is_omitted`` tells that there was too much output: ``text`` is empty, and the file has it.
     """
 
     start: int
@@ -110,7 +119,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """Something rich: a MIME bundle, as IPython's display publisher has it."""
+    """Rich output: a MIME bundle, as IPython's display publisher gets it."""
 
     cell: int
     data: JsonDict
@@ -121,18 +130,28 @@ class Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """A sign of life: where the main thread is, and what the process uses.
+    """Where the main thread is and which resources the process uses, sent once a second.
 
-    ``line`` is the innermost line in the cell (0: none runs), or in the script or other cell whose
-    ``file`` is named, ``code`` what stands there and ``function`` what it is in there.
-    ``collective`` is what it waits in; where torch has no record of it, its name is all there is.
-    ``thread`` names the thread that waits if it is not the main thread. ``last`` is the newest
-    collective of ``last_cell``, which is the running cell or, between cells, the previous one.
-    ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
-    percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
-    GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
-    ``gpu_reserved`` what torch has taken for them. ``steps`` has the last reported step of each
-    loop, by the first name that the loop reports.
+    Attributes:
+        cell: number of the cell.
+        line: the innermost line of the cell; 0 if no cell runs.
+        function: name of the function on that line.
+        file: the script or other cell that has this line; empty if it is the running cell.
+        code: source text of the line.
+        collective: the collective in which the thread waits. If torch has no record of it, only its
+            name is set.
+        thread: name of the waiting thread; empty for the main thread.
+        last: the newest collective of ``last_cell``.
+        last_cell: the running cell or, between cells, the previous one.
+        seconds: how long nothing has moved in the rank.
+        cpu: percent of one core; negative while it is not known.
+        memory: bytes.
+        gpu: UUID of the GPU that the cells have used; empty without one.
+        gpu_name: name of that GPU.
+        gpu_memory: bytes of tensors on it.
+        gpu_reserved: bytes that torch has reserved on it.
+        asks: what the rank waits for the user to enter; empty if it does not wait.
+        steps: the last reported step of each loop, by the first name that the loop reports.
     """
 
     cell: int
@@ -162,10 +181,10 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Numbers that a cell reported: rows of ``[time, step, {name: value}]``.
+    """Numbers that a cell has reported: rows of ``[time, step, {name: value}]``.
 
-    The step is None where none was given: each name counts by itself. ``missed`` counts rows that
-    were left out here for being too many; the file has them.
+    The step is None if the cell gave none; then each name has its own count. ``missed`` counts rows
+    that are in the file only, because there were too many.
     """
 
     rows: list[Any]
@@ -174,9 +193,9 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The loops that a cell is in, outermost first: ``[label, done, total, seconds]`` of each.
+    """The running loops of a cell, outermost first: ``[label, done, total, seconds]`` of each.
 
-    ``total`` is 0 where it is not known.
+    ``total`` is 0 if it is not known.
     """
 
     bars: list[Any]
@@ -184,7 +203,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventReported:
-    """Something for the record that a rank did, such as writing a checkpoint."""
+    """An entry for the event log, such as a checkpoint that was written."""
 
     kind: str
     facts: JsonDict = field(default_factory=dict)
@@ -192,18 +211,28 @@ class EventReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptAcknowledged:
-    """The rank has heard of an interrupt: it cleans up, computes or sends, and will end."""
+    """The rank has received an interrupt.
+
+    The cell will end after cleanup, computation or sending.
+    """
 
     cell: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An exception that ended a cell, or a collective it waited in, on one rank.
+    """An exception that ended a cell on one rank.
 
-    ``line`` is the cell's, or that of the script or other cell that ``file`` names.
-    ``because`` is what else belongs to it: the error that it came from, the process it was in.
-    ``memory`` tells in a few lines what filled a GPU, where that was the failure.
+    Attributes:
+        name: name of the exception's class.
+        text: message of the exception.
+        traceback: formatted traceback.
+        line: line of the cell, or of the script or other cell that ``file`` names.
+        file: empty if the line is the cell's own.
+        collective: the collective in which the rank waited.
+        at: time of the failure.
+        because: more about the cause, such as the original exception or the process that raised it.
+        memory: a few lines about what filled a GPU, if that was the failure.
     """
 
     name: str
@@ -219,19 +248,24 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellEnded:
-    """The rank is through with a cell.
+    """The rank has finished a cell.
 
-    ``failure`` is a :class:`Failure` as a dict, empty when the cell succeeded; ``is_interrupted``
-    tells that it ended because it was asked to. ``sequence`` counts the collectives of the
-    default process group; ``in_group`` tells whether there is one and it was not broken open.
-    ``groups`` counts the collectives of each other group, by the group's ranks, such as "[0, 2]".
-    Its key "new_group" counts the groups that the rank has begun to form.
-    ``is_quit`` tells that its debugger was left by ``q``, which ends the cell on all ranks.
-    ``facts`` are :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
-    ``values``: the marks that are ``new`` since the last report, and the paths that are ``gone``;
-    ``late``: those of the new ones that an earlier cell may have set; ``is_all`` tells that earlier
-    reports do not count.
-    ``armed``: the faults that have yet to strike this rank, as ``str()`` writes them.
+    Attributes:
+        cell: number of the cell.
+        seconds: how long it ran.
+        in_group: whether the rank is in an intact default process group.
+        sequence: number of collectives of the default process group.
+        groups: number of collectives of each other group, by its ranks, as "[0, 2]". The key
+            "new_group" counts the groups that the rank has begun to form.
+        is_interrupted: whether the cell ended because of an interrupt.
+        is_quit: whether the user left the debugger with ``q``, which ends the cell on all ranks.
+        failure: a :class:`Failure` as a dict; empty if the cell succeeded.
+        result: MIME bundle of the last value.
+        payload: reference to the pickled last value.
+        facts: :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
+        values: ``new`` marks since the last report, and paths that are ``gone``. ``late`` lists new
+            marks that an earlier cell may have set. ``is_all`` tells to drop earlier reports.
+        armed: the faults that have not fired yet on this rank, in the form of ``str()``.
     """
 
     cell: int
@@ -250,7 +284,7 @@ class CellEnded:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the cell ran to its end."""
+        """Whether the cell ran without a failure."""
         return not self.failure
 
 
@@ -261,7 +295,7 @@ DEBUGGER = "the debugger"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequested:
-    """A rank asks whoever sits at the notebook; ``what`` is it that asks, such as ``INPUT``."""
+    """A rank asks the user for input; ``what`` names the function, such as ``INPUT``."""
 
     question: int
     prompt: str
@@ -271,7 +305,7 @@ class InputRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputCancelled:
-    """What the rank had asked needs no answer any more."""
+    """The rank no longer needs an answer to its question."""
 
     question: int
 
@@ -280,7 +314,7 @@ class InputCancelled:
 class InputReply:
     """The answer to a question of a rank.
 
-    ``is_end`` is the end of file: nobody will answer. ``refusal`` is why nobody can.
+    ``is_end`` is end of file: no answer will come. ``refusal`` is why the user cannot be asked.
     """
 
     question: int
@@ -312,14 +346,14 @@ URGENT_MESSAGES = (
     RankStatus,
     InterruptAcknowledged,
     Answer,
-)  # reports that do not wait behind output
+)  # these do not wait behind output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeMessage:
-    """In the place of a message that is too large for the store: what ``payloads.put`` returned.
+    """A reference to a message that is too large for the store, as returned by ``payloads.put``.
 
-    Made and taken away by the queue's two ends.
+    The queue's writer creates it, and the reader replaces it with the message.
     """
 
     payload: JsonDict
@@ -327,9 +361,9 @@ class LargeMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBatch:
-    """What a rank reports at one moment, in its order, in one letter.
+    """Messages that a rank sends at the same moment, in order, in one envelope.
 
-    A letter costs its reader two threads that wake up, however short it is.
+    Each envelope wakes two threads of the reader, however short it is.
     """
 
     messages: list[MessageFromRank]
@@ -344,7 +378,7 @@ _KINDS: Mapping[str, type[Any]] = {
 
 
 def encode(message: Message) -> bytes:
-    """Turn a message into bytes a store can hold.
+    """Encode a message as bytes.
 
     >>> decode(encode(Shutdown()))
     Shutdown()
@@ -360,10 +394,10 @@ def _plain(message: Message) -> list[Any]:
 
 
 def decode(data: bytes) -> Message:
-    """Turn bytes back into the message they were.
+    """Decode a message.
 
     Raises:
-        WireError: when they are no message of ours.
+        WireError: the bytes are not a message of nbddp.
     """
     try:
         name, values = json.loads(data)

@@ -1,7 +1,7 @@
-"""Python values that cross the border: pickled, cut into pieces, checked before they are opened.
+"""Payloads: pickled values of any size, sent in pieces and checked before they are unpickled.
 
-The pieces travel as keys of the store; the digest of the whole travels in a signed message. So
-nothing is unpickled that the other end did not sign for.
+The pieces are keys of the store. A signed message holds the digest of the whole value. So no value
+is unpickled unless the other end has signed for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
 def put(
     store: Store, key: str, data: bytes, *, check: Callable[[], None] = lambda: None
 ) -> JsonDict:
-    """Put a pickled value into the store and return what a signed message must say about it.
+    """Store a pickled value and return the reference that a signed message must hold.
 
     Args:
-        store: what it travels through.
-        key: where it goes in there.
-        data: the value.
-        check: asked before each piece; what it raises ends this, and nothing is left in the store.
+        store: store for the pieces.
+        key: prefix of the pieces' keys.
+        data: the pickled value.
+        check: called before each piece. An error that it raises stops the transfer, and the pieces
+            are deleted.
     """
     digest = hashlib.sha256()
     payload: JsonDict = {"key": key, "pieces": 0, "digest": ""}
@@ -48,21 +49,21 @@ def put(
         discard(store, payload)
         raise
     payload["digest"] = digest.hexdigest()
-    # a round trip: the store acknowledges no set, and the message that tells of this value goes
-    # over another connection, so that it might be read before the pieces are there
+    # A round trip, because the store does not acknowledge set(). The message with the reference
+    # uses another connection and could arrive before the pieces.
     store.check(_piece_keys(payload))
     return payload
 
 
 def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
-    """The value that was pickled, whose signature holds; ``loads`` opens it.
+    """Unpickle a value whose signature is valid; ``loads`` does the work.
 
     Raises:
-        RequestError: what it is made of is not to be had in this process.
+        RequestError: the value needs something that this process does not have.
     """
     try:
         return loads(data)
-    except Exception as error:  # whatever it imports, and its own unpickling, raises
+    except Exception as error:  # imports and the value's own code may raise anything
         raise RequestError(
             f"the value cannot be opened on this side ({type(error).__name__}: {error}); send "
             "parts of it that can, such as numbers, tensors or a state_dict()"
@@ -70,14 +71,14 @@ def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
 
 
 def get(store: Store, payload: JsonDict) -> bytes:
-    """Collect a value as it was pickled, which is safe to open then; does not wait for it.
+    """Return a pickled value, which is now safe to unpickle. Does not wait for it.
 
     Raises:
-        RequestError: it is no longer there.
-        SignatureError: when the pieces are not those that the message spoke of.
+        RequestError: the value was deleted.
+        SignatureError: the pieces differ from those that were signed.
     """
     keys = _piece_keys(payload)
-    if not store.check(keys):  # to get a key that is gone would wait for it
+    if not store.check(keys):  # get() of a missing key would wait for it
         raise RequestError("a value is no longer there: it was collected, or its group has ended")
     data = b"".join(store.get(key) for key in keys)
     if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), payload["digest"]):
@@ -86,20 +87,20 @@ def get(store: Store, payload: JsonDict) -> bytes:
 
 
 def discard(store: Store, payload: JsonDict) -> None:
-    """Free the store's memory once everybody has read."""
+    """Delete a value from the store after all readers have read it."""
     for key in _piece_keys(payload) if payload else ():
         store.delete_key(key)
 
 
 def discard_unannounced(store: Store, key: str) -> None:
-    """Free the memory of a value whose sender died before it could tell of it."""
+    """Delete a value whose sender died before it could send the reference."""
     index = 0
     while store.delete_key(f"{key}/{index}"):
         index += 1
 
 
 def exists(store: Store, payload: JsonDict) -> bool:
-    """Return whether a value was not discarded yet."""
+    """Return whether a value is still in the store."""
     return bool(store.check(_piece_keys(payload)[:1]))
 
 

@@ -1,8 +1,8 @@
-"""Queues of signed envelopes over a TCPStore: what goes in comes out whole, once and in order.
+"""Queues of signed envelopes over a TCPStore: each envelope arrives whole, once and in order.
 
-The store's server ends a connection that sends it more than 8 MiB at once. A larger message travels
-as values do, in pieces; the envelope holds its digest, so nothing is read that was not signed for.
-Reading takes the pieces out of the store's memory.
+The store's server closes a connection that sends more than 8 MiB at once. A larger message is sent
+as a payload, in pieces, and the envelope holds its digest. So only signed data is read. The reader
+deletes the pieces from the store.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-IncarnationKey = tuple[int, int]  # a process: its rank's attempt and incarnation
-MAX_BACKLOG = 128  # envelopes nobody has read: who has more to say should wait
+IncarnationKey = tuple[int, int]  # attempt and incarnation of a rank's process
+MAX_BACKLOG = 128  # unread envelopes; above it, writers should wait
 
 
 class QueueWriter:
-    """The end of a queue that envelopes go into; may be used from several threads."""
+    """The sending end of a queue; may be used by several threads."""
 
     def __init__(
         self,
@@ -58,28 +58,28 @@ class QueueWriter:
         self._incarnation_key = attempt, incarnation
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
-        self._unread_large: list[JsonDict] = []  # messages in pieces that nobody has read yet
+        self._unread_large: list[JsonDict] = []  # references of unread large messages
 
     def put_batch(self, reports: Sequence[MessageFromRank]) -> None:
-        """Put what is told at one moment into the queue, as one envelope."""
+        """Put messages of the same moment into the queue, as one envelope."""
         self.put(reports[0] if len(reports) == 1 else MessageBatch(messages=list(reports)))
 
     def put(self, message: Message) -> None:
-        """Put a message into the queue; those of one writer stay in order."""
+        """Put a message into the queue. The messages of one writer stay in order."""
         self.put_encoded(encode(message))
 
     def put_encoded(self, body: bytes) -> None:
-        """Put a message into the queue that was encoded before, as for many queues."""
+        """Put an encoded message into the queue, such as one that goes to many queues."""
         with self._lock:
             sequence = next(self._sequence)
             try:
                 self._push(sequence, body)
-            except RuntimeError:  # torch's: the connection is gone, and the client for good
+            except RuntimeError:  # torch: the connection is closed, and the client is unusable
                 self._store = clone(self._store)
                 self._push(sequence, body)
 
     def reconnect(self) -> None:
-        """The store is another one: what is put into a connection that has ended is lost."""
+        """Connect again after the store was replaced. Messages on a closed connection are lost."""
         with self._lock:
             self._store = clone(self._store)
 
@@ -94,7 +94,7 @@ class QueueWriter:
         self._store.queue_push(self._queue, sign(body, self._queue, self._secret) + body)
 
     def is_full(self) -> bool:
-        """Whether too much of it lies in the store unread, so that more should wait."""
+        """Return whether so much is unread that the writer should wait."""
         with self._lock:
             self._drop_read()
             return bool(self._unread_large) or self._store.queue_len(self._queue) > MAX_BACKLOG
@@ -105,12 +105,12 @@ class QueueWriter:
         ]
 
     def is_read(self) -> bool:
-        """Return whether the reader has taken all envelopes of all writers of this queue."""
+        """Return whether the reader has read all envelopes of all writers of this queue."""
         with self._lock:
             return self._store.queue_len(self._queue) == 0
 
     def discard_unread(self) -> None:
-        """Nobody will read any more: free the memory that messages in pieces take."""
+        """Delete the pieces of unread large messages; there is no reader any more."""
         with self._lock:
             for payload in self._unread_large:
                 payloads.discard(self._store, payload)
@@ -118,14 +118,14 @@ class QueueWriter:
 
 
 class QueueReader:
-    """The end that envelopes come out of; refuses and counts what is not ours.
+    """The receiving end of a queue; drops and counts invalid envelopes.
 
     Args:
-        store: where the queue is.
-        queue: its name.
-        secret: what envelopes are signed with.
-        reopen: waits, when the store is gone, for another one in its place, whose writers count
-            their envelopes anew; None where there will be none.
+        store: store with the queue.
+        queue: name of the queue.
+        secret: key that signs envelopes.
+        reopen: called when the store is gone. Waits for a new store, whose writers number their
+            envelopes from the start, and returns it. None if there will be no new store.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class QueueReader:
         self.refused = 0
 
     def get(self) -> Envelope:
-        """Wait for the next envelope that is ours; the first refusal is logged, all are counted."""
+        """Wait for the next valid envelope. Count invalid ones, and log the first."""
         while True:
             data = self._pop()
             try:
@@ -155,25 +155,25 @@ class QueueReader:
                     logger.warning("refused a message: %s", error)
 
     def set_secret(self, secret: bytes) -> None:
-        """From here on envelopes are signed with this."""
+        """Set the key that signs envelopes from now on."""
         self._secret = secret
 
     def _pop(self) -> bytes:
         while True:
             try:
                 return self._store.queue_pop(self._queue)
-            except RuntimeError:  # torch's: the connection is gone
+            except RuntimeError:  # torch: the connection is closed
                 if self._reopen is None:
                     raise
                 self._store = self._reopen()
                 self._last_sequence.clear()
 
     def verify(self, data: bytes) -> Envelope:
-        """Read one sealed envelope, if it is newer than the last of its sender."""
+        """Verify an envelope, and that it is newer than the last one of its sender."""
         envelope = verify(data, queue=self._queue, secret=self._secret)
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
         if envelope.sequence <= self._last_sequence.get(stream, 0):
-            if isinstance(envelope.message, LargeMessage):  # sent anew after a lost connection
+            if isinstance(envelope.message, LargeMessage):  # sent again after a lost connection
                 payloads.discard(self._store, envelope.message.payload)
             raise ReplayError(f"message {envelope.sequence} of rank {envelope.sender} came twice")
         self._last_sequence[stream] = envelope.sequence
@@ -185,22 +185,22 @@ class QueueReader:
         try:
             try:
                 body = payloads.get(self._store, payload)
-            finally:  # else its sender would wait until it is read
+            finally:  # else its sender would keep waiting
                 payloads.discard(self._store, payload)
-        except (RequestError, RuntimeError) as error:  # torch's: the connection is gone
+        except (RequestError, RuntimeError) as error:  # torch: the connection is closed
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
         return decode(body)
 
     def discard_unfinished(
         self, store: Store, sender: int, attempt: int, incarnation: int = 0
     ) -> None:
-        """Free the memory of a message that a sender was in the middle of when it ended.
+        """Delete the pieces of a message that its sender was writing when it ended.
 
         Args:
-            store: another client than the one that waits for envelopes.
-            sender: who has ended, and of whom every envelope was read.
-            attempt: in which it lived.
-            incarnation: as which process of its rank.
+            store: not the client that waits for envelopes.
+            sender: a rank that has ended and whose envelopes were all read.
+            attempt: the attempt of its process.
+            incarnation: the incarnation of its process.
         """
         incarnation_key = attempt, incarnation
         sequence = self._last_sequence.get((sender, incarnation_key), 0) + 1
@@ -208,6 +208,6 @@ class QueueReader:
 
 
 def _key(queue: str, sender: int, incarnation_key: IncarnationKey, sequence: int) -> str:
-    """Where the pieces of one message are."""
+    """Return the key prefix for the pieces of one message."""
     attempt, incarnation = incarnation_key
     return f"{queue}/pieces/{attempt}.{incarnation}/{sender}/{sequence}"

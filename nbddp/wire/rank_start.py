@@ -1,6 +1,7 @@
-"""What ranks and the forkserver are started with, and the names of a rank's queues.
+"""Start parameters of ranks, scripts and the forkserver, and the names of queues.
 
-Imports no torch: the kernel imports this while torch is still being imported in the background.
+This module does not import torch: the kernel imports it while torch is still being imported in the
+background.
 """
 
 from __future__ import annotations
@@ -11,46 +12,47 @@ from dataclasses import dataclass, field
 from nbddp.topology import Topology
 
 DEFAULT_TIMEOUT = 1800.0  # seconds for a collective: torch's own
-RANKS_QUEUE = "up"  # the one queue that all ranks report into
-URGENT_QUEUE = "news"  # and the one for what does not wait behind output
+RANKS_QUEUE = "up"  # all ranks write messages to this queue
+URGENT_QUEUE = "news"  # for messages that must not wait behind output
 
 # ---- the forkserver
 
-SOCKET_FOLDER_VARIABLE = "NBDDP_SOCKETS"  # environment variable
-CUDA_USED = "cuda-used"  # a file in that folder: what is forked from the helper cannot use CUDA
-PRELOAD_SIGNAL = signal.SIGUSR1  # one more part, now that nobody waits for a start
+SOCKET_FOLDER_VARIABLE = "NBDDP_SOCKETS"  # environment variable with the path of the socket folder
+CUDA_USED = "cuda-used"  # file in that folder: processes forked from the forkserver cannot use CUDA
+PRELOAD_SIGNAL = signal.SIGUSR1  # preload one more part while no rank is starting
 PRELOADED_LATER = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
-PRELOAD_PARTS = 1 + len(PRELOADED_LATER)  # the first is a warm shell
+PRELOAD_PARTS = 1 + len(PRELOADED_LATER)  # the first part is a warm shell
 
 # ---- ranks and scripts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """All that a rank must be told; travels over the pipe of the process that starts it.
+    """Everything that a rank needs to start; sent over the pipe of the process that starts it.
 
     Attributes:
-        topology: its place in the world.
-        store_port: the port of the store that messages go through, on this machine.
-        store_prefix: what the keys of this worker group begin with there; empty for the group that
+        topology: the rank's position in the world.
+        store_port: port of the message store on this machine.
+        store_prefix: prefix of all keys of this worker group in the store; empty for the group that
             serves the store.
-        attempt: which start of the group this is, from 1.
-        incarnation: which process of this rank in it, from 0: one that heals it is the next.
-        secret: what messages are signed with.
-        log_path: the file that becomes its standard output and error.
-        kernel_pid: the process that it must not outlive.
-        env: the environment, whole.
-        sys_path: the import path, whole.
-        cwd: the folder to work in.
+        attempt: number of the group's start, from 1.
+        incarnation: number of the rank's process in this attempt, from 0. Each heal adds 1.
+        secret: key that signs messages.
+        log_path: file that receives standard output and standard error.
+        kernel_pid: the rank ends with this process.
+        env: the whole environment.
+        sys_path: the whole import path.
+        cwd: working directory.
         backend: ``auto``, ``gloo`` or ``nccl``.
-        timeout: seconds after which a collective gives up.
-        threads: threads for torch's operators.
+        timeout: of collectives, in seconds.
+        threads: number of threads for torch's operators.
         joins_group: whether to form a process group at the start.
         run_id: name of the run.
         colors: IPython's color theme, for tracebacks and the debugger.
-        can_rejoin: whether the notebook, once it is gone, may come back, so that the rank waits.
-        interface: of the network, through which it meets the others; empty for the loopback where
-            all are on this machine, else for the one that the backend chooses.
+        can_rejoin: whether another notebook can take over the rank after this one has gone, so that
+            the rank waits for it.
+        interface: network interface for connections between ranks. If empty, the loopback is used
+            when all ranks are on this machine, else the backend chooses.
     """
 
     topology: Topology
@@ -76,14 +78,15 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A program as ``torchrun`` takes it: a file, or with ``-m`` a module.
+    """A program as ``torchrun`` takes it: a file or, with ``-m``, a module.
 
     Attributes:
-        name: as it was written: ``train.py``, ``package.train``.
-        path: the file, absolute; empty for a module, which each rank finds for itself.
-        arguments: what stands behind it.
-        folder: what stands first on ``sys.path``: the file's, or for a module the working folder.
-        keeps: whether its names stay in the namespace of the cells.
+        name: as the user wrote it: ``train.py``, ``package.train``.
+        path: absolute path of the file; empty for a module, which each rank finds itself.
+        arguments: command-line arguments of the script.
+        folder: first entry of ``sys.path``: the folder of the file, or the working directory for a
+            module.
+        keeps_names: whether the script's names stay in the namespace of the cells.
     """
 
     name: str
@@ -94,10 +97,10 @@ class Script:
 
 
 def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
-    """The queue of a rank's main thread."""
+    """Return the name of the queue that a rank's main thread reads."""
     return f"a{attempt}.{incarnation}/command/{rank}"
 
 
 def control_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
-    """The queue of a rank's control thread, which answers while a cell runs."""
+    """Return the name of the queue that a rank's control thread reads while a cell runs."""
     return f"a{attempt}.{incarnation}/control/{rank}"

@@ -8,12 +8,12 @@ from typing import Any
 from nbddp.wire.trace_messages import SendTrace
 
 JsonDict = dict[str, Any]
-MADE_BY_ALL = "a process group is made by all ranks at once"  # why it is not carried
+MADE_BY_ALL = "a process group is made by all ranks at once"  # the reason in a heal report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Put pickled values into the rank's namespace."""
+    """Unpickle values and assign them to names in the rank's namespace."""
 
     request: int
     payload: JsonDict
@@ -21,7 +21,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """Evaluate a name or an expression and send its value back."""
+    """Evaluate an expression and send its value back."""
 
     request: int
     expression: str
@@ -29,7 +29,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Say which names fit at this place of this code."""
+    """List the completions at a position in a piece of code."""
 
     request: int
     code: str
@@ -38,7 +38,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
-    """Say what the name at this place of this code is; ``detail`` 1 for its source too."""
+    """Describe the name at a position in a piece of code; ``detail`` 1 includes its source."""
 
     request: int
     code: str
@@ -48,16 +48,16 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectFacts:
-    """Say what is known of all names: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
+    """Describe all names: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendNamespace:
-    """Lay all names out for ranks that take dead ones' places, but those to ``exclude``.
+    """Pickle all names except ``exclude``, for the replacements of dead ranks.
 
-    ``replacements`` are none where the user has chosen whose names they get.
+    ``replacements`` is empty if the user has chosen the donor.
     """
 
     request: int
@@ -67,10 +67,16 @@ class SendNamespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGroup:
-    """Form a new process group, in which replacements get the names that a donor gave.
+    """Form a new process group, in which replacements get the donor's names.
 
-    ``payload``: the names; ``storages``: bytes and kind of device of each tensor's memory.
-    ``own_values``: for a replacement, by path, the marks of the donor's value and of its own value.
+    Attributes:
+        request: number of the request.
+        generation: number of the new process group.
+        donor: the rank whose names the replacements get.
+        replacements: ranks with a new process.
+        payload: reference to the pickled names.
+        storages: bytes and device type of each tensor's memory.
+        own_values: for a replacement, by path, the marks of the donor's value and of its own value.
     """
 
     request: int
@@ -84,7 +90,14 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank says to what it was asked; ``error`` is empty when it worked."""
+    """The answer to a request.
+
+    Attributes:
+        request: number of the request.
+        error: why the request failed; empty if it succeeded.
+        payload: reference to a pickled value.
+        content: JSON values.
+    """
 
     request: int
     error: str = ""

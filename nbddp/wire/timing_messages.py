@@ -1,4 +1,4 @@
-"""What a rank tells of its collectives: when it came to each, where it was, what it waited for."""
+"""The message with a rank's collectives: arrival times, source lines and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace by torch's profiler: which steps are asked for, and what a rank says of what it has."""
+"""Messages about traces by torch's profiler: the steps to trace, and a summary of the trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSteps:
-    """Which steps of a cell are traced: from ``first`` to ``last``, both included.
+    """The steps of a cell to trace: from ``first`` to ``last``, both included.
 
     >>> str(TraceSteps(first=10, last=15)), str(TraceSteps(first=3, last=3))
     ('steps 10 to 15', 'step 3')
@@ -24,7 +24,7 @@ class TraceSteps:
 
 
 def format_steps(first: int, last: int) -> str:
-    """Steps in words."""
+    """Format a range of steps."""
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
