@@ -1,4 +1,4 @@
-"""The ticks of an axis, how numbers are written, and whether an axis is logarithmic."""
+"""Ticks, number formats, and the choice of a linear or logarithmic axis."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Write a value in a few characters.
+    """Format a value as a short text.
 
     >>> [format_number(value) for value in (0.123456, 12.0, 123456.7, 1.5e-7, math.nan)]
     ['0.1235', '12', '123457', '1.5e-7', 'nan']
@@ -98,7 +98,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
-    """Write equally spaced numbers, with enough digits to tell them apart.
+    """Format equally spaced numbers with enough digits to tell them apart.
 
     >>> format_ticks([0.0, 0.25, 0.5]), format_ticks([0.0, 20000.0]), format_ticks([0.0, 2e-5])
     (['0', '0.25', '0.5'], ['0', '20000'], ['0', '2e-5'])

@@ -21,7 +21,7 @@ RESTART = "#d9822b"
 HEAL = "#2e9e44"
 MANY_RANKS = 8  # above that, only the lowest and the highest rank have a line, with a band
 MAX_POINTS = 160  # of a drawn line
-MAX_DOTS = 25  # a line with more points has no dots
+MAX_DOTS = 25  # a line with more points has dots only at isolated points
 MAX_STEPS = 2000  # of a mean line
 MAX_LAG = 0.05  # share of the steps; the mean line does not wait for ranks further behind
 SMOOTHING = 0.02  # share of the width over which a smooth line averages
@@ -98,7 +98,7 @@ class ChartLine:
         )
 
     def smoothed(self, span: float) -> Numbers:
-        """Return the mean of the earlier values at each step, weighted by their distance.
+        """Return the exponential moving average of the values at each step.
 
         Args:
             span: the number of steps in the whole chart.
@@ -135,11 +135,11 @@ class Chart:
     """A metric of ranks or runs, ready to be drawn.
 
     Attributes:
-        lines: of all ranks, or of all runs.
+        lines: the lines of all ranks or of all runs.
         drawn: the lines to draw, strong ones last.
         legend: the legend text of the strong line.
         value: the mean of the newest values of the ranks.
-        unit: of the horizontal axis: "step", "samples" or "s".
+        unit: the unit of the horizontal axis: "step", "samples" or "s".
     """
 
     name: str

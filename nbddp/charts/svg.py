@@ -15,8 +15,8 @@ from nbddp.charts.chart_lines import Chart, ChartLine, ChartMark, Numbers, slice
 from nbddp.charts.palette import ALERT, INK, rank_class, rank_color
 
 WIDTH, HEIGHT = 360, 190  # CSS pixels, before a page scales the chart
-FONT_SIZE = 10.0  # font size of the ticks
-DIGIT_WIDTH = 0.64  # divided by the font size
+FONT_SIZE = 10.0  # of the ticks
+DIGIT_WIDTH = 0.64  # as a multiple of the font size
 INSET = 3.0  # keeps the first and the last dot inside the axes
 
 Align = Literal["center", "right"]

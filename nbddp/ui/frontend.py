@@ -20,7 +20,7 @@ from nbddp.wire.messages import Display, JsonDict
 COALESCE_SECONDS = 0.002  # output that ranks print within this time is shown in one or two pieces
 # removes an output by replacing it; a rule in panel.css hides the empty space
 EMPTY_OUTPUT: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
-PAGE_CHARACTERS_PER_SECOND = 1e6  # on average; Jupyter's server drops more
+PAGE_CHARACTERS_PER_SECOND = 1e6  # sustained; above this rate, Jupyter's server drops output
 PAGE_PROTOCOL_VERSION = "5.2"  # of Jupyter's JavaScript; jupyter_client sends 5.3 since 2017
 COLAB_VARIABLE = "COLAB_RELEASE_TAG"  # set in every kernel on Colab
 KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" when saved

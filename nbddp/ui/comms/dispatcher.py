@@ -58,12 +58,12 @@ class ServedWidgets:
         self.reloads = 0
 
     def add(self, *widgets: Widget) -> None:
-        """Also serve these widgets and all widgets in them. Repeat it after a change of these."""
+        """Also serve these widgets and all widgets in them. Call again after these change."""
         for widget in widgets:
             _collect_comm_ids(widget, self.comm_ids)
 
     def start(self) -> ServedWidgets:
-        """Start to answer the messages, in the context of the current cell."""
+        """Start answering messages, in the context of the current cell."""
         self.context = contextvars.copy_context()
         try:
             self._dispatcher.start(self)
@@ -73,7 +73,7 @@ class ServedWidgets:
         return self
 
     def stop(self) -> None:
-        """Stop to answer the messages; the kernel answers them between cells."""
+        """Stop answering messages; the kernel answers them between cells."""
         self._dispatcher.stop(self)
 
     __enter__ = start
@@ -152,7 +152,7 @@ class CommDispatcher:
                 self._answer(*item)
 
     def close_later(self, close: Callable[[], None], *, most: int) -> None:
-        """Keep the widgets of a finished cell open; close the oldest of more than ``most``.
+        """Keep the widgets of the last ``most`` finished cells open, and close older ones.
 
         A page may still be drawing them, or may not follow the output that replaces them.
         """

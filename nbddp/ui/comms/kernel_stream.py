@@ -34,7 +34,7 @@ class DispatchMode(Enum):
     """How the messages of a kernel can be intercepted."""
 
     THREAD = "thread"  # ipykernel 7: a separate thread reads the messages
-    POLL = "poll"  # ipykernel 6: only the main thread can read the messages, so it polls
+    POLL = "poll"  # ipykernel 6: only the main thread can read the messages, so it must poll
     NONE = "none"  # no kernel, or an unknown kernel
 
 

@@ -2,8 +2,8 @@
 
 The cost of a drawing varies by a factor of 100: from 2 ranks that count steps to 64 ranks that
 print. So each drawing is timed, and the pause after it is proportional to its cost. A pause is at
-most twice as long as the one before. So a single costly drawing, such as the first charts, does not
-delay the next ones for long.
+most twice as long as the one before, so a single costly drawing, such as the first charts, does not
+cause a long delay.
 """
 
 from __future__ import annotations
