@@ -1,6 +1,6 @@
-"""What happens to a worker group (events) and what it makes the session do (actions).
+"""The events and actions of the lifecycle: events go in, actions come out; all are frozen values.
 
-Events are asked or past, actions are commands; all are frozen values.
+An event is a request of the user (``...Asked``) or a fact. An action is a command.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-GRACE = 5.0  # seconds between asking a process to end and killing it
+GRACE = 5.0  # seconds between SIGTERM or an interrupt, and SIGKILL
 
 
 class Deadline(Enum):
-    """What a deadline is for."""
+    """The purpose of a deadline."""
 
     START = "start"
     PEERS = "peers"
@@ -23,27 +23,27 @@ class Deadline(Enum):
     STOP = "stop"
 
 
-# ---- events: what happened, or was asked
+# ---- events
 
 
 class Event:
-    """Something that happened, or was asked."""
+    """A request of the user, or a fact."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEvent(Event):
-    """What a rank or a clock of an attempt reports."""
+    """An event of one attempt; ignored after that attempt has ended."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAsked(Event):
-    """Start this many ranks, or those of ``ranks`` alone.
+    """Start ``world_size`` ranks, or only those in ``ranks``.
 
-    Without ``joins_group`` they form no process group.
+    They form a process group if ``joins_group``.
     """
 
     world_size: int
@@ -54,7 +54,10 @@ class StartAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejoinAsked(Event):
-    """Take back ranks that another notebook has left: of all, the incarnations of the living."""
+    """Rejoin the ranks of an earlier notebook.
+
+    ``survivors``: rank and incarnation of each process that is alive.
+    """
 
     attempt: int
     world_size: int
@@ -63,14 +66,14 @@ class RejoinAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAsked(Event):
-    """Stop what there is, then start."""
+    """Stop the group, then start it again."""
 
     start: StartAsked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealAsked(Event):
-    """Put new processes in the places of dead ranks, with the names of a living one, the donor.
+    """Replace dead ranks by new processes, which get the names of the donor, a rank that is alive.
 
     ``checks``: the donor first checks whether its names can replace those of the dead ranks.
     """
@@ -82,7 +85,7 @@ class HealAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSent(AttemptEvent):
-    """The donor has packed its names for the new ranks, or ``reason`` says why not."""
+    """The donor has packed its names for the replacements; ``reason``: why it could not."""
 
     generation: int
     reason: str = ""
@@ -90,12 +93,12 @@ class NamespaceSent(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJoined(AttemptEvent):
-    """A rank is back from the meeting in which the new ranks get their names.
+    """A rank has joined a heal's new group, in which replacements get their names, or it could not.
 
     Attributes:
-        reason: why it did not meet the others; empty if it did.
-        is_consequence: whether that was only because another rank left the meeting.
-        not_loaded: names that could not be made on this rank, which are a reason too.
+        reason: why it failed; empty if it joined.
+        is_consequence: whether it failed only because another rank did.
+        not_loaded: names that could not be loaded on this rank; then ``reason`` is not empty.
     """
 
     generation: int
@@ -112,12 +115,12 @@ class RunAsked(Event):
     cell: int
     ranks: tuple[int, ...]
     needs_group: bool | None = True
-    is_elastic: bool = False  # end it when a restart would make more ranks
+    is_elastic: bool = False  # end it when a restart would give more ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptAsked(Event):
-    """End the running cell and keep every name; a second time: kill what does not answer."""
+    """Interrupt the running cell; all names stay. The second time, kill unresponsive ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +132,19 @@ class KillAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked(Event):
-    """End all ranks."""
+    """Stop all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReady(AttemptEvent):
-    """A rank has its shell and its process group."""
+    """A rank is ready: it has its shell and, if asked for, its process group."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStartFailed(AttemptEvent):
-    """A rank could not get ready; ``details`` is its traceback."""
+    """A rank could not start; ``details`` is its traceback."""
 
     rank: int
     reason: str
@@ -150,7 +153,7 @@ class RankStartFailed(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEndedCell(AttemptEvent):
-    """A rank is through with a cell."""
+    """A rank has ended a cell."""
 
     rank: int
     cell: int
@@ -161,7 +164,7 @@ class RankEndedCell(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAcknowledged(AttemptEvent):
-    """The cell of a rank got its KeyboardInterrupt, and may be cleaning up."""
+    """The cell of a rank got its KeyboardInterrupt; it may still be cleaning up."""
 
     rank: int
     cell: int
@@ -169,7 +172,7 @@ class RankAcknowledged(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExited(AttemptEvent):
-    """A rank's process is gone; ``is_reported``: the user knows already."""
+    """A rank's process has exited; ``is_reported``: the user knows it already."""
 
     rank: int
     exitcode: int | None
@@ -178,10 +181,10 @@ class ProcessExited(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed(AttemptEvent):
-    """A deadline passed. The event has the state of the ranks' processes at that moment.
+    """A deadline has passed. The event has the state of the ranks' processes at that moment.
 
-    ``stopped`` are ranks that got a SIGSTOP, with their process ids. ``working`` are ranks whose
-    processes use the CPU.
+    ``stopped`` are ranks that are stopped by SIGSTOP, with their process ids. ``working`` are ranks
+    that use the CPU.
     """
 
     deadline: Deadline
@@ -193,7 +196,7 @@ class DeadlinePassed(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined(Event):
-    """A node has come; ``adds_capacity``: a restart would make more ranks."""
+    """A node has joined; ``adds_capacity``: a restart would give more ranks."""
 
     name: str
     nproc: int
@@ -202,7 +205,7 @@ class NodeJoined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(Event):
-    """A node is gone, and these ranks with it."""
+    """A node was lost, with these ranks."""
 
     name: str
     address: str
@@ -212,7 +215,7 @@ class NodeLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCopyFailed(Event):
-    """Copies of the nodes' logs cannot be written into this folder."""
+    """Logs of the nodes could not be copied into this folder."""
 
     folder: str
     reason: str
@@ -223,28 +226,28 @@ NodeEvent = NodeJoined | NodeLost | LogCopyFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityChanged(Event):
-    """A restart would make more ranks than there are."""
+    """A restart would give more ranks than there are."""
 
 
-# ---- actions: what the session shall do
+# ---- actions
 
 
 class Action:
-    """Something that the session shall do."""
+    """A command to the executor."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAction(Action):
-    """Something that it shall do to ranks."""
+    """A command to the executor for some ranks."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRanks(Action):
-    """Start processes for all ranks."""
+    """Start a process for each rank."""
 
     attempt: int
     world_size: int
@@ -252,22 +255,22 @@ class StartRanks(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejoinRanks(Action):
-    """Listen to the processes that there are."""
+    """Connect to the processes of an earlier notebook."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReplacements(RankAction):
-    """Start new processes in the places of dead ranks."""
+    """Start new processes for dead ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacementsReady(Action):
-    """All of them are ready to be given names."""
+    """Record that all replacements are ready for the donor's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNamespace(Action):
-    """Tell the donor to pack its names, except those in ``exclude``.
+    """Ask the donor to pack its names, except those in ``exclude``.
 
     ``replacements`` is empty if the user chose the donor.
     """
@@ -280,7 +283,7 @@ class RequestNamespace(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestJoin(RankAction):
-    """Tell ranks to form a new process group, in which new ranks get the donor's names."""
+    """Ask ranks to form a new process group, in which replacements get the donor's names."""
 
     generation: int
     donor: int
@@ -289,24 +292,24 @@ class RequestJoin(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJoin(RankAction):
-    """Tell ranks to leave the meeting: it has failed."""
+    """Ask ranks to give up the new process group: the join has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealFinished(Action):
-    """The new ranks have their names, and all ranks have met."""
+    """Report the heal: all ranks are in the new group, and the replacements have their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealFailed(Action):
-    """The dead ranks stay dead, for a reason; the others live on."""
+    """Report that the heal failed: the dead ranks stay dead, and the others keep running."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRegroup(RankAction):
-    """Tell ranks to form a new process group, or to leave theirs."""
+    """Ask ranks to form a new process group, or to leave theirs."""
 
     generation: int
     form: bool
@@ -314,14 +317,14 @@ class SendRegroup(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCell(RankAction):
-    """Hand the cell to ranks."""
+    """Send the cell to ranks."""
 
     cell: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendInterrupt(RankAction):
-    """Tell ranks to interrupt the cell; with ``is_for_death`` because one of them has died."""
+    """Interrupt the cell on ranks; ``is_for_death``: because another rank died."""
 
     cell: int
     is_for_death: bool = False
@@ -329,7 +332,7 @@ class SendInterrupt(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendShutdown(RankAction):
-    """Tell idle ranks to end in good order."""
+    """Ask idle ranks to shut down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +347,7 @@ class Kill(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDeadline(Action):
-    """Ring in this many seconds, unless it no longer matters then."""
+    """Feed ``event`` to the lifecycle after this many seconds."""
 
     seconds: float
     event: DeadlinePassed
@@ -352,33 +355,33 @@ class SetDeadline(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse(Action):
-    """What was asked cannot be done now, and why."""
+    """Refuse the user's request, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notify(Action):
-    """Something the user should be told while the cell runs."""
+    """Show a notice to the user while the cell runs."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordNode(Action):
-    """Write into the record of the run what has become of a node."""
+    """Record in the event log that a node joined or was lost."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStarted(Action):
-    """All ranks are ready."""
+    """Report that all ranks are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStartFailed(Action):
-    """The start failed; the ranks are being ended."""
+    """Report that the start failed; the other ranks are stopped."""
 
     reason: str
     details: str = ""
@@ -386,9 +389,9 @@ class GroupStartFailed(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFinished(Action):
-    """All ranks are through with the cell, or gone.
+    """Report that all ranks have ended the cell, or are dead.
 
-    ``is_outgrown``: it was ended because a restart would make more ranks.
+    ``is_outgrown``: it was ended because a restart would give more ranks.
     """
 
     cell: int
@@ -397,4 +400,4 @@ class CellFinished(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStopped(Action):
-    """All processes are gone."""
+    """Report that all processes have exited."""

@@ -1,4 +1,4 @@
-"""What is known of a worker group at one moment: frozen values, changed only by the lifecycle."""
+"""The state of a worker group at one moment: frozen values that only the lifecycle changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbddp.lifecycle.events import GRACE, Deadline, DeadlinePassed, SetDeadline,
 
 
 class GroupState(Enum):
-    """What the worker group is doing, in words."""
+    """The states of a worker group; the values are shown to the user."""
 
     OFF = "not started"
     STARTING = "starting"
@@ -27,7 +27,7 @@ class GroupState(Enum):
 
     @property
     def is_ready(self) -> bool:
-        """Whether those ranks that live wait for something to do."""
+        """Whether the ranks that are alive are idle."""
         return self in (GroupState.IDLE, GroupState.BROKEN)
 
     @property
@@ -37,12 +37,12 @@ class GroupState(Enum):
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether an interrupt has something to end: a cell, or a heal."""
+        """Whether there is a cell or a heal to interrupt."""
         return self.is_busy or self is GroupState.HEALING
 
 
 class RankState(Enum):
-    """What one rank is doing, in words."""
+    """The states of a rank; the values are shown to the user."""
 
     STARTING = "starting"
     IDLE = "ready"
@@ -53,52 +53,54 @@ class RankState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankLife:
-    """One rank."""
+    """The state of one rank."""
 
     rank: int
     state: RankState = RankState.STARTING
     exitcode: int | None = None
-    incarnation: int = 0  # which process of this rank in the attempt
+    incarnation: int = (
+        0  # 0 for the first process of this rank in the attempt, 1 for its first replacement
+    )
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process is running."""
         return self.state not in (RankState.GONE, RankState.ABSENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLife:
-    """The cell that runs, and what is known of it."""
+    """The state of the running cell."""
 
     number: int
     waiting: frozenset[int]
     is_elastic: bool = False
-    is_outgrown: bool = False  # ended, as a restart would make more ranks
+    is_outgrown: bool = False  # ended because a restart would give more ranks
     has_failed: bool = False
-    has_lost_rank: bool = False  # for it is dead, which is worse than a failure
+    has_lost_rank: bool = False  # a rank died, which is worse than a failure
     group_broken: bool = False
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0
     is_stuck: bool = False
     acknowledged: frozenset[int] = frozenset()
-    killed: frozenset[int] = frozenset()  # by the lifecycle itself, which has said so
+    killed: frozenset[int] = frozenset()  # by the lifecycle, which has told the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealLife:
-    """The heal that goes on, and what is known of it.
+    """The state of the running heal.
 
     Attributes:
         replacements: the ranks that get a new process.
         donor: the rank whose names they get.
-        checks: whether the donor sees if its names can be those of the dead ranks.
-        not_loaded: names that could not be made on a new rank: the donor leaves them out.
+        checks: whether the donor checks that its names can replace those of the dead ranks.
+        not_loaded: names that a replacement could not load: the donor leaves them out.
         is_packed: whether the donor has packed its names.
-        joining: ranks that were told to meet and are not back.
-        failures: why ranks did not meet, each with whether only another rank had left it.
-        must_repeat: whether the meeting failed because a name could not be made.
-        has_failed: whether the heal fails whatever the other ranks report.
-        is_cancelled: whether ``joining`` was told to give up.
+        joining: ranks that were asked to join the new group, and have not answered.
+        failures: why ranks did not join, each with whether that is a consequence of another rank.
+        must_repeat: whether the join failed because a name could not be loaded.
+        has_failed: whether the heal fails, whatever the other ranks answer.
+        is_cancelled: whether the ranks in ``joining`` were asked to give up.
     """
 
     replacements: tuple[int, ...]
@@ -115,49 +117,49 @@ class HealLife:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """The worker group at one moment."""
+    """The state of the worker group."""
 
     state: GroupState = GroupState.OFF
     attempt: int = 0
     generation: int = 0
     has_group: bool = False
-    ranks: tuple[RankLife, ...] = ()  # each in its place
+    ranks: tuple[RankLife, ...] = ()  # ordered by rank
     heal: HealLife | None = None
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE
-    pending_notices: tuple[str, ...] = ()  # of nodes, for the next cell
-    is_rejoin: bool = False  # the ranks were another notebook's: who is late costs nobody else
+    pending_notices: tuple[str, ...] = ()  # about nodes, for the next cell
+    is_rejoin: bool = False  # of an earlier notebook's ranks: a late rank does not fail the others
 
     def incarnation(self, rank: int) -> int:
-        """How many processes a rank had before this one; -1 if there is no such rank."""
+        """Return how many processes this rank had before this one; -1 if there is no such rank."""
         return next((each.incarnation for each in self.ranks if each.rank == rank), -1)
 
     def is_alive(self, rank: int) -> bool:
-        """Whether there is such a rank, and its process is there."""
+        """Return whether there is such a rank and its process is running."""
         return 0 <= rank < len(self.ranks) and self.ranks[rank].is_alive
 
     @property
     def alive(self) -> list[int]:
-        """Ranks whose process is there."""
+        """The ranks whose process is running."""
         return [each.rank for each in self.ranks if each.is_alive]
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Ranks whose process has ended."""
+        """The ranks whose process has exited."""
         return tuple(each.rank for each in self.ranks if each.state is RankState.GONE)
 
     def ranks_in_state(self, state: RankState) -> tuple[int, ...]:
-        """The ranks that do this now."""
+        """Return the ranks that are in a state."""
         return tuple(each.rank for each in self.ranks if each.state is state)
 
     def with_rank_state(self, rank: int, state: RankState, exitcode: int | None = None) -> Life:
-        """One rank does something else."""
+        """Return this state with one rank's state changed."""
         changed = replace(self.ranks[rank], state=state, exitcode=exitcode)
         return replace(self, ranks=(*self.ranks[:rank], changed, *self.ranks[rank + 1 :]))
 
     def set_deadline(self, deadline: Deadline, seconds: float) -> SetDeadline:
-        """A deadline of what goes on now."""
+        """Return the action that sets a deadline of the current cell and attempt."""
         event = DeadlinePassed(
             deadline=deadline,
             attempt=self.attempt,
@@ -168,5 +170,5 @@ class Life:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """All ranks, those that are gone too."""
+        """All ranks, also the dead ones."""
         return tuple(each.rank for each in self.ranks)

@@ -1,10 +1,10 @@
 """The steps of a heal: new processes replace dead ranks and get the names of a donor.
 
-The new processes start while the donor packs its names. Then all ranks meet in a new process group,
-in which the new ones get the names. A name that cannot be made on a new rank ends that meeting; the
-donor packs again without it. Whatever else fails, or an interrupt, ends the heal: the new processes
-are killed, and the group is as it was before. Ranks that were told to meet are told to give up, and
-are waited for until they are back.
+The replacements start while the donor packs its names. Then all ranks join a new process group, in
+which the replacements load the names. If a name cannot be loaded, the join fails and the donor
+packs again without it. Any other failure, or an interrupt, ends the heal: the replacements are
+killed, and the group is as before. Ranks that were asked to join are asked to give up, and the heal
+waits for their answers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState, HealLife, Life, RankLife, RankState
 
 Step = tuple[Life, list[ev.Action]]
-START_TIMEOUT = 90.0  # seconds for all ranks to get ready (the first may import torch)
-KILLED = -9  # exit code of a new process after a failed heal
-CANCEL_TIMEOUT = 30.0  # seconds in which ranks must return from a failed meeting
+START_TIMEOUT = 90.0  # seconds for all ranks to get ready (the first one may import torch)
+KILLED = -9  # exit code of a replacement after a failed heal
+CANCEL_TIMEOUT = 30.0  # seconds in which ranks must give up a failed join
 
 
 def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
-    """Start new processes for dead ranks, and have the donor pack its names meanwhile."""
+    """Start replacements for dead ranks; meanwhile the donor packs its names."""
     reason = refusals.why_no_heal(life, event.ranks, event.donor)
     if reason:
         return life, [ev.Refuse(reason=reason)]
@@ -43,7 +43,7 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
 
 
 def _request_namespace(life: Life, heal: HealLife) -> Step:
-    generation = life.generation + 1  # no ranks ever meet where others did, or tried to
+    generation = life.generation + 1  # each join has its own generation
     request = ev.RequestNamespace(
         donor=heal.donor,
         generation=generation,
@@ -54,7 +54,7 @@ def _request_namespace(life: Life, heal: HealLife) -> Step:
 
 
 def on_replacement_ready(life: Life, heal: HealLife) -> Step:
-    """A new process is ready; the last one of them may complete what a meeting needs."""
+    """Note that a replacement is ready. After the last one, ask all ranks to join."""
     if life.ranks_in_state(RankState.STARTING):
         return life, []
     life, actions = _join_when_ready(life, heal)
@@ -62,7 +62,7 @@ def on_replacement_ready(life: Life, heal: HealLife) -> Step:
 
 
 def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
-    """The donor has packed its names, or could not."""
+    """Ask all ranks to join once the donor has packed its names, or fail."""
     heal = life.heal
     if heal is None or event.generation != life.generation or heal.is_packed:
         return life, []
@@ -72,7 +72,7 @@ def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
 
 
 def _join_when_ready(life: Life, heal: HealLife) -> Step:
-    """Tell all ranks to meet, once the new ranks are ready and the names are packed."""
+    """Ask all ranks to join, once the replacements are ready and the names are packed."""
     if not heal.is_packed or life.ranks_in_state(RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, joining=frozenset(life.alive))
@@ -86,7 +86,7 @@ def _join_when_ready(life: Life, heal: HealLife) -> Step:
 
 
 def on_group_joined(life: Life, event: ev.GroupJoined) -> Step:
-    """A rank is back from the meeting, in which it met all others or not."""
+    """Count a rank that has joined the new group, or could not."""
     heal = life.heal
     if heal is None or event.generation != life.generation or event.rank not in heal.joining:
         return life, []
@@ -102,13 +102,13 @@ def on_group_joined(life: Life, event: ev.GroupJoined) -> Step:
 
 
 def fail_heal(life: Life, heal: HealLife, reason: str) -> Step:
-    """End the heal as soon as all ranks that were told to meet are back."""
+    """Fail the heal as soon as all ranks that were asked to join have answered."""
     heal = replace(heal, failures=((False, reason), *heal.failures), has_failed=True)
     return _finish_when_all_are_back(life, heal)
 
 
 def _finish_when_all_are_back(life: Life, heal: HealLife) -> Step:
-    """See whether all ranks are back; if one of them failed, the others need not wait for it."""
+    """Finish, repeat or fail the heal once all ranks have answered; cancel it if one failed."""
     if heal.joining and heal.failures and not heal.is_cancelled:
         ranks = tuple(sorted(heal.joining))
         cancelled = replace(life, heal=replace(heal, is_cancelled=True))
@@ -126,15 +126,15 @@ def _finish_when_all_are_back(life: Life, heal: HealLife) -> Step:
             not_loaded=heal.not_loaded,
         )
         return _request_namespace(life, repeated)
-    if heal.failures:  # what one rank failed of is why others were left
+    if heal.failures:  # prefer the first cause to its consequences
         return abandon_heal(life, heal, min(heal.failures, key=lambda each: each[0])[1])
     return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.HealFinished()]
 
 
 def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
-    """New processes are not ready in time, or ranks not back that gave up a meeting."""
+    """Fail the heal if replacements are not ready, or if ranks have not given up a failed join."""
     if event.generation != life.generation:
-        return life, []  # of the start, or of a meeting before
+        return life, []  # a deadline of an earlier start or join
     starting, late = life.ranks_in_state(RankState.STARTING), sorted(heal.joining)
     if event.deadline is ev.Deadline.START and starting:
         why = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"
@@ -150,7 +150,7 @@ def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
 
 
 def abandon_heal(life: Life, heal: HealLife, reason: str) -> Step:
-    """Kill the new processes, and report that the heal failed."""
+    """Kill the replacements, and report that the heal failed."""
     alive = tuple(rank for rank in heal.replacements if life.is_alive(rank))
     ranks = tuple(
         replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in alive else each
@@ -158,17 +158,17 @@ def abandon_heal(life: Life, heal: HealLife, reason: str) -> Step:
     )
     kill: list[ev.Action] = [ev.Kill(ranks=alive)] if alive else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
-    return broken, [*kill, ev.HealFailed(reason=reason)]  # whoever waited may heal again at once
+    return broken, [*kill, ev.HealFailed(reason=reason)]  # last: the user may heal again at once
 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:
-    """A rank has died meanwhile."""
+    """Fail the heal, because a rank has died."""
     heal = replace(heal, joining=heal.joining - {rank})
     return fail_heal(life, heal, f"rank {rank} {how} meanwhile")
 
 
 def on_interrupt(life: Life, heal: HealLife) -> Step:
-    """End the heal; a second interrupt does not wait for the ranks that are to come back."""
+    """Fail the heal; the second time, do not wait for ranks that have not answered."""
     if heal.has_failed:
         return abandon_heal(life, heal, heal.failures[0][1])
     return fail_heal(life, heal, "it was interrupted")

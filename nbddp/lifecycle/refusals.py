@@ -1,4 +1,4 @@
-"""Why something cannot be done now, or takes its time: in words, with the way out."""
+"""Why the group refuses a request, or why something takes long, with the way out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NOT_HEALED = "the group was not healed"
 
 
 def already_running(life: Life) -> str:
-    """Why a group cannot be started."""
+    """Say why a group cannot be started."""
     if life.state is GroupState.BROKEN:
         return "a worker group with a dead rank is already running; `%ddp restart` restarts it"
     return f"the worker group is {life.state.value} already"
 
 
 def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
-    """Why a group cannot be healed; nothing if it can."""
+    """Say why a group cannot be healed; empty if it can."""
     if not life.state.is_live:
         return NO_GROUP
     if life.state is not GroupState.BROKEN:
@@ -43,13 +43,13 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
             return f"rank {rank} lives"
     missing = [rank for rank in life.gone if rank not in ranks]
     if missing:
-        is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
+        is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all ranks
         return f"{format_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
     return "" if life.is_alive(donor) else rank_not_running(life, donor)
 
 
 def rank_not_running(life: Life, rank: int) -> str:
-    """Why a rank can do nothing."""
+    """Say why a rank cannot be used."""
     if not life.ranks:
         return NO_GROUP
     if not 0 <= rank < len(life.ranks):
@@ -60,18 +60,18 @@ def rank_not_running(life: Life, rank: int) -> str:
 
 
 def unknown_rank(rank: int, world_size: int) -> str:
-    """Why a number is no rank's."""
+    """Say that there is no rank with this number."""
     return f"there is no rank {rank}; the group has ranks 0 to {world_size - 1}"
 
 
 def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
-    """What became of a rank that was asked something, in the place of its answer."""
+    """Say that a rank exited before it answered a request."""
     said = f"rank {rank} {describe_exit(exitcode)} before it could answer"
     return f"{said}; {way_out(life)}" if life.state is GroupState.BROKEN else said
 
 
 def way_out(life: Life) -> str:
-    """What can be done where ranks are gone."""
+    """Say what the user can do after ranks have died."""
     alive = ",".join(map(str, life.alive))
     others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
     those = "it" if len(life.gone) == 1 else "those that are gone"
@@ -80,13 +80,13 @@ def way_out(life: Life) -> str:
 
 
 def with_way_out(said: str, life: Life) -> str:
-    """What is said of a heal: where it was tried in vain, with what can be done now."""
+    """Add the way out to the message of a failed heal."""
     is_in_vain = said.startswith(NOT_HEALED) and life.gone
     return f"{said}; {way_out(life)}" if is_in_vain else said
 
 
 def describe_node(life: Life, event: ev.NodeEvent) -> str:
-    """Say what has become of a node."""
+    """Say that a node joined or was lost."""
     if isinstance(event, ev.LogCopyFailed):
         torn = f"the logs in {event.folder} are not whole: {event.reason}"
         return f"{torn}; each node has those of its ranks"
@@ -108,9 +108,13 @@ def interrupt_pending(
     *,
     killed_in: tuple[float, float],
 ) -> str:
-    """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
+    """Say why an interrupted cell still runs.
 
-    ``killed_in``: seconds until the ranks in ``deaf`` are killed, for idle and for computing ones.
+    Args:
+        waiting: ranks that have not ended the cell.
+        unresponsive: ranks on which Python has not seen the signal.
+        seen: has the state of the processes.
+        killed_in: seconds until unresponsive ranks are killed, for idle and for computing ones.
     """
     if not unresponsive:
         return (
@@ -140,7 +144,7 @@ def interrupt_pending(
 def killed_unresponsive(
     unresponsive: Sequence[int], seen: ev.DeadlinePassed, *, seconds: float
 ) -> str:
-    """Why ranks are killed that did not answer an interrupt."""
+    """Say why ranks are killed that did not react to an interrupt."""
     asleep = [rank for rank in unresponsive if rank in dict(seen.stopped)]
     why = f" ({format_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
     return (

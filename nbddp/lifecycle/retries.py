@@ -1,4 +1,4 @@
-"""Whether to go on after a failure, how, and what that cost: pure, told by whoever does it."""
+"""Decide whether and how to recover from a failure, and describe the cost (pure functions)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nbddp.formatting import plural
 
 
 class RecoveryMethod(Enum):
-    """How a cell is begun again: what is tried first stands first."""
+    """How a cell is run again; the methods are tried in this order."""
 
-    HEAL = "heal"  # new ranks in the places of dead ones, the others keep all that they have
-    RESTART = "restart"  # all ranks are new, and what was done is done again
+    HEAL = "heal"  # replace dead ranks; the others keep their state
+    RESTART = "restart"  # start all ranks again and replay earlier cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How often a cell is begun again after a failure, each way.
+    """How often a cell is run again after a failure, by method.
 
-    With ``is_elastic`` also whenever a node has come, which no failure is: with more ranks then.
+    ``is_elastic``: also restart, with more ranks, whenever a node joins; that is not a failure.
     """
 
     heals: int = 0
@@ -36,7 +36,7 @@ class Retries:
                 raise ArgumentError(f"{name} must be a whole number, 0 or more, got {count!r}")
 
     def limit(self, method: RecoveryMethod) -> int:
-        """How often this way."""
+        """Return how often this method may be used."""
         return self.heals if method is RecoveryMethod.HEAL else self.restarts
 
 
@@ -45,12 +45,12 @@ class AttemptFailure:
     """A failure that ended an attempt.
 
     Attributes:
-        attempt: which one.
+        attempt: the number of the attempt.
         what: the first cause, in one line.
-        at: when it happened, as the rank's ``time.time()`` has it.
-        step: the last step that any rank had reported, None if none had.
-        is_death: whether a rank died of it, so that there is one to replace.
-        method: how it went on.
+        at: ``time.time()`` of the failure on the rank.
+        step: the last step that any rank had reported; None if there was none.
+        is_death: whether a rank died, so that a heal can replace it.
+        method: how the cell was run again.
     """
 
     attempt: int
@@ -63,14 +63,14 @@ class AttemptFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRecord:
-    """How an attempt took up the work.
+    """The cost of a recovery.
 
     Attributes:
-        failure: what it came back from.
+        failure: the failure.
         detected: seconds from the failure to the end of the cell.
         restarted: seconds until all ranks were ready again.
-        replayed: seconds that the earlier cells took, and ``cells`` how many they were.
-        healed: seconds that it took instead of both where the failure's method is to heal.
+        replayed: seconds of the replay of earlier cells; ``cells`` is their number.
+        healed: seconds of the heal; then ``restarted`` and ``replayed`` are 0.
     """
 
     failure: AttemptFailure
@@ -82,20 +82,20 @@ class RecoveryRecord:
 
     @property
     def seconds(self) -> float:
-        """All that it took."""
+        """All seconds of the recovery."""
         return self.detected + self.restarted + self.replayed + self.healed
 
     def __str__(self) -> str:
-        """In words."""
+        """Describe the recovery."""
         return describe_recovery(self.facts())
 
     def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
-        """For the record of its first step, reported at a time of ``time.time()``."""
+        """Return the facts to record at the first step; ``at`` is its ``time.time()``."""
         seconds = round(at - self.failure.at, 3)
         return {"step": step, "lost": self.repeated_steps(step), "seconds": seconds, **self.facts()}
 
     def facts(self) -> dict[str, float | int]:
-        """For the record, in seconds and cells."""
+        """Return the facts to record, in seconds and cells."""
         if self.failure.method is RecoveryMethod.HEAL:
             return {"detected": round(self.detected, 3), "healed": round(self.healed, 3)}
         return {
@@ -106,14 +106,14 @@ class RecoveryRecord:
         }
 
     def repeated_steps(self, resumed_at: float) -> int | None:
-        """How many steps are done a second time, when the first one now is ``resumed_at``."""
+        """Return how many steps run a second time if the first step now is ``resumed_at``."""
         if self.failure.step is None:
             return None
         return max(0, int(self.failure.step - resumed_at) + 1)
 
 
 def describe_recovery(facts: Mapping[str, Any]) -> str:
-    """What is recorded of a recovery, in words.
+    """Describe a recovery by its recorded facts.
 
     >>> describe_recovery({"detected": 0.02, "healed": 0.31})
     'noticed after 0.02 s, healed in 0.31 s'
@@ -128,7 +128,7 @@ def describe_recovery(facts: Mapping[str, Any]) -> str:
 
 
 def describe_recoveries(methods: Sequence[RecoveryMethod], seconds: float) -> str:
-    """How often a cell was begun again, in which ways, and what that cost.
+    """Describe how often and by which methods a cell was run again, and the cost.
 
     >>> describe_recoveries([RecoveryMethod.RESTART], 0.84)
     'after 1 restart, 0.8 s lost'
@@ -144,7 +144,7 @@ def describe_recoveries(methods: Sequence[RecoveryMethod], seconds: float) -> st
 
 
 def next_method(failures: Sequence[AttemptFailure], retries: Retries) -> RecoveryMethod | None:
-    """How to go on from the last setback; None if no way is left.
+    """Choose how to recover from the last failure; None if no retries are left.
 
     >>> died = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30, is_death=True)
     >>> next_method([died], Retries(heals=1, restarts=1)), next_method([died], Retries())
@@ -160,7 +160,7 @@ def next_method(failures: Sequence[AttemptFailure], retries: Retries) -> Recover
 
 
 def why_no_retry(failures: Sequence[AttemptFailure], retries: Retries) -> str:
-    """Return why the cell is not started again; empty if it is.
+    """Say why the cell is not run again; empty if it is.
 
     >>> first = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30)
     >>> why_no_retry([first], Retries(restarts=3))

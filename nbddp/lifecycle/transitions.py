@@ -1,7 +1,7 @@
-"""The worker group's life as a pure function: ``advance(life, event) -> (life, actions)``.
+"""The lifecycle of a worker group as a pure function: ``advance(life, event) -> (life, actions)``.
 
-Nothing here waits, sends or starts; the session does what the actions say and turns what happens
-into events. Ranks are treated one by one. News of another attempt is dropped here and only here.
+This module waits for nothing and starts nothing: the executor carries out the actions and reports
+events. Each rank has its own state. Events of an earlier attempt are dropped here and only here.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from nbddp.lifecycle import heal_steps, refusals
 from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState
 from nbddp.lifecycle.heal_steps import START_TIMEOUT, Step
 
-PEERS_TIMEOUT = 1.0  # seconds that the others get to end by themselves after one failed,
-DEATH_TIMEOUT = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
-STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
-CLEANUP_TIMEOUT = (
-    60.0  # seconds that an interrupted cell gets while it cleans up, or computes in C code
-)
+PEERS_TIMEOUT = 1.0  # seconds that the other ranks get to end by themselves after a failure
+DEATH_TIMEOUT = 0.1  # or a death: a rank that is not its neighbor in a ring does not notice it
+STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has had no effect yet
+CLEANUP_TIMEOUT = 60.0  # seconds that an interrupted cell gets to clean up, or to compute in C code
 
 
 def advance(life: Life, event: ev.Event) -> Step:
-    """The next life, and what to do on the way there."""
+    """Return the next state, and the actions to get there."""
     if isinstance(event, ev.AttemptEvent) and event.attempt != life.attempt:
-        return life, []  # late news from an attempt that is over
+        return life, []  # a late event of an attempt that has ended
     handler: Callable[[Life, Any], Step] = _HANDLERS[type(event)]
     return handler(life, event)
 
@@ -60,9 +58,9 @@ def _start(life: Life, event: ev.StartAsked) -> Step:
 
 
 def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
-    """Wait until each that lives says that it is ready: none may be in a cell.
+    """Wait until each surviving rank is ready: it may still be in a cell.
 
-    Ranks that are not there are gone, and one that is late costs the others nothing.
+    Missing ranks count as dead, and a late rank does not fail the others.
     """
     if life.state.is_live:
         return life, [ev.Refuse(reason=refusals.already_running(life))]
@@ -128,7 +126,7 @@ def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
 
 
 def _finish_start(life: Life) -> Step:
-    """Once all are ready that live."""
+    """Finish the start once all ranks that are alive are ready."""
     if life.ranks_in_state(RankState.STARTING):
         return life, []
     state = GroupState.BROKEN if life.gone else GroupState.IDLE
@@ -181,7 +179,7 @@ def _exited_in_cell(life: Life, cell: CellLife, event: ev.ProcessExited) -> Step
     if event.rank in cell.waiting:
         life, actions = _rank_left_cell(life, cell, event.rank, has_failed=True, lost_group=True)
     is_told = event.is_reported or life.cell is None or event.rank in cell.killed
-    if not is_told:  # the others may take their time: say at once who is gone
+    if not is_told:  # other ranks may run on for long: report the death now
         said = f"rank {event.rank} {describe_exit(event.exitcode)}"
         actions = [ev.Notify(text=said), *actions]
     return life, actions
@@ -201,7 +199,7 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
     if reason:
         return life, [ev.Refuse(reason=reason)]
     life, actions = _regroup_if_needed(life, needs_group=event.needs_group)
-    # what only some ranks say of a group that others have lost makes it no group of all
+    # if the group is broken, a cell on some of the ranks cannot make it whole again
     is_lost = not life.has_group and len(event.ranks) < len(life.ranks)
     concerned = frozenset(event.ranks)
     cell = CellLife(
@@ -231,7 +229,7 @@ def _why_not_run(life: Life, event: ev.RunAsked) -> str:
 
 def _regroup_if_needed(life: Life, *, needs_group: bool | None) -> Step:
     if needs_group is None or (needs_group and (life.has_group or life.gone)):
-        return life, []  # with a rank missing, the ranks cannot form a group of all
+        return life, []  # a process group needs all ranks
     # A cell that failed may leave a group on some ranks although ``has_group`` is false. A rank
     # without a group ignores the message.
     generation = life.generation + 1
@@ -244,7 +242,7 @@ def _on_rank_ended(life: Life, event: ev.RankEndedCell) -> Step:
     if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
         return life, []
     if not life.is_alive(event.rank):
-        return life, []  # its exit was seen before its last report
+        return life, []  # its exit was seen before this message
     life = life.with_rank_state(event.rank, RankState.IDLE)
     cell = replace(cell, sequences=cell.sequences | {event.sequence})
     return _rank_left_cell(
@@ -283,8 +281,8 @@ def _rank_left_cell(
 
 def _finish(life: Life, cell: CellLife) -> Step:
     if life.state is GroupState.STOPPING:
-        return life, []  # told when the processes are gone
-    is_torn = cell.has_failed and len(cell.sequences) > 1  # they left at different collectives
+        return life, []  # reported when the processes have exited
+    is_torn = cell.has_failed and len(cell.sequences) > 1  # ranks stopped at different collectives
     over = replace(
         life,
         state=GroupState.BROKEN if life.gone else GroupState.IDLE,
@@ -314,7 +312,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
     waiting = tuple(sorted(cell.waiting))
     cell = replace(cell, interrupts=cell.interrupts + 1)
     life = replace(life, state=GroupState.INTERRUPTING, cell=cell)
-    if cell.interrupts > 1:  # before the user was told what it does, it is a double click
+    if cell.interrupts > 1:  # a double click, unless the user was told what a second one does
         return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
         ev.SendInterrupt(cell=cell.number, ranks=waiting),
@@ -328,7 +326,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
 
 
 def _on_node_news(life: Life, event: ev.NodeEvent) -> Step:
-    """Tell the cell that runs, or the next one of these ranks; ranks to come need not know."""
+    """Tell the running cell, or else the next cell of these ranks."""
     text = refusals.describe_node(life, event)
     if life.cell is not None:
         return life, [ev.RecordNode(text=text), ev.Notify(text=text)]
@@ -392,9 +390,9 @@ def _on_cell_deadline(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> S
 def _kill_unresponsive(
     life: Life, cell: CellLife, unresponsive: tuple[int, ...], event: ev.DeadlinePassed
 ) -> Step:
-    """Kill the deaf ranks that do not compute. Check the others again after a further grace.
+    """Kill unresponsive ranks that do not compute. Check the others after a further grace.
 
-    C code that computes may hold Python's lock.
+    C code that computes may hold the GIL.
     """
     hung = tuple(rank for rank in unresponsive if rank not in event.working)
     text = refusals.killed_unresponsive(hung, event, seconds=life.grace)
@@ -404,7 +402,7 @@ def _kill_unresponsive(
 
 
 def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") -> Step:
-    """Kill ranks in the middle of a cell, and say so once, not of each."""
+    """Kill ranks during a cell, and show one notice for all."""
     text = text or f"{format_ranks(ranks)}: killed, as the cell was interrupted again"
     life = replace(life, cell=replace(cell, killed=cell.killed | set(ranks)))
     return life, [ev.Notify(text=text), ev.Kill(ranks=ranks)]
