@@ -325,7 +325,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
 # ---- nodes
 
 
-def _on_node_news(life: Life, event: ev.NodeEvent) -> Step:
+def _on_node_event(life: Life, event: ev.NodeEvent) -> Step:
     """Tell the running cell, or else the next cell of these ranks."""
     text = refusals.describe_node(life, event)
     if life.cell is not None:
@@ -418,9 +418,9 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     ev.RunAsked: _on_run_asked,
     ev.InterruptAsked: _on_interrupt_asked,
     ev.KillAsked: _on_kill_asked,
-    ev.NodeJoined: _on_node_news,
-    ev.NodeLost: _on_node_news,
-    ev.LogCopyFailed: _on_node_news,
+    ev.NodeJoined: _on_node_event,
+    ev.NodeLost: _on_node_event,
+    ev.LogCopyFailed: _on_node_event,
     ev.CapacityChanged: _on_capacity_changed,
     ev.StopAsked: _on_stop_asked,
     ev.RankReady: _on_rank_ready,
