@@ -95,6 +95,5 @@ def _requests_input(step: dis.Instruction, user_names: Set[str]) -> bool:
     if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return name in _ATTRIBUTES or (name in _BUILTINS and name not in user_names)
     is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    return is_attribute and (
-        name in _ATTRIBUTES or name == "breakpoint"
-    )  # torch.distributed has breakpoint
+    # torch.distributed has a function breakpoint
+    return is_attribute and (name in _ATTRIBUTES or name == "breakpoint")

@@ -43,10 +43,8 @@ from nbddp.worker.output.log_writer import flush_python_streams
 from nbddp.worker.watch.main_thread import library_of_file
 
 _MAIN = "__main__"
-_IPYTHON_BUILTINS = (
-    "__IPYTHON__",
-    "display",
-)  # builtins by which code detects a notebook
+# builtins by which code detects a notebook
+_IPYTHON_BUILTINS = ("__IPYTHON__", "display")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 

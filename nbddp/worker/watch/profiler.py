@@ -75,7 +75,7 @@ class CellProfiler:
 
     def begin_cell(self) -> Callable[[], None]:
         """Start to watch the steps of the cell. Return a function that stops it."""
-        if self._steps.first <= 1:  # before the first step, none is reported
+        if self._steps.first <= 1:  # steps count from 0 or 1: none is reported before the first
             self._start(self._steps.first)
         return log_and_track.on_step(self.on_step)
 
