@@ -43,7 +43,7 @@ from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
-from nbddp.worker.output.outbox import Outbox, notify_user
+from nbddp.worker.output.outbox import Outbox, build_notice
 from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import ProcessGroup, describe_shared_gpus
 from nbddp.worker.process_group.regroup import Regrouper
@@ -375,7 +375,7 @@ class Rank:
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
             if note := payload.get("note"):
-                self._outbox.post(notify_user(note, command.cell))
+                self._outbox.post(build_notice(note, command.cell))
         self._outbox.post(
             msg.CellEnded(
                 cell=command.cell,
@@ -412,7 +412,7 @@ class Rank:
     def _notify_user(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
         if line and self._topology.rank == 0:
-            self._outbox.post(notify_user(line))
+            self._outbox.post(build_notice(line))
 
     def _payload_key(self, name: str) -> str:
         return f"a{self._attempt}/payload/{self._topology.rank}/{name}"

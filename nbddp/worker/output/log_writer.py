@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.wire.messages import Output
-from nbddp.worker.output.outbox import Outbox, notify_user
+from nbddp.worker.output.outbox import Outbox, build_notice
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes to send at once; of longer output, only the position is sent
@@ -106,7 +106,7 @@ class LogWriter:
         if not self._has_reported_loss:
             self._has_reported_loss = True
             why = f"its log file cannot be written: {error.strerror}"
-            self._outbox.post(notify_user(f"output of this rank is lost because {why}"))
+            self._outbox.post(build_notice(f"output of this rank is lost because {why}"))
 
     def position(self) -> int:
         """Return the size of the log file in bytes."""

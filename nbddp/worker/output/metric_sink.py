@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.train.log_and_track import ProgressBar, Sink
 from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress
-from nbddp.worker.output.outbox import Outbox, notify_user
+from nbddp.worker.output.outbox import Outbox, build_notice
 
 MAX_ROWS = 1000  # in one message
 MAX_QUEUED_ROWS = 100_000  # above it, the live view leaves out the oldest rows
@@ -137,7 +137,7 @@ class MetricSink(Sink):
             if not self._has_reported_loss:
                 self._has_reported_loss = True
                 what = f"metrics.jsonl is incomplete from here on: {error.strerror}"
-                self._outbox.post(notify_user(what))
+                self._outbox.post(build_notice(what))
 
     def _is_in_child(self) -> bool:
         """Return whether this is a child process, such as a DataLoader worker. It has no outbox."""

@@ -242,7 +242,7 @@ class Outbox:
                     if source not in self._unreadable:
                         self._unreadable.add(source)
                         what = "output of this rank is not shown, because it cannot be read"
-                        self._send(self._writer, notify_user(f"{what}: {error!r}"))
+                        self._send(self._writer, build_notice(f"{what}: {error!r}"))
                     break
                 self._unreadable.discard(source)
                 if piece is None:
@@ -274,7 +274,7 @@ class Outbox:
         except Exception as error:  # noqa: BLE001 - the thread continues after any error
             what = with_article(type(message).__name__)
             fallbacks: list[tuple[QueueWriter, MessageFromRank]] = [
-                (self._writer, notify_user(f"{what} could not be sent: {error}"))
+                (self._writer, build_notice(f"{what} could not be sent: {error}"))
             ]
             if isinstance(message, CellEnded | Answer):
                 fallbacks.append(
@@ -287,7 +287,7 @@ class Outbox:
                     logger.exception("nbddp could not send")
 
 
-def notify_user(text: str, cell: int = 0) -> Display:
+def build_notice(text: str, cell: int = 0) -> Display:
     """Return a line of text for the user, below a cell, or without a cell for 0."""
     return Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
 
