@@ -140,7 +140,8 @@ def test_a_longer_cell_shows_widgets_until_its_record_comes(page: Page) -> None:
 def test_widgets_of_cells_that_are_over_are_closed_when_others_have_followed(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
-        f"{ALL_WIDGETS}{imported(CommDispatcher)}CommDispatcher.for_shell(get_ipython())._to_close.clear()"
+        f"{ALL_WIDGETS}{imported(CommDispatcher)}"
+        "CommDispatcher.for_shell(get_ipython())._to_close.clear()"
     )
     page.run("from ipywidgets import Widget; Widget.close_all()")
     counts = []
