@@ -1,1 +1,1 @@
-"""Runs that are on disk: which there are, each in a line, and which stay."""
+"""Stored runs: find, list, compare, summarize and remove them."""

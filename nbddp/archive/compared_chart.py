@@ -1,4 +1,4 @@
-"""A metric of several runs as one chart: each run a line, with a band over its ranks."""
+"""Draw a metric of several runs as one chart: a line for each run, with a band over its ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
 def compared_chart(
     comparison: Comparison, name: str, over: XAxis, scale: AxisScale = AxisScale.AUTO
 ) -> Chart:
-    """Make the chart of a metric; runs without the metric have no line."""
+    """Build the chart of a metric; runs without the metric have no line."""
     lines = tuple(
         line
         for index, run in enumerate(comparison.runs)
@@ -50,7 +50,7 @@ def _line(index: int, run: ComparedRun, name: str, over: XAxis) -> ChartLine | N
 
 
 def compared_charts(comparison: Comparison, over: XAxis, scale: AxisScale) -> list[Chart]:
-    """Make the charts of all metrics that are lines.
+    """Build the charts of all metrics that are drawn as lines.
 
     Raises:
         RequestError: no run has reported a number.

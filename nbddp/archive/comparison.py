@@ -1,4 +1,4 @@
-"""Runs next to each other: their last values, their curves, and in what they differ."""
+"""Compare runs: their final values, their curves, and their differences."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nbddp.archive.summary import UNREADABLE, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
 
-MAX_RUNS = 8  # as many colours can be told apart
-DEFAULT_CHARTS = 6  # unless metrics are chosen
-MAX_CHARTS = 64  # of chosen metrics
+MAX_RUNS = 8  # as many as there are distinct colours
+DEFAULT_CHARTS = 6  # if no metrics are chosen
+MAX_CHARTS = 64  # if metrics are chosen
 MAX_NAMED_METRICS = 40  # metrics in a message
 COMPARED_FACTS = ("backend_used", "devices", "device_names", "hosts", "cores", "threads")
-FACTS_BY_RANK = frozenset({"devices", "device_names", "hosts"})  # by rank; each entry is shown once
+FACTS_BY_RANK = frozenset({"devices", "device_names", "hosts"})  # by rank; shown without repeats
 
 
 class XAxis(Enum):
-    """What curves are drawn over."""
+    """The horizontal axis of curves."""
 
     STEP = "step"
     SAMPLES = "samples"
@@ -34,15 +34,15 @@ class XAxis(Enum):
 
 
 class ComparedRun:
-    """One of the runs.
+    """One of the compared runs.
 
     Args:
         path: its folder.
         wanted: the metrics to read; None for the first 64.
-        current: the run of this kernel that goes on.
+        current: the folder of this kernel's running run.
 
     Raises:
-        RequestError: it is damaged, or no run.
+        RequestError: the run is damaged, or the folder holds no run.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class ComparedRun:
 
     @property
     def samples_per_step(self) -> float | None:
-        """The batch of all ranks together, None if it is not known."""
+        """The global batch size; None if unknown."""
         batch = self.run.facts.get("samples_per_step")
         return float(batch) if isinstance(batch, int | float) and batch > 0 else None
 
     @property
     def source(self) -> list[str]:
-        """The lines of its cells in their order, without cells that ran again by themselves."""
+        """The lines of its cells in order, without cells that nbddp ran again."""
         lines: list[str] = []
         for number, cell in enumerate((cell for cell in self.cells if not cell.is_again), start=1):
             lines += [f"# cell {number}", *cell.source.rstrip().splitlines(), ""]
@@ -77,11 +77,11 @@ class ComparedRun:
 
     @property
     def metrics(self) -> MetricStore:
-        """The numbers that its ranks reported."""
+        """The metrics that its ranks reported."""
         return self.run.metrics()
 
     def resume_marks(self, over: XAxis) -> Iterator[tuple[float, bool]]:
-        """Yield where the run was resumed on this axis, and whether by a heal."""
+        """Yield the positions on this axis at which the run resumed, and whether after a heal."""
         for event in self.run.events:
             if event.kind != "resumed":
                 continue
@@ -92,12 +92,12 @@ class ComparedRun:
                 yield self._x(step, over), is_heal
 
     def curves(self, name: str, over: XAxis) -> dict[int, Curve]:
-        """Return the curve of each rank; over samples only if the batch is known.
+        """Return the curve of each rank; over samples only if the batch size is known.
 
-        What a restart did again is there once, and loops follow each other. Over time, ``steps`` of
-        a curve are seconds since the first number of the run; over samples, they are samples.
+        Steps that a restart repeated appear once, and loops follow each other. Over time, ``steps``
+        of a curve are seconds since the first number of the run. Over samples, they are samples.
         """
-        if name not in self._curves:  # each axis and Comparison.drawn need it
+        if name not in self._curves:  # each axis and Comparison.drawn use it
             self._curves[name] = self.metrics.curves(name)
         curves = self._curves[name]
         if over is XAxis.STEP:
@@ -124,10 +124,10 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs next to each other.
+    """A comparison of runs.
 
     Attributes:
-        runs: in the order that was asked for.
+        runs: the runs, in the requested order.
         metrics: the metrics that are shown.
         left_out: number of other metrics.
     """
@@ -138,7 +138,7 @@ class Comparison:
 
     @cached_property
     def drawn(self) -> tuple[str, ...]:
-        """The metrics that are lines; a number that was reported once is in the table only."""
+        """The metrics drawn as lines; a number that was reported once is only in the table."""
         return tuple(filter(self._is_line, self.metrics)) or self.metrics
 
     def _is_line(self, metric: str) -> bool:
@@ -147,7 +147,7 @@ class Comparison:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the runs, without the time before them where that tells them apart."""
+        """The names of the runs, without the start time if they differ without it."""
         return short_names([run.name for run in self.runs])
 
     @property
@@ -157,7 +157,7 @@ class Comparison:
         return [axis for axis in XAxis if axis is not XAxis.SAMPLES or has_batch]
 
     def differences(self) -> list[tuple[str, list[str]]]:
-        """Return the names and the values, by run, of what differs except for the code."""
+        """Return the name and the values, by run, of each fact that differs, without the code."""
         columns = [dict(_comparable_facts(run)) for run in self.runs]
         names = dict.fromkeys(name for column in columns for name in column)
         rows = [(name, [column.get(name, "") for column in columns]) for name in names]
@@ -165,9 +165,9 @@ class Comparison:
 
     @cached_property
     def code_diffs(self) -> list[list[str]]:
-        """How the cells of each run differ from those of the first one, as a diff.
+        """A diff from the cells of the first run to those of each run.
 
-        It is empty for a run without cells: its cells may not have been recorded.
+        It is empty for a run without cells, because its cells may not have been recorded.
         """
         first = self.runs[0]
         return [
@@ -178,7 +178,7 @@ class Comparison:
         ]
 
     def final_values(self, run: ComparedRun) -> list[str]:
-        """Return the last value of each metric in a run: the mean and spread over ranks."""
+        """Return the last value of each metric in a run: mean, and range over ranks."""
         return [format_last(run.metrics.last(name)) for name in self.metrics]
 
 
@@ -189,11 +189,11 @@ def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = 
         paths: their folders.
         metrics: the metrics to show, as for :func:`metric_filter`; empty for the first few that
             most runs have.
-        current: the run of this kernel that goes on.
+        current: the folder of this kernel's running run.
 
     Raises:
         ArgumentError: there are too few or too many runs, or none has such a metric.
-        RequestError: one of them is damaged, or no run.
+        RequestError: a run is damaged, or a folder holds no run.
     """
     if not 1 < len(paths) <= MAX_RUNS:
         raise ArgumentError(f"compare takes 2 to {MAX_RUNS} runs, got {len(paths)}")
@@ -210,7 +210,7 @@ def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = 
 
 
 def metric_filter(text: str) -> Callable[[str], bool]:
-    """Return whether a metric is chosen by names or patterns with commas between them.
+    """Return a function that tells whether a metric matches names or patterns, separated by commas.
 
     >>> [metric_filter("val/*, lr[0]")(name) for name in ("val/loss", "loss", "lr[0]", "lr0")]
     [True, False, True, True]
@@ -220,12 +220,12 @@ def metric_filter(text: str) -> Callable[[str], bool]:
 
 
 def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 0) -> ArgumentError:
-    """Return the error for patterns that fit no metric.
+    """Return the error for patterns that match no metric.
 
     Args:
-        patterns: what was asked for.
-        known: the metrics that there are.
-        of: what has these metrics, as ``"run"``.
+        patterns: the requested patterns.
+        known: the existing metrics.
+        of: the owner of these metrics, such as ``"run"``.
         more: number of other metrics.
     """
     others = max(0, len(known) - MAX_NAMED_METRICS) + more
@@ -256,7 +256,7 @@ def _comparable_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
 
 
 def format_last(values: Mapping[int, float]) -> str:
-    """Return the mean over ranks, and the lowest and highest value where they differ.
+    """Return the mean over ranks, and the lowest and highest value if they differ.
 
     >>> [format_last(each) for each in ({0: 1.0, 1: 2.0}, {0: 0.5}, {}, {0: float("nan")})]
     ['1.5 (1 to 2)', '0.5', '', 'nan']

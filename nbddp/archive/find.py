@@ -11,15 +11,15 @@ from pathlib import Path
 from nbddp.errors import RequestError
 
 MAX_SHOWN_NAMES = 8  # names in a message
-MAX_SHOWN_CHARS = 80  # characters of the name that was asked for, in a message
+MAX_SHOWN_CHARS = 80  # characters of the requested name in a message
 _NUMBER = re.compile(r"-\d{1,3}$")
 _STAMP = re.compile(r"\d{8}-\d{6}-")
 
 
 def runs_below(base: Path) -> list[Path]:
-    """Return the folders of the runs that were started in a folder, the newest first."""
+    """Return the folders of the runs that were started in a folder, newest first."""
     runs = [path.parent for path in (base / ".nbddp" / "runs").glob("*/events.jsonl")]
-    # by the second in the name; in the same second, by the last change
+    # by the second in the name; within a second, by the last change
     seconds = len("20260101-000000")
     runs.sort(key=lambda run: (run.name[:seconds], (run / "events.jsonl").stat().st_mtime_ns))
     return runs[::-1]
@@ -28,22 +28,22 @@ def runs_below(base: Path) -> list[Path]:
 def find_run(
     name: str | None, base: Path, *, current: Path | None = None, is_unique: bool = False
 ) -> Path:
-    """Find a run by its path, its whole name (with or without its time), or a part of its name.
+    """Find a run by its path, its full name (with or without its time), or a part of its name.
 
-    If several fit, the newest is found: a notebook that is run again starts runs of the same names.
+    If several match, return the newest: a notebook that runs again starts runs with the same names.
 
     Args:
         name: the path or name; None for the newest run.
-        base: the folder that the runs were started in.
-        current: the run of this kernel that goes on, in any folder: it is the newest.
-        is_unique: refuse a name that fits several runs.
+        base: the folder in which the runs were started.
+        current: the folder of this kernel's running run. It counts as the newest.
+        is_unique: reject a name that matches several runs.
 
     Raises:
-        RequestError: no run fits, or several where one is wanted, or the name is empty.
+        RequestError: no run matches, several match with ``is_unique``, or the name is empty.
     """
     if name is not None and not name.strip():
         raise RequestError("an empty name names no run; `%ddp runs` lists them")
-    with suppress(OSError):  # no folder can have such a name, or it cannot be read
+    with suppress(OSError):  # an invalid folder name, or an unreadable folder
         if name is not None and (Path(name) / "events.jsonl").is_file():
             return Path(name)
     runs = [run for run in runs_below(base) if run != current]
@@ -63,7 +63,7 @@ def find_run(
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without their times, where that still tells them apart.
+    """Return the names without their times if they still differ.
 
     >>> short_names(["20260102-030405-a", "20260102-030406-b", "20260102-030407-b"])
     ['a', '20260102-030406-b', '20260102-030407-b']
@@ -76,14 +76,14 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def unique_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return each folder once, even if it was named in several ways."""
+    """Return each folder once, even if it was given by several paths."""
     return list({path.resolve(): path for path in paths}.values())
 
 
 def _named(name: str, runs: list[Path]) -> list[Path]:
-    """Return the runs of exactly this name, with its time or without."""
+    """Return the runs of exactly this name, with or without its time."""
     names = {run.name for run in runs if name in (run.name, _without_stamp(run.name))}
-    if name not in names:  # of several that began in one second, all but the first have a number
+    if name not in names:  # runs of the same second have a number, except the first
         names |= {run.name for run in runs if _NUMBER.sub("", run.name) in names}
     return [run for run in runs if run.name in names]
 

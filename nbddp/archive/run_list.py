@@ -1,4 +1,4 @@
-"""List runs by conditions; remove runs, and write notes of them."""
+"""List runs by conditions, remove runs, and write notes about them."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Listing:
     """The runs of a folder.
 
     Attributes:
-        runs: the runs that were asked for, in the order that was asked for.
-        left_out: damaged and half-written folders by name, and what is wrong with each.
-        total: the number of all runs; ``size`` is the bytes that they take.
+        runs: the requested runs, in the requested order.
+        left_out: damaged and incomplete folders by name, with the reason.
+        total: number of all runs.
+        size: bytes that all runs take.
     """
 
     runs: tuple[Summary, ...]
@@ -74,7 +75,7 @@ class Listing:
 
     @cached_property
     def titles(self) -> list[str]:
-        """Return the titles of the settings and metrics; a name may be one of both."""
+        """The column titles of settings and metrics; marked if a name is both."""
         settings, metrics = self.settings, self.metrics
         return [
             *(f"{name} (config)" if name in metrics else name for name in settings),
@@ -93,9 +94,9 @@ class Listing:
         return max(names, key=names.__getitem__, default="")
 
     def curve_of(self, run: Summary) -> tuple[str, Pairs]:
-        """Return the name and the curve of the run's first metric that is more than a point.
+        """Return the name and the curve of the run's first metric with more than one point.
 
-        The metrics that have a column come first.
+        The metrics with a column come first.
         """
         names = [*filter(run.curves.__contains__, self.metrics), *run.curves, ""]
         name = max(names, key=lambda metric: min(2, len(run.curves.get(metric, ()))))
@@ -104,7 +105,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A word of ``%ddp runs``: a comparison, or without one a part of a name or note.
+    """A word of ``%ddp runs``: a comparison or, without one, a part of a name or note.
 
     >>> run = Summary(path=Path("digits"), config={"lr": 0.1, "model": "resnet18"})
     >>> words = ("lr=1e-1", "lr<0.1", "model=res*", "seed!=3", "digi", "odd")
@@ -118,10 +119,10 @@ class Condition:
 
     @classmethod
     def parse(cls, word: str) -> Condition:
-        """Read a word.
+        """Parse a word.
 
         Raises:
-            ArgumentError: a sign has nothing before or after it, or is unknown.
+            ArgumentError: the comparison is incomplete or unknown.
         """
         if not re.search(r"[=<>!]", word):
             return cls(word)
@@ -134,7 +135,7 @@ class Condition:
         return cls(match[1].strip(), match[2], match[3].strip())
 
     def fits(self, run: Summary) -> bool:
-        """Whether a run meets the condition."""
+        """Return whether a run meets the condition."""
         if not self.comparison:
             return self.name in run.name or self.name in run.note
         value, compare, wanted = value_of(run, self.name), COMPARISONS[self.comparison], None
@@ -157,7 +158,7 @@ def list_runs(
     is_down: bool = False,
     current: Path | None = None,
 ) -> Listing:
-    """List the runs that were started in a folder, the newest first.
+    """List the runs that were started in a folder, newest first.
 
     Args:
         base: the folder.
@@ -165,7 +166,7 @@ def list_runs(
             of its name or note.
         sort: a setting, a metric or a column to sort by. Runs without it come last.
         is_down: sort from the highest to the lowest.
-        current: the run of this kernel that goes on.
+        current: the folder of this kernel's running run.
 
     Raises:
         ArgumentError: no run has a setting or metric of that name, or a word is no condition.
@@ -187,10 +188,10 @@ def list_runs(
 
 
 def write_note(path: Path, note: str) -> None:
-    """Write the user's note of a run; an empty one removes it.
+    """Write the user's note about a run; an empty note removes it.
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: the note cannot be written.
     """
     try:
         write_atomic(path / NOTE_FILE, json.dumps({"note": note}) + "\n")
@@ -199,17 +200,17 @@ def write_note(path: Path, note: str) -> None:
 
 
 def remove(path: Path, *, current: Path | None) -> None:
-    """Remove the folder of a run, also of a damaged one.
+    """Remove the folder of a run. The run may be damaged.
 
     Raises:
-        RequestError: the run goes on, or the folder cannot be removed.
+        RequestError: the run is still running, or the folder cannot be removed.
     """
     is_live = current is not None and path.resolve() == current.resolve()
-    with suppress(RequestError):  # a damaged run does not go on
+    with suppress(RequestError):  # a damaged run is not running
         is_live = is_live or summarize(path).is_live
     if is_live:
         raise RequestError(f"run {path.name} goes on: `%ddp stop` ends it")
-    renamed = path.with_name(f".{path.name}.gone")  # a folder that is half removed is no run
+    renamed = path.with_name(f".{path.name}.gone")  # a partly removed folder is no run
     try:
         path.rename(renamed)
         shutil.rmtree(renamed)
@@ -223,7 +224,7 @@ def _read_all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str
     paths = [each for each in inside if each.is_dir() and not each.name.startswith(".")]
     known = {each.resolve() for each in paths}
     if current is not None and current.resolve() not in known:
-        paths.append(current)  # where the folder could not be written, or the user removed it
+        paths.append(current)  # it is elsewhere if the folder is read-only, or the user removed it
     for path in paths:
         try:
             runs.append(summarize(path, current=current))
@@ -238,7 +239,7 @@ def _differ(values: Iterable[Any]) -> bool:
 
 
 def _sorted(runs: Sequence[Summary], name: str, *, is_down: bool) -> list[Summary]:
-    """Sort numbers before text; runs with neither come last in both directions."""
+    """Sort numbers before text. Runs without a value come last in both directions."""
     values = [(value_of(run, name), run) for run in runs]
     known = [(isinstance(value, str), value, run) for value, run in values if _has_order(value)]
     known.sort(key=lambda each: each[:2], reverse=is_down)
@@ -250,7 +251,7 @@ def _has_order(value: object) -> bool:
 
 
 def describe_left_out(left_out: Mapping[str, str]) -> str:
-    """Which folders are not listed, and why; empty if there are none.
+    """Describe the folders that are not listed, with the reasons; empty if there are none.
 
     >>> describe_left_out({"x": "it has no events.jsonl"})
     'left out: x (it has no events.jsonl)'

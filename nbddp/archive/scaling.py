@@ -1,4 +1,4 @@
-"""The same cell on several world sizes: how much faster more ranks are, and where the time goes."""
+"""A scaling study: one cell on several world sizes, its speed-up, and where the time goes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from nbddp.formatting import plural
 from nbddp.record.waiting.collective_timeline import Timeline
 
 SCALE = "scale"  # in ``run.json``
-WARM_UP_DIVISOR = 5  # one step in so many, the first ones, is no measure of those that follow
-MIN_ROUNDS = 3  # rounds: a median needs as many
-MAX_SPREAD = 0.1  # rounds that lie further apart are no measure of a machine
+WARM_UP_DIVISOR = 5  # the first fifth of the steps is not measured
+MIN_ROUNDS = 3  # repetitions that a median needs
+MAX_SPREAD = 0.1  # repetitions that differ by more do not measure a machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """What one run of the cell came to.
+    """The measurements of one run of the cell.
 
     Attributes:
-        rate: steps a second, once it was warm; of a cell that reports none, cells a second.
-        counts_steps: whether they were steps.
-        batch: samples of all ranks together in a step, None if unknown.
-        waiting: the share of the ranks' time in which they waited for another one to come to a
-            collective; ``loading`` for a batch of a DataLoader.
-        communication: of a step, as DDP measures it, as a share of the step; ``exposed`` is the
-            part during which nothing was computed. None without a DDP model.
-        memory: of the largest rank at the end, in bytes; of its tensors on a GPU ``gpu_memory``.
+        rate: steps per second after the warm-up; cells per second if the cell reports no steps.
+        counts_steps: whether ``rate`` counts steps.
+        batch: samples of all ranks in a step; None if unknown.
+        waiting: share of the ranks' time in which they waited for another rank in a collective.
+        loading: share of their time in which they waited for a batch of a DataLoader.
+        communication: share of a step that is communication, as measured by DDP; None without a DDP
+            model.
+        exposed: share of a step that is communication without computation; None without a DDP
+            model.
+        memory: bytes of the largest rank at the end.
+        gpu_memory: bytes of its tensors on a GPU.
     """
 
     rate: float
@@ -47,40 +50,40 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class WorldSizeResult:
-    """A world size, with its rounds; there is at least one."""
+    """A world size and its repetitions; there is at least one."""
 
     ranks: int
     rounds: tuple[Repetition, ...]
 
     @property
     def rate(self) -> float:
-        """The median of its rounds."""
+        """Median rate of the repetitions."""
         return median(repetition.rate for repetition in self.rounds)
 
     @property
     def batch(self) -> int | None:
-        """The same in all rounds, or None."""
+        """The batch size if it is equal in all repetitions; else None."""
         batches = {repetition.batch for repetition in self.rounds}
         return batches.pop() if len(batches) == 1 else None
 
     @property
     def samples_per_second(self) -> float | None:
-        """A second, of all ranks together."""
+        """Samples per second of all ranks; None if unknown."""
         return None if self.batch is None or not self.counts_steps else self.rate * self.batch
 
     @property
     def counts_steps(self) -> bool:
-        """Whether its pace is of steps."""
+        """Whether the rate counts steps."""
         return all(repetition.counts_steps for repetition in self.rounds)
 
     @property
     def spread(self) -> float:
-        """How far the rounds lie apart, as a part of their median."""
+        """Range of the rates of the repetitions, as a share of their median."""
         rates = [repetition.rate for repetition in self.rounds]
         return (max(rates) - min(rates)) / self.rate
 
     def share(self, name: str) -> float | None:
-        """The median of a share, or of the memory; None where no round has it."""
+        """Return the median of a share or of the memory; None if no repetition has it."""
         values = [
             value for repetition in self.rounds if (value := getattr(repetition, name)) is not None
         ]
@@ -89,13 +92,13 @@ class WorldSizeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """The cell on several world sizes.
+    """The results of a cell on several world sizes.
 
     Attributes:
-        sizes: those that have been run, the smallest first.
-        is_weak: whether each rank's work is meant to stay the same, or that of all together.
-        cores: of this machine.
-        devices: of the largest size, by rank.
+        sizes: the measured world sizes, the smallest first.
+        is_weak: whether the work of each rank stays the same (weak scaling), or the total work.
+        cores: number of cores of this machine.
+        devices: the devices of the largest world size, by rank.
     """
 
     sizes: tuple[WorldSizeResult, ...]
@@ -105,16 +108,16 @@ class Scaling:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether paces are of steps."""
+        """Whether all rates count steps."""
         return all(size.counts_steps for size in self.sizes)
 
     @property
     def has_samples(self) -> bool:
-        """Whether the samples a second are known of all."""
+        """Whether the samples per second of all world sizes are known."""
         return self.counts_steps and all(size.samples_per_second for size in self.sizes)
 
     def speed_up(self, size: WorldSizeResult) -> float:
-        """How many times as much work a second as the smallest size."""
+        """Return the work per second, relative to the smallest world size."""
         first = self.sizes[0]
         if self.has_samples and size.samples_per_second and first.samples_per_second:
             return size.samples_per_second / first.samples_per_second
@@ -122,11 +125,11 @@ class Scaling:
         return size.rate / first.rate * growth
 
     def efficiency(self, size: WorldSizeResult) -> float:
-        """The speed-up as a part of what so many ranks would have if none cost anything."""
+        """Return the speed-up as a share of the ideal speed-up of this number of ranks."""
         return self.speed_up(size) * self.sizes[0].ranks / size.ranks
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the numbers of each world size by name; None for those that are unknown."""
+        """Return the numbers of each world size by name; None for unknown numbers."""
         rate = "steps_per_second" if self.counts_steps else "cells_per_second"
         shares = ("waiting", "loading", "communication", "exposed", "memory", "gpu_memory")
         return [
@@ -138,12 +141,12 @@ class Scaling:
 
     @property
     def noisy(self) -> list[WorldSizeResult]:
-        """Those whose rounds lie further apart than a tenth."""
+        """World sizes with repetitions that differ by more than a tenth."""
         return [size for size in self.sizes if size.spread > MAX_SPREAD]
 
     @property
     def oversubscribed(self) -> str:
-        """The world sizes for which there are too few cores or GPUs, such as 4 ranks on 2 cores."""
+        """World sizes with too few cores or GPUs, such as "4 ranks on 2 cores"; empty if none."""
         gpus = len({device for device in self.devices if device != "cpu"})
         available, unit = (gpus, "GPU") if gpus else (self.cores, "core")
         sizes = [str(size.ranks) for size in self.sizes if size.ranks > available]
@@ -151,16 +154,16 @@ class Scaling:
 
 
 def run_json_entry(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:
-    """Return the entry of a round in ``run.json``."""
+    """Return the entry of a repetition in ``run.json``."""
     return {SCALE: {"ranks": ranks, "round": number, "of": of, "is_weak": is_weak}}
 
 
 def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float, int] | None:
-    """Steps a second once a loop is warm, and how many of them; None if too few were reported.
+    """Return the steps per second after the warm-up, and the number of steps; None if too few.
 
     Args:
-        rows: what the ranks reported, as in ``metrics.jsonl``.
-        began: of the cell, in ``time.time()``.
+        rows: reports of the ranks, as in ``metrics.jsonl``.
+        began: start of the cell, in ``time.time()``.
 
     >>> steady_rate([{"time": t / 10, "rank": 0, "step": t, "loss": 1.0} for t in range(11)], 0.0)
     (10.0, 8)
@@ -183,10 +186,10 @@ def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
 
 
 def time_shares(timeline: Timeline, rate: float) -> dict[str, float | None]:
-    """Where the time of the steps went, by the name that a round has for it."""
+    """Return the shares of the time of the steps, by the field names of :class:`Repetition`."""
     if not timeline.meetings:
         return {}
-    # not all meetings of a long cell are kept: what is looked at begins with the first of these
+    # a long cell keeps only its last collectives: start with the first of these
     began = max(timeline.span[0], min(timeline.meetings[0].arrivals.values()))
     total = (timeline.span[1] - began) * len(timeline.ranks)
     if not total > 0:
@@ -202,7 +205,7 @@ def time_shares(timeline: Timeline, rate: float) -> dict[str, float | None]:
         "loading": min(1.0, loading / total),
     }
     ranks = {each.rank for each in timeline.overlaps}
-    if ranks:  # DDP's is a mean of other steps than those that the pace is of
+    if ranks:  # DDP averages over other steps than the rate
         for name in ("communication", "exposed"):
             seconds = sum(getattr(each, name) for each in timeline.overlaps) / len(ranks)
             shares[name] = min(1.0, seconds * rate)

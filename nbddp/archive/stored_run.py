@@ -1,4 +1,4 @@
-"""A run opened from its folder: no ranks, no kernel and no torch are needed to read it."""
+"""A run read from its folder, without ranks, kernel and torch."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from nbddp.record.run_folder import read_facts
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.step_rate import StepRate
 
-NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
+NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # keys of a row of ``metrics.jsonl``
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-MAX_SHOWN_CELLS = 20  # of cells, in a message
-EVENT_TIME_ERROR = 0.001  # seconds: the times of events are, those of numbers are not
+MAX_SHOWN_CELLS = 20  # cell numbers in a message
+EVENT_TIME_ERROR = (
+    0.001  # seconds by which the times of events are rounded, unlike those of metrics
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCell:
-    """A cell that ran.
+    """A cell of a stored run.
 
     Attributes:
-        ranks: those that it was run on.
-        began_at: in ``time.time()``; ``ended_at`` is None where the record ends before the cell.
-        outcome: ``ok``, or what ended it, in a line; empty where the record ends before.
-        report: for a failure, all that was said of it.
-        is_interrupted: whether it did not fail, but was stopped.
-        is_again: whether it was run again by itself, in a recovery or a replay.
-        logs: which part of the log of each rank is its own, in bytes; None where the record ends.
+        ranks: the ranks that ran it.
+        began_at: start in ``time.time()``.
+        ended_at: end in ``time.time()``; None if the record stops before the end of the cell.
+        outcome: ``ok``, or the reason of the end in one line; empty if the record stops before.
+        report: the full report of a failure.
+        is_interrupted: whether the cell was interrupted and did not fail.
+        is_again: whether nbddp ran the cell again, in a recovery or a replay.
+        logs: the part of each rank's log that belongs to the cell, as start and end in bytes; the
+            end is None if the record stops before.
     """
 
     number: int
@@ -59,16 +63,16 @@ class StoredCell:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None where the record ends before."""
+        """Its duration; None if the record stops before its end."""
         return None if self.ended_at is None else max(0.0, self.ended_at - self.began_at)
 
 
 class StoredRun:
-    """What ``.nbddp/runs/<time>-<name>/`` holds; its numbers are read once, when asked for.
+    """The contents of ``.nbddp/runs/<time>-<name>/``; its metrics are read once, on first use.
 
     Args:
         path: the folder of the run.
-        wanted: which metrics to read, None for all; :class:`MetricStore` keeps the first 64.
+        wanted: the metrics to read; None for all. :class:`MetricStore` keeps the first 64.
 
     Raises:
         RequestError: there is no run in that folder.
@@ -76,8 +80,8 @@ class StoredRun:
 
     def __init__(self, path: Path, wanted: Callable[[str], bool] | None = None) -> None:
         self.path = path
-        self._unreadable: dict[str, int] = {}  # lines, by file
-        self._metrics: dict[float | None, MetricStore] = {}  # by beginning of the cell; None: all
+        self._unreadable: dict[str, int] = {}  # number of lines, by file
+        self._metrics: dict[float | None, MetricStore] = {}  # by start of a cell; None: all
         self._wanted = wanted
         reader = JsonLinesReader(path / EVENTS, "kind")
         try:
@@ -89,22 +93,22 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """Name of the folder."""
         return self.path.name
 
     @property
     def unreadable(self) -> int:
-        """How many of the lines that were read a full disk or a killed process left torn."""
+        """Number of lines, of those read, that a full disk or a killed process left incomplete."""
         return sum(self._unreadable.values())
 
     @property
     def was_stopped(self) -> bool:
-        """Whether its end was recorded; else its kernel was ended before it, or it still runs."""
+        """Whether its end was recorded. If not, its kernel was killed, or the run is still running."""
         return bool(self.events) and self.events[-1].kind == "stopped"
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All that there were in its last attempt."""
+        """All ranks of its last attempt."""
         sizes = [event.facts["world_size"] for event in self.events if event.kind == "start"]
         return tuple(range(sizes[-1] if sizes else 0))
 
@@ -116,27 +120,27 @@ class StoredRun:
         return tuple(_cell(event, ended.get(_cell_id(event))) for event in started)
 
     def log_path(self, rank: int) -> Path:
-        """The file of a rank's output, which may not exist."""
+        """Return the file with a rank's output, which may not exist."""
         return self.path / log_name(rank)
 
     def tail(self, rank: int, lines: int, cell: StoredCell | None = None) -> str:
-        """The last lines of a rank's log, or of a cell's part of it.
+        """Return the last lines of a rank's log, or of a cell's part of it.
 
         See :func:`nbddp.record.log_reader.tail`.
         """
         begin, end = cell.logs.get(rank, (0, None)) if cell else (0, None)
         try:
             return tail(self.log_path(rank), lines, begin=begin, end=end)
-        except FileNotFoundError:  # it has written nothing
+        except FileNotFoundError:  # the rank has no output
             return ""
         except OSError as error:
             return f"{self.log_path(rank)} cannot be read: {error.strerror or error}"
 
     def cell(self, number: int) -> StoredCell:
-        """Return the newest cell of this number: a replay runs a cell again.
+        """Return the newest cell of this number, because a replay repeats cells.
 
         Raises:
-            RequestError: there is none of this number.
+            RequestError: there is no cell of this number.
         """
         for cell in reversed(self.cells):
             if cell.number == number:
@@ -145,7 +149,7 @@ class StoredRun:
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
     def metrics(self, cell: StoredCell | None = None) -> MetricStore:
-        """Return the numbers that its ranks reported, in all cells or in one."""
+        """Return the metrics that its ranks reported, in all cells or in one."""
         began = cell.began_at if cell else None
         if began in self._metrics:
             return self._metrics[began]
@@ -170,10 +174,10 @@ class StoredRun:
         return metrics
 
     def metric_rows(self, cell: StoredCell | None = None) -> Iterator[dict[str, Any]]:
-        """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
+        """Yield the reports of its ranks: ``time``, ``rank``, ``attempt``, and numbers by name.
 
-        What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
-        cell: what earlier cells reported when they were done again before it is left out.
+        Values that are no numbers are omitted. For a run of a sweep or of a scaling study, the
+        reports of replayed earlier cells are omitted too.
         """
         rows = self._all_metric_rows()
         if cell is not None:
@@ -190,7 +194,7 @@ class StoredRun:
         reader = JsonLinesReader(path, "rank", "attempt")
         try:
             for row in reader:
-                if set(map(type, row.values())) <= {int, float}:  # nearly always
+                if set(map(type, row.values())) <= {int, float}:  # the usual case
                     yield row
                 elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
                     yield {
@@ -214,7 +218,7 @@ class StoredRun:
                     metrics.extend(rank, name, times, steps, [row[name] for row in own])
 
     def snapshot(self, cell: StoredCell | None = None) -> Snapshot:
-        """The whole run, or one cell, as a panel draws it."""
+        """Return a snapshot of the whole run, or of one cell, for a panel."""
         events = tuple(event for event in self.events if cell is None or _is_in(cell, event.at))
         began, ended = (events[0].at, events[-1].at) if events else (0.0, 0.0)
         metrics = self.metrics(cell)
@@ -237,7 +241,7 @@ class StoredRun:
 
 
 def _cell_id(event: RunEvent) -> int:
-    """Return which cell an event is of; older records have one number for this and the prompt."""
+    """Return the id of an event's cell; older records have only the prompt number."""
     return int(event.facts.get("id", event.facts["number"]))
 
 
@@ -248,7 +252,7 @@ def _cell(started: RunEvent, ended: RunEvent | None) -> StoredCell:
         number=facts["number"],
         ranks=tuple(facts["ranks"]),
         source=facts["source"],
-        began_at=facts.get("began", started.at),  # its ranks may report before it is written down
+        began_at=facts.get("began", started.at),  # ranks may report before this event
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",
         report=ended.facts.get("report", "") if ended else "",

@@ -1,4 +1,4 @@
-"""A run in a line, from as little of its folder as will do; and how it ended."""
+"""Summarize a run from as few of its files as possible, and tell how it ended."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ UNREADABLE = (
     TypeError,
     KeyError,
     AttributeError,
-)  # of files that are not as ours
+)  # errors of damaged or foreign files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run in a line.
+    """The summary of a run.
 
     Attributes:
-        began: in ``time.time()``, 0 if it is not known.
-        started_by: the file name of its notebook or script, empty if it is not known.
-        ranks: the world size of its last attempt, 0 if it is not known.
+        began: start in ``time.time()``; 0 if unknown.
+        started_by: file name of its notebook or script; empty if unknown.
+        ranks: world size of its last attempt; 0 if unknown.
         outcome: of the last cell ``ok``, ``failed``, ``interrupted`` or ``running``; ``empty``
-            without a cell; ``killed`` or ``not recorded`` where the record has no end.
-        why: for a failure what it was, for an interrupt where it struck.
-        last: of each metric the mean of the last values.
-        curves: of each the lowest and highest value along the run.
-        is_live: whether its ranks are there, as far as this machine knows.
-        note: the user's.
-        size: of its folder, in bytes.
+            without a cell; ``killed`` or ``not recorded`` if the record has no end.
+        why: the failure, or the position of an interrupt.
+        last: the mean of the last values of each metric.
+        curves: the lowest and highest values along the run, of each metric.
+        is_live: whether its ranks are alive, as far as this machine knows.
+        note: the user's note.
+        size: size of its folder in bytes.
     """
 
     path: Path
@@ -70,15 +70,15 @@ class Summary:
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """Name of the folder."""
         return self.path.name
 
 
 def summarize(path: Path, *, current: Path | None = None) -> Summary:
-    """A run in a line; ``current`` is the one of this kernel that goes on.
+    """Summarize a run; ``current`` is the folder of this kernel's running run.
 
     Raises:
-        RequestError: what lies there is damaged, or no run; in a few words.
+        RequestError: the run is damaged, or the folder holds no run; the text is short.
     """
     try:
         return _summarize(path, current)
@@ -120,7 +120,7 @@ def _summarize(path: Path, current: Path | None) -> Summary:
 
 
 def _facts_of_events(path: Path) -> dict[str, Any]:
-    """Return what the events of a run say that has no end: they are newer than ``run.json``."""
+    """Return the facts in the events of a run without an end: they are newer than ``run.json``."""
     run, run_json = StoredRun(path), RunJson()
     for event in run.events:
         run_json.update(event.kind, event.facts)
@@ -131,7 +131,7 @@ def _facts_of_events(path: Path) -> dict[str, Any]:
 
 
 def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:
-    """Return whether the run goes on, its outcome, and why."""
+    """Return whether the run is running, its outcome, and the reason."""
     recorded, is_live = str(facts.get("outcome", "")), False
     if "ended" not in facts:
         is_ours = current is not None and path.resolve() == current.resolve()
@@ -156,7 +156,7 @@ def _began(facts: Mapping[str, Any]) -> float:
 
 
 def read_note(path: Path) -> str:
-    """Return the user's note of a run; empty if there is none."""
+    """Return the user's note about a run; empty if there is none."""
     try:
         return str(json.loads((path / NOTE_FILE).read_text())["note"])
     except UNREADABLE:
@@ -164,7 +164,7 @@ def read_note(path: Path) -> str:
 
 
 def folder_size(path: Path) -> int:
-    """Of a run's folder, in bytes, as far as it can be read."""
+    """Return the bytes of the readable files in a run folder."""
     total = 0
     for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
         for each in folder.iterdir():
@@ -174,7 +174,7 @@ def folder_size(path: Path) -> int:
 
 
 def value_of(summary: Summary, name: str) -> Any:
-    """What a run has under a name: a column, a setting, or a metric; None if it has none.
+    """Return a run's value of a column, setting or metric; None if it has none.
 
     >>> run = Summary(path=Path("x"), config={"lr": 0.1}, last={"loss": 2.0}, ranks=4)
     >>> [value_of(run, name) for name in ("lr", "loss", "ranks", "size", "odd")]
@@ -196,7 +196,7 @@ SHORT_COLUMNS = {"when": "began", "steps/s": "steps_per_second", "disk": "size"}
 
 
 def is_number(value: object) -> bool:
-    """Whether it can be sorted by: no NaN."""
+    """Return whether a value can be sorted as a number, so it is not NaN."""
     return isinstance(value, int | float) and not math.isnan(value)
 
 
@@ -204,7 +204,7 @@ def is_number(value: object) -> bool:
 
 
 def describe_run_end(run: StoredRun, *, current: Path | None) -> str:
-    """How a run ended; ``current`` is the one of this kernel that goes on, if one does."""
+    """Describe how a run ended; ``current`` is the folder of this kernel's running run, if any."""
     if run.was_stopped:
         return STOPPED
     if run.path == current:
@@ -213,13 +213,13 @@ def describe_run_end(run: StoredRun, *, current: Path | None) -> str:
 
 
 def describe_unended(facts: Mapping[str, Any], *, began: float) -> str:
-    """Of a run without an end whether its kernel lives; ``began`` as ``time.time()``."""
+    """Tell whether the kernel of a run without an end is alive; ``began`` as ``time.time()``."""
     pid, host = facts.get("pid"), facts.get("host")
     if not isinstance(pid, int) or host != platform.node():
         return UNKNOWN
     with suppress(psutil.Error, ValueError):
         process = psutil.Process(pid)
-        is_dead = process.status() == psutil.STATUS_ZOMBIE  # whoever started it has not looked yet
-        if not is_dead and process.create_time() <= began:  # there since before the run
+        is_dead = process.status() == psutil.STATUS_ZOMBIE  # its parent has not read the exit code
+        if not is_dead and process.create_time() <= began:  # it is older than the run
             return RUNNING
     return KILLED

@@ -25,7 +25,7 @@ from nbddp.record.run_folder import read_facts
 
 SEED = "seed"
 MAX_SEED = 2**32 - 1  # NumPy's
-MAX_COMBINATIONS = 1000  # combinations: a typing error must not fill a night
+MAX_COMBINATIONS = 1000  # a typing error must not start a night of runs
 SWEEP = "sweep"  # in ``run.json``
 
 Swept = tuple[str, tuple[Any, ...]]  # a name, and its values
@@ -43,7 +43,7 @@ class SweepPoint:
 
     @property
     def name(self) -> str:
-        """Part of the name of its run.
+        """A part of the name of its run.
 
         >>> SweepPoint(1, {"lr": 0.1, "model": "cnn", "batch": 16}).name
         'lr0.1-model-cnn-batch16'
@@ -55,7 +55,7 @@ class SweepPoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings for ``run.json``, with the repr of what JSON has no form for."""
+        """The settings for ``run.json``, with the repr of values that JSON cannot hold."""
         return {
             name: value if value is None or isinstance(value, str | int | float) else repr(value)
             for name, value in self.settings.items()
@@ -74,7 +74,7 @@ class SweepState(Enum):
 
     @property
     def is_done(self) -> bool:
-        """Whether its run can be compared with others."""
+        """Whether its run can be compared with other runs."""
         return self in (SweepState.OK, SweepState.ALREADY_DONE)
 
 
@@ -85,7 +85,7 @@ class SweepEntry:
     Attributes:
         why: the reason of a failure.
         path: the folder of its run; None if there is none.
-        seconds: how long it took with its start; 0 if it did not run now.
+        seconds: duration, including the start; 0 if it did not run now.
     """
 
     trial: SweepPoint
@@ -105,10 +105,10 @@ def sweep_points(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -
 
     Args:
         sweeps: names and their values.
-        repeat: how many seeds, from 0, each combination has; 0 for no seed.
+        repeat: number of seeds, from 0, for each combination; 0 for no seed.
 
     Raises:
-        ArgumentError: a name is not allowed or is there twice, or there are too many combinations.
+        ArgumentError: a name is invalid or given twice, or there are too many combinations.
 
     >>> [str(each) for each in sweep_points([("lr", (0.1, 0.01))], repeat=2)]
     ['lr=0.1, seed=0', 'lr=0.1, seed=1', 'lr=0.01, seed=0', 'lr=0.01, seed=1']
@@ -151,12 +151,12 @@ def _check_swept_name(name: str, values: Sequence[Any]) -> None:
 
 
 def sweep_key(source: str, entries: Sequence[ReplayEntry], *options: object) -> str:
-    """Return a text that is equal for sweeps whose combinations have the same results.
+    """Return a text that is equal for sweeps with the same results for each combination.
 
     Args:
-        source: of the cell.
+        source: the source of the cell.
         entries: replayed before the cell.
-        options: what else changes results, such as the number of ranks.
+        options: other values that change results, such as the number of ranks.
     """
     parts = (repr(options), source, *map(_entry_key, entries))
     return _hash("".join(f"{len(part)}:{part}" for part in parts).encode())
@@ -167,7 +167,7 @@ def _entry_key(entry: ReplayEntry) -> str:
         return repr((entry.source, entry.ranks))
     try:
         values = value_key(entry.data())
-    except RequestError:  # it was not stored: the replay reports that
+    except RequestError:  # not stored: the replay reports that
         values = ""
     return repr((entry.names, entry.ranks, values))
 
@@ -175,19 +175,19 @@ def _entry_key(entry: ReplayEntry) -> str:
 def value_key(data: bytes, *, if_plain: str | None = None) -> str:
     """Return a text that is equal for equal pickled values.
 
-    Values that Python writes exactly are compared by that text. The pickles of others, such as
-    functions and tensors, are comparable within this process only.
+    Values with an exact repr are compared by that text. The pickles of other values, such as
+    functions and tensors, are comparable only in this process.
 
     Args:
         data: the pickle.
-        if_plain: returned instead for values that Python writes exactly.
+        if_plain: the result for values with an exact repr, instead of the repr.
 
     >>> value_key(pickle.dumps({"lr": 0.1}))
     "{'lr': 0.1}"
     """
     try:
         text = repr(_PlainUnpickler(io.BytesIO(data)).load())
-    except (pickle.UnpicklingError, ValueError):  # the latter of whole numbers that are too long
+    except (pickle.UnpicklingError, ValueError):  # ValueError for integers with too many digits
         return f"{_PROCESS} {_hash(data)}"
     return text if if_plain is None else if_plain
 
@@ -196,7 +196,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Loads numbers, text, and containers of them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse any other object."""
+        """Reject any other object."""
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 

@@ -72,7 +72,7 @@ _MERGES: Sequence[Callable[[float, float], float]] = (*[operator.add] * 5, min, 
 
 
 class MetricSeries:
-    """One metric of one rank: a row of buckets, of which the last one is open.
+    """One metric of one rank, as a row of buckets; the last bucket is open.
 
     If a step moves back, a new loop has started: the count continues upwards, so that no value is
     lost. After :meth:`resume`, repeated steps replace the earlier ones instead, unless the step had
