@@ -103,7 +103,7 @@ class StoredRun:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether its end was recorded. If not, its kernel was killed, or the run is still running."""
+        """Whether its end was recorded. If not, its kernel was killed, or the run still runs."""
         return bool(self.events) and self.events[-1].kind == "stopped"
 
     @property
