@@ -58,7 +58,9 @@ class ComparedRun:
             self.cells = self.run.cells
             self.summary = summarize(path, current=current)
         except (*UNREADABLE, RequestError) as error:
-            raise RequestError(f"{self.name} is damaged, or no run of nbddp's ({error})") from None
+            raise RequestError(
+                f"{self.name} is damaged, or is not an nbddp run ({error})"
+            ) from None
         self._curves: dict[str, dict[int, Curve]] = {}
 
     @property

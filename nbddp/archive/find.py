@@ -42,7 +42,7 @@ def find_run(
         RequestError: no run matches, several match with ``is_unique``, or the name is empty.
     """
     if name is not None and not name.strip():
-        raise RequestError("an empty name names no run; `%ddp runs` lists them")
+        raise RequestError("the name of a run is empty; `%ddp runs` lists the names")
     with suppress(OSError):  # an invalid folder name, or an unreadable folder
         if name is not None and (Path(name) / "events.jsonl").is_file():
             return Path(name)
@@ -58,7 +58,7 @@ def find_run(
         shortened = name if len(name) <= MAX_SHOWN_CHARS else f"{name[:MAX_SHOWN_CHARS]}..."
         raise RequestError(f"there is no run {shortened!r}; the newest are: {_join_names(runs)}")
     if is_unique and len(matching) > 1:
-        raise RequestError(f"{name!r} fits {len(matching)} runs: {_join_names(matching)}")
+        raise RequestError(f"{name!r} matches {len(matching)} runs: {_join_names(matching)}")
     return matching[0]
 
 

@@ -180,7 +180,7 @@ def list_runs(
         if all_runs and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
             shown = [*[*names][:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])]
             available = ", ".join([*shown, *sorted(COLUMNS)])
-            raise ArgumentError(f"no run has {name!r}; there is: {available}")
+            raise ArgumentError(f"no run has {name!r}; the known names are: {available}")
     runs = [run for run in all_runs if all(condition.fits(run) for condition in conditions)]
     if sort:
         runs = _sorted(runs, sort, is_down=is_down)
@@ -209,7 +209,7 @@ def remove(path: Path, *, current: Path | None) -> None:
     with suppress(RequestError):  # a damaged run is not running
         is_live = is_live or summarize(path).is_live
     if is_live:
-        raise RequestError(f"run {path.name} goes on: `%ddp stop` ends it")
+        raise RequestError(f"run {path.name} is still running: `%ddp stop` ends it")
     renamed = path.with_name(f".{path.name}.gone")  # a partly removed folder is no run
     try:
         path.rename(renamed)

@@ -24,9 +24,8 @@ NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # keys of a row of
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 MAX_SHOWN_CELLS = 20  # cell numbers in a message
-EVENT_TIME_ERROR = (
-    0.001  # seconds by which the times of events are rounded, unlike those of metrics
-)
+# seconds by which the times of events are rounded, unlike those of metrics
+EVENT_TIME_ERROR = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,11 +119,11 @@ def sweep_points(sweeps: Iterable[tuple[str, Iterable[Any]]], repeat: int = 0) -
     for name, values in swept:
         _check_swept_name(name, values)
         if names.count(name) > 1:
-            hint = "its values are those of repeat" if repeat else "give all its values at once"
+            hint = "repeat sets its values" if repeat else "give all its values at once"
             raise ArgumentError(f"{name} is swept twice: {hint}")
     count = math.prod(len(values) for _, values in swept) if swept else 0
     if not 1 <= count <= MAX_COMBINATIONS:
-        raise ArgumentError(f"a sweep has 1 to {MAX_COMBINATIONS} combinations, these are {count}")
+        raise ArgumentError(f"a sweep takes 1 to {MAX_COMBINATIONS} combinations, got {count}")
     combinations = itertools.product(*(values for _, values in swept))
     return [
         SweepPoint(number, dict(zip(names, values, strict=True)))

@@ -116,7 +116,7 @@ class RunFolder:
         except OSError as error:
             raise StartError(
                 f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
-                f"folder ({error.strerror}); make room, or start in another folder"
+                f"folder ({error.strerror}); free disk space, or start in another folder"
             ) from None
         self._notify(f"{base} cannot be written ({refused}); the logs are in {path}")
         return path, events
@@ -262,7 +262,7 @@ def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
             return path, _open_private(path / "events.jsonl", os.O_APPEND)
-    raise FileExistsError(17, f"1000 runs began in the second {stamp}")
+    raise FileExistsError(17, f"1000 runs started in the second {stamp}")
 
 
 def folder_name(name: str) -> str:

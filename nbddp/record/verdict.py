@@ -237,7 +237,7 @@ class Verdict:
         if self.is_script:
             return self._way_out_of_script()
         if self.ended_by:
-            return "All names are gone with the ranks; the next cell finds, or starts, new ones."
+            return "All names are lost with the ranks. The next cell uses or starts new ranks."
         if not self.exited_ranks:
             return "Every rank keeps its names; the next cell works."
         who = format_ranks(self.exited_ranks)

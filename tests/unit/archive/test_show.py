@@ -75,7 +75,7 @@ def test_of_several_of_one_name_the_newest_is_found_unless_one_is_to_go(tmp_path
     assert find_run("20270101-000000-aaa", tmp_path, is_unique=True).name.endswith("aaa")
     assert find_run("aaab", tmp_path, is_unique=True).name.endswith("aaab")
     for asked, count in (("aaa", 3), ("aa", 4)):
-        with pytest.raises(RequestError, match=f"'{asked}' fits {count} runs: 2027"):
+        with pytest.raises(RequestError, match=f"'{asked}' matches {count} runs: 2027"):
             find_run(asked, tmp_path, is_unique=True)
 
 
