@@ -58,9 +58,7 @@ class RankLife:
     rank: int
     state: RankState = RankState.STARTING
     exitcode: int | None = None
-    incarnation: int = (
-        0  # 0 for the first process of this rank in the attempt, 1 for its first replacement
-    )
+    incarnation: int = 0  # 0 for the first process of this rank in the attempt
 
     @property
     def is_alive(self) -> bool:

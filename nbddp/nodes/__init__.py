@@ -1,1 +1,1 @@
-"""Ranks on other machines: a door in the notebook, a keeper on each node, and what goes between."""
+"""Ranks on other machines: a listener in the notebook, an agent on each node, the protocol."""

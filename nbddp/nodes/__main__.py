@@ -1,6 +1,6 @@
-"""``torchrun ... -m nbddp.nodes --join FILE --ranks N``: the process of a node.
+"""The program of a node: ``torchrun ... -m nbddp.nodes --join FILE --ranks N``.
 
-torchrun starts one such process on each machine, which starts the ranks.
+torchrun starts one such process on each machine, and this process starts the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Keep this node; the exit status."""
+    """Run the node's agent. Return the exit status."""
     args = _parse(arguments)
     try:
         reason = _run_agent(args)
@@ -60,7 +60,7 @@ def _print_line(text: str) -> None:
 
 
 def _run_agent(args: argparse.Namespace) -> str:
-    """Serve until there is no more to do. Return why it ended, empty if it ended well."""
+    """Run until the agent ends. Return the reason, or an empty string if it ended normally."""
     from nbddp.nodes.node_agent import NodeAgent
 
     started = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

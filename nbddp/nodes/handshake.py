@@ -1,13 +1,13 @@
 """Accept connections at the notebook's address, and admit those that prove the secret.
 
-Anyone who reaches the port may try, so an attempt must cost little: a limited number may wait, from
-one address and in total. One more is closed at once.
+Anyone who reaches the port can try, so an attempt must be cheap: the number of pending connections
+is limited, per address and in total. Further connections are closed at once.
 
-Both sides prove over TLS that they have the join file's secret. From the secret each side derives
-the same two Ed25519 keys, the door's and the nodes', with their certificates (HKDF, RFC 5869;
-Ed25519 signs the same bytes in the same way, RFC 8032). Each accepts the other's alone. TLS 1.3
-does the rest: a fresh key for every connection, so that what was recorded cannot be read when the
-secret is lost later, nor played again.
+Both sides prove over TLS that they have the join file's secret. From the secret, each side derives
+the same two Ed25519 keys, one for the listener and one for the nodes, and their certificates (HKDF,
+RFC 5869; Ed25519 signatures are deterministic, RFC 8032). Each side accepts only the other
+certificate. TLS 1.3 uses a fresh key for each connection: recorded traffic cannot be decrypted if
+the secret leaks later, and cannot be replayed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT = 20.0  # seconds for TLS and the first frame
-MAX_PENDING_PER_ADDRESS = 64  # connections of one address that are not admitted yet
-MAX_PENDING = 512  # of all addresses
+MAX_PENDING_PER_ADDRESS = 64  # pending connections of one address
+MAX_PENDING = 512  # pending connections of all addresses
 BACKLOG = 512
-RETRY_DELAY = 0.5  # seconds until the next attempt where no connection can be accepted
+RETRY_DELAY = 0.5  # seconds until the next attempt after ``accept`` failed
 
 
 class Handshake:
     """Listens on one address, in an event loop.
 
     Args:
-        context: for TLS, with a certificate on both sides.
-        admit: takes a connection with its first frame; raises WireError to refuse it.
+        context: the TLS context, with certificates for both sides.
+        admit: gets a connection and its first frame; raises WireError to refuse it.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Handshake:
     ) -> None:
         self._context = context
         self._admit = admit
-        self._pending: dict[asyncio.Task[None], str] = {}  # the address of each
+        self._pending: dict[asyncio.Task[None], str] = {}  # the address of each connection
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self.refused = 0  # connections that were not admitted
+        self.refused = 0  # number of connections that were not admitted
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Start to listen. Return the address and the port.
 
         Raises:
-            RequestError: the address is not one of this machine's, or the port is taken.
+            RequestError: the address does not belong to this machine, or the port is in use.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -82,7 +82,7 @@ class Handshake:
         while True:
             try:
                 sock, name = await loop.sock_accept(listener)
-            except OSError as error:  # the peer has gone, or a cell has taken all descriptors
+            except OSError as error:  # the peer left, or there are no file descriptors left
                 logger.debug("no connection accepted: %s", error)
                 await asyncio.sleep(RETRY_DELAY if not isinstance(error, ConnectionError) else 0)
                 continue
@@ -95,7 +95,7 @@ class Handshake:
                 task = loop.create_task(self._handshake(sock))
                 self._pending[task] = address
                 task.add_done_callback(self._pending.pop)
-            await asyncio.sleep(0)  # serve the nodes between two of many attempts
+            await asyncio.sleep(0)  # serve the nodes between two attempts
 
     async def _handshake(self, sock: socket.socket) -> None:
         try:
@@ -130,7 +130,7 @@ class Handshake:
             raise
 
     def close(self) -> None:
-        """Stop to listen, and end the connections that are not admitted."""
+        """Stop listening, and close all pending connections."""
         if self._accepting is not None:
             self._accepting.cancel()
         if self._listener is not None:
@@ -146,14 +146,14 @@ MISSING_CRYPTOGRAPHY = "many machines need the package cryptography: `pip instal
 
 
 def listener_context(secret: bytes) -> ssl.SSLContext:
-    """What the notebook's side listens with."""
+    """Return the TLS context of the listener."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, secret, mine=_LISTENER, theirs=_NODE)
-    context.num_tickets = 0  # nobody comes in a second time without a proof
+    context.num_tickets = 0  # no session resumption: each connection needs the full proof
     return context
 
 
 def node_context(secret: bytes) -> ssl.SSLContext:
-    """What a node dials with."""
+    """Return the TLS context of a node."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, secret, mine=_NODE, theirs=_LISTENER)
 
 
@@ -164,10 +164,10 @@ def _context(protocol: int, secret: bytes, *, mine: str, theirs: str) -> ssl.SSL
         raise RequestError(MISSING_CRYPTOGRAPHY) from None
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # who has the key is meant, whatever the machine's name
+    context.check_hostname = False  # the key identifies the peer, not the host name
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=other[1].decode())
-    with tempfile.TemporaryDirectory() as folder:  # 0700; ssl takes a key from a file alone
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700; ssl loads keys from files only
         path = Path(folder) / "own.pem"
         path.touch(0o600)
         path.write_bytes(b"".join(own))
@@ -176,7 +176,7 @@ def _context(protocol: int, secret: bytes, *, mine: str, theirs: str) -> ssl.SSL
 
 
 def _key_and_certificate(secret: bytes, name: str) -> tuple[bytes, bytes]:
-    """A key and its certificate, as PEM."""
+    """Return the key of this name and its certificate, as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.x509.oid import NameOID

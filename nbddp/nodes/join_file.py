@@ -1,8 +1,8 @@
-"""What a node must know to come in: where the door is, and the secret that both sides prove.
+"""The join file: the listener's address, and the secret that both sides must prove.
 
-The file that holds it is all that has to reach another machine. Whoever has it can run code in the
-notebook's ranks, so only its owner may read it, and nothing of it goes into an argument, a variable
-of the environment or a log.
+Only this file must be copied to another machine. With it, a process can run code in the notebook's
+ranks, so only its owner may read it. Its content is never put into an argument, an environment
+variable or a log.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from nbddp.errors import RequestError
 
 SECRET_BYTES = 32
-FOLDER = ".nbddp/join"  # in the home folder, which machines of a cluster often share
+FOLDER = ".nbddp/join"  # in the home folder, which the machines of a cluster often share
 ORPHAN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFile:
-    """Where to come in, and how to prove that one may.
+    """The address of a listener and the secret for it.
 
     Attributes:
-        address: the notebook's, as seen from the node; ``127.0.0.1`` through a tunnel.
-        port: where the door listens.
-        run: the name of this opening of the door.
+        address: the notebook's address, as seen from the node; ``127.0.0.1`` through a tunnel.
+        port: the port of the listener.
+        run: the name of the join file.
         secret: 32 random bytes.
 
     >>> join = JoinFile.new("10.0.0.5", 29400)
@@ -44,7 +44,7 @@ class JoinFile:
 
     @classmethod
     def new(cls, address: str, port: int) -> JoinFile:
-        """One that was never used."""
+        """Return a join file with a new secret."""
         return cls(
             address=address,
             port=port,
@@ -53,16 +53,16 @@ class JoinFile:
         )
 
     def token(self) -> str:
-        """All of it in one line, to be typed or pasted at a prompt."""
+        """Return the content as one line, to type or paste at a prompt."""
         facts = [self.address, self.port, self.run, base64.b64encode(self.secret).decode()]
         return base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
     @classmethod
     def from_token(cls, token: str) -> JoinFile:
-        """Take it from such a line.
+        """Parse such a line.
 
         Raises:
-            RequestError: it is none.
+            RequestError: the line is not valid.
         """
         try:
             address, port, run, secret = json.loads(base64.urlsafe_b64decode(token.strip()))
@@ -75,11 +75,11 @@ class JoinFile:
 
     @property
     def path(self) -> Path:
-        """Where its file is, if nobody has chosen another place."""
+        """The default path of the file."""
         return Path.home() / FOLDER / self.run
 
     def save(self, folder: Path | None = None) -> Path:
-        """Write it into a file that only its owner can read; the file's path."""
+        """Write a file that only its owner can read. Return its path."""
         path = self.path if folder is None else folder / self.run
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -89,10 +89,10 @@ class JoinFile:
 
     @classmethod
     def load(cls, path: Path) -> JoinFile:
-        """Read it from its file.
+        """Read a join file.
 
         Raises:
-            RequestError: there is none, others can read it too, or it holds something else.
+            RequestError: there is no such file, others can read it, or its content is not valid.
         """
         try:
             with path.open() as file:

@@ -1,6 +1,6 @@
-"""The notebook's side: listens for nodes, and starts, ends and hears the ranks on them.
+"""The listener in the notebook: accepts nodes, and starts, signals and watches the ranks on them.
 
-All of it happens on one thread of its own, in an event loop; what others ask is handed to it.
+All of it runs in an event loop on one thread; other threads submit work to it.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_PERIOD = 1.0  # seconds between two signs of life
-SILENT_AFTER = 5.0  # seconds without one after which a node is gone
-THREAD_TIMEOUT = 5.0  # seconds that the door's thread gets to open and to close
+HEARTBEAT_PERIOD = 1.0  # seconds between two heartbeats
+SILENT_AFTER = 5.0  # seconds without a frame after which a node is lost
+THREAD_TIMEOUT = 5.0  # seconds for the listener's thread to close
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One that has come in, and is not gone.
+    """A node that has joined.
 
     Attributes:
-        name: its host's, with a number if several nodes have the same.
-        address: its own, as seen from the door.
-        nproc: ranks that it is to have.
-        number: what its store connections name.
-        since: when it came, in seconds of ``time.time()``.
-        clock: how its clock differs from this machine's.
-        is_leaving: whether it was sent home, and may still be there.
-        lost_reason: empty while it is there.
-        survivors: ranks that it had when it came, and which were taken back.
+        name: its host name, with a number if several nodes have the same.
+        address: its own address, as seen from the listener.
+        nproc: how many ranks it can run.
+        number: its number, which its store connections send.
+        since: ``time.time()`` when it joined.
+        clock: the offset of its clock.
+        is_leaving: whether it was released; it may still be connected.
+        lost_reason: why it was lost; empty while it is connected.
+        survivors: ranks that were running when it joined, and that this notebook rejoins.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Node:
 
 
 def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Sort nodes by SLURM's number of the node, then by host name; node2 precedes node10."""
+    """Sort nodes by SLURM's node number, then by host name; node2 precedes node10."""
 
     def place(node: Node) -> tuple[int, list[str | int]]:
         parts = re.split(r"(\d+)", str(node.facts["host"]))
@@ -86,7 +86,7 @@ def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
 
 
 def placeholder_node(nproc: int) -> Node:
-    """One that had so many ranks and of which nothing else is known."""
+    """Return a node for ranks whose node has not rejoined."""
     return Node(
         name="?",
         address="?",
@@ -106,23 +106,23 @@ class RemoteRankHandle:
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.exit_reason = ""
-        self.cpu_sample = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
+        self.cpu_sample = 0.0, 0.0  # a time on the node, and the CPU seconds used until then
         self.log_receiver = LogReceiver(folder, listener.on_copy_failed)
         self.sentinel, self._writer = os.pipe()
         self._has_ended = threading.Event()
 
     def is_stopped(self) -> bool:
-        """Return False: its node does not tell."""
+        """Return False: the node does not report it."""
         return False
 
     is_ending = is_stopped
 
     def cpu_time(self) -> tuple[float, float]:
-        """Return what the node has told last."""
+        """Return the node's newest sample."""
         return self.cpu_sample
 
     def join(self) -> None:
-        """Wait until it has ended, and let go of the descriptor."""
+        """Wait until the process has exited, and close the descriptor."""
         self._has_ended.wait()
         if self.sentinel >= 0:
             os.close(self.sentinel)
@@ -137,11 +137,11 @@ class RemoteRankHandle:
         self._listener.send(self.node, FrameType.TERMINATE, self._number)
 
     def kill(self) -> None:
-        """Send SIGKILL; a node that cannot be reached ends its ranks itself."""
+        """Send SIGKILL. A node that lost its connection kills its ranks itself."""
         self._listener.send(self.node, FrameType.KILL, self._number)
 
     def set_exited(self, exitcode: int | None, why: str = "") -> None:
-        """It has ended, or nobody will hear of it any more."""
+        """Mark the process as exited, or as lost with its node."""
         if not self._has_ended.is_set():
             self.exitcode, self.exit_reason = exitcode, why
             self._has_ended.set()
@@ -150,18 +150,18 @@ class RemoteRankHandle:
 
 
 class NodeListener:
-    """Where nodes come in.
+    """Listens for nodes, on a thread of its own.
 
     Args:
-        host: the address to listen on, and no other.
-        port: 0 for any that is free.
-        join: of a door that was there before. Ranks that its nodes have are taken back then, as
-            long as ``accepts_rejoin`` says so; else they are ended.
-        on_change: told on the door's thread when a node has come or gone.
-        on_copy_failed: told there, once, of a folder into which no log can be copied.
+        host: the only address to listen on.
+        port: 0 for any free port.
+        join: the join file of an earlier listener. Its nodes' ranks are then kept as long as
+            ``accepts_rejoin`` is true; else they are killed.
+        on_change: called on the listener's thread when a node has joined or was lost.
+        on_copy_failed: called there, once for each folder into which logs cannot be copied.
 
     Raises:
-        RequestError: that address is not this machine's, or the port is taken.
+        RequestError: the address does not belong to this machine, or the port is in use.
     """
 
     def __init__(
@@ -175,13 +175,14 @@ class NodeListener:
     ) -> None:
         self._on_change = on_change
         self._on_copy_failed = on_copy_failed
-        self._failed_folders: set[Path] = set()  # folders where a copy could not be written
+        self._failed_folders: set[Path] = set()  # folders into which logs could not be copied
         self._numbers = itertools.count(1)
         self._store_port = 0
-        self._store_ready = asyncio.Event()  # whether there is a store
-        self._connections: dict[Node, FrameConnection] = {}  # never changed, but replaced
+        self._store_ready = asyncio.Event()  # set when there is a store
+        # replaced as a whole, for other threads
+        self._connections: dict[Node, FrameConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.refusal = ""  # the last of those that proved it, and do not fit
+        self.refusal = ""  # why the last node with the right secret was refused
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
@@ -197,17 +198,17 @@ class NodeListener:
 
     @property
     def refused(self) -> int:
-        """Connections of those that could not prove who they are, or were no node."""
+        """The number of connections that did not prove the secret or are not nodes."""
         return self._handshake.refused
 
     @property
     def nodes(self) -> list[Node]:
-        """Those that are here."""
+        """The nodes that are connected."""
         return list(self._connections)
 
     @property
     def available_nodes(self) -> list[Node]:
-        """Nodes that are here and were not sent home."""
+        """The nodes that are connected and were not released."""
         return [node for node in self.nodes if not node.is_leaving]
 
     async def _listen(self, host: str, port: int) -> None:
@@ -218,10 +219,10 @@ class NodeListener:
     def _run(self, work: Any) -> Any:
         return wait_for_result(run_in_loop(self._loop, work))
 
-    # ---- nodes that come and go
+    # ---- nodes that join and leave
 
     def _admit(self, connection: FrameConnection, frame: Frame) -> None:
-        """Take a connection that has proved the secret, by its first frame."""
+        """Admit a connection that has proved the secret, depending on its first frame."""
         kind, number, data = frame
         match kind:
             case FrameType.HELLO:
@@ -252,7 +253,7 @@ class NodeListener:
 
     def _admit_store(self, connection: FrameConnection, number: int) -> None:
         node = next((each for each in self.nodes if each.number == number), None)
-        if node is None:  # it was lost a moment ago
+        if node is None:  # the node was lost a moment ago
             connection.abort()
             return
         self._start_task(node.forwarding, self._forward(node, connection))
@@ -267,7 +268,7 @@ class NodeListener:
             while True:
                 self._on_frame(node, *await connection.read())
         except FRAME_ERRORS as error:
-            # a killed process resets a connection that had unread bytes
+            # a killed process resets a connection with unread bytes
             is_end = isinstance(error, (EOFError, ConnectionResetError))
             how = "closed" if is_end else f"lost ({error})"
             self._drop_node(node, f"the connection was {how}")
@@ -278,21 +279,21 @@ class NodeListener:
         """Connect a rank of this node to the store, once there is one."""
         try:
             await self._store_ready.wait()
-            with suppress(OSError):  # the store is gone, and so is this connection
+            with suppress(OSError):  # the store was closed, and this connection with it
                 store = await asyncio.open_connection("127.0.0.1", self._store_port)
                 await forward(store, connection, self._connections[node])
         finally:
             connection.close()
 
     def _rejoin_ranks(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
-        """The processes that are wanted back, and how much of their logs is here."""
+        """Rejoin the processes of a node. Return them with the sizes of the copied logs."""
         if not self.accepts_rejoin:
             return {}
         keep = {}
         for each in living:
             number, start = int(each["number"]), each["start"]
             if start["store_prefix"]:
-                continue  # a rank of a script ends with the notebook that started it
+                continue  # ranks of scripts end with their notebook
             folder = run_folder_of(start)
             handle = RemoteRankHandle(self, node, number, folder)
             handle.pid = each["pid"]
@@ -309,11 +310,10 @@ class NodeListener:
         return next(name for name in names if name not in known)
 
     def _check_nodes(self, last: float) -> None:
-        """Once a second: say that this side lives, and see who does not."""
+        """Once a second, send a heartbeat to each node, and drop silent nodes."""
         now = self._loop.time()
-        was_held_up = (
-            now - last > 2 * HEARTBEAT_PERIOD
-        )  # this process stood still: nobody could be heard
+        # this process was stopped: it read no frames
+        was_held_up = now - last > 2 * HEARTBEAT_PERIOD
         for node, connection in self._connections.items():
             if was_held_up:
                 connection.last_received_at = now
@@ -337,7 +337,7 @@ class NodeListener:
             handle.set_exited(None, f"node {node.name}: {why}")
         self._on_change(node)
 
-    # ---- what nodes say
+    # ---- frames from nodes
 
     def _on_frame(self, node: Node, kind: FrameType, number: int, data: bytes) -> None:
         match kind:
@@ -364,22 +364,22 @@ class NodeListener:
                 raise ValueError(f"a node does not say {kind.name}")
 
     def on_copy_failed(self, folder: Path, error: OSError) -> None:
-        """A copy of a file could not be written there; the user is told once."""
+        """Report, once for each folder, that logs cannot be copied into it."""
         if folder not in self._failed_folders:
             self._failed_folders.add(folder)
             self._on_copy_failed(folder, error)
 
-    # ---- what the notebook asks, from any thread
+    # ---- called by the notebook, from any thread
 
     def set_store_port(self, port: int) -> None:
-        """Ranks that dial the store find it at this port of this machine."""
+        """Set the port of the store, and forward the store connections that wait for it."""
         self._store_port = port
         self._loop.call_soon_threadsafe(self._store_ready.set)
 
     def launch(self, node: Node, start: RankStart) -> RemoteRankHandle:
-        """Have a node start a rank; returns before it has.
+        """Ask a node to start a rank, and do not wait.
 
-        If the node is gone, or goes meanwhile, the rank has ended.
+        If the node is lost, the rank counts as exited.
         """
         handle = RemoteRankHandle(self, node, next(self._numbers), Path(start.log_path).parent)
         facts = pack_start(start)
@@ -394,7 +394,7 @@ class NodeListener:
         return handle
 
     def send(self, node: Node, kind: FrameType, number: int = 0, **facts: Any) -> None:
-        """Send something to a node; to one that is gone, nothing."""
+        """Send a frame to a node; drop it if the node is lost."""
         self._loop.call_soon_threadsafe(self._send, node, kind, number, facts)
 
     def _send(self, node: Node, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
@@ -402,7 +402,7 @@ class NodeListener:
             connection.send_json(kind, number, **facts)
 
     def close(self, *, releases_nodes: bool = True) -> None:
-        """End the thread, and send all nodes home; else they wait for somebody else."""
+        """Close the listener. Release all nodes, or leave them to a later notebook."""
         self._run(self._close(releases_nodes=releases_nodes))
         self._stop_loop()
 
@@ -428,7 +428,7 @@ class NodeListener:
 
 
 def incompatibility(facts: Mapping[str, Any]) -> str:
-    """Why a node with these cannot work with this notebook; empty if it can."""
+    """Return why a node with these facts cannot be used; empty if it can."""
     versions = facts["versions"]
     mine = version("nbddp")
     if versions["nbddp"] != mine:

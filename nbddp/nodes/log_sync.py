@@ -1,7 +1,7 @@
-"""Files that grow on a node, and their copies in the notebook's run folder.
+"""Copy files that grow on a node into the notebook's run folder.
 
-A rank writes its log on its own machine first, as everywhere. What is new in it is sent before
-anything else that the rank says, so that whoever is told where a line stands finds it there.
+A rank writes its log on its own machine first. New log data is sent before the rank's messages: a
+message that names a position in the log arrives after that part of the log.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_SIZE = 1 << 20  # bytes sent at once
+CHUNK_SIZE = 1 << 20  # bytes of one frame
 
 
 @dataclass(slots=True)
 class _GrowingFile:
     path: Path
-    numbers: list[int]  # of the processes that write it
+    numbers: list[int]  # numbers of the processes that write the file
     sent: int
     whole_lines: bool
 
 
 class LogSender:
-    """Sends what is new in the files of one node's ranks.
+    """Sends new data of the files of one node's ranks.
 
     Args:
-        send: takes the number of a rank's process, the file's name and what is new in it.
+        send: gets the number of a rank's process, the file's name and the new data.
     """
 
     def __init__(self, send: Callable[[int, str, bytes], None]) -> None:
@@ -34,9 +34,9 @@ class LogSender:
         self._files: dict[Path, _GrowingFile] = {}
 
     def follow(self, number: int, path: Path, *, whole_lines: bool = False) -> None:
-        """Send what comes from here on into this file, which may not be there yet.
+        """Send data that is added to this file from now on; the file may not exist yet.
 
-        With ``whole_lines`` no part of a line, for those of other nodes go into the same copy.
+        ``whole_lines``: send whole lines only, because other nodes add to the same copy.
         """
         if path not in self._files:
             size = path.stat().st_size if path.exists() else 0
@@ -44,22 +44,22 @@ class LogSender:
         self._files[path].numbers.append(number)
 
     def rewind(self, number: int, sizes: Mapping[str, int]) -> None:
-        """Send again what has not arrived of these files that a process writes."""
+        """Send a process's files again from these sizes on."""
         for each in self._files.values():
             if number in each.numbers and each.path.name in sizes:
                 each.sent = min(each.sent, sizes[each.path.name])
 
     def unfollow(self, number: int) -> None:
-        """Send nothing more under the number of a process, which has ended.
+        """Stop to send data for a process that has exited.
 
-        A file that other processes also write is sent under the number of one of them.
+        A file that other processes write, too, is sent for one of them.
         """
         for each in self._files.values():
             each.numbers = [other for other in each.numbers if other != number]
         self._files = {path: each for path, each in self._files.items() if each.numbers}
 
     def send_new_data(self) -> None:
-        """Look at all files, and send what is new."""
+        """Send the new data of all files."""
         for each in self._files.values():
             self._send_new(each)
 
@@ -77,17 +77,17 @@ class LogSender:
                     growing.sent += len(data)
                     file.seek(growing.sent)
                     self._send(growing.numbers[-1], growing.path.name, data)
-        except OSError:  # it is not there yet, or a cell has taken all descriptors: next time
+        except OSError:  # no such file yet, or no file descriptors left: try again next time
             return
 
 
 class LogReceiver:
-    """Copies of the files that one process writes on a node, in the notebook's run folder.
+    """Copies of one process's files, in the notebook's run folder.
 
     Args:
-        folder: the run's.
-        on_failed: told of each copy that cannot be written, and why. It stays as it is then: the
-            node has the whole file.
+        folder: the run folder.
+        on_failed: called for each copy that cannot be written. The copy then stays incomplete;
+            the node has the whole file.
     """
 
     def __init__(self, folder: Path, on_failed: Callable[[Path, OSError], None]) -> None:
@@ -97,7 +97,7 @@ class LogReceiver:
         self._failed: set[str] = set()
 
     def append(self, name: str, data: bytes) -> None:
-        """Add what is new in the original to a copy."""
+        """Append new data to a copy."""
         if name in self._failed:
             return
         try:

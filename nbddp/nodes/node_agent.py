@@ -1,7 +1,7 @@
-"""A node's side: comes in at the door, forks ranks, carries what they say, and sees them end.
+"""The agent of a node: connects to the listener, forks ranks, forwards their data, reports exits.
 
-torchrun starts it (:mod:`nbddp.nodes.__main__`). It loads no torch itself: ranks are forked from a
-warm helper, so that a restart costs no import, and their exit codes are seen as they are.
+torchrun starts it (:mod:`nbddp.nodes.__main__`). It does not import torch: it forks ranks from a
+preloaded forkserver, so that a restart needs no imports and exit codes arrive unchanged.
 """
 
 from __future__ import annotations
@@ -40,26 +40,24 @@ from nbddp.nodes.stale_files import LockedPath, remove_stale_in
 from nbddp.topology import cores_here
 from nbddp.wire.rank_start import RankStart
 
-HEARTBEAT_PERIOD = 1.0  # seconds between two signs of life
-LOG_PERIOD = 0.05  # seconds between two looks for what ranks have written
-STOP_TIMEOUT = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
-RETRY_DELAY = 0.5  # seconds between two tries to come in
-CONNECT_TIMEOUT = (
-    5.0  # seconds for one: where a cable is cut, the system itself tries for two minutes
-)
-SILENT_AFTER = 6.0  # seconds without a sign of life of the door, after which another try is made
-BACKLOG = 512  # connections of ranks that wait while the notebook is gone
+HEARTBEAT_PERIOD = 1.0  # seconds between two heartbeats
+LOG_PERIOD = 0.05  # seconds between two checks for new log data
+STOP_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL for ranks, as for local ranks
+RETRY_DELAY = 0.5  # seconds between two attempts to connect
+CONNECT_TIMEOUT = 5.0  # seconds for one attempt; with a cut cable the system tries for two minutes
+SILENT_AFTER = 6.0  # seconds without a frame from the listener, after which the agent reconnects
+BACKLOG = 512  # store connections of ranks that can wait while there is no notebook
 
 
 class NodeAgent:
-    """All ranks of one node, in the event loop that runs.
+    """Runs all ranks of one node, in the running event loop.
 
     Args:
-        join: where to come in.
-        nproc: ranks that this node is to have.
-        folder: where ranks write first; it is there.
-        agent_pid: the process that started this one, which it does not outlive; 0 for none.
-        orphan_timeout: seconds after which it ends when the notebook is not heard any more.
+        join: the listener's address, and the secret.
+        nproc: how many ranks this node can run.
+        folder: the existing folder to which ranks write their logs first.
+        agent_pid: torchrun's process, which this one must not outlive; 0 for none.
+        orphan_timeout: seconds without the notebook after which the agent ends.
     """
 
     def __init__(
@@ -77,18 +75,19 @@ class NodeAgent:
         self._handles: dict[int, RankHandle] = {}
         self._log_sender = LogSender(self._send_log)
         self._control: FrameConnection | None = None
-        self._new_control: FrameConnection | None = None  # takes the place of one that is silent
-        self._forwarder: StoreForwarder | None = None  # once the door has said what it has of logs
+        self._new_control: FrameConnection | None = None  # replaces a silent one
+        self._forwarder: StoreForwarder | None = None  # set when the listener has accepted the node
         self._settings: NodeSettings | None = None
-        self._starts: dict[int, dict[str, Any]] = {}  # what the door said of those that live
-        self._unwanted: set[int] = set()  # of those that live: the door does not know them
+        # start parameters of running processes, from the listener
+        self._starts: dict[int, dict[str, Any]] = {}
+        self._unwanted: set[int] = set()  # running processes that the listener does not know
         self._listener: socket.socket | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[str] = self._loop.create_future()
 
     async def run(self) -> str:
-        """Come in and serve until there is no more to do; why it ended, empty if it ended well."""
+        """Connect and serve until the end. Return the reason; empty if the agent was released."""
         loop = self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, "")
@@ -96,7 +95,7 @@ class NodeAgent:
         loop.run_in_executor(None, remove_stale_in, self._folder.parent)
         agent = self._watch_torchrun()
         try:
-            # who is here can run a cell at once: torch takes seconds to import, on NFS a minute
+            # a joined node must be ready for a cell: torch takes seconds to import, on NFS a minute
             await self._wait_or_finish(
                 loop.run_in_executor(None, self._launcher.wait_until_preloaded)
             )
@@ -119,10 +118,10 @@ class NodeAgent:
     async def _wait_or_finish(self, work: asyncio.Future[Any]) -> None:
         await asyncio.wait({work, self._finished}, return_when=asyncio.FIRST_COMPLETED)
 
-    # ---- coming in
+    # ---- connection
 
     async def _serve(self) -> None:
-        """Serve the notebook, and the one that comes after it, until there is none."""
+        """Serve the notebook, then the next one, until none connects in time."""
         why = f"no way in at {self._join.address}:{self._join.port}"
         while (control := await self._connect()) is not None:
             self._control = control
@@ -138,7 +137,7 @@ class NodeAgent:
         self._finish(why)
 
     async def _connect(self) -> FrameConnection | None:
-        """Dial until the door answers. Return None when it is time to end."""
+        """Try to connect until the listener answers. Return None when it is time to end."""
         deadline = time.monotonic() + self._orphan_timeout
         while not self._finished.done():
             control, self._new_control = self._new_control or await self._dial(), None
@@ -150,7 +149,7 @@ class NodeAgent:
         return None
 
     async def _dial(self) -> FrameConnection | None:
-        """Once; None: nobody is there yet, or has another secret."""
+        """Try once to connect. Return None if nothing listens there, or if the secret is wrong."""
         address, port = self._join.address, self._join.port
         dialing = asyncio.open_connection(address, port, ssl=self._context, limit=BUFFER)
         try:
@@ -159,9 +158,9 @@ class NodeAgent:
             return None
 
     async def _register(self, control: FrameConnection) -> None:
-        """Describe this node, and forward its ranks' connections if the door accepts it.
+        """Describe this node to the listener. If it is accepted, forward its ranks' connections.
 
-        The socket that ranks dial stays while no notebook is there: they wait in its backlog.
+        The socket for ranks stays open without a notebook: they wait in its backlog.
         """
         address = control.own_address
         if self._listener is None:
@@ -204,19 +203,19 @@ class NodeAgent:
             self._reconnecting = self._loop.create_task(self._try_reconnect(self._control))
 
     def _cpu_times(self) -> dict[int, float]:
-        """Return the CPU seconds of each rank: one that holds Python's lock cannot report them."""
+        """Return the CPU seconds of each rank; a rank that holds the GIL cannot report them."""
         found = {}
         for number, handle in self._handles.items():
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # it has just exited
                 found[number] = cpu_time(handle.pid or 0)
         return found
 
     async def _try_reconnect(self, silent: FrameConnection) -> None:
-        """Dial while the door is silent: is this node cut off, or does its process stand still?
+        """Connect again to a silent listener: this node may be cut off, or the listener stopped.
 
-        If somebody answers, the door has given this node up. If nobody does, there may be no way to
-        it, or it will go on with this node as soon as it can: a cell that holds Python's lock for
-        ten seconds, a computer that was asleep.
+        If the connection succeeds, the listener has dropped this node. If not, the network may be
+        down, or the listener may continue later: a cell held the GIL for ten seconds, or the
+        computer slept.
         """
         control = await self._dial()
         if control is None:
@@ -228,13 +227,13 @@ class NodeAgent:
             control.abort()
             return
         self._new_control = control
-        silent.abort()  # its reader goes on with the next one
+        silent.abort()  # _serve continues with the new one
 
     def _send_logs(self) -> None:
         if self._forwarder is not None:
             self._log_sender.send_new_data()
 
-    # ---- what the door says
+    # ---- frames from the listener
 
     def _on_frame(
         self, control: FrameConnection, kind: FrameType, number: int, data: bytes
@@ -257,7 +256,7 @@ class NodeAgent:
                 self._finish(str(decode_json(data)["reason"]))
 
     def _disconnect(self) -> None:
-        """The notebook, or another one, may come back."""
+        """Close the connections to the notebook; it, or another one, may reconnect."""
         if self._control is not None:
             self._control.abort()
         if self._forwarder is not None:
@@ -268,10 +267,10 @@ class NodeAgent:
         return f"{why}, for {self._orphan_timeout:g} s"
 
     def _kill_unwanted(self, wanted: dict[str, dict[str, int]]) -> None:
-        """End the ranks that nobody wants back; of the others, send again what has not arrived.
+        """Kill the ranks that the notebook does not rejoin; send the others' missing log data.
 
         Args:
-            wanted: for each process that is, how much has arrived of each of its files.
+            wanted: for each process to keep, the sizes of its files that have arrived.
         """
         for number, handle in self._handles.items():
             sizes = wanted.get(str(number))
@@ -283,12 +282,12 @@ class NodeAgent:
                 self._log_sender.rewind(number, sizes)
 
     def _launch(self, number: int, facts: dict[str, Any]) -> None:
-        """On the forking thread: a helper that still imports keeps it waiting."""
+        """Start a rank, on the launch thread: it may have to wait for the forkserver."""
         try:
             assert self._settings is not None
             start = self._settings.build_start(facts)
             handle = self._launcher.launch(start)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the door waits for this rank
+        except Exception as error:  # noqa: BLE001 - the listener waits for this rank
             reason = f"{type(error).__name__}: {error}"
             news = FrameType.FAILED, number, {"reason": reason}
             self._loop.call_soon_threadsafe(self._send, *news)
@@ -328,7 +327,7 @@ class NodeAgent:
     # ---- the end
 
     def _watch_torchrun(self) -> int | None:
-        """Torchrun's agent, when it is killed, leaves those that it started running."""
+        """End when torchrun's agent dies: a killed agent leaves its child processes running."""
         if not self._agent_pid or not hasattr(os, "pidfd_open"):
             return None
         try:
@@ -344,9 +343,9 @@ class NodeAgent:
             self._finished.set_result(reason)
 
     async def _shut_down(self) -> None:
-        """Say why, then end all ranks, and then the helper.
+        """Send the reason, then end all ranks and the forkserver.
 
-        Said first: else the ranks' ends would be news of their own.
+        The reason is first: otherwise the listener would report the exit of each rank.
         """
         if self._control is not None:
             reason = self._finished.result() if self._finished.done() else ""
@@ -370,7 +369,7 @@ class NodeAgent:
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that ranks of this node will see; asks no driver, touches no GPU."""
+    """Count the NVIDIA GPUs that this node's ranks will see, without the driver or CUDA."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
         return len([each for each in shown.split(",") if each.strip() not in ("", "-1")])
@@ -379,7 +378,7 @@ def count_gpus() -> int:
 
 
 def node_facts(nproc: int) -> dict[str, Any]:
-    """What the door must know of it."""
+    """Return the facts that the listener needs about this node."""
     found = dict.fromkeys(("torch", "nbddp", "cloudpickle"), "")
     for name in found:
         with suppress(PackageNotFoundError):
@@ -392,5 +391,5 @@ def node_facts(nproc: int) -> dict[str, Any]:
         "pid": os.getpid(),
         "python": platform.python_version(),
         "versions": found,
-        "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # among the nodes
+        "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # position among the nodes
     }

@@ -27,38 +27,34 @@ logger = logging.getLogger(__name__)
 BUFFER = 1 << 20  # bytes that a stream reads ahead
 MAX_FRAME_BYTES = 16 << 20  # of one frame
 CHUNK_SIZE = 64 << 10  # bytes read at once
-RETRY_DELAY = 0.2  # seconds until the next attempt to dial for a rank
-MAX_DIALS = (
-    8  # connections that one node dials at the same time; see handshake.MAX_PENDING_PER_ADDRESS
-)
+RETRY_DELAY = 0.2  # seconds between two attempts to connect for a rank
+# connections that one node opens at the same time; see handshake.MAX_PENDING_PER_ADDRESS
+MAX_DIALS = 8
 READ_ERRORS = (OSError, EOFError, ValueError, WireError)  # what FrameConnection.read raises
-FRAME_ERRORS = (
-    *READ_ERRORS,
-    KeyError,
-    TypeError,
-)  # with what a frame causes that is not one of ours
+# also errors from invalid frames
+FRAME_ERRORS = (*READ_ERRORS, KeyError, TypeError)
 
 _HEADER = struct.Struct("!BIQ")  # type, number, bytes that follow
 
 
 class FrameType(IntEnum):
-    """What a frame says."""
+    """The types of frames, with their sender."""
 
     HELLO = 1  # a node: describes itself, on its control connection
     WELCOME = 2  # the notebook: the node is accepted
     REFUSED = 3  # the notebook: the node is not accepted, and why
-    BEAT = 4  # both: a sign of life, with the sender's clock
-    ECHO = 5  # both: the answer to it, with both clocks
-    LEAVE = 6  # both: the node's work is over, and why
+    BEAT = 4  # both: a heartbeat, with the sender's clock
+    ECHO = 5  # both: the reply to a heartbeat, with both clocks
+    LEAVE = 6  # both: the node leaves, and why
     START = 7  # the notebook: start a rank; the number is that of its process
     STARTED = 8  # a node: the rank has this process id
     FAILED = 9  # a node: the rank could not be started
     EXITED = 10  # a node: the rank has ended; its last output was sent before
     TERMINATE = 11  # the notebook: send SIGTERM
     KILL = 12  # the notebook: send SIGKILL
-    LOG = 13  # a node: what a rank wrote into a file
-    STORE = 14  # a node: this connection is one to the store, of the node with this number
-    DATA = 15  # both: what it forwards, once so many control frames have been handled
+    LOG = 13  # a node: new data of a rank's file
+    STORE = 14  # a node: this is a store connection, of the node with this number
+    DATA = 15  # both: forwarded data; handle it after this many control frames
     INTERRUPT = 16  # the notebook: send SIGINT
 
 
@@ -69,8 +65,8 @@ class FrameConnection:
     """One end of a connection, in an event loop.
 
     Attributes:
-        frames_sent: frames that were sent.
-        last_received_at: when something last arrived, in the loop's time.
+        frames_sent: the number of frames sent.
+        last_received_at: loop time at which data last arrived.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,7 +99,7 @@ class FrameConnection:
         self.send(kind, number, json.dumps(facts).encode())
 
     async def drain(self) -> None:
-        """Wait until the other side keeps up."""
+        """Wait until the other side has received enough."""
         await self._writer.drain()
 
     async def read(self) -> Frame:
@@ -111,7 +107,7 @@ class FrameConnection:
 
         Raises:
             OSError, EOFError: the connection has ended.
-            ValueError, WireError: the other side sent no frame.
+            ValueError, WireError: the data is not a frame.
         """
         async with self._progress:
             self._handled = self._received
@@ -121,28 +117,28 @@ class FrameConnection:
         if size > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {size} bytes")
         data = bytearray()
-        while len(data) < size:  # each piece is a sign of life: a slow network takes long
+        while len(data) < size:  # each piece counts as a heartbeat: a network can be slow
             data += await self._reader.readexactly(min(CHUNK_SIZE, size - len(data)))
             self.last_received_at = asyncio.get_running_loop().time()
         self._received += 1
         return FrameType(kind), number, bytes(data)
 
     async def wait_handled(self, count: int) -> None:
-        """Wait until this side has handled so many frames."""
+        """Wait until this side has handled ``count`` frames."""
         async with self._progress:
             await self._progress.wait_for(lambda: self._handled >= count)
 
     def close(self) -> None:
-        """End the connection after what was sent."""
+        """Close the connection after all sent frames."""
         self._writer.close()
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Close the connection now."""
         self._writer.transport.abort()
 
 
 def decode_json(data: bytes) -> dict[str, Any]:
-    """Read a frame of JSON.
+    """Decode a frame of JSON.
 
     Raises:
         ValueError: it is not a JSON object.
@@ -226,7 +222,7 @@ class StoreForwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept ranks at this socket, which stays open."""
+        """Accept connections of ranks on this socket, which stays open."""
         listener.settimeout(0)
         self._start(self._accept(listener))
 
@@ -236,16 +232,16 @@ class StoreForwarder:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accept one after the other.
+        """Accept connections one by one.
 
-        Not by ``asyncio.start_server``: its ``close`` forgets a connection that is being accepted
-        (Python 3.11), and the rank at its other end would wait for ever.
+        ``asyncio.start_server`` is not used: its ``close`` forgets a connection that is being
+        accepted (Python 3.11), and then the rank at the other end would wait for ever.
         """
         loop = asyncio.get_running_loop()
         while True:
             try:
                 sock, _ = await loop.sock_accept(listener)
-            except OSError as error:  # the rank has gone, or there are no descriptors
+            except OSError as error:  # the rank left, or there are no file descriptors left
                 logger.debug("no connection accepted: %s", error)
                 await asyncio.sleep(RETRY_DELAY)
             else:
@@ -263,6 +259,6 @@ class StoreForwarder:
             writer.close()
 
     def close(self) -> None:
-        """End all connections, also those that are being accepted."""
+        """Close all connections, also pending ones."""
         for task in self._tasks:
             task.cancel()

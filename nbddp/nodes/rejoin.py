@@ -1,4 +1,4 @@
-"""Ranks that live on nodes though their notebook is gone: what another one must know of them."""
+"""Ranks on nodes that outlive their notebook, as the next notebook sees them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbddp.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class SurvivingRank:
-    """A rank's process, and what it was told at its start."""
+    """A rank's process, and the parameters of its start."""
 
     handle: RankHandle
     start: Mapping[str, Any]
@@ -28,26 +28,26 @@ class SurvivingRank:
 
     @property
     def attempt(self) -> int:
-        """The attempt that it is of."""
+        """The attempt of the process."""
         return int(self.start["attempt"])
 
     @property
     def topology(self) -> Topology:
-        """Its place in the world."""
+        """The topology of the rank."""
         return Topology(**self.start["topology"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivingGroup:
-    """All of one attempt.
+    """All surviving ranks of one attempt.
 
     Attributes:
-        ranks: those that are back.
-        set_store_port: lets them find the store at this port of this machine.
-        attempt: which start of their group it was.
-        world_size: how many ranks there were.
-        secret: what their messages are signed with.
-        folder: where their run is recorded.
+        ranks: the ranks whose node has rejoined.
+        set_store_port: tells the listener the port of this notebook's store.
+        attempt: the attempt of the group.
+        world_size: how many ranks the group had.
+        secret: signs their messages.
+        folder: the run folder.
         options: how they were started, as far as they know.
     """
 
@@ -63,7 +63,7 @@ class SurvivingGroup:
     def newest(
         cls, survivors: Sequence[SurvivingRank], set_store_port: Callable[[int], None]
     ) -> SurvivingGroup:
-        """The newest attempt of these.
+        """Return the ranks of the newest attempt.
 
         Raises:
             RequestError: there are none.
@@ -87,11 +87,11 @@ class SurvivingGroup:
         )
 
     def rejoin_event(self) -> RejoinAsked:
-        """What the lifecycle must know of it."""
+        """Return the lifecycle's event for a rejoin."""
         survivors = tuple((rank, each.incarnation) for rank, each in self.ranks.items())
         return RejoinAsked(attempt=self.attempt, world_size=self.world_size, survivors=survivors)
 
 
 def run_folder_of(start: Mapping[str, Any]) -> Path:
-    """The run's folder, which is the notebook's."""
+    """Return the run folder of a rank, on the notebook's machine."""
     return Path(start["cwd"]) / ".nbddp" / "runs" / Path(start["run_id"]).name

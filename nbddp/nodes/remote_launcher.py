@@ -1,4 +1,4 @@
-"""Starts ranks on the nodes that have come in, as the launcher of this machine does here."""
+"""Start ranks on the nodes that have joined, with the interface of the local launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbddp.wire.rank_start import RankStart
 
 @dataclass(slots=True)
 class NodeAssignment:
-    """Ranks that are next to each other on one node; another node may take it over."""
+    """Consecutive ranks on one node; if the node is lost, another node can get them."""
 
     node: Node
     first: int
@@ -24,7 +24,7 @@ class NodeAssignment:
 
     @property
     def ranks(self) -> range:
-        """Its ranks."""
+        """The assigned ranks."""
         return range(self.first, self.first + self.nproc)
 
 
@@ -32,10 +32,10 @@ class RemoteLauncher(Launcher):
     """Starts ranks on nodes, in the order of :func:`nbddp.nodes.listener.sort_nodes`.
 
     Args:
-        listener: where the nodes come in.
-        min_nodes: nodes without which none starts.
-        max_nodes: nodes of which ranks are made; more wait as spares.
-        how_to_join: says how one comes in, to who has too few.
+        listener: accepts the nodes.
+        min_nodes: nodes that are required for a start.
+        max_nodes: nodes that get ranks; further nodes are spares.
+        how_to_join: returns the instructions for the error about missing nodes.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class RemoteLauncher(Launcher):
         self.max_nodes = max_nodes
         self._how_to_join = how_to_join
         self.assignments: list[NodeAssignment] = []
-        self._capacity = 0  # for ranks when they were shared out
+        self._capacity = 0  # capacity at the last assignment
 
     @property
     def base_env(self) -> Mapping[str, str]:
-        """What a rank's environment begins with: its node's own, which is not known here."""
+        """An empty environment: each rank starts with its node's own, which is not known here."""
         return {}
 
     def selected_nodes(self) -> list[Node]:
@@ -66,10 +66,10 @@ class RemoteLauncher(Launcher):
         return sort_nodes(self.listener.available_nodes[: self.max_nodes])
 
     def capacity(self) -> int:
-        """Ranks that there are on the nodes that are here.
+        """Return how many ranks the selected nodes can run.
 
         Raises:
-            RequestError: these are too few.
+            RequestError: too few nodes have joined.
         """
         here = self.selected_nodes()
         if len(here) < self.min_nodes:
@@ -81,25 +81,27 @@ class RemoteLauncher(Launcher):
         return sum(node.nproc for node in here)
 
     def world_size(self, asked: int) -> int:
-        """All ranks that there are now, if those that were asked for were all then; else no more.
+        """Return the world size of a restart.
+
+        If the last start used all capacity, it is all capacity now; else it is at most ``asked``.
 
         Raises:
-            RequestError: too few nodes are here.
+            RequestError: too few nodes have joined.
         """
         capacity = self.capacity()
         return capacity if asked == self._capacity else min(asked, capacity)
 
     def has_free_capacity(self) -> bool:
-        """Whether a restart would make more ranks than there are."""
+        """Return whether a restart would give more ranks."""
         ranks, here = sum(each.nproc for each in self.assignments), self.selected_nodes()
         is_all = 0 < ranks == self._capacity and len(here) >= self.min_nodes
         return is_all and sum(node.nproc for node in here) > ranks
 
     def assign(self, world_size: int) -> None:
-        """Give each node its ranks, for a new attempt.
+        """Assign ranks to nodes, for a new attempt.
 
         Raises:
-            RequestError: the nodes that are here have not so many.
+            RequestError: the nodes cannot run that many ranks.
         """
         assignments: list[NodeAssignment] = []
         left = world_size
@@ -116,19 +118,19 @@ class RemoteLauncher(Launcher):
         self._capacity = sum(node.nproc for node in self.selected_nodes())
 
     def surviving_group(self) -> SurvivingGroup:
-        """The ranks of another notebook that are back.
+        """Return the ranks of an earlier notebook that can be rejoined.
 
         Raises:
-            RequestError: none is.
+            RequestError: there are none.
         """
         living = [each for node in self.listener.nodes for each in node.survivors]
         return SurvivingGroup.newest(living, self.listener.set_store_port)
 
     def rejoin(self) -> SurvivingGroup:
-        """The ranks that are back; those whose node is not are gone with it.
+        """Return the surviving ranks, assigned to their nodes; the ranks of missing nodes are dead.
 
         Raises:
-            RequestError: none is.
+            RequestError: there are none.
         """
         nodes = self.listener.nodes
         returned = self.surviving_group()
@@ -140,7 +142,7 @@ class RemoteLauncher(Launcher):
                     first = place.rank - place.local_rank
                     assignments[first] = NodeAssignment(node, first, place.local_world_size)
         rank, world_size = 0, returned.world_size
-        while rank < world_size:  # ranks of nodes that have not come back are on one that is gone
+        while rank < world_size:  # ranks of missing nodes get a placeholder
             if rank not in assignments:
                 end = min((first for first in assignments if first > rank), default=world_size)
                 assignments[rank] = NodeAssignment(placeholder_node(end - rank), rank, end - rank)
@@ -150,10 +152,10 @@ class RemoteLauncher(Launcher):
         return returned
 
     def reassign(self, ranks: Sequence[int]) -> None:
-        """Nodes that are here, and have no ranks, take the places of those that are gone.
+        """Assign the ranks of lost nodes to spare nodes.
 
         Raises:
-            RequestError: too few are; nothing has changed.
+            RequestError: there are too few spare nodes; nothing has changed.
         """
         lost = [each for each in self.lost_assignments if any(rank in each.ranks for rank in ranks)]
         taken = [each.node for each in self.assignments]
@@ -164,7 +166,7 @@ class RemoteLauncher(Launcher):
             assignment.node = node
 
     def topologies(self, world_size: int, *, master_port: int) -> list[Topology]:
-        """Each rank's place in the world."""
+        """Return the topology of each rank."""
         return [
             Topology(
                 rank=rank,
@@ -181,31 +183,31 @@ class RemoteLauncher(Launcher):
         ]
 
     def assignment_of(self, rank: int) -> NodeAssignment:
-        """Where a rank is, or was."""
+        """Return the assignment of a rank."""
         return next(each for each in self.assignments if rank in each.ranks)
 
     def ranks_of(self, node: Node) -> list[int]:
-        """The ranks that a node has, or had."""
+        """Return the ranks that are assigned to a node."""
         return [rank for each in self.assignments if each.node is node for rank in each.ranks]
 
     def nodes(self) -> Mapping[int, str]:
-        """What each rank's node is called."""
+        """Return the node name of each rank."""
         return {rank: each.node.name for each in self.assignments for rank in each.ranks}
 
     def clock_offset(self, rank: int) -> tuple[float, float]:
-        """Its node's; 0 until it is measured, as it is before any rank starts."""
+        """Return the offset of the node's clock and its error; 0 before it is measured."""
         clock = self.assignment_of(rank).node.clock
         return (clock.offset, clock.error) if clock.error < float("inf") else (0.0, 0.0)
 
     def cores(self, place: Topology) -> int:
-        """Those of the rank's node."""
+        """Return the cores of the rank's node."""
         return int(self.assignment_of(place.rank).node.facts["cores"])
 
     def launch(self, start: RankStart) -> RankHandle:
-        """Have a rank's node start it, or another one in that one's place.
+        """Start a rank on its node, or a replacement for it.
 
         Raises:
-            RequestError: its node is gone.
+            RequestError: the node was lost.
         """
         assignment = self.assignment_of(start.topology.rank)
         self.listener.set_store_port(start.store_port)
@@ -223,14 +225,14 @@ class RemoteLauncher(Launcher):
         )
 
     def _backend(self, asked: str) -> str:
-        """Decided here: every node would choose by its own GPUs, and all ranks must agree."""
+        """Choose here: each node would choose by its own GPUs, but all ranks must agree."""
         if asked != "auto":
             return asked
         has_gpus = all(int(each.node.facts["gpus"]) >= each.nproc for each in self.assignments)
         return "nccl" if has_gpus else "gloo"
 
     def share(self) -> RemoteLauncher:
-        """Return a launcher for a second worker group, which has its own assignments."""
+        """Return a launcher for a second worker group on the same nodes."""
         return RemoteLauncher(
             self.listener,
             min_nodes=self.min_nodes,
@@ -240,5 +242,5 @@ class RemoteLauncher(Launcher):
 
     @property
     def lost_assignments(self) -> Sequence[NodeAssignment]:
-        """Those whose node is gone."""
+        """The assignments whose node was lost."""
         return [each for each in self.assignments if each.node.lost_reason]

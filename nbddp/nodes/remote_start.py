@@ -1,7 +1,7 @@
-"""What a rank on a node is told: what is everywhere the same, and what its own machine adds.
+"""The start parameters of a rank on a node: those from the notebook, and those that the node adds.
 
-Of the notebook's environment only that travels which the user has named. The import path, the
-folder to work in where the notebook's is not there, and the rest are the node's own.
+Of the notebook's environment, only variables that the user named are sent. The import path, the
+working folder (if the notebook's does not exist there) and the rest come from the node.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NODE_FIELDS = (
     "interface",
     "can_rejoin",
 )  # the node's
-_TORCHELASTIC = "TORCHELASTIC_"  # what the variables of torchrun's agent begin with
+_TORCHELASTIC = "TORCHELASTIC_"  # prefix of the variables of torchrun's agent
 
 
 def pack_start(start: RankStart) -> dict[str, Any]:
-    """What of it travels; its environment is what the user asked for."""
+    """Return the parameters to send; the environment has only what the user asked for."""
     facts = {name: value for name, value in asdict(start).items() if name not in _NODE_FIELDS}
     secret = base64.b64encode(start.secret).decode()
     path = Path(start.log_path)
@@ -41,12 +41,12 @@ def pack_start(start: RankStart) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What a node knows itself.
+    """The parameters that a node adds.
 
     Attributes:
-        store_port: where its keeper takes connections for the store.
+        store_port: the port on which its agent accepts store connections.
         folder: where ranks write their logs first.
-        interface: through which ranks meet those of other machines.
+        interface: the network interface to ranks on other machines.
     """
 
     store_port: int
@@ -54,7 +54,7 @@ class NodeSettings:
     interface: str
 
     def build_start(self, facts: Mapping[str, Any]) -> RankStart:
-        """The whole of it, for a rank that is started here."""
+        """Return the complete parameters of a rank on this node."""
         cwd = facts["cwd"] if Path(facts["cwd"]).is_dir() else str(Path.cwd())
         log = self._log(facts)
         known = {name: value for name, value in facts.items() if name not in ("log", "log_begin")}
@@ -75,23 +75,23 @@ class NodeSettings:
         )
 
     def _log(self, facts: Mapping[str, Any]) -> Path:
-        """A new file, in which every byte has the place that it has in the notebook's copy."""
+        """Return a new log file, whose bytes have the same offsets as in the notebook's copy."""
         process = f"attempt-{int(facts['attempt'])}.{int(facts['incarnation'])}"
         folder = self.folder / Path(facts["run_id"]).name / process
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = folder / Path(facts["log"]).name
         log.touch(0o600)
-        os.truncate(log, int(facts["log_begin"]))  # sparse: no room is taken for what is not here
+        os.truncate(log, int(facts["log_begin"]))  # sparse: the missing part takes no space
         return log
 
 
 def _environment() -> dict[str, str]:
-    """The node's own, without what torchrun has told the keeper of its store and its files."""
+    """Return the node's environment, without torchrun's variables for the agent."""
     return {name: text for name, text in os.environ.items() if not name.startswith(_TORCHELASTIC)}
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address of this machine; empty if none has."""
+    """Return the network interface with this address; empty if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):
             return str(name)

@@ -1,8 +1,8 @@
-"""What doors, agents and nodes have left in ``~/.nbddp``: taken away when nobody holds it any more.
+"""Remove old files of listeners, agents and nodes from ``~/.nbddp``, if no process uses them.
 
-A node's log folder may hold what never reached the notebook, so it stays for a week. Whoever lives
-holds a lock on what is his, which ends with the process however that ends. Where a file system has
-no locks (a folder on NFS), the time of the last sign of life decides alone.
+A node's log folder may hold data that never reached the notebook, so it stays for a week. Each
+process locks its files; a lock ends with its process in any case. On a file system without locks
+(such as NFS), only the time of the last heartbeat counts.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from nbddp.errors import RequestError
 from nbddp.nodes.join_file import FOLDER, JoinFile
 
 HOME = ".nbddp"  # in the home folder
-MAX_AGE = 7 * 86400.0  # seconds since the last sign of life
-TOUCH_PERIOD = 60.0  # seconds between two signs of life
+MAX_AGE = 7 * 86400.0  # seconds since the last heartbeat
+TOUCH_PERIOD = 60.0  # seconds between two heartbeats
 _NAMES = {
-    "nodes": re.compile(r".+-\d+"),  # a host, and its keeper's process
+    "nodes": re.compile(r".+-\d+"),  # a host, and the process id of its agent
     "agents": re.compile(r"[0-9a-f]{8}-\d+\.log"),
     "join": re.compile(r"[0-9a-f]{8}"),
 }
 
 
 class LockedPath:
-    """A file or folder of ours: nobody takes it away while this process lives.
+    """A lock on a file or folder: it is not removed while this process is alive.
 
     Args:
-        path: it is there.
+        path: an existing file or folder.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._touched_at = time.monotonic()
         self._lock: int | None = _open_for_lock(path)
-        with suppress(OSError):  # no locks here
+        with suppress(OSError):  # no locks on this file system
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def touch(self) -> None:
-        """Say now and then that we live, where locks say nothing."""
+        """Update the modification time at intervals, for file systems without locks."""
         if time.monotonic() - self._touched_at > TOUCH_PERIOD:
             self._touched_at = time.monotonic()
-            with suppress(OSError):  # somebody deleted it
+            with suppress(OSError):  # it was deleted
                 os.utime(self._path)
 
     def close(self) -> None:
-        """It is nobody's from here on."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
 
 
 def find_left_join_file(name: str = "") -> JoinFile:
-    """The door that a notebook has left open which is gone.
+    """Return the join file of a notebook that ended without releasing its nodes.
 
     Args:
-        name: its join file, or only the last part of it; empty for the newest that nobody holds.
+        name: the path of the join file, or its last part; empty for the newest unlocked one.
 
     Raises:
-        RequestError: there is none, or its notebook is not gone.
+        RequestError: there is none, or its notebook is still running.
     """
     folder = Path.home() / FOLDER
     if name:
@@ -91,21 +91,21 @@ def _is_locked(path: Path) -> bool:
 
 
 def remove_stale_files(home: Path) -> None:
-    """Take away all that is old and nobody's, in what belongs to us of a home folder."""
+    """Remove all old, unlocked files of nbddp in a home folder."""
     for name in _NAMES:
         remove_stale_in(home / HOME / name, _NAMES[name])
 
 
 def remove_stale_in(folder: Path, names: re.Pattern[str] = _NAMES["nodes"]) -> None:
-    """Take away what is old and nobody's; what is called otherwise is not ours."""
-    with suppress(OSError):  # there is no such folder, or it cannot be read
+    """Remove old, unlocked files whose names match; other files are not nbddp's."""
+    with suppress(OSError):  # no such folder, or it cannot be read
         for path in folder.iterdir():
             if names.fullmatch(path.name):
                 _remove_if_stale(path)
 
 
 def _remove_if_stale(path: Path) -> None:
-    with suppress(OSError):  # another one takes it away at this moment
+    with suppress(OSError):  # another process is removing it
         facts = path.lstat()
         is_link = stat.S_ISLNK(facts.st_mode)
         if is_link or facts.st_uid != os.getuid() or time.time() - facts.st_mtime < MAX_AGE:
@@ -120,18 +120,18 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def _open_for_lock(path: Path) -> int:
-    """For a lock: a file for writing, as NFS wants it, a folder as that can be."""
+    """Open a path for a lock: a file for writing, as NFS requires, a folder for reading."""
     mode = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR
     return os.open(path, mode | os.O_NOFOLLOW)
 
 
 @contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
-    """Lock a file or folder within; yield whether another process holds it."""
+    """Try to lock a path within the block. Yield whether another process holds the lock."""
     lock, is_held = _open_for_lock(path), False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # any other error: no locks here
+    except OSError as error:  # any other error: no locks on this file system
         is_held = isinstance(error, BlockingIOError)
     try:
         yield is_held

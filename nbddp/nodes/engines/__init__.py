@@ -1,1 +1,1 @@
-"""What starts the nodes: one module for each way."""
+"""Ways to start nodes, one module for each."""

@@ -1,4 +1,4 @@
-"""Agents of torchrun that are started on this machine: nodes to learn and to test with."""
+"""Start torchrun's agents on this machine, to learn and test with several nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from nbddp.nodes.listener import Node
 from nbddp.sigint import sigint_deferred
 from nbddp.topology import TORCHRUN
 
-# The options of an agent that meets no other agent, at any free port, and starts one process. If an
-# option is missing, torchrun reads it from a variable PET_...; Kubeflow sets them in each pod.
+# Options of an agent that is alone, uses any free port, and starts one process. If an option
+# is missing, torchrun reads it from a variable PET_...; Kubeflow sets them in each pod.
 SINGLE_NODE_OPTIONS = (
     "--nnodes=1",
     "--node-rank=0",
@@ -27,8 +27,8 @@ SINGLE_NODE_OPTIONS = (
     "--rdzv-endpoint=127.0.0.1:0",
     "--nproc-per-node=1",
 )
-EXIT_TIMEOUT = 15.0  # seconds that agents get to end
-_LOG_PREFIX = "nbddp: "  # what the lines of a log begin with that are not torchrun's
+EXIT_TIMEOUT = 15.0  # seconds for agents to exit
+_LOG_PREFIX = "nbddp: "  # prefix of log lines that are not torchrun's
 
 
 @dataclass(slots=True)
@@ -39,11 +39,11 @@ class _Agent:
 
 
 class LocalAgents:
-    """Those that one door has here.
+    """The agents of one listener on this machine.
 
     Args:
-        command: what follows ``torchrun`` on the command line.
-        log: the beginning of the name of each one's log.
+        command: the arguments of ``torchrun``.
+        log: the common beginning of the paths of their logs.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -52,51 +52,52 @@ class LocalAgents:
         self._agents: list[_Agent] = []
 
     def start(self, count: int) -> None:
-        """Start so many, and do not wait for them."""
+        """Start agents, and do not wait for them to join."""
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(count):
             numbers = itertools.count(len(self._agents))
             paths = (self._log.with_name(f"{self._log.name}-{number}.log") for number in numbers)
-            # the notebook before may have started agents, too
+            # an earlier notebook may have started agents, too
             path = next(path for path in paths if not path.exists())
-            # an agent that is not in the list would keep running
+            # an interrupt here could lose an agent that keeps running
             with sigint_deferred(), path.open("xb") as log:
                 with suppress(OSError):  # no locks here
-                    fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
+                    # inherited: the lock lasts as long as the agent
+                    fcntl.flock(log, fcntl.LOCK_EX)
                 process = subprocess.Popen(
                     self._command,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns about it
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Jupyter's interrupt is not for it
+                    start_new_session=True,  # keeps Jupyter's interrupt away
                 )
                 self._agents.append(_Agent(process, path))
 
     def on_node_joined(self, node: Node) -> None:
-        """A node has come in, which may be one of these."""
+        """Mark the agent of a node as joined, if it is one of these."""
         if node.facts["host"] == socket.gethostname():
             for agent in self._agents:
                 agent.has_joined = agent.has_joined or agent.process.pid == node.facts.get("agent")
 
     @property
     def pending(self) -> int:
-        """How many run and are still to come in."""
+        """The number of agents that are running and have not joined yet."""
         return sum(not each.has_joined and each.process.poll() is None for each in self._agents)
 
     def pop_failures(self) -> str:
-        """What became of those that ended before they came in, once; empty if none did."""
+        """Describe the agents that exited before they joined, each once; empty if none did."""
         said = []
         for each in self._agents:
             if not each.has_joined and each.process.poll() is not None:
-                each.has_joined = True  # nobody waits for it, and nobody is told again
+                each.has_joined = True  # report it only once
                 said.append(_describe_exit(each))
         return "; ".join(said)
 
     def close(self) -> None:
-        """Wait until they have ended, as all nodes were sent home; end those that do not.
+        """Wait until all agents have exited, as their nodes were released; terminate late ones.
 
-        Nobody has sent those home that were still on their way.
+        Agents that have not joined were not released, so they are terminated at once.
         """
         for agent in self._agents:
             if not agent.has_joined:
