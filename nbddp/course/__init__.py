@@ -1,1 +1,1 @@
-"""What the course calls: its exercises look at their answers."""
+"""Check answers to the exercises of the course."""

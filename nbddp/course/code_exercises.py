@@ -1,6 +1,6 @@
 """The exercises whose answer is a function or a program, or two values that depend on each other.
 
-Each takes the answer and returns a hint, or :data:`RIGHT`.
+Each function takes the answer and returns a hint, or :data:`RIGHT`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def _turn_right(turn: Any) -> str:
     if not isinstance(got, torch.Tensor) or got.numel() != 1:
         return "The function has to return the tensor that has arrived."
     hints: dict[float, str] = {
-        mine: "It returns what this rank has sent, not what has arrived.",
-        right: "It returns what the right neighbour has sent: the ring turns to the right.",
+        mine: "It returns the tensor that this rank has sent, not the one that has arrived.",
+        right: "It returns the right neighbour's tensor: the ring turns to the right.",
     }
-    return grade_number(got.item(), left, hints, "That is not what the left one has sent.")
+    return grade_number(got.item(), left, hints, "That is not the left neighbour's tensor.")
 
 
 @needs_ranks
@@ -50,10 +50,8 @@ def _ring_reduce_scatter(ring: Any) -> str:
         return RIGHT
     if got.tolist() in chunks:
         at = chunks.index(got.tolist())
-        return (
-            f"It is complete, but chunk {at} is not this rank's. Begin the ring one chunk before."
-        )
-    return "The chunk is not the sum over all ranks: each passes N - 1 times, and is added to."
+        return f"The sum is complete, but chunk {at} is not this rank's. Start one chunk earlier."
+    return "The chunk is not the sum over all ranks: send each chunk N - 1 times, adding to it."
 
 
 @needs_ranks
@@ -67,16 +65,16 @@ def _download_once(name_of: Any) -> str:
     served = dist.TCPStore("127.0.0.1", 0, is_master=True) if this_rank.rank() == 0 else None
     port = all_gather(served.port if served else 0)[0]
     got = name_of(served or dist.TCPStore("127.0.0.1", port), download)
-    everyone = all_gather((got, len(downloads)))  # the store is there until all have what they want
+    everyone = all_gather((got, len(downloads)))  # keeps the store until all ranks have used it
     count, names = sum(number for _, number in everyone), [name for name, _ in everyone]
     if count != 1:
-        return f"It was downloaded {count} times. Of those who count with `add`, one gets 1."
+        return f"It was downloaded {count} times. If all ranks call `add`, only one gets 1."
     if isinstance(got, bytes):
-        return "A store gives bytes: decode them."
+        return "A store returns bytes: decode them."
     if len(set(names)) > 1:
-        return "The ranks came to know different names. `get` waits until a key is there."
+        return "The ranks got different names. `get` waits until a key exists."
     is_name = isinstance(got, str) and got.startswith("digits-")
-    return RIGHT if is_name else "The name is what `download` returns."
+    return RIGHT if is_name else "Return the name that `download` returns."
 
 
 @needs_ranks
@@ -87,19 +85,19 @@ def _models_differ(differs: Any) -> str:
         with torch.no_grad():
             next(other.parameters())[0, 0] += 1
     if bool(differs(same)):
-        return "It says that models differ which are equal."
+        return "The models are equal, but your function says that they differ."
     if not bool(differs(other)):
-        return f"A weight was another on rank {last}, and it was not noticed: compare over ranks."
+        return f"A weight differs on rank {last}, but your function says no: compare over ranks."
     return RIGHT
 
 
 def _next_bf16_above_one(number: Any) -> str:
     finest = {
-        torch.finfo(torch.float32).eps: "That is the next one of fp32.",
-        torch.finfo(torch.float16).eps: "That is the next one of fp16, which has three bits more.",
-        torch.finfo(torch.bfloat16).eps / 2: "That much is rounded away: it is halfway.",
+        torch.finfo(torch.float32).eps: "That is the next number in fp32.",
+        torch.finfo(torch.float16).eps: "That is the next one in fp16, which has three bits more.",
+        torch.finfo(torch.bfloat16).eps / 2: "That is halfway: it is rounded down to 1.",
     }
-    otherwise = "`bf16` has 7 bits behind the point. Or ask: `torch.finfo(torch.bfloat16)`."
+    otherwise = "`bf16` has 7 bits after the point. Or look at `torch.finfo(torch.bfloat16)`."
     if not isinstance(number, int | float):
         return otherwise
     return grade_number(number - 1, torch.finfo(torch.bfloat16).eps, finest, otherwise)
@@ -115,15 +113,15 @@ def _begin_from_saved_state(begin: Any) -> str:
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     with torch.random.fork_rng(devices=[]):
         saved = torch.manual_seed(7).get_state()
-        torch.rand(3)  # what happened since
+        torch.rand(3)  # random numbers drawn after the save
         batches = begin(loader, saved)
         first = next(batches, None) if hasattr(batches, "__next__") else None
         is_restored = torch.equal(torch.get_rng_state(), saved)
     if not isinstance(first, list) or first[0].tolist() != [0, 1, 2, 3]:
-        return "The function has to return the iterator, with all batches still to come."
+        return "The function has to return the iterator before its first batch."
     if is_restored:
         return RIGHT
-    return "The generator is not in the saved state: what has drawn from it after it was restored?"
+    return "The generator is not in the saved state: which call used it after you restored it?"
 
 
 def _checkpoints_found(steps: Any) -> str:
@@ -135,8 +133,8 @@ def _checkpoints_found(steps: Any) -> str:
     if given == {"1"}:
         return "And if the thread has renamed its draft before the kill?"
     if given == {"2"}:
-        return "Nothing holds the kill back until the thread is through."
-    return "Under which names do whole checkpoints lie there?"
+        return "The kill does not wait until the thread has finished."
+    return "Which names do the complete checkpoints have?"
 
 
 @needs_ranks
@@ -149,7 +147,7 @@ def _leave_nan_out(is_left_out: Any) -> str:
         "all losses were NaN": range(last + 1),
     }
     answers = {}
-    for case, ranks in cases.items():  # all of them, as a collective may be in there
+    for case, ranks in cases.items():  # run all cases: the function may contain a collective
         loss = torch.tensor(
             float("nan") if rank in ranks else 0.5, device=communication_device(None)
         )
@@ -158,7 +156,7 @@ def _leave_nan_out(is_left_out: Any) -> str:
         if answers[case] and not ranks:
             return f"When {case}, it leaves the step out."
         if not answers[case] and ranks:
-            return f"When {case}, rank {rank} goes on into `backward()`: nobody may, or all."
+            return f"When {case}, rank {rank} calls `backward()`: either all ranks may, or none."
     return RIGHT
 
 
@@ -166,32 +164,32 @@ def _leave_nan_out(is_left_out: Any) -> str:
 def _shorten_to_fewest(shorten: Any) -> str:
     rank, last = this_rank.rank(), this_rank.world_size() - 1
     mine = [[*range(4 if rank == longer else 3)] for longer in (last, 0)]
-    given = [shorten([*batches]) for batches in mine]  # all of them, as each is a collective
+    given = [shorten([*batches]) for batches in mine]  # run both cases: each is a collective
     got = [[*each] if isinstance(each, Iterable) else [] for each in given]
     fewest = 3 if last else 4
     if got == [batches[:fewest] for batches in mine]:
         return RIGHT
     if got == mine:
-        return "This rank would go on alone: all have to take as many as the one with fewest."
-    return "It has to give this rank's batches from the first on, as many as each rank has."
+        return "This rank would go on alone: all ranks must stop at the smallest number of batches."
+    return "Return this rank's first batches, as many as every rank has."
 
 
 def _costs_more(without_ms: Any, with_ms: Any) -> str:
     for given in (without_ms, with_ms):
         if not isinstance(given, int | float) or isinstance(given, bool) or not given > 0:
-            return "Two times of one call are asked for, in milliseconds."
+            return "Give two times of one call, in milliseconds."
     if with_ms > 1.2 * without_ms:
         return RIGHT
-    return "It should cost more: were the ranks started with the variable (`--fresh`), and warm?"
+    return "It should cost more. Did you start the ranks with the variable (`--fresh`) and warm up?"
 
 
 def _silence_one_finding(lines: Any) -> str:
     if not isinstance(lines, str):
-        return f"The lines are asked for, as text; this is a {type(lines).__name__}."
+        return f"Give the lines as text; this is a {type(lines).__name__}."
     try:
         source = CellSource(lines)
     except SyntaxError as error:
-        return f"That is no Python: {error.msg}, line {error.lineno}."
+        return f"That is not valid Python: {error.msg}, line {error.lineno}."
     kept = [line.split("#")[0].strip() for line in lines.splitlines() if line.split("#")[0].strip()]
     if kept != ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"]:
         return "Leave the three lines as they are, and add a comment."
@@ -199,9 +197,9 @@ def _silence_one_finding(lines: Any) -> str:
     calls = [number for number, line in enumerate(lines.splitlines(), 1) if "all_reduce" in line]
     hints = {
         (False, True): RIGHT,
-        (False, False): "It is silent about both. A comment on a line of its own holds for all.",
-        (True, False): "The second one is silent, the first one is not.",
-        (True, True): "It still finds both. The comment has `nbddp: ok` and the name of the rule.",
+        (False, False): "Both are silenced. A comment on a line of its own holds for all lines.",
+        (True, False): "The second call is silenced, but the first one is not.",
+        (True, True): "Both are still found. The comment needs `nbddp: ok` and the rule's name.",
     }
     return hints[calls[0] in found, calls[1] in found]
 
@@ -213,11 +211,11 @@ def _stop_together(stops: Any) -> str:
         all_gather(bool(stops(loss))) for loss in (1.0, 0.01, 0.01 if is_last else 1.0)
     )
     if any(large):
-        return "The loss was 1.0 on all ranks, and it stopped."
+        return "The loss was 1.0 on all ranks, but your function says stop."
     if not all(small):
-        return "The loss was 0.01 on all ranks, and it went on."
+        return "The loss was 0.01 on all ranks, but your function says go on."
     if len(set(mixed)) > 1:
-        return "The loss was small on one rank: some stop, some go on. They have to decide alike."
+        return "The loss was small on one rank: some stop, some go on. All must decide the same."
     return RIGHT
 
 
@@ -234,30 +232,30 @@ def _ranks_of_a_machine(mates: Any) -> str:
         if got == [*range(first, first + 8)]:
             continue
         if rank not in got:
-            return f"Rank {rank} is in its own row, too."
+            return f"Rank {rank} itself belongs to the list, too."
         if len({each // 8 for each in got}) > 1:
-            return f"Those of rank {rank} are on several machines: activations would go between."
-        return f"Of rank {rank}'s machine, {len(got)} are in it: a machine has eight."
+            return f"Your ranks for rank {rank} are on several machines, so activations cross them."
+        return f"Your answer has {len(got)} of the eight ranks on rank {rank}'s machine."
     return RIGHT
 
 
 def _refuse_stale_gradients(server: Any) -> str:
     if not isinstance(server, type):
-        return "Give the class itself, without making a server of it: it is tried out here."
+        return "Give the class itself, without creating a server: it is tested here."
     made = server()
     missing = [name for name in ("model", "version", "history", "push") if not hasattr(made, name)]
     if missing:
-        return f"It has no `{missing[0]}`: begin with the notebook's server."
+        return f"It has no `{missing[0]}`: start from the notebook's server."
     gradients = [torch.ones_like(each) for each in made.model.parameters()]
     weight = next(made.model.parameters()).detach().clone()
     made.version = 10
     answer = made.push(1, 5, gradients, 1.0)
     if made.version != 10 or not weight.equal(next(made.model.parameters())):
-        return "A gradient that was stale by five updates has moved the model."
+        return "A gradient that was stale by five updates has changed the model."
     if made.history:
-        return "What was refused is in the history: it counts as a contribution."
+        return "The history has a refused gradient: it would count as a contribution."
     if answer is not True:
-        return "A refused trainer is told nothing: it stops, as if the server were closed."
+        return "A refused trainer gets no answer: it stops, as if the server were closed."
     made.push(1, 6, gradients, 1.0)
     if made.version != 11:
         return "A gradient that is stale by four is not stale by more than four."

@@ -1,8 +1,8 @@
-"""The course's exercises: whether an answer is right, or what to think of next.
+"""Check an answer to an exercise of the course, and return a hint if it is wrong.
 
-``exercises.json`` has those whose answer is numbers or names: for each value the right one, hints
-for known mistakes, and a hint for all else. Answers that are code are tried out, on all ranks
-together.
+``exercises.json`` has the exercises whose answers are numbers or names. It holds the right value,
+hints for known mistakes, and a hint for all other values. Answers that are code are tested on all
+ranks together.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EXERCISES = sorted([*VALUE_EXERCISES, *CODE_EXERCISES])
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of an answer; true if it is right.
+    """The result of an answer check; true if the answer is right.
 
     Attributes:
-        is_right: whether it is.
-        text: that it is, or a hint.
+        is_right: whether the answer is right.
+        text: "Right.", or a hint.
     """
 
     is_right: bool
@@ -46,27 +46,26 @@ class Judgement:
 
 
 def check_answer(exercise: str, *answer: Any) -> Judgement:
-    """Look at an answer to an exercise of the course.
+    """Check an answer to an exercise of the course.
 
-    Call it in the notebook, or in a cell on all ranks. There all ranks get the same verdict: an
-    answer is right if it is right on each rank.
+    Call it in the notebook, or in a cell on all ranks. In a cell, all ranks get the same result:
+    an answer is right if it is right on each rank.
 
     Args:
-        exercise: notebook and number, as ``"02.3"``; only those that say so have an answer that
-            can be looked at.
-        answer: what the exercise asks for: numbers (of NumPy and tensors, too), or a function,
-            which is tried out. A function that talks to other ranks needs a cell on all ranks.
+        exercise: notebook and number, such as ``"02.3"``. Exercises that can be checked say so.
+        answer: the requested values: numbers (also NumPy numbers and tensors), or a function,
+            which is then tested. A function that communicates needs a cell on all ranks.
 
     Returns:
-        Shown under the cell: that it is right, or a hint.
+        The result, which the cell shows: that the answer is right, or a hint.
 
     Raises:
-        ArgumentError: there is no such exercise, or it asks for more or fewer values.
+        ArgumentError: there is no such exercise, or it asks for another number of values.
 
     >>> check_answer("02.3", 12, 8, 3, 11)
     Right.
     >>> check_answer("00.1", 45)
-    Not yet. That is one rank's: four take 32 images each.
+    Not yet. That is the number for one rank: four ranks take 32 images each.
     """
     if exercise not in EXERCISES:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Grade an answer: it is right, or there is a hint."""
+"""Grade an answer: return an empty text if it is right, else a hint."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from typing import Any
 from nbddp.train.collectives import all_gather
 
 RIGHT = ""
-NEEDS_FUNCTION = "Give the function itself, without calling it: it is tried out here."
+NEEDS_FUNCTION = "Give the function itself, without calling it: it is tested here."
 NEEDS_MORE_RANKS = (
-    "One process alone has nobody to talk to: call this in a `%%ddp` cell, on two ranks or more."
+    "A single process has no other rank to talk to: call this in a `%%ddp` cell, on two ranks or "
+    "more."
 )
 
 
 def needs_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:
-    """For answers whose functions talk to other ranks: there must be some, with functions too."""
+    """Decorate a grader of functions that communicate: all ranks must give a function."""
 
     @wraps(grade)
     def graded(function: Any) -> str:
         are_functions = all_gather(callable(function))
-        if not all(are_functions):  # whoever tried one out would wait for the others
+        if not all(are_functions):  # a rank that called its function would wait for the others
             return RIGHT if callable(function) else NEEDS_FUNCTION
         return grade(function) if len(are_functions) > 1 else NEEDS_MORE_RANKS
 
@@ -33,7 +34,7 @@ def needs_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def as_python_value(given: Any) -> Any:
-    """What NumPy and torch give for a number or several, as Python has it.
+    """Convert NumPy and torch numbers to Python numbers or lists.
 
     >>> as_python_value(Fraction(1, 4)), as_python_value(10**400), as_python_value("12")
     (0.25, inf, '12')
@@ -52,17 +53,17 @@ def as_python_value(given: Any) -> Any:
 def grade_number(
     given: Any, right: float, hints: Mapping[float, str], otherwise: str, *, within: float = 0.02
 ) -> str:
-    """Return "" if a number is right to the share ``within``, else a hint.
+    """Return "" if a number is right within a relative tolerance, else a hint.
 
     Args:
         given: the answer.
-        right: what it should be.
-        hints: for numbers that a known mistake leads to.
+        right: the right number.
+        hints: hints by the numbers that result from known mistakes.
         otherwise: the hint for all other numbers.
-        within: how far it may be from ``right``, as a share of that.
+        within: the relative tolerance.
     """
     if not isinstance(given, int | float) or isinstance(given, bool):
-        return f"A number is asked for, this is a {type(given).__name__}."
+        return f"The answer must be a number, this is a {type(given).__name__}."
     if isclose(given, right, rel_tol=within):
         return RIGHT
     near = (hint for wrong, hint in hints.items() if isclose(given, wrong, rel_tol=0.02))
@@ -73,8 +74,8 @@ def grade(value: Mapping[str, Any], given: Any) -> str:
     """Return "" if one value of an answer is right, else a hint.
 
     Args:
-        value: as ``exercises.json`` has it: a name if ``right`` is one, else a number.
-        given: what was answered.
+        value: an entry of ``exercises.json``, for a name or a number.
+        given: the answer.
     """
     right, wrong, otherwise = value["right"], value["wrong"], value["otherwise"]
     if isinstance(right, str):
