@@ -1,1 +1,1 @@
-"""What is wrong before it breaks: rules over a cell's syntax and over what the ranks say."""
+"""Find mistakes early: rules over the syntax of a cell, and over facts that the ranks report."""

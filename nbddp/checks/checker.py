@@ -1,4 +1,4 @@
-"""All rules, and what is said of them."""
+"""Run all rules over a source or over facts, and explain rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL_RULES = dict(sorted(RULES.items()))
 CODE_RULES = [each for each in ALL_RULES.values() if each.id.startswith("ND1")]
 FACT_RULES = [each for each in ALL_RULES.values() if each.id.startswith("ND2")]
 
-# of each point its name, what it says, and the rules that look after it
+# each point of the checklist: its name, its text, and the rules that check it
 CHECKLIST = [
     (name, text, re.findall(r"ND\d+", rules))
     for name, text, rules in re.findall(
@@ -30,19 +30,19 @@ CHECKLIST = [
 ]
 
 
-# without any of these, no rule has anything to say
+# code without any of these words cannot violate a rule
 _RELEVANT_WORDS = re.compile(
     r"dist|reduce|gather|barrier|broadcast|scatter|new_group|backward|DataLoader|Sampler|random_split"
     r"|save|eval|no_grad|cuda|scale|DataParallel|BatchNorm|isend|irecv|threads|nbddp"
 )
 
 
-# what is no mistake where one rank runs the cell, or a few
+# rules that do not apply to a cell that only some ranks run
 RULES_FOR_ALL_RANKS = frozenset(f"ND{number}" for number in (*range(101, 105), 126, 133, 141))
 
 
 def may_find(text: str) -> bool:
-    """Whether code is worth to be read at all.
+    """Return whether a rule may find anything in this code.
 
     >>> may_find("x = 1"), may_find("dist.barrier()")
     (False, True)
@@ -51,7 +51,7 @@ def may_find(text: str) -> bool:
 
 
 def check_source(source: CellSource) -> list[Finding]:
-    r"""What the rules over code find there, in the order of its lines.
+    r"""Return the findings of the rules over code, in the order of the lines.
 
     >>> [each.headline for each in check_source(CellSource("dist.all_reduce(x, async_op=True)"))]
     ['ND105 line 1: the handle of this dist.all_reduce is dropped, so no code can wait for it.']
@@ -61,9 +61,9 @@ def check_source(source: CellSource) -> list[Finding]:
 
 
 def check_facts(facts: GroupFacts) -> list[Finding]:
-    """What the rules over the ranks' facts find; said by the cell that has to do with it.
+    """Return the findings of the rules over the ranks' facts, for the cell that they concern.
 
-    What is found of names that the cell does not have is left out, unless somebody asked.
+    Findings about names that are not in the cell are left out, unless the user requested a check.
     """
     rules = [rule for rule in FACT_RULES if facts.is_requested or not rule.is_fact]
     found = [each for rule in rules for each in rule.findings(facts)]
@@ -76,15 +76,15 @@ def check_facts(facts: GroupFacts) -> list[Finding]:
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """By line, those of no line last, and facts after all that is wrong."""
+    """Sort findings by line: findings without a line come last, and facts come after mistakes."""
     return sorted(findings, key=lambda each: (each.is_fact, each.line or 10**9, each.rule))
 
 
 def find_rule(name: str) -> Rule:
-    """The rule of this id.
+    """Return the rule with this id.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is no such rule.
     """
     if name.upper() not in ALL_RULES:
         raise RequestError(f"there is no rule {name}; `%ddp check --explain` lists them")
@@ -92,20 +92,23 @@ def find_rule(name: str) -> Rule:
 
 
 def checklist() -> str:
-    """What a training script on several ranks needs, and the rules that look after it."""
-    lines = ["What a script on several ranks needs, and which rules look after it:", ""]
+    """Return the checklist for a training script on several ranks, with the rules."""
+    lines = ["Checklist for a script on several ranks, with the rules that check each point:", ""]
     width = max(len(name) for name, _, _ in CHECKLIST)
     for name, text, rules in CHECKLIST:
         rules_text = f" [{', '.join(rules)}]" if rules else ""
         lines.append(f"  [ ] {name:<{width}}  {text}{rules_text}")
-    lines += ["", "All rules (`%ddp check --explain ND101` tells more of one):", ""]
+    lines += ["", "All rules (`%ddp check --explain ND101` explains one of them):", ""]
     lines += [f"  {each.id}  {each.title}" for each in ALL_RULES.values()]
-    lines += ["", "`# nbddp: ok ND101` behind a line silences a rule there, on a line of its own"]
-    return "\n".join([*lines, "in the whole cell, or file."])
+    lines += [
+        "",
+        "`# nbddp: ok ND101` at the end of a line silences a rule there. On a line of its",
+    ]
+    return "\n".join([*lines, "own, it silences the rule in the whole cell or file."])
 
 
 def explain(rule: Rule) -> str:
-    """A rule, at length, with its two examples."""
+    """Return the explanation of a rule, with its two examples."""
     lines = [f"{rule.id}: {rule.title}", "", rule.why, "", rule.fix]
     for word, program in rule.programs.items():
         text = program.rstrip().replace("\n", "\n    ")

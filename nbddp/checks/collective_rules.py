@@ -189,7 +189,7 @@ def _on_some_ranks(source: CellSource) -> Iterator[Hit]:
                 yield (
                     call,
                     f"{short_name(name)} is under {each} (line {source.line(each.node)}): the "
-                    "other ranks do not come to it.",
+                    "other ranks do not reach it.",
                 )
                 break
 
@@ -218,7 +218,7 @@ def _collective_lines(source: CellSource) -> dict[ast.AST, list[int]]:
 
 
 class _MatchingConditions:
-    """Under which conditions ranks meet, and whether the others then meet under another one."""
+    """Finds out whether the other ranks make a collective under another condition."""
 
     def __init__(self, source: CellSource, conditions: list[RankCondition]) -> None:
         self._branches: dict[ast.AST, set[int]] = {}
@@ -228,14 +228,14 @@ class _MatchingConditions:
             if each.node not in self._keys:
                 self._keys[each.node] = each.key
         self._alike = Counter(self._keys.values())
-        self._related: Counter[ast.AST] = Counter()  # around it or in it, and asking another thing
+        self._related: Counter[ast.AST] = Counter()  # different conditions around it or in it
         for inner, key in self._keys.items():
             for outer in source.ancestors(inner):
                 if self._keys.get(outer, key) != key:
                     self._related.update((inner, outer))
 
     def has(self, condition: RankCondition) -> bool:
-        """Whether the other ranks meet too: in another branch, or under another condition."""
+        """Return whether the other ranks make a collective in another branch or condition."""
         node = condition.node
         others = len(self._keys) - self._alike[self._keys[node]] - self._related[node]
         return others > 0 or len(self._branches[node]) > 1
@@ -268,13 +268,13 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
                 yield (
                     line,
                     f"{short_name(name)} comes after `if {ast.unparse(condition.test)}: {word}` "
-                    f"(line {source.line(condition)}): the ranks that have left do not come to it.",
+                    f"(line {source.line(condition)}): the ranks that have left do not reach it.",
                 )
                 break
 
 
 def _all_ancestors(source: CellSource, calls: list[tuple[ast.Call, str]]) -> set[ast.AST]:
-    """All that any of them stands in."""
+    """Return all nodes that contain any of these calls."""
     return {outer for call, _ in calls for outer in source.ancestors(call)}
 
 
@@ -297,7 +297,7 @@ def _in_except(source: CellSource) -> Iterator[Hit]:
                     yield (
                         call,
                         f"{short_name(name)} is in an `except`: only the ranks that had the error "
-                        "come to it.",
+                        "reach it.",
                     )
                 break
 
@@ -325,7 +325,7 @@ def _summed_gradients(source: CellSource) -> Iterator[Hit]:
         is_sum = operation is None or ast.unparse(operation).endswith("SUM")
         is_of_gradients = text.endswith((".grad", ".grad.data"))
         if is_of_gradients and is_sum and not _divides(source, source.function(call)):
-            yield call, f"the ranks' gradients in {text} are added up, and divided by nothing."
+            yield call, f"the ranks' gradients in {text} are summed, but not divided."
 
 
 @cached_per_source
@@ -405,7 +405,7 @@ def _is_wrapped_later(source: CellSource, name: str, call: ast.Call) -> bool:
 
 @cached_per_source
 def _wrapping_calls(source: CellSource, name: str) -> list[ast.Call]:
-    """Return the calls that wrap what has this name in DDP."""
+    """Return the calls that wrap the model of this name in DDP."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
     return [each for each in made if source.kind_of_call(each) == "ddp"]
 
@@ -414,8 +414,8 @@ def _wrapping_calls(source: CellSource, name: str) -> list[ast.Call]:
 def _may_be_in_join(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
     """Return whether a ``Join`` may cover a node, so that finished ranks still take part.
 
-    A ``Join`` around the node or around a call of its function counts. So does one that is
-    created outside of a ``with`` statement, because it may be entered anywhere.
+    A ``Join`` around the node or around a call of its function counts. A ``Join`` that is created
+    outside of a ``with`` statement counts too, because it may be entered anywhere.
     """
     joins = _join_statements(source)
     if not joins or None in joins:
@@ -457,7 +457,7 @@ def _all_branches_call(source: CellSource, condition: RankCondition, name: str) 
 
 
 def is_without_gradients(source: CellSource, call: ast.Call) -> bool:
-    """Return whether a call is under ``no_grad`` or the like: DDP averages no gradients there."""
+    """Return whether a call is under ``no_grad`` or similar: DDP averages no gradients there."""
     for outer in source.ancestors(call):
         if isinstance(outer, ast.With | ast.AsyncWith):
             entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)

@@ -1,4 +1,4 @@
-"""Which code only some ranks come to."""
+"""Find code that only some ranks reach."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _EXITS = (ast.Return, ast.Break, ast.Continue)
 
 
 def depends_on_rank(test: ast.expr) -> bool:
-    """Whether a condition is true on some ranks only.
+    """Return whether a condition is true on some ranks only.
 
-    Two kinds of conditions are no such conditions: whether there is a rank at all, as in
-    ``rank != -1``, and those that also ask for a world size of 1.
+    Two kinds of conditions do not count: a test of whether a rank exists at all, as in
+    ``rank != -1``, and a condition that also requires a world size of 1.
 
     >>> depends_on_rank(ast.parse("rank == 0", mode="eval").body)
     True
@@ -74,7 +74,7 @@ def picks_one_of_all(test: ast.AST) -> bool:
 
 
 def may_mean_one_rank(test: ast.AST) -> bool:
-    """Whether a condition may be meant for one rank, by any word of it."""
+    """Return whether any word of a condition suggests that it is for one rank."""
     words = names_in(test) | {
         each.value
         for each in ast.walk(test)
@@ -98,14 +98,17 @@ def _is_main(node: ast.AST) -> bool:
 
 
 def _asks_if_distributed(test: ast.Compare) -> bool:
-    """As ``rank != -1``, ``rank >= 0`` and ``rank is None`` do; and whom a list of ranks has."""
+    """Return whether a comparison only tests for a rank, as ``rank != -1`` or ``rank is None``.
+
+    ``rank >= 0`` counts, and so does a test of membership in a list without 0.
+    """
     operator, right = test.ops[0], test.comparators[0]
     if isinstance(operator, ast.Is | ast.IsNot):
         return True
     value = _number(right)
     if value == -1:
         return True
-    if isinstance(operator, ast.In | ast.NotIn):  # with a 0, as in (-1, 0), it asks for the rank
+    if isinstance(operator, ast.In | ast.NotIn):  # a list with 0, as in (-1, 0), selects a rank
         items = right.elts if isinstance(right, ast.List | ast.Tuple | ast.Set) else []
         return all(_number(each) != 0 for each in items)
     return value == 0 and isinstance(operator, ast.GtE | ast.Lt)
@@ -119,7 +122,7 @@ def _number(node: ast.AST) -> object:
 
 
 def is_guarded(source: CellSource, node: ast.AST) -> bool:
-    """Whether it stands under a condition that may mean one rank, or behind one that leaves."""
+    """Return whether a condition that may mean one rank is around a node, or exits before it."""
     inner = node
     for outer in source.ancestors(node):
         if any(map(may_mean_one_rank, _deciding_tests(outer))):
@@ -135,7 +138,7 @@ def is_guarded(source: CellSource, node: ast.AST) -> bool:
 
 
 def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
-    """What decides whether what is in it comes about."""
+    """Return the expressions that decide whether the code in a node runs."""
     match outer:
         case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
             return [test]
@@ -150,7 +153,7 @@ def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
 
 @cached_per_source
 def _after_early_exits(_source: CellSource, outer: ast.AST, field: str) -> set[ast.AST]:
-    """Return the statements of a block behind a condition under which some ranks may leave it."""
+    """Return the statements of a block after a condition under which some ranks may leave it."""
     block = getattr(outer, field, None)
     rest: Iterator[ast.AST] = iter(block if isinstance(block, list) else ())
     for each in rest:
@@ -160,7 +163,7 @@ def _after_early_exits(_source: CellSource, outer: ast.AST, field: str) -> set[a
 
 
 def is_called_guarded(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
-    """Whether it is guarded where it stands, or everywhere its function is called."""
+    """Return whether a node is guarded, or every call of its function is."""
     if is_guarded(source, node):
         return True
     function = source.function(node)
@@ -171,7 +174,7 @@ def is_called_guarded(source: CellSource, node: ast.AST, depth: int = 3) -> bool
 
 @cached_per_source
 def _is_always_guarded(source: CellSource, name: str, depth: int) -> bool:
-    """Whether a function of this name is called by one rank only, by its name or each call."""
+    """Return whether only one rank calls a function, judging by its name or by all its calls."""
     if may_mean_one_rank(ast.Name(name)):
         return True
     calls = [each for each in source.calls_of(name) if source.owner(each) not in source.aliases]
@@ -179,7 +182,7 @@ def _is_always_guarded(source: CellSource, name: str, depth: int) -> bool:
 
 
 def early_exits(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
-    """Conditions on the rank under which a function, or a loop, is left; and what is left."""
+    """Yield conditions on the rank that exit a function or a loop, with that function or loop."""
     for node in source.nodes_of(ast.If):
         if not node.orelse and _exits_early(node, depends_on_rank):
             last = node.body[-1]
@@ -221,7 +224,7 @@ def _block(outer: ast.AST, inner: ast.AST) -> list[Any]:
 
 
 def are_exclusive(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
-    """Whether they stand in branches that exclude each other: who comes to one misses the other."""
+    """Return whether two nodes are in branches that exclude each other."""
     others = {(text, is_true) for text, is_true, _ in tests_at(source, other)}
     return any((text, not is_true) in others for text, is_true, _ in tests_at(source, one))
 
@@ -245,7 +248,7 @@ def tests_at(source: CellSource, node: ast.AST) -> Iterator[tuple[str, bool, ast
 
 
 def _exit_conditions_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
-    """What does not hold behind conditions that leave, in the block of ``outer``."""
+    """Yield the conditions that are false after earlier exits in the block of ``outer``."""
     for each in takewhile(lambda each: each is not inner, _block(outer, inner)):
         if isinstance(each, ast.If) and isinstance(each.body[-1], _EXITS):
             yield from _split_condition(each.test, is_true=False)
@@ -286,7 +289,7 @@ def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
 
 
 def _normalize(test: ast.expr, *, is_true: bool) -> tuple[str, bool]:
-    """A condition without its ``not`` and ``is None``, and whether it holds.
+    """Return a condition without ``not`` and ``is None``, and whether it is true.
 
     >>> _normalize(ast.parse("scaler is None", mode="eval").body, is_true=True)
     ('scaler', False)
@@ -303,12 +306,12 @@ def _normalize(test: ast.expr, *, is_true: bool) -> tuple[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class RankCondition:
-    """A condition on the rank, and in which of its branches some code is.
+    """A condition on the rank, and the branch that contains some code.
 
     Attributes:
-        node: where it stands; two with one ``node`` are of one condition.
-        tests: what is asked there.
-        branch: 0 where that is so, else 1.
+        node: the statement with the condition; both branches have the same ``node``.
+        tests: the tested expressions.
+        branch: 0 if the condition is true in the branch, else 1.
     """
 
     node: ast.AST
@@ -317,11 +320,11 @@ class RankCondition:
 
     @property
     def key(self) -> str:
-        """The same for conditions that ask the same."""
+        """A key that is equal for equal conditions."""
         return " ".join(map(ast.dump, self.tests))
 
     def __str__(self) -> str:
-        r"""As it is written.
+        r"""Return the condition as it is written in the code.
 
         >>> source = CellSource("if rank:\n    pass\nelse:\n    dist.barrier()")
         >>> str(next(rank_conditions(source, source.calls[0])))
@@ -338,7 +341,7 @@ class RankCondition:
 
 
 def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:
-    """Those that it stands under in its function, from the inside out."""
+    """Yield the conditions on the rank around a node in its function, from the inside out."""
     inner = node
     for outer in source.ancestors(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -350,7 +353,7 @@ def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition
 
 
 def has_rank_condition(source: CellSource, node: ast.AST) -> bool:
-    """Whether there is one."""
+    """Return whether a node is under a condition on the rank."""
     return next(rank_conditions(source, node), None) is not None
 
 

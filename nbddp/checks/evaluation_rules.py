@@ -1,4 +1,4 @@
-"""Rules about evaluation: what is switched off for it, and whose numbers are reported."""
+"""Rules about evaluation: training mode, and numbers of one rank that are reported for all."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _in_training_mode(source: CellSource) -> Iterator[Hit]:
         if source.loops(call) and is_without_gradients(source, call):
             yield (
                 call,
-                f"{name} is evaluated in training mode: its dropout, or batch norm, is at work.",
+                f"{name} is evaluated in training mode: its dropout, or batch norm, is active.",
             )
             return
 
 
 def _evaluation_sums(source: CellSource) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
-    """What is added up in a loop over a loader that is divided, while nothing is trained."""
+    """Yield sums in evaluation loops over a loader that divides the data among the ranks."""
     training = training_loops(source)
     for node in source.nodes_of(ast.AugAssign):
         if not isinstance(node.target, ast.Name):
@@ -49,7 +49,7 @@ def _evaluation_sums(source: CellSource) -> Iterator[tuple[str, ast.For, ast.Aug
 
 
 def _is_divided_loader(source: CellSource, name: str) -> bool:
-    """Whether this is a loader whose sampler divides the data among the ranks."""
+    """Return whether a name is a loader that divides the data among the ranks."""
     known = source.kinds.get(name, "")
     if known.startswith("loader "):
         return known == "loader divided"
@@ -76,7 +76,7 @@ def _of_one_rank(source: CellSource) -> Iterator[Hit]:
             is_after = call.lineno > max(loop.lineno, added.lineno)
             says_whose = "rank" in ast.unparse(call)
             if _reports(source, call) and is_after and name in names_in(call) and not says_whose:
-                yield call, f"{name} is reported as one rank has counted it, of its own share."
+                yield call, f"{name} is reported, but it counts only one rank's own share."
                 return
 
 
@@ -87,7 +87,7 @@ def _reports(source: CellSource, call: ast.Call) -> bool:
 
 
 def _may_combine_ranks(source: CellSource) -> bool:
-    """Whether anything here may add up the ranks' numbers, also by a function from elsewhere."""
+    """Return whether the code may combine the ranks' numbers, perhaps in an imported function."""
     return any(
         source.called_name(each) in COLLECTIVES or _GATHERS.search(source.called_name(each) or "")
         for each in source.calls
@@ -111,21 +111,21 @@ def _mean_of_means(source: CellSource) -> Iterator[Hit]:
 
 
 def _is_length_of_loop(divisor: ast.expr, loop: Loop) -> bool:
-    """Whether it is ``len()`` of what the loop goes through."""
+    """Return whether a divisor is the ``len()`` of the loop's iterable."""
     if not isinstance(divisor, ast.Call) or ast.unparse(divisor.func) != "len" or not divisor.args:
         return False
     return isinstance(loop, ast.For) and ast.unparse(divisor.args[0]) in ast.unparse(loop.iter)
 
 
 def _is_of_batch(node: ast.AugAssign) -> bool:
-    """Whether a loss is added as it is, and not times the samples it is of."""
+    """Return whether a loss is added without the number of its samples as a factor."""
     text = ast.unparse(node.value)
     is_loss = "loss" in f"{ast.unparse(node.target)} {text}"
     return is_loss and "*" not in text and "len(" not in text
 
 
 def _is_reduced(source: CellSource, node: ast.AST) -> bool:
-    """Whether the mean goes straight to the other ranks."""
+    """Return whether the mean is reduced over the ranks right away."""
     outer = source.parents.get(node)
     if isinstance(outer, ast.Call):
         return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called_name(outer)))

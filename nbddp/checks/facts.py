@@ -1,4 +1,4 @@
-"""What ranks say of themselves at a cell's end, as rules over it see it."""
+"""Facts that ranks report at the end of a cell, as the input of rules."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class LoaderFacts:
     Attributes:
         sampler: ``dealt`` (a DistributedSampler), ``random``, ``in order``, ``stream`` (an
             IterableDataset), or ``other``.
-        seed, num_replicas, sampler_rank: of a DistributedSampler; -1 of others.
-        shuffles: whether it has another order in another epoch.
-        epochs: those that the cell went through to the end, of a sampler that shuffles.
-        samples: in its dataset, on this rank.
-        data: tells equal data from other data; empty where that cannot be told.
+        seed, num_replicas, sampler_rank: the values of a DistributedSampler; -1 for others.
+        shuffles: whether the order differs between epochs.
+        epochs: the epochs that the cell completed, for a sampler that shuffles.
+        samples: the number of samples in the dataset, on this rank.
+        data: a checksum that is equal for equal data; empty if it cannot be computed.
         order: two checksums of the dataset's lists; only the second one depends on the order.
-        batches: that this rank gets.
+        batches: the number of batches of this rank.
     """
 
     sampler: str = "other"
@@ -43,21 +43,23 @@ class LoaderFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A module, wrapped by DDP or not.
+    """A module, with or without DDP.
 
     Attributes:
-        ranks: how many it shares gradients with, 0 where DDP is not.
-        sample: a few numbers of its parameters; empty where they cannot be had for nothing.
-        shapes: how many parameters there are, and of how many numbers.
-        device: the GPU's own name, empty on a CPU.
-        differs_in_training: whether training and evaluation differ.
-        with_gradient: parameters that have one; ``without_gradient`` have none, and should.
+        ranks: the number of ranks that share its gradients; 0 without DDP.
+        sample: a few numbers of its parameters; empty if reading them would take time.
+        shapes: the number of parameters and of their elements.
+        device: the unique id of the GPU; empty on a CPU.
+        is_training: whether it is in training mode.
+        differs_in_training: whether training mode and evaluation mode differ.
+        with_gradient: the number of parameters with a gradient.
+        without_gradient: the number of parameters that should have a gradient, but have none.
         unused: the names of some parameters without a gradient.
         is_refused: whether DDP has raised an error because ``unused`` had no gradient.
         is_nested: whether DDP wraps a DDP model.
-        finds_unused: whether DDP was told to look for parameters without gradient.
-        is_sharded: whether its parameters are sharded over the ranks, as FSDP does it.
-        has_buffers: whether DDP sends its buffers from rank 0 to all.
+        finds_unused: whether DDP looks for parameters without a gradient.
+        is_sharded: whether its parameters are sharded over the ranks, as by FSDP.
+        has_buffers: whether DDP sends its buffers from rank 0 to all ranks.
     """
 
     ranks: int = 0
@@ -82,8 +84,9 @@ class OptimizerFacts:
 
     Attributes:
         rates: the learning rate of each group of parameters.
-        shapes: how many parameters it has, and of how many numbers.
-        replaced_model: the name of a module whose parameters look like its own, and are others.
+        shapes: the number of parameters and of their elements.
+        replaced_model: the name of a module with equal shapes, but with other parameters than the
+            optimizer's; empty if the optimizer updates a current model.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -103,14 +106,14 @@ _KINDS: dict[str, type[NamedObject]] = {each.__name__: each for each in get_args
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """One rank.
+    """The facts of one rank.
 
     Attributes:
-        objects: that are known, by name.
-        ddp_ranks: among how many ranks the DDP models share gradients, of all of its names.
-        aliases: what names of torch's and nbddp's modules, classes and functions stand for.
-        batches: of the training kit's loaders that shuffle how large a batch of theirs is, by name.
-        host, cores, threads: its machine, what of it it may use, what torch does use.
+        objects: the loaders, models, optimizers and scalers by name.
+        ddp_ranks: the numbers of ranks among which its DDP models share gradients.
+        aliases: the full names of torch's and nbddp's modules, classes and functions, by name.
+        batches: the batch sizes of the training kit's loaders that shuffle, by name.
+        host, cores, threads: its machine, the cores that it may use, and torch's threads.
     """
 
     objects: Mapping[str, NamedObject] = field(default_factory=dict)
@@ -122,7 +125,7 @@ class RankFacts:
     threads: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels.
+        """Return the facts as a JSON dict.
 
         >>> rank = RankFacts(objects={"adam": OptimizerFacts(rates=[0.1])}, cores=2)
         >>> RankFacts.from_json(rank.to_json()) == rank
@@ -133,7 +136,7 @@ class RankFacts:
 
     @classmethod
     def from_json(cls, json: Json) -> RankFacts:
-        """Back from how it travels."""
+        """Create the facts from a JSON dict."""
         objects = {
             name: _KINDS[kind](**values) for name, (kind, values) in json.get("objects", {}).items()
         }
@@ -142,14 +145,14 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFacts:
-    """All of it.
+    """The facts of all ranks.
 
     Attributes:
-        ranks: what each said; those that said nothing are missing.
-        world_size: how many there are.
-        source: the cell, if it is one that was looked at.
-        is_ok: whether it went well on all ranks, so that their state is no half of a step.
-        is_requested: whether somebody asked: then names that the cell does not have count, too.
+        ranks: the facts by rank; ranks that reported nothing are missing.
+        world_size: the number of ranks.
+        source: the code of the cell, or no code if the check does not belong to a cell.
+        is_ok: whether the cell succeeded on all ranks, so that no rank is in the middle of a step.
+        is_requested: whether the user requested the check; then names outside of the cell count.
     """
 
     ranks: Mapping[int, RankFacts]
@@ -160,7 +163,7 @@ class GroupFacts:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is something to compare, and nobody is missing."""
+        """Whether there are several ranks, and all of them have reported."""
         return len(self.ranks) == self.world_size > 1
 
     @property
@@ -169,7 +172,7 @@ class GroupFacts:
         return self.is_complete and all(each.ddp_ranks for each in self.ranks.values())
 
     def all_have(self, kind: type[T]) -> Iterator[tuple[str, dict[int, T]]]:
-        """The names that are one such thing on every rank, and what it is there."""
+        """Yield the names that have an object of this kind on every rank, with the objects."""
         if not self.is_complete:
             return
         first = min(self.ranks)
@@ -180,12 +183,12 @@ class GroupFacts:
                 yield name, values
 
     def line(self, name: str) -> int:
-        """Where the cell has this name of the ranks first, 0 if it has not."""
+        """Return the first line of the cell that uses this name; 0 if no line does."""
         return self.source.shared_names.get(name, 0)
 
 
 def kinds_by_name(rank: RankFacts) -> dict[str, str]:
-    """What rules over code are told of a rank's names."""
+    """Return the kind of each name, as input of the rules over code."""
     found: dict[str, str] = {}
     for name, each in rank.objects.items():
         if isinstance(each, ModelFacts):

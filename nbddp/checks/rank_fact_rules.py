@@ -1,4 +1,4 @@
-"""Rules over what ranks report: what must be the same or differ, and the state of each rank."""
+"""Rules over the facts of ranks: values that must be equal or differ, and the state of a rank."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from nbddp.checks.training_rules import backward_calls
 from nbddp.errors import format_ranks
 from nbddp.formatting import format_few, plural
 
-SAME = 1e-6  # of a number: more than rounding
+SAME = 1e-6  # relative tolerance: larger than rounding errors
 
 
 def _trains_with(facts: GroupFacts, name: str) -> bool:
-    """Whether the cell has a loop over this loader in which something goes backward."""
+    """Return whether the cell has a loop over this loader with a ``backward()``."""
     loops = [each for call in backward_calls(facts.source) for each in facts.source.loops(call)]
     heads = [each.test if isinstance(each, ast.While) else each.iter for each in loops]
     return any(re.search(rf"\b{re.escape(name)}\b", ast.unparse(each)) for each in heads)
 
 
 def _trains(facts: GroupFacts) -> bool:
-    """Whether the cell names a DDP model that is in training."""
+    """Return whether all ranks have a DDP model in training mode."""
     models = [by_rank for _, by_rank in facts.all_have(ModelFacts)]
     return any(
         all(each.ranks and each.is_training for each in by_rank.values()) for by_rank in models
@@ -33,7 +33,7 @@ def _trains(facts: GroupFacts) -> bool:
 
 
 def _describe_by_value(by_rank: Mapping[int, Any]) -> str:
-    """Who has what, of few words: ``rank 0 has 1, rank 1 has 2``."""
+    """Format the values of ranks, grouped by value: ``rank 0 has 1, rank 1 has 2``."""
     by_value: dict[str, list[int]] = {}
     for rank, value in by_rank.items():
         by_value.setdefault(str(value), []).append(rank)
@@ -77,13 +77,13 @@ def _other_seeds(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in _distributed_loaders(facts):
         seeds = {rank: each.seed for rank, each in by_rank.items()}
         if _differ(seeds) and any(each.shuffles for each in by_rank.values()):
-            yield name, f"the samplers of {name} have other seeds: {_describe_by_value(seeds)}."
+            yield name, f"the samplers of {name} have different seeds: {_describe_by_value(seeds)}."
 
 
 @rule("ND203")
 def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
     if any(each.ddp_ranks != [facts.world_size] for each in facts.ranks.values()):
-        return  # some have no such model, or share it with a part of the ranks
+        return  # some ranks have no DDP model, or share it only with some ranks
     for name, by_rank in _distributed_loaders(facts):
         counts = {rank: each.num_replicas for rank, each in by_rank.items()}
         share_counts = Counter(each.sampler_rank for each in by_rank.values())
@@ -156,7 +156,7 @@ def _uneven(facts: GroupFacts) -> Iterator[Hit]:
 @rule("ND207")
 def _drifted(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
-        return  # they may differ on purpose
+        return  # the parameters may differ on purpose
     by_hand = re.search(r"all_reduce\([\w.]*\.grad\b", facts.source.text)
     for name, by_rank in facts.all_have(ModelFacts):
         is_shared = all(each.ranks == facts.world_size for each in by_rank.values())
@@ -166,13 +166,13 @@ def _drifted(facts: GroupFacts) -> Iterator[Hit]:
         if facts.is_ok and is_trained and len(shapes) == 1 and others:
             yield (
                 name,
-                f"{name} has other parameters on {format_ranks(others)} than on rank "
+                f"the parameters of {name} on {format_ranks(others)} differ from those on rank "
                 f"{min(by_rank)}.",
             )
 
 
 def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
-    """The ranks whose numbers are others than rounding makes them, on GPUs of two kinds."""
+    """Return the ranks whose numbers differ by more than rounding, as on different GPUs."""
     first = samples[min(samples)]
     if len({len(each) for each in samples.values()}) > 1:
         return []
@@ -196,7 +196,7 @@ def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
                 rank: ", ".join(f"{each:g}" for each in rates_of_rank)
                 for rank, rates_of_rank in rates.items()
             }
-            yield name, f"{name} has other learning rates: {_describe_by_value(shown)}."
+            yield name, f"{name} has different learning rates: {_describe_by_value(shown)}."
 
 
 @rule("ND209")
@@ -222,7 +222,7 @@ def _too_many_threads(facts: GroupFacts) -> Iterator[Hit]:
         if first.threads > 1 and len(ranks) > 1 and 0 < first.cores < total:
             yield (
                 facts.source.line_of("set_num_threads"),
-                f"{len(ranks)} ranks with {first.threads} threads each want {total} cores, and "
+                f"{len(ranks)} ranks with {first.threads} threads each need {total} cores, but "
                 f"there are {first.cores}.",
             )
             return
@@ -262,7 +262,7 @@ def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
         ):
             yield (
                 name,
-                f"{name} updates a model that is gone: the parameters of {lost} are others.",
+                f"{name} updates a model that is gone: {lost} has different parameters.",
             )
 
 

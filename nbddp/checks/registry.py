@@ -18,14 +18,13 @@ _PROGRAM = re.compile(r"^```python (wrong|right).*\n((?:.*\n)*?)```$", re.MULTIL
 TEXT = Path(__file__).with_name("rules.md").read_text()
 
 
-# what a rule yields: a node of the code, a name, or a line (0 for none in particular), and a
-# sentence that says what is so there
+# a result of a rule: a node of the code, a name or a line (0 for no line), and a sentence about it
 Hit = tuple[ast.AST | str | int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a rule has found, as the user reads it."""
+    """A result of a rule, as the user sees it."""
 
     rule: str
     line: int
@@ -36,7 +35,7 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """It in one line.
+        """The finding in one line.
 
         >>> Finding(rule="ND101", line=3, text="It hangs.", why="", fix="").headline
         'ND101 line 3: It hangs.'
@@ -50,14 +49,14 @@ class Rule:
     """One mistake, and the function that finds it.
 
     Attributes:
-        id: ``ND1xx`` looks at code alone, ``ND2xx`` at what the ranks report.
+        id: ``ND1xx`` for rules over code only, ``ND2xx`` for rules over the facts of ranks.
         title: the mistake, in a few words.
-        why: what becomes of it.
-        fix: how to mend it.
-        notebook: where it is taught.
-        programs: by ``wrong`` and ``right``, a program with the mistake and one without.
+        why: the consequence of the mistake.
+        fix: the correction.
+        notebook: the notebook that teaches it.
+        programs: ``wrong`` is a program with the mistake, ``right`` one without it.
         find: yields the places, in order.
-        is_fact: it says what is so, and not that it is wrong; only users who ask are told.
+        is_fact: whether it reports a fact and not a mistake; it is shown only on request.
     """
 
     id: str
@@ -70,7 +69,7 @@ class Rule:
     is_fact: bool
 
     def findings(self, subject: Any) -> Iterator[Finding]:
-        """What it finds in a :class:`Source` or in :class:`Facts`."""
+        """Yield the findings in a :class:`CellSource` or in :class:`GroupFacts`."""
         texts = {"rule": self.id, "why": self.why, "fix": self.fix}
         for location, text in self.find(subject):
             line = location if isinstance(location, int) else subject.line(location)
@@ -83,7 +82,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(id: str, *, is_fact: bool = False) -> Callable[[F], F]:  # noqa: A002 - as users say
-    """Register the function below it as the one that finds this mistake."""
+    """Register the decorated function as the one that finds this mistake."""
 
     def register(find: F) -> F:
         RULES[id] = Rule(id=id, find=find, is_fact=is_fact, **_TEXTS[id])

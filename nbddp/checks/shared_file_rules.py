@@ -42,7 +42,7 @@ def _one_file(source: CellSource) -> Iterator[Hit]:
 
 
 def _uses_training_library(source: CellSource) -> bool:
-    """Whether printing or saving is arranged for elsewhere, as some scripts do."""
+    """Return whether the code uses a library that handles saving for one rank."""
     return any(
         re.search(r"(?i)accelerat|lightning|deepspeed|fabric|master_only|rank_zero|fsdp", each)
         for each in source.aliases.values()
@@ -50,14 +50,14 @@ def _uses_training_library(source: CellSource) -> bool:
 
 
 def _is_rank_specific(source: CellSource, path: ast.expr, depth: int = 3) -> bool:
-    """Whether the rank, or something else of its own, is in the path."""
-    if isinstance(path, ast.Constant):  # all ranks write it alike
+    """Return whether the path differs between ranks."""
+    if isinstance(path, ast.Constant):  # the same on all ranks
         return path.value == os.devnull
     if depends_on_rank(path) or _RANK_SPECIFIC.search(ast.unparse(path)):
         return True
     known = {*source.aliases, *vars(builtins), *source.assigned}
     if source.is_cell and not plain_names(path) <= known:
-        return True  # another cell has made it, perhaps with the rank in it
+        return True  # another cell has assigned it, perhaps with the rank in it
     function = source.function(path)
     parameters = (
         {each.arg for each in function.args.args}
@@ -65,11 +65,11 @@ def _is_rank_specific(source: CellSource, path: ast.expr, depth: int = 3) -> boo
         else set()
     )
     if parameters & plain_names(path):
-        return True  # whoever calls it knows
+        return True  # the caller decides
     return depth > 0 and any(_is_rank_specific_name(source, name, depth) for name in names_in(path))
 
 
 @cached_per_source
 def _is_rank_specific_name(source: CellSource, name: str, depth: int) -> bool:
-    """Whether anything that the name is given has something of the rank's own in it."""
+    """Return whether any value assigned to the name differs between ranks."""
     return any(_is_rank_specific(source, each, depth - 1) for each in source.values(name))

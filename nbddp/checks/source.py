@@ -1,4 +1,4 @@
-"""A cell, or a script, as rules see it: its syntax, and what is known of its names."""
+"""The code of a cell or a script as input of rules: its syntax, and the kinds of its names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from nbddp.checks.syntax import without_ipython
 
-# what is in a cell without an import
+# names that a cell has without an import
 PRESET_ALIASES = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
 _KIND_OF_CALL = {
     "DistributedDataParallel": "ddp",
@@ -33,7 +33,7 @@ V = TypeVar("V")
 def cached_per_source(
     find: Callable[Concatenate[CellSource, P], V],
 ) -> Callable[Concatenate[CellSource, P], V]:
-    """Make a function keep its results with each source: rules ask the same of many places."""
+    """Cache a function's results in its source: rules compute the same for many nodes."""
 
     @wraps(find)
     def found(source: CellSource, /, *args: P.args, **options: P.kwargs) -> V:
@@ -47,17 +47,17 @@ def cached_per_source(
 
 
 class CellSource:
-    """Some code.
+    """The code of a cell or a script.
 
     Args:
-        text: as it was typed, magics and all.
-        kinds: what is known of names that the code has not made itself: ``ddp``, ``loader`` ...
-        first_line: the editor's line that ``text`` begins on.
-        aliases: the whole names of what other cells have imported.
-        is_cell: whether there is a worker group around it, so that every line runs on all ranks.
+        text: the code as it was typed, including magics.
+        kinds: the kinds of names from other cells: ``ddp``, ``loader`` ...
+        first_line: the line number in the editor of the first line of ``text``.
+        aliases: the full names of modules and functions that other cells have imported.
+        is_cell: whether this is a cell of a worker group, so that every line runs on all ranks.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: the code is not valid Python.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class CellSource:
         self._assignments = self.nodes_of(ast.Assign)
         self.aliases = dict(aliases or {}) | self._aliases()
         self._names = {each: self.dotted(each.func) for each in self.calls}
-        self.cache: dict[Hashable, Any] = {}  # of functions under ``cached_per_source``
+        self.cache: dict[Hashable, Any] = {}  # results of cached functions
         self.given_kinds = dict(kinds or {})
         self.kinds = self.given_kinds | self._kinds_assigned_here()
 
     def _visit(self) -> None:
-        """Note every node, in the order of the text, and its parent."""
+        """Collect every node, in the order of the text, and its parent."""
         pending: list[ast.AST] = [self.tree]
         while pending:
             node = pending.pop()
@@ -105,11 +105,11 @@ class CellSource:
         return self._nodes_by_type[kind]
 
     def line(self, node: ast.AST) -> int:
-        """The editor's line that it begins on."""
+        """Return the first line of a node, in the editor's line numbers."""
         return int(getattr(node, "lineno", 0)) + self._line_offset
 
     def last_line(self, node: ast.AST) -> int:
-        """The editor's line that it ends on."""
+        """Return the last line of a node, in the editor's line numbers."""
         return int(getattr(node, "end_lineno", self.text.count("\n") + 1)) + self._line_offset
 
     # ---- names
@@ -129,7 +129,7 @@ class CellSource:
         return found
 
     def dotted(self, node: ast.AST) -> str:
-        """The whole name of what stands here, with what imports say of it; empty if it has none.
+        """Return the full dotted name of an expression, with imports resolved; empty if none.
 
         >>> source = CellSource("from torch import distributed as d; d.barrier()")
         >>> source.dotted(source.calls[0].func)
@@ -144,39 +144,39 @@ class CellSource:
         return ".".join([self.aliases.get(node.id, node.id), *reversed(parts)])
 
     def called_name(self, call: ast.Call) -> str:
-        """The whole name of what is called."""
+        """Return the full name of the called function."""
         return self._names[call]
 
     def line_of(self, method: str) -> int:
-        """Where this is called first, 0 if it is not."""
+        """Return the line of the first call of a function or method; 0 if there is none."""
         return next((self.line(each) for each in self.calls_of(method)), 0)
 
     def is_ddp(self, name: str) -> bool:
-        """Whether it is known to be a DDP model."""
+        """Return whether a name is a DDP model."""
         return self.kinds.get(name, "").startswith("ddp")
 
     def is_fsdp(self, name: str) -> bool:
-        """Whether it is known to be an FSDP model, whose parameters are sharded over the ranks."""
+        """Return whether a name is an FSDP model, with parameters sharded over the ranks."""
         return self.kinds.get(name, "").startswith("fsdp")
 
     def method(self, call: ast.Call) -> str:
-        """The last part of what is called, whatever it belongs to."""
+        """Return the last part of the called name: a function or a method."""
         if isinstance(call.func, ast.Attribute):
             return call.func.attr
         return call.func.id if isinstance(call.func, ast.Name) else ""
 
     def calls_of(self, method: str) -> list[ast.Call]:
-        """The calls of this function, or method of whatever."""
+        """Return the calls of a function, or of a method of any object."""
         return self._calls_by(CellSource.method).get(method, [])
 
     def owner(self, call: ast.Call) -> str:
-        """The plain name before the dot of what is called: ``model`` of ``model.eval()``."""
+        """Return the name of the object of a method call: ``model`` for ``model.eval()``."""
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
             return call.func.value.id
         return ""
 
     def kind_of_call(self, call: ast.Call) -> str:
-        """What it makes, if that is known."""
+        """Return the kind of object that a call creates; empty if it is unknown."""
         name = self.called_name(call)
         if name == "nbddp.prepare":
             return "ddp"
@@ -188,7 +188,7 @@ class CellSource:
         return "optimizer" if name.startswith("torch.optim.") and last[:1].isupper() else ""
 
     def _kinds_assigned_here(self) -> dict[str, str]:
-        """What the code's own assignments make of names, in its order."""
+        """Return the kinds of names that this code assigns; the last assignment counts."""
         found: dict[str, str] = {}
         for node in self._assignments:
             if isinstance(node.value, ast.Call):
@@ -202,12 +202,12 @@ class CellSource:
         return found
 
     def creating_call(self, name: str) -> ast.Call | None:
-        """The call that has made what is called so, if the code does it once."""
+        """Return the call that creates the value of a name, if the name is assigned once."""
         found = self.values(name)
         return found[0] if len(found) == 1 and isinstance(found[0], ast.Call) else None
 
     def values(self, name: str) -> list[ast.expr]:
-        """All that a name is given by ``=``, in the order of the text."""
+        """Return all values that ``=`` assigns to a name, in the order of the text."""
         return self._values.get(name, [])
 
     @cached_property
@@ -220,12 +220,12 @@ class CellSource:
 
     @cached_property
     def is_distributed(self) -> bool:
-        """Whether DDP is at work here: by name, or in what a script imports and calls."""
+        """Whether the code uses DDP: it has a DDP model, or calls DDP."""
         return any(map(self.is_ddp, self.kinds)) or "ddp" in map(self.kind_of_call, self.calls)
 
     @cached_property
     def assigned(self) -> frozenset[str]:
-        """The names that are given a value by ``=``, or by a loop; not by ``with``."""
+        """The names that ``=`` or a ``for`` loop assigns, but not those of ``with``."""
         targets: list[ast.AST] = [each for node in self._assignments for each in node.targets]
         targets += [each.target for each in self.nodes_of(ast.For)]
         return frozenset(
@@ -234,7 +234,7 @@ class CellSource:
 
     @cached_property
     def shared_names(self) -> dict[str, int]:
-        """The names that the code has in common with other cells, and where each is first used.
+        """The names that the code shares with other cells, each with the line of its first use.
 
         >>> CellSource("f = lambda x: x + [y for y in z]").shared_names["z"]
         1
@@ -261,20 +261,20 @@ class CellSource:
     # ---- places
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What it stands in, from the inside out."""
+        """Yield the nodes around a node, from the inside out."""
         while (outer := self.parents.get(node)) is not None:
             yield outer
             node = outer
 
     def function(self, node: ast.AST) -> Function | ast.Module:
-        """The function that it stands in, or all of the code."""
+        """Return the function around a node, or the module."""
         for each in self.ancestors(node):
             if isinstance(each, Function):
                 return each
         return self.tree
 
     def calls_in(self, function: ast.AST) -> list[ast.Call]:
-        """The calls in a function, or in none, in the order of the text."""
+        """Return the calls in a function or at module level, in the order of the text."""
         return self._calls_by(CellSource.function).get(function, [])
 
     @cached_per_source
@@ -287,7 +287,7 @@ class CellSource:
         return found
 
     def loops(self, node: ast.AST) -> list[Loop]:
-        """The loops of its function that it stands in, from the inside out."""
+        """Return the loops around a node in its function, from the inside out."""
         found: list[Loop] = []
         for each in self.ancestors(node):
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -297,7 +297,7 @@ class CellSource:
         return found
 
     def calls_inside(self, node: ast.AST) -> Iterator[ast.Call]:
-        """The calls inside it, those of functions that are only defined there left out."""
+        """Yield the calls inside a node, except in functions that are defined there."""
         pending: list[ast.AST] = [node]
         while pending:
             each = pending.pop()
@@ -310,13 +310,13 @@ class CellSource:
 
     @cached_property
     def functions(self) -> list[Function]:
-        """The functions that are defined here, in the order of the text."""
+        """The functions that the code defines, in the order of the text."""
         return [each for each in self.nodes if isinstance(each, Function)]
 
-    # ---- silence
+    # ---- silencing comments
 
     def is_silenced(self, rule: str, line: int) -> bool:
-        """Whether a comment allows it: on its line, or for all of the code on a line of its own."""
+        """Return whether a comment silences a rule: on this line, or alone on any other line."""
         return any(
             rule in rules and (is_of_all or number == line)
             for number, is_of_all, rules in self._silencing_comments
@@ -324,7 +324,7 @@ class CellSource:
 
     @cached_property
     def _silencing_comments(self) -> list[tuple[int, bool, list[str]]]:
-        """Of each such comment its line, whether that has nothing else, and the rules."""
+        """The line of each silencing comment, whether the line has no code, and the rules."""
         found = []
         for number, text in enumerate(self.text.split("\n"), start=1 + self._line_offset):
             comment = _SILENCING_COMMENT.search(text) if "nbddp:" in text else None

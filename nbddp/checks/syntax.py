@@ -1,4 +1,4 @@
-"""A cell as Python alone, and small questions about calls and expressions."""
+"""Remove IPython syntax from a cell, and inspect calls and expressions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ASSIGNS_MAGIC = re.compile(r"^(\s*[\w, ]+=)\s*[%!].*$")
 
 
 def without_ipython(text: str) -> str:
-    r"""A cell without IPython's own lines, as many lines as before.
+    r"""Replace IPython syntax in a cell; the number of lines stays the same.
 
     >>> without_ipython("!ls\nx = %timeit -o f()\nfor i in x:\n    %time i")
     'pass\nx = None\nfor i in x:\n    pass'
@@ -25,7 +25,7 @@ def without_ipython(text: str) -> str:
     if not re.search(r"[%!?]", text):
         return text
     plain = "\n".join(map(_plain_line, text.split("\n")))
-    if plain == text:  # a remainder, a format, a string
+    if plain == text:  # the characters are Python operators, or in a string
         return text
     try:
         ast.parse(text)
@@ -41,7 +41,7 @@ def _plain_line(line: str) -> str:
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """An argument of a call, by its name or its place; None if it is not given."""
+    """Return an argument of a call, by its name or position; None if it is not given."""
     for each in call.keywords:
         if each.arg == name:
             return each.value
@@ -51,12 +51,12 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
 
 
 def is_true(node: ast.AST | None) -> bool:
-    """Whether it is written as ``True``."""
+    """Return whether an argument is the literal ``True``."""
     return isinstance(node, ast.Constant) and node.value is True
 
 
 def is_false(node: ast.AST | None) -> bool:
-    """Whether it is written as ``False``."""
+    """Return whether an argument is the literal ``False``."""
     return isinstance(node, ast.Constant) and node.value is False
 
 
@@ -66,18 +66,18 @@ def may_be_true(node: ast.AST | None) -> bool:
 
 
 def has_star_arguments(call: ast.Call) -> bool:
-    """Whether it has ``*`` or ``**`` among its arguments, so that nobody knows what is given."""
+    """Return whether a call has ``*`` or ``**`` arguments, whose content is unknown."""
     return any(isinstance(each, ast.Starred) for each in call.args) or any(
         each.arg is None for each in call.keywords
     )
 
 
 def plain_names(node: ast.AST) -> set[str]:
-    """Every plain name inside it."""
+    """Return every plain name inside a node."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Every plain name and every attribute's name inside it."""
+    """Return every plain name and every attribute name inside a node."""
     attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
     return attributes | plain_names(node)

@@ -12,13 +12,13 @@ from nbddp.checks.syntax import plain_names
 
 
 def backward_calls(source: CellSource) -> list[ast.Call]:
-    """Every ``something.backward()``."""
+    """Return every call of a method ``backward()``."""
     return [each for each in source.calls_of("backward") if isinstance(each.func, ast.Attribute)]
 
 
 @cached_per_source
 def training_loops(source: CellSource) -> set[ast.AST]:
-    """The loops that have one in their own body, and not in a loop inside."""
+    """Return the innermost loops that contain a ``backward()``."""
     return {loop for each in backward_calls(source) for loop in source.loops(each)[:1]}
 
 
@@ -27,7 +27,7 @@ def _steps_in(source: CellSource, loop: Loop) -> list[ast.Call]:
 
 
 def _updates(source: CellSource, call: ast.Call) -> bool:
-    """Whether it is the ``step()`` of an optimizer."""
+    """Return whether a call is the ``step()`` of an optimizer."""
     name = source.owner(call)
     is_optimizer = source.kinds.get(name) == "optimizer" or "optim" in name.lower() or name == "opt"
     return is_optimizer and source.method(call) == "step"
@@ -36,7 +36,7 @@ def _updates(source: CellSource, call: ast.Call) -> bool:
 def _micro_step_condition(
     source: CellSource, step: ast.Call, loop: Loop
 ) -> tuple[ast.If, str] | None:
-    """The ``if i % K == 0`` that the step stands under within this loop, and K."""
+    """Return the ``if i % K == 0`` around the step in this loop, and K."""
     for outer in source.ancestors(step):
         if outer is loop:
             return None
@@ -79,13 +79,13 @@ def _undivided(source: CellSource) -> Iterator[Hit]:
         if not divides:
             yield (
                 call,
-                f"backward() adds up {found[1]} micro-steps before the update, and the loss is "
-                "divided by nothing.",
+                f"backward() adds up {found[1]} micro-steps before the update, but the loss is "
+                "not divided.",
             )
 
 
 def _scaler_calls(source: CellSource) -> dict[str, list[ast.Call]]:
-    """The calls of each GradScaler that scales a loss here, by its name."""
+    """Return the method calls of each GradScaler that scales a loss, by its name."""
     owners = {source.owner(each) for each in source.calls_of("scale")}
     names = [each for each in owners if source.kinds.get(each) == "scaler" or "scaler" in each]
     return {
@@ -102,11 +102,11 @@ def _clips_scaled(source: CellSource) -> Iterator[Hit]:
         for clip in clips:
             function = source.function(clip)
             if function not in unscaled and _is_scaled(source, clip, name):
-                yield clip, f"the gradients are clipped while {name}'s factor is still in them."
+                yield clip, f"the gradients are clipped before {name} has unscaled them."
 
 
 def _is_scaled(source: CellSource, clip: ast.Call, name: str) -> bool:
-    """Whether one way through its function has the clipping, and the scaler's scale and step."""
+    """Return whether one path through the function has the clipping and the scaler's calls."""
     here = source.calls_in(source.function(clip))
     scaler_calls = [each for each in here if source.owner(each) == name]
     methods = {
@@ -127,13 +127,13 @@ def _half_a_scaler(source: CellSource) -> Iterator[Hit]:
             if source.owner(each) != name
             for given in each.args
         ):
-            continue  # somebody else gets it, and may do the rest
+            continue  # another function gets the scaler and may call the rest
         scaled = next(each for each in calls if source.method(each) == "scale")
         steps = [each for each in source.calls_of("step") if _updates(source, each)]
         if not methods & {"step", "unscale_"} and steps:
             yield scaled, f"{name} scales the loss, but the optimizer's own step() is called."
         elif "step" in methods and "update" not in methods and any(map(source.loops, calls)):
-            yield scaled, f"{name}.update() is never called: its factor stays as it began."
+            yield scaled, f"{name}.update() is never called: its scale stays at its first value."
 
 
 @rule("ND125")
@@ -154,13 +154,13 @@ def _around_the_wrapper(source: CellSource) -> Iterator[Hit]:
         if trained or any(id(each) in inputs for each in source.ancestors(call)):
             yield (
                 call,
-                f"{func.value.id}.module(...) goes around DDP, and backward() follows: these "
-                "gradients stay on their own rank.",
+                f"{func.value.id}.module(...) bypasses DDP, and backward() follows: these "
+                "gradients are not averaged over ranks.",
             )
 
 
 def _reaches_backward(source: CellSource, call: ast.Call, function: ast.AST) -> bool:
-    """Whether what is made of the result, by name, has a backward() in the same function."""
+    """Return whether backward() follows in the function on a value computed from the result."""
     names: set[str] = set()
     for node in source.nodes_of(ast.Assign):
         is_of_it = _contains(node.value, call) or plain_names(node.value) & names
@@ -180,7 +180,7 @@ def _threads_in_a_rank(source: CellSource) -> Iterator[Hit]:
             continue
         is_chosen = any(isinstance(each, ast.If | ast.IfExp) for each in source.ancestors(call))
         if not is_chosen and (source.is_cell or source.is_distributed):
-            yield call, "DataParallel in a rank: threads inside a process."
+            yield call, "DataParallel in a rank uses threads, not processes."
 
 
 @rule("ND127")
@@ -189,7 +189,7 @@ def _converts_too_late(source: CellSource) -> Iterator[Hit]:
         given = call.args[0] if call.args else None
         made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"
         if made or (isinstance(given, ast.Name) and _was_wrapped(source, given.id, call)):
-            yield call, "SyncBatchNorm is put into a model that DDP has already."
+            yield call, "SyncBatchNorm is put into a model that is already wrapped in DDP."
 
 
 def _was_wrapped(source: CellSource, name: str, call: ast.Call) -> bool:
