@@ -170,30 +170,33 @@ def build_snapshot(
         cell = None  # it ran on ranks of an earlier attempt
     shown = cell if is_for_cell else None
     folder, alarm = event_log.folder, rank_monitor.hangs.alarm
-    known = sorted(dict(ready).items())
+    ready_messages = sorted(dict(ready).items())
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
     question = _open_question(life, shown, rank_monitor)
     cause = cell.verdict.first.headline() if cell and cell.verdict else ""
     ranks = []
-    for each in _rank_lives(life, shown):
-        snapshot = _rank_snapshot(each, cell, _rank_state(each, shown), rank_monitor, question, now)
-        ready_message, lag = ready.get(each.rank), lags.get(each.rank) if each.is_alive else None
+    for rank_life in _rank_lives(life, shown):
+        snapshot = _rank_snapshot(
+            rank_life, cell, _rank_state(rank_life, shown), rank_monitor, question, now
+        )
+        rank = rank_life.rank
+        ready_message, lag = ready.get(rank), lags.get(rank) if rank_life.is_alive else None
         if ready_message is not None:
             snapshot = replace(snapshot, pid=ready_message.pid, device=ready_message.device)
-            if shown is None and each.is_alive and rank_monitor.hangs.is_stopped(each.rank):
+            if shown is None and rank_life.is_alive and rank_monitor.hangs.is_stopped(rank):
                 state = f"stopped by a signal: `kill -CONT {ready_message.pid}` continues it"
                 snapshot = replace(snapshot, state=state)
-        ranks.append(replace(snapshot, node=nodes.get(each.rank, ""), lag=lag))
+        ranks.append(replace(snapshot, node=nodes.get(rank, ""), lag=lag))
     return Snapshot(
         state=life.state,
         at=at,
         began=began,
         seconds=cell.seconds if cell else at - began,
         attempt=life.attempt,
-        backend=", ".join(sorted({each.backend for _, each in known})),
-        devices=tuple(each.device for _, each in known),
+        backend=", ".join(sorted({message.backend for _, message in ready_messages})),
+        devices=tuple(message.device for _, message in ready_messages),
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
         ranks=_with_gpus(ranks, rank_monitor, sample_gpus),
@@ -288,9 +291,11 @@ def _open_question(life: Life, cell: CellHandle | None, rank_monitor: RankMonito
     """Return the current request for user input; empty if there is none."""
     if cell is None:
         return ""
-    heartbeats = [rank_monitor.hangs.heartbeats.get(each.rank) for each in life.ranks]
+    heartbeats = [rank_monitor.hangs.heartbeats.get(rank_life.rank) for rank_life in life.ranks]
     statuses = [heartbeat.status for heartbeat in heartbeats if heartbeat is not None]
-    return next((each.asks for each in statuses if each.asks and each.cell == cell.number), "")
+    return next(
+        (status.asks for status in statuses if status.asks and status.cell == cell.number), ""
+    )
 
 
 def _rank_state(life: RankLife, cell: CellHandle | None) -> _StateWords:

@@ -212,11 +212,11 @@ class Verdict:
         is_verb_phrase = (
             self.first.failure is None or self.is_interrupt or bool(self.first.missed_collective)
         )
-        joint = " " if is_verb_phrase else ": "
-        what = self.first.headline()
-        if len(self.causes) > 1 and what.startswith("was "):
-            what = "were " + what.removeprefix("was ")
-        return f"{format_ranks(self.causes)}{joint}{what}"
+        separator = " " if is_verb_phrase else ": "
+        headline = self.first.headline()
+        if len(self.causes) > 1 and headline.startswith("was "):
+            headline = "were " + headline.removeprefix("was ")
+        return f"{format_ranks(self.causes)}{separator}{headline}"
 
     def report(self, *, advises: bool = True) -> str:
         """Return the report: first cause, traceback, consequences, and what to do next."""
@@ -240,12 +240,12 @@ class Verdict:
             return "All names are lost with the ranks. The next cell uses or starts new ranks."
         if not self.exited_ranks:
             return "Every rank keeps its names; the next cell works."
-        who = format_ranks(self.exited_ranks)
+        lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
-            return f"{who.capitalize()} lost all names. `%ddp restart` restarts all ranks."
+            return f"{lost.capitalize()} lost all names. `%ddp restart` restarts all ranks."
         return (
-            f"{who.capitalize()} lost all names, the other ranks keep theirs. `%ddp heal` replaces "
-            f"{who} and copies the names, `%ddp restart` restarts all ranks."
+            f"{lost.capitalize()} lost all names, the other ranks keep theirs. `%ddp heal` "
+            f"replaces {lost} and copies the names, `%ddp restart` restarts all ranks."
         )
 
     def _way_out_of_script(self) -> str:
@@ -290,16 +290,16 @@ def find_first_cause(
     failures.sort(key=lambda failure: (failure.is_consequence, failure.at, failure.rank))
     first = failures[0]
     groups = _group_equal(failures)
-    was_well = first.is_consequence or (first.failure is None and first.at >= ended_at)
-    is_asked = bool(ended_by) and was_well
+    follows_user_end = first.is_consequence or (first.failure is None and first.at >= ended_at)
+    was_ended_by_user = bool(ended_by) and follows_user_end
     return Verdict(
         first=first,
         causes=groups[0][0],
         others=tuple(groups[1:]),
         exited_ranks=tuple(sorted(exits)),
-        is_interrupt=first.is_interrupted or is_asked,
+        is_interrupt=first.is_interrupted or was_ended_by_user,
         has_survivors=has_other_ranks or set(exits) < set(ranks),
-        ended_by=ended_by if is_asked else "",
+        ended_by=ended_by if was_ended_by_user else "",
         is_script=is_script,
     )
 
@@ -335,14 +335,14 @@ def _mark_missing_ranks(
     ]
 
 
-def _exit_details(process_exit: ProcessExit, who: str) -> list[str]:
+def _exit_details(process_exit: ProcessExit, rank_name: str) -> list[str]:
     """Return the possible reason of an exit, and the last output of the process."""
     hint = process_exit.hint or (
         SIZE_MISMATCH if _GLOO_SIZE_ERROR in process_exit.final_output else ""
     )
     lines = [f"  {hint}"] if hint else []
     if process_exit.final_output:
-        lines += [f"  last output of {who}:"]
+        lines += [f"  last output of {rank_name}:"]
         lines += [f"  | {line}" for line in process_exit.final_output.splitlines()]
     return lines
 

@@ -259,8 +259,12 @@ def build_timeline(
         died: when ranks died.
     """
     # at these positions, ranks called different collectives
-    unfinished_positions = {each.call.position for each in unmet}
-    meetings = [each for each in history.matched if each.call.position not in unfinished_positions]
+    unfinished_positions = {unfinished.call.position for unfinished in unmet}
+    meetings = [
+        collective
+        for collective in history.matched
+        if collective.call.position not in unfinished_positions
+    ]
     first: dict[float, float] = {}  # when each step was first reported
     for track in history.tracks.values():
         for at, step in track.steps:
@@ -268,8 +272,14 @@ def build_timeline(
     steps = sorted((at, step) for step, at in first.items())
     began, end = _span(history, meetings, steps, last)
     died = died or {}
-    end = max([end, *(at for each in unmet for at in each.waited_until.values()), *died.values()])
-    meetings = [each for each in meetings if each.at >= began]
+    end = max(
+        [
+            end,
+            *(at for unfinished in unmet for at in unfinished.waited_until.values()),
+            *died.values(),
+        ]
+    )
+    meetings = [collective for collective in meetings if collective.at >= began]
     waits = defaultdict[tuple[int, int], float](float)
     if last is None and history.count > len(meetings):  # a long cell drops early collectives
         waits |= history.waits
@@ -277,22 +287,22 @@ def build_timeline(
         for collective in meetings:
             for rank, seconds in collective.wait_seconds.items():
                 waits[rank, collective.last_rank] += seconds
-    for each in unmet:
-        for waiter, missing, seconds in each.waits_by_pair():
+    for unfinished in unmet:
+        for waiter, missing, seconds in unfinished.waits_by_pair():
             waits[waiter, missing] += seconds
     return Timeline(
         cell=history.cell,
         ranks=history.ranks,
         span=(began, end),
         meetings=tuple(meetings),
-        steps=tuple(each for each in steps if began <= each[0] <= end),
-        loads={rank: _clip(each.loads, began, end) for rank, each in history.tracks.items()},
+        steps=tuple((at, step) for at, step in steps if began <= at <= end),
+        loads={rank: _clip(track.loads, began, end) for rank, track in history.tracks.items()},
         waits={pair: seconds for pair, seconds in sorted(waits.items()) if seconds},
         lines=_seconds_by_line(meetings, unmet),
         on_gpu=history.seconds_on_gpu(),
         lost=history.lost,
         thinned=history.thinned,
-        error=max((each.error for each in history.tracks.values()), default=0.0),
+        error=max((track.error for track in history.tracks.values()), default=0.0),
         awaited=awaited,
         unmet=tuple(unmet),
         died=died,
@@ -306,7 +316,7 @@ def _span(
     last: int | None,
 ) -> Span:
     began, newest = history.began, meetings[-1].at if meetings else 0.0
-    end = max([began, newest, *(each.reported_at for each in history.tracks.values())])
+    end = max([began, newest, *(track.reported_at for track in history.tracks.values())])
     if last is None:
         return began, end
     if len(steps) > 1:
@@ -355,7 +365,7 @@ def find_unfinished(
         if last is not None and last.waits_for_all:
             key = last.call._replace(shape=""), last.turn
             waiting.setdefault(key, {})[rank] = last
-    unfinished = (_unfinished(history, lasts, until) for lasts in waiting.values())
+    unfinished = (_unfinished(history, arrivals, until) for arrivals in waiting.values())
     return [
         collective
         for collective in unfinished
@@ -365,14 +375,14 @@ def find_unfinished(
 
 
 def _unfinished(
-    history: CollectiveHistory, lasts: Mapping[int, Arrival], until: float
+    history: CollectiveHistory, last_arrivals: Mapping[int, Arrival], until: float
 ) -> UnfinishedCollective:
-    last = next(iter(lasts.values()))
+    last = next(iter(last_arrivals.values()))
     ranks = history.ranks_in(last.call.group)
     missing = tuple(rank for rank in ranks if not _has_arrived(history, rank, last))
-    tracks = {rank: history.tracks[rank] for rank in lasts}
-    arrivals = {rank: each.at for rank, each in lasts.items()}
-    ends = {rank: each.reported_at if each.is_over else until for rank, each in tracks.items()}
+    tracks = {rank: history.tracks[rank] for rank in last_arrivals}
+    arrivals = {rank: arrival.at for rank, arrival in last_arrivals.items()}
+    ends = {rank: track.reported_at if track.is_over else until for rank, track in tracks.items()}
     places: Counter[Place] = Counter()
     for rank in missing:
         if rank in history.tracks:

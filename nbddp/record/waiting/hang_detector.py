@@ -81,19 +81,20 @@ class HangDetector:
             self._describe_silent(silent) if silent else self._describe_hang(cell, running, ranks)
         )
         self.alarm = text
-        key = tuple(silent) or text
-        if not text or key in self._reported:
+        problem = tuple(silent) or text
+        if not text or problem in self._reported:
             return ""
-        self._reported.add(key)
+        self._reported.add(problem)
         return text
 
     def _describe_silent(self, silent: list[int]) -> str:
         stopped = [rank for rank in silent if self.is_stopped(rank)]
-        named = stopped or silent
+        reported = stopped or silent
         reason = "in code that holds Python's lock, or the machine is too busy"
         reason = "stopped (SIGSTOP)" if stopped else reason
         return (
-            f"no sign of life from {format_ranks(named)}: {reason}; `%ddp kill {named[0]}` ends it"
+            f"no sign of life from {format_ranks(reported)}: {reason}; "
+            f"`%ddp kill {reported[0]}` ends it"
         )
 
     def _describe_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
