@@ -128,7 +128,7 @@ class Executor:
     def on_link_lost(self, error: Exception) -> None:
         """Kill all ranks, because their messages cannot be read any more."""
         self.keep_start_error("the ranks", error)
-        self.router.notify(f"the ranks cannot be heard any more: killed ({short_error(error)})")
+        self.router.notify(f"killed all ranks: cannot read their messages ({short_error(error)})")
         for rank in self.life.alive:
             self._abandon_rank(rank)
 
@@ -162,7 +162,7 @@ class Executor:
             failed = self._perform(action)
         except Exception as error:
             if not isinstance(error, StartError | OSError):
-                logger.exception("nbddp could not do %s", type(action).__name__)
+                logger.exception("nbddp could not carry out %s", type(action).__name__)
             is_start = isinstance(action, ev.StartRanks)
             ranks = self.life.alive if is_start else getattr(action, "ranks", ())
             failed = dict.fromkeys(ranks, error)
@@ -181,7 +181,7 @@ class Executor:
                 submit(read, rank, self.life.attempt, report)
                 return
             case ev.RequestNamespace(generation=generation):
-                said = f"rank {rank} cannot be asked: {short_error(error)}"
+                said = f"rank {rank} cannot be reached: {short_error(error)}"
                 event = ev.NamespaceSent(
                     attempt=self.life.attempt, generation=generation, reason=said
                 )
@@ -191,7 +191,7 @@ class Executor:
                 self.keep_start_error("the ranks", error)
             case _ if self.ranks is not None and self.ranks.has_process(rank):
                 is_kill = isinstance(action, ev.Kill)
-                cannot = "killed: given up" if is_kill else "told anything: killed"
+                cannot = "killed: it counts as dead" if is_kill else "reached: killed"
                 self.router.notify(f"rank {rank} cannot be {cannot} ({short_error(error)})")
         self._abandon_rank(rank)
 
@@ -305,12 +305,12 @@ class Executor:
 
     def _open_folder(self) -> RunFolder:
         if self.spec is None:
-            raise RuntimeError("a group was to be started and nobody said how")
+            raise RuntimeError("a group was started without a spec")
         return self.spec.open_folder(self.event_log)
 
     def _rank_starts(self) -> list[RankStart]:
         if self.spec is None:
-            raise RuntimeError("a group was to be started and nobody said how")
+            raise RuntimeError("a group was started without a spec")
         return self.spec.rank_starts(
             self.active_runtime.link,
             attempt=self.life.attempt,

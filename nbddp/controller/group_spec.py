@@ -77,7 +77,7 @@ class GroupSpec:
             raise ArgumentError(f"threads must be at least 1, got {self.threads}")
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
-                raise ArgumentError(f"{name!r} is no name for an environment variable")
+                raise ArgumentError(f"{name!r} is not a valid name of an environment variable")
         self._check_ranks()
 
     def _check_ranks(self) -> None:

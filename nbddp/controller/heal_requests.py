@@ -91,7 +91,7 @@ class HealRequests:
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
         if self._packed_names is None:
-            raise RuntimeError("ranks were to meet before the names were packed")
+            raise RuntimeError("ranks were asked to join before the names were packed")
         if not self._own_values:
             self._find_own_values()
         number = next(self._executor.numbers)
@@ -161,7 +161,7 @@ class HealRequests:
 
     def _build_report(self) -> Healed:
         if self._packed_names is None:
-            raise RuntimeError("a heal has ended without names")
+            raise RuntimeError("a heal finished without packed names")
         given, do = self._packed_names, self._executor
         do.rank_monitor.values.clear_deaths(self.ranks)
         own = self._reported["taken"]

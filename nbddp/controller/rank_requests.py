@@ -33,7 +33,7 @@ class RankRequests:
         """
         life = self._session.life
         if ranks is not None and not ranks:
-            raise ArgumentError("values need at least one rank to go to")
+            raise ArgumentError("choose at least one rank to send values to")
         self.check_ranks(ranks)
         chosen = life.alive if ranks is None else list(ranks)
         if not chosen:
@@ -81,7 +81,7 @@ class RankRequests:
             return answers
         for each in answers.values():
             self._session.require_link().discard_payload(each.payload)
-        where = f"{what} came to {format_ranks([*answers])} only: " if what and answers else ""
+        where = f"{what} reached {format_ranks([*answers])} only: " if what and answers else ""
         raise RequestError(f"{where}{failed[0]}")
 
     def request_each(

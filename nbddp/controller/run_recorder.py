@@ -42,7 +42,7 @@ def write_run_json(
     try:
         event_log.add_facts(known_facts(ready, rank_monitor, cell))
     except Exception:
-        logger.exception("nbddp could not write down what it knows of the run")
+        logger.exception("nbddp could not write the facts of the run")
 
 
 def known_facts(

@@ -418,8 +418,8 @@ class Session:
         source = min(self.life.alive, default=0) if donor is None else donor
         for rank, pid in self._executor.stopped_ranks():
             raise RequestError(
-                f"rank {rank} is stopped (SIGSTOP) and could not meet the others: "
-                f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
+                f"rank {rank} is stopped (SIGSTOP) and cannot join the others: "
+                f"`kill -CONT {pid}` resumes it, `%ddp kill {rank}` ends it"
             )
         self.launcher.reassign(chosen)
         # no check if the user chose the donor
@@ -456,7 +456,7 @@ class Session:
         try:
             self.require_link().send(rank, make(number))
         except Exception as error:  # any error of the store
-            raise RequestError(f"rank {rank} cannot be asked: {short_error(error)}") from error
+            raise RequestError(f"rank {rank} cannot be reached: {short_error(error)}") from error
         return self._executor.futures.new("answer", rank, number)
 
     def cancel_request(self, rank: int, number: int) -> None:

@@ -75,7 +75,7 @@ class EventThread:
                 done.set_exception(error)
 
         if not self._put(work):
-            raise ClosedError("this actor was closed")
+            raise ClosedError("this thread was closed")
         return wait_for_result(done)
 
     def submit(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -116,7 +116,7 @@ class EventThread:
             try:
                 work()
             except BaseException:  # the thread must go on: others wait for it
-                logger.exception("nbddp could not deal with an event")
+                logger.exception("nbddp could not handle an event")
 
     def _next_work(self) -> Work | None:
         while True:
@@ -186,7 +186,7 @@ class ExitWatcher:
                         on_exit(handle)
                     except Exception:  # the watcher must go on with the others
                         pid = handle.pid
-                        logger.exception("nbddp could not tell of the end of process %s", pid)
+                        logger.exception("nbddp could not report the exit of process %s", pid)
                 elif self._reader.recv() == "close":
                     closes_at = time.monotonic() + CLOSE_TIMEOUT
 
@@ -224,7 +224,7 @@ class Runtime:
                         for part in envelope.parts:
                             submit(read, part)
                 except Exception as error:
-                    logger.exception("nbddp cannot read what the ranks say")
+                    logger.exception("nbddp cannot read the messages of the ranks")
                     self.event_thread.submit_urgent(on_lost, error)
 
             self.readers.append(threading.Thread(target=read_on, name=f"nbddp-{name}", daemon=True))
@@ -236,7 +236,7 @@ class Runtime:
         try:
             self.link.close()
         except Exception:
-            logger.exception("nbddp could not close its end of the store")
+            logger.exception("nbddp could not close its link to the store")
         for reader in self.readers:
             reader.join(CLOSE_TIMEOUT)
         self.event_thread.run(lambda: None)  # now a late launch is watched, too

@@ -164,7 +164,7 @@ def abandon_heal(life: Life, heal: HealLife, reason: str) -> Step:
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:
     """Fail the heal, because a rank has died."""
     heal = replace(heal, joining=heal.joining - {rank})
-    return fail_heal(life, heal, f"rank {rank} {how} meanwhile")
+    return fail_heal(life, heal, f"rank {rank} {how} during the heal")
 
 
 def on_interrupt(life: Life, heal: HealLife) -> Step:

@@ -33,18 +33,16 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
         is_whole = life.state is GroupState.IDLE
         return "no rank is gone" if is_whole else f"the worker group is {life.state.value}"
     if not life.alive:
-        return (
-            "no rank lives that could give its names: `%ddp restart --replay` runs the cells again"
-        )
+        return "no rank is alive to copy names from: `%ddp restart --replay` runs the cells again"
     for rank in ranks:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))
         if life.is_alive(rank):
-            return f"rank {rank} lives"
+            return f"rank {rank} is alive"
     missing = [rank for rank in life.gone if rank not in ranks]
     if missing:
         is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all ranks
-        return f"{format_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
+        return f"{format_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all at once"
     return "" if life.is_alive(donor) else rank_not_running(life, donor)
 
 
@@ -74,7 +72,7 @@ def way_out(life: Life) -> str:
     """Say what the user can do after ranks have died."""
     alive = ",".join(map(str, life.alive))
     others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
-    those = "it" if len(life.gone) == 1 else "those that are gone"
+    those = "it" if len(life.gone) == 1 else "the dead ranks"
     heal = f"`%ddp heal` replaces {those}, " if life.alive else ""
     return f"{heal}`%ddp restart` restarts all ranks{others}"
 
@@ -88,15 +86,15 @@ def with_way_out(said: str, life: Life) -> str:
 def describe_node(life: Life, event: ev.NodeEvent) -> str:
     """Say that a node joined or was lost."""
     if isinstance(event, ev.LogCopyFailed):
-        torn = f"the logs in {event.folder} are not whole: {event.reason}"
-        return f"{torn}; each node has those of its ranks"
+        torn = f"the logs in {event.folder} are incomplete: {event.reason}"
+        return f"{torn}; each node has the full logs of its ranks"
     if isinstance(event, ev.NodeJoined):
-        came = f"node {event.name} has come with {plural(event.nproc, 'rank')}"
+        came = f"node {event.name} has joined with {plural(event.nproc, 'rank')}"
         if not event.adds_capacity:
             return came
         if life.cell is not None and life.cell.is_elastic:
-            return f"{came}: the cell begins again with them"
-        return f"{came}; `%ddp restart` takes it in, and a cell with --elastic does"
+            return f"{came}: the cell starts again with them"
+        return f"{came}; `%ddp restart` uses it, and so does a cell with --elastic"
     lost = f": {format_ranks(event.ranks)} gone" if event.ranks else ""
     return f"node {event.name} ({event.address}): {event.reason}{lost}"
 

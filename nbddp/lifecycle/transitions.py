@@ -220,7 +220,7 @@ def _why_not_run(life: Life, event: ev.RunAsked) -> str:
     if life.state not in (GroupState.IDLE, GroupState.BROKEN):
         return f"the worker group is {life.state.value}"
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):
-        return "a cell needs at least one rank, and each only once"
+        return "a cell needs at least one rank, and no rank twice"
     for rank in event.ranks:
         if not life.is_alive(rank):
             return refusals.rank_not_running(life, rank)

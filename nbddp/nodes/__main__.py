@@ -34,23 +34,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m nbddp.nodes",
-        description="Give this machine's ranks to a notebook; started by torchrun.",
+        description="Run ranks of a notebook on this machine; torchrun starts this program.",
     )
     parser.add_argument(
-        "--join", required=True, help="the file that `%%ddp nodes` has written, - to be asked"
+        "--join",
+        required=True,
+        help="the join file that `%%ddp nodes` wrote, or - to type its content",
     )
     parser.add_argument("--ranks", type=int, default=1, help="ranks on this machine (1)")
     parser.add_argument(
         "--orphan-timeout",
         type=float,
         default=ORPHAN_TIMEOUT,
-        help="seconds after which all ends when the notebook is gone (60)",
+        help="seconds without a notebook after which the node ends (60)",
     )
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path.home() / ".nbddp" / "nodes",
-        help="where ranks write their logs first (~/.nbddp/nodes)",
+        help="folder for the logs of this node's ranks (~/.nbddp/nodes)",
     )
     return parser.parse_args(arguments)
 
@@ -71,7 +73,7 @@ def _run_agent(args: argparse.Namespace) -> str:
         )
     path = Path(args.join).expanduser()
     if args.join == "-":
-        token = getpass.getpass("what `%ddp nodes` has written into its join file: ")
+        token = getpass.getpass("content of the join file that `%ddp nodes` wrote: ")
         join = JoinFile.from_token(token)
     else:
         join = JoinFile.load(path)
@@ -80,7 +82,7 @@ def _run_agent(args: argparse.Namespace) -> str:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(
-            f"no folder for logs at {folder}: {error.strerror}; --folder names another place"
+            f"cannot create the log folder {folder}: {error.strerror}; use --folder for another one"
         ) from error
 
     async def keep() -> str:

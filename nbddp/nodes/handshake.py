@@ -142,7 +142,7 @@ class Handshake:
 _LISTENER, _NODE = "nbddp listener", "nbddp node"
 _VALID_FROM = datetime.datetime(2000, 1, 1)
 _VALID_UNTIL = datetime.datetime(2100, 1, 1)
-MISSING_CRYPTOGRAPHY = "many machines need the package cryptography: `pip install 'nbddp[nodes]'`"
+MISSING_CRYPTOGRAPHY = "nodes need the package cryptography: `pip install 'nbddp[nodes]'`"
 
 
 def listener_context(secret: bytes) -> ssl.SSLContext:

@@ -92,7 +92,7 @@ def placeholder_node(nproc: int) -> Node:
         address="?",
         nproc=nproc,
         facts={"gpus": 0, "cores": 1},
-        lost_reason="it has not come back",
+        lost_reason="it has not rejoined",
     )
 
 
@@ -359,9 +359,9 @@ class NodeListener:
                 facts = decode_json(data)
                 node.clock.add_round(float(facts["sent"]), float(facts["at"]), time.time())
             case FrameType.LEAVE:
-                self._drop_node(node, str(decode_json(data)["reason"]) or "it has left")
+                self._drop_node(node, str(decode_json(data)["reason"]) or "it left")
             case _:
-                raise ValueError(f"a node does not say {kind.name}")
+                raise ValueError(f"a node does not send {kind.name}")
 
     def on_copy_failed(self, folder: Path, error: OSError) -> None:
         """Report, once for each folder, that logs cannot be copied into it."""
@@ -411,7 +411,7 @@ class NodeListener:
         for node, connection in self._connections.items():
             if releases_nodes:
                 connection.send_json(FrameType.LEAVE, reason="")
-            self._drop_node(node, "the door was closed")
+            self._drop_node(node, "the listener was closed")
             connection.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         _, late = await asyncio.wait(others, timeout=THREAD_TIMEOUT)

@@ -122,7 +122,7 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         """Serve the notebook, then the next one, until none connects in time."""
-        why = f"no way in at {self._join.address}:{self._join.port}"
+        why = f"cannot connect to the notebook at {self._join.address}:{self._join.port}"
         while (control := await self._connect()) is not None:
             self._control = control
             try:
@@ -131,7 +131,7 @@ class NodeAgent:
                     self._on_frame(control, *await control.read())
             except FRAME_ERRORS as error:
                 how = "" if isinstance(error, EOFError) else f" ({error})"
-                why = self._with_duration(f"the notebook is gone{how}")
+                why = self._with_duration(f"no connection to the notebook{how}")
             finally:
                 self._disconnect()
         self._finish(why)
@@ -198,7 +198,7 @@ class NodeAgent:
         self._control.send_json(FrameType.BEAT, at=time.time(), cpu=self._cpu_times())
         silence = self._loop.time() - self._control.last_received_at
         if silence > SILENT_AFTER + self._orphan_timeout:
-            self._finish(self._with_duration("the notebook is gone"))
+            self._finish(self._with_duration("no connection to the notebook"))
         elif silence > SILENT_AFTER and (self._reconnecting is None or self._reconnecting.done()):
             self._reconnecting = self._loop.create_task(self._try_reconnect(self._control))
 
@@ -264,7 +264,7 @@ class NodeAgent:
         self._control = self._forwarder = None
 
     def _with_duration(self, why: str) -> str:
-        return f"{why}, for {self._orphan_timeout:g} s"
+        return f"{why} for {self._orphan_timeout:g} s"
 
     def _kill_unwanted(self, wanted: dict[str, dict[str, int]]) -> None:
         """Kill the ranks that the notebook does not rejoin; send the others' missing log data.
@@ -333,9 +333,9 @@ class NodeAgent:
         try:
             agent = os.pidfd_open(self._agent_pid)
         except ProcessLookupError:
-            self._finish("torchrun's agent is gone")
+            self._finish("torchrun's agent has ended")
             return None
-        self._loop.add_reader(agent, self._finish, "torchrun's agent is gone")
+        self._loop.add_reader(agent, self._finish, "torchrun's agent has ended")
         return agent
 
     def _finish(self, reason: str) -> None:

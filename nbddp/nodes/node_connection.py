@@ -145,7 +145,7 @@ def decode_json(data: bytes) -> dict[str, Any]:
     """
     facts = json.loads(data)
     if not isinstance(facts, dict):
-        raise ValueError("a frame that is no object")
+        raise ValueError("the frame is not a JSON object")
     return facts
 
 

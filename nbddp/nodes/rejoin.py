@@ -69,7 +69,7 @@ class SurvivingGroup:
             RequestError: there are none.
         """
         if not survivors:
-            raise RequestError("no rank has come back: `%ddp nodes` lists the nodes that have")
+            raise RequestError("no rank has rejoined: `%ddp nodes` lists the nodes that have")
         newest = max(survivors, key=lambda each: each.attempt)
         start, world_size = newest.start, newest.topology.world_size
         known = {name: start[name] for name in ("backend", "timeout", "joins_group")}

@@ -73,10 +73,10 @@ class RemoteLauncher(Launcher):
         """
         here = self.selected_nodes()
         if len(here) < self.min_nodes:
-            are = "is" if 1 in (len(here), self.min_nodes) else "are"
+            are = "has" if 1 in (len(here), self.min_nodes) else "have"
             nodes = "node" if self.min_nodes == 1 else "nodes"
             raise RequestError(
-                f"{len(here)} of {self.min_nodes} {nodes} {are} here; {self._how_to_join()}"
+                f"{len(here)} of {self.min_nodes} {nodes} {are} joined; {self._how_to_join()}"
             )
         return sum(node.nproc for node in here)
 
@@ -111,7 +111,7 @@ class RemoteLauncher(Launcher):
                 left -= assignments[-1].nproc
         if left:
             raise RequestError(
-                f"{world_size} ranks were asked for, and the nodes that are here have "
+                f"{world_size} ranks were requested, but the joined nodes have room for "
                 f"{world_size - left}; `%ddp nodes` lists them"
             )
         self.assignments = assignments
@@ -221,7 +221,7 @@ class RemoteLauncher(Launcher):
         gone = assignment.node
         raise RequestError(
             f"node {gone.name} is gone ({gone.lost_reason}), and no other has room for its ranks; "
-            "when one has come, try again, or `%ddp restart` with the nodes that are here"
+            "try again when a node has joined, or `%ddp restart` with the joined nodes"
         )
 
     def _backend(self, asked: str) -> str:

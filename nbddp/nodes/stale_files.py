@@ -74,14 +74,14 @@ def find_left_join_file(name: str = "") -> JoinFile:
         join = JoinFile.load(path)
         if _is_locked(path):
             raise RequestError(
-                f"the notebook that has opened the door of {path} is still there: restart its "
-                "kernel, or end it, and its ranks can be taken back"
+                f"the notebook that wrote {path} is still running: end it or restart its "
+                "kernel, then its ranks can be rejoined"
             )
         return join
     files = [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
     left = [each for each in files if not _is_locked(each)]
     if not left:
-        raise RequestError(f"no notebook that is gone has left a door open: see {folder}")
+        raise RequestError(f"no earlier notebook has left nodes to rejoin: see {folder}")
     return JoinFile.load(max(left, key=lambda path: path.stat().st_mtime))
 
 

@@ -119,4 +119,4 @@ def _describe_exit(agent: _Agent) -> str:
         (line[len(_LOG_PREFIX) :] for line in reversed(lines) if line.startswith(_LOG_PREFIX)), ""
     )
     said = f": {why}" if why else ""
-    return f"an agent on this machine {how} before it came in{said}; its log is {agent.log}"
+    return f"an agent on this machine {how} before it joined{said}; its log is {agent.log}"
