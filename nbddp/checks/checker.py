@@ -41,10 +41,10 @@ _RELEVANT_WORDS = re.compile(
 RULES_FOR_ALL_RANKS = frozenset(f"ND{number}" for number in (*range(101, 105), 126, 133, 141))
 
 
-def may_find(text: str) -> bool:
+def needs_check(text: str) -> bool:
     """Return whether a rule may find anything in this code.
 
-    >>> may_find("x = 1"), may_find("dist.barrier()")
+    >>> needs_check("x = 1"), needs_check("dist.barrier()")
     (False, True)
     """
     return _RELEVANT_WORDS.search(text) is not None

@@ -171,7 +171,7 @@ def _may_skip_ranks(source: CellSource, call: ast.Call) -> bool:
 
 
 @rule("ND101")
-def _on_some_ranks(source: CellSource) -> Iterator[Hit]:
+def _collective_on_some_ranks(source: CellSource) -> Iterator[Hit]:
     sharded_calls = shard_calls(source)
     calls = collective_calls(source) + list(sharded_calls.items())
     conditions = [
@@ -279,7 +279,7 @@ def _all_ancestors(source: CellSource, calls: list[tuple[ast.Call, str]]) -> set
 
 
 @rule("ND104")
-def _in_except(source: CellSource) -> Iterator[Hit]:
+def _collective_in_except(source: CellSource) -> Iterator[Hit]:
     calls = collective_calls(source)
     ancestors_of_calls = _all_ancestors(source, calls)
     for call, name in calls:
@@ -303,7 +303,7 @@ def _in_except(source: CellSource) -> Iterator[Hit]:
 
 
 @rule("ND105")
-def _not_waited_for(source: CellSource) -> Iterator[Hit]:
+def _missing_wait(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = source.called_name(call)
         is_alone = isinstance(source.parents.get(call), ast.Expr)

@@ -18,7 +18,7 @@ _GATHERS = re.compile(
 
 
 @rule("ND132")
-def _in_training_mode(source: CellSource) -> Iterator[Hit]:
+def _evaluates_in_training_mode(source: CellSource) -> Iterator[Hit]:
     trainers = {name for name, kind in source.kinds.items() if kind.endswith(" in training")}
     if "eval(" in source.text or ".train(" in source.text:
         return
@@ -65,7 +65,7 @@ def _is_divided_loader(source: CellSource, name: str) -> bool:
 
 
 @rule("ND133")
-def _of_one_rank(source: CellSource) -> Iterator[Hit]:
+def _count_of_one_rank(source: CellSource) -> Iterator[Hit]:
     if _may_combine_ranks(source):
         return
     for name, loop, added in _evaluation_sums(source):

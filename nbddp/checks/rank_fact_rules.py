@@ -73,7 +73,7 @@ def _distributed_loaders(facts: GroupFacts) -> Iterator[tuple[str, dict[int, Loa
 
 
 @rule("ND202")
-def _other_seeds(facts: GroupFacts) -> Iterator[Hit]:
+def _different_seeds(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in _distributed_loaders(facts):
         seeds = {rank: each.seed for rank, each in by_rank.items()}
         if _differ(seeds) and any(each.shuffles for each in by_rank.values()):
@@ -81,7 +81,7 @@ def _other_seeds(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND203")
-def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
+def _overlapping_shares(facts: GroupFacts) -> Iterator[Hit]:
     if any(each.ddp_ranks != [facts.world_size] for each in facts.ranks.values()):
         return  # some ranks have no DDP model, or share it only with some ranks
     for name, by_rank in _distributed_loaders(facts):
@@ -100,7 +100,7 @@ def _wrong_shares(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND210")
-def _same_epoch(facts: GroupFacts) -> Iterator[Hit]:
+def _repeated_epoch(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in _distributed_loaders(facts):
         epochs = by_rank[min(by_rank)].epochs
         repeated = [each for each in epochs if epochs.count(each) > 1]
@@ -113,7 +113,7 @@ def _same_epoch(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND205")
-def _other_data(facts: GroupFacts) -> Iterator[Hit]:
+def _different_data(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in _distributed_loaders(facts):
         samples = {rank: each.samples for rank, each in by_rank.items()}
         data = {rank: each.data for rank, each in by_rank.items()}
@@ -144,7 +144,7 @@ def _is_in_other_order(orders: list[str]) -> bool:
 
 
 @rule("ND206")
-def _uneven(facts: GroupFacts) -> Iterator[Hit]:
+def _unequal_batches(facts: GroupFacts) -> Iterator[Hit]:
     if not facts.has_ddp or "join" in facts.source.text.lower():
         return
     for name, by_rank in facts.all_have(LoaderFacts):
@@ -154,7 +154,7 @@ def _uneven(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND207")
-def _drifted(facts: GroupFacts) -> Iterator[Hit]:
+def _different_parameters(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
         return  # the parameters may differ on purpose
     by_hand = re.search(r"all_reduce\([\w.]*\.grad\b", facts.source.text)
@@ -187,7 +187,7 @@ def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
 
 
 @rule("ND208")
-def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
+def _different_learning_rates(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(OptimizerFacts):
         rates = {rank: each.rates for rank, each in by_rank.items()}
         is_same_kind = len({(each.shapes, len(each.rates)) for each in by_rank.values()}) == 1
@@ -200,7 +200,7 @@ def _other_rates(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND209")
-def _one_gpu(facts: GroupFacts) -> Iterator[Hit]:
+def _shared_gpu(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(ModelFacts):
         ranks_by_gpu: dict[tuple[str, str], list[int]] = {}
         for rank, each in by_rank.items():
@@ -244,14 +244,14 @@ def _too_many_workers(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND214")
-def _nested(facts: GroupFacts) -> Iterator[Hit]:
+def _nested_ddp(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(ModelFacts):
         if all(each.is_nested for each in by_rank.values()):
             yield name, f"{name} is a DDP model inside another DDP model."
 
 
 @rule("ND215")
-def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
+def _optimizer_of_replaced_model(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(OptimizerFacts):
         lost = by_rank[min(by_rank)].replaced_model
         steps = re.search(rf"\b{re.escape(name)}\.step\(", facts.source.text)
@@ -267,7 +267,7 @@ def _of_another_model(facts: GroupFacts) -> Iterator[Hit]:
 
 
 @rule("ND216")
-def _unused(facts: GroupFacts) -> Iterator[Hit]:
+def _unused_parameters(facts: GroupFacts) -> Iterator[Hit]:
     is_trained = facts.is_ok and bool(backward_calls(facts.source))
     for name, by_rank in facts.all_have(ModelFacts):
         models = [each for each in by_rank.values() if each.ranks and not each.finds_unused]

@@ -29,7 +29,7 @@ def _saves(source: CellSource) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 @rule("ND141")
-def _one_file(source: CellSource) -> Iterator[Hit]:
+def _all_save_to_one_path(source: CellSource) -> Iterator[Hit]:
     has_collective = any(collective_name(source, each) for each in source.calls)
     if not (source.is_cell or source.is_distributed or has_collective):
         return

@@ -60,7 +60,7 @@ def _contains(outer: ast.AST, inner: ast.AST) -> bool:
 
 
 @rule("ND121")
-def _undivided(source: CellSource) -> Iterator[Hit]:
+def _undivided_loss(source: CellSource) -> Iterator[Hit]:
     imported = " ".join(source.aliases.values())
     if "accelerate" in imported or "deepspeed" in imported:
         return
@@ -95,7 +95,7 @@ def _scaler_calls(source: CellSource) -> dict[str, list[ast.Call]]:
 
 
 @rule("ND123")
-def _clips_scaled(source: CellSource) -> Iterator[Hit]:
+def _clips_scaled_gradients(source: CellSource) -> Iterator[Hit]:
     clips = source.calls_of("clip_grad_norm_") + source.calls_of("clip_grad_value_")
     for name, calls in _scaler_calls(source).items():
         unscaled = {source.function(each) for each in calls if source.method(each) == "unscale_"}
@@ -118,7 +118,7 @@ def _is_scaled(source: CellSource, clip: ast.Call, name: str) -> bool:
 
 
 @rule("ND124")
-def _half_a_scaler(source: CellSource) -> Iterator[Hit]:
+def _incomplete_scaler_calls(source: CellSource) -> Iterator[Hit]:
     for name, calls in _scaler_calls(source).items():
         methods = {source.method(each) for each in calls}
         if not source.is_cell and any(
@@ -137,7 +137,7 @@ def _half_a_scaler(source: CellSource) -> Iterator[Hit]:
 
 
 @rule("ND125")
-def _around_the_wrapper(source: CellSource) -> Iterator[Hit]:
+def _bypasses_ddp(source: CellSource) -> Iterator[Hit]:
     inputs = {
         id(each.func.value)
         for each in backward_calls(source)
@@ -173,7 +173,7 @@ def _reaches_backward(source: CellSource, call: ast.Call, function: ast.AST) -> 
 
 
 @rule("ND126")
-def _threads_in_a_rank(source: CellSource) -> Iterator[Hit]:
+def _data_parallel_in_rank(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = source.called_name(call)
         if not (name.startswith("torch.nn.") and name.endswith(".DataParallel")):
@@ -184,7 +184,7 @@ def _threads_in_a_rank(source: CellSource) -> Iterator[Hit]:
 
 
 @rule("ND127")
-def _converts_too_late(source: CellSource) -> Iterator[Hit]:
+def _sync_batch_norm_after_ddp(source: CellSource) -> Iterator[Hit]:
     for call in source.calls_of("convert_sync_batchnorm"):
         given = call.args[0] if call.args else None
         made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"

@@ -17,9 +17,9 @@ from types import CodeType
 from nbddp.record.replay_log import assigned_names
 
 GUARD = 'if __name__ == "__main__":'
-OF_IPYTHON = frozenset({"display", "get_ipython", "In", "Out", "_", "__", "___"})
-BUILTINS = frozenset(vars(builtins)) - OF_IPYTHON - {"__IPYTHON__"}
-_OF_MODULES = {"__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__spec__"}
+IPYTHON_NAMES = frozenset({"display", "get_ipython", "In", "Out", "_", "__", "___"})
+BUILTINS = frozenset(vars(builtins)) - IPYTHON_NAMES - {"__IPYTHON__"}
+_MODULE_NAMES = {"__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__spec__"}
 _STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
 
@@ -42,7 +42,7 @@ def split_by_guard(
         yield False, text.strip("\n")
     # comments above a statement belong to it
     ends = [*(each[-1].end_lineno or 0 for each in groups[:-1]), len(lines)]
-    flags = [not (is_for_all and _may_stand_outside(each, top)) for each in groups]
+    flags = [not (is_for_all and _may_be_unguarded(each, top)) for each in groups]
     start = 0
     for must_be_guarded, group in groupby(zip(flags, ends, strict=False), key=itemgetter(0)):
         *_, (_, end) = group
@@ -61,7 +61,7 @@ def _group_by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
     return groups
 
 
-def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:
+def _may_be_unguarded(statements: list[ast.stmt], top: set[str]) -> bool:
     """Return whether all statements may be outside of the guard; add the names that they bind."""
     if not all(_needs_no_guard(each, top) for each in statements):
         return False
@@ -111,7 +111,7 @@ def names_needed_at_definition(node: Definition) -> set[str]:
                 bound.add(step.argval)
             elif step.opname in _LOADS and step.argval not in bound:
                 needed.add(step.argval)
-    return needed - _OF_MODULES
+    return needed - _MODULE_NAMES
 
 
 def undefined_names(program: str) -> list[str]:
@@ -126,7 +126,7 @@ def undefined_names(program: str) -> list[str]:
     steps = [step for steps in _instructions(program) for step in steps]
     bound = {step.argval for step in steps if step.opname in _STORES}
     used = {step.argval for step in steps if step.opname in _LOADS}
-    return sorted(used - bound - BUILTINS - _OF_MODULES)
+    return sorted(used - bound - BUILTINS - _MODULE_NAMES)
 
 
 def _instructions(program: str) -> Iterator[Iterator[dis.Instruction]]:

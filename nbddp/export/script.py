@@ -22,7 +22,7 @@ from nbddp.export import template
 from nbddp.export.ipython_syntax import Edit, PlainCell, apply_edits, span, translate_cell
 from nbddp.export.main_guard import (
     GUARD,
-    OF_IPYTHON,
+    IPYTHON_NAMES,
     Definition,
     indent,
     split_by_guard,
@@ -34,7 +34,7 @@ from nbddp.topology import TORCHRUN
 from nbddp.wire.function_sources import dumps
 
 MAX_LITERAL = 500  # characters of a value that is written as a literal
-IN_EVERY_PROCESS = frozenset({"torch", "dist", "nbddp", "os"})
+PREDEFINED_NAMES = frozenset({"torch", "dist", "nbddp", "os"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _Writer:
         self._parts: list[str] = []
         self._remarks: list[str] = []
         self._future_imports: dict[str, None] = {}
-        self._top_level_names = {*IN_EVERY_PROCESS}
+        self._top_level_names = {*PREDEFINED_NAMES}
         self._bound_names: set[str] = {*SET_IN_EACH_RANK}
         self._omitted_names: dict[str, str] = {}  # omitted names, each with its omitted item
         self._arguments: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class _Writer:
     def _add_pulled(self, item: PulledValue) -> None:
         value = item.expression.strip()
         names = {*undefined_names(value)} - self._bound_names
-        if reason := self._why_it_cannot_run(value) or ", ".join(sorted(names & OF_IPYTHON)):
+        if reason := self._why_it_cannot_run(value) or ", ".join(sorted(names & IPYTHON_NAMES)):
             self._omit(f"%ddp pull {value}", reason)
             return
         text = f"_show({_argument_of_show(value)}, {item.expression!r})"
@@ -254,10 +254,10 @@ class _Writer:
             is_first = name not in self._bound_names and pushed.ranks is None
             self._bound_names.add(name)
             self._omitted_names.pop(name, None)
-            if is_first and is_argument(name, value):
+            if is_first and is_option(name, value):
                 self._arguments[name] = value
                 lines.append(f"{name} = _args.{name}")
-            elif text := literal(value):
+            elif text := python_literal(value):
                 lines.append(f"{name} = {text}")
             else:
                 key = f"{len(self._pickled_values)} {name}"
@@ -340,7 +340,7 @@ class _Writer:
         lines = [template.SETUP.format(threads=self._input.spec.threads_per_rank())]
         if self._arguments:
             lines.append("    _parser = argparse.ArgumentParser()")
-            lines += [f"    _parser.{argument(*each)}" for each in self._arguments.items()]
+            lines += [f"    _parser.{option_call(*each)}" for each in self._arguments.items()]
             lines.append("    _args = _parser.parse_args()")
         if self._pickled_values:
             file = 'pathlib.Path(__file__).with_suffix(".pushed.pkl").read_bytes()'
@@ -393,17 +393,17 @@ def _refers_to_port(value: Any, ports: Collection[int]) -> bool:
     return isinstance(value, str) and any(re.search(rf":{port}(?!\d)", value) for port in ports)
 
 
-def is_argument(name: str, value: Any) -> bool:
+def is_option(name: str, value: Any) -> bool:
     """Return whether a pushed value becomes a command-line option of the script."""
     is_number = type(value) is int or (type(value) is float and math.isfinite(value))
     is_kind = is_number or type(value) is str or isinstance(value, PurePath)
     return is_kind and name != "help"  # argparse defines --help
 
 
-def argument(name: str, value: Any) -> str:
+def option_call(name: str, value: Any) -> str:
     """Return the call that adds an option to the script's parser.
 
-    >>> argument("lr_max", 0.1)
+    >>> option_call("lr_max", 0.1)
     "add_argument('--lr-max', dest='lr_max', type=float, default=0.1)"
     """
     kind, default = type(value).__name__, value
@@ -413,10 +413,10 @@ def argument(name: str, value: Any) -> str:
     return f"add_argument({flag!r}, dest={name!r}, type={kind}, default={default!r})"
 
 
-def literal(value: Any) -> str:
+def python_literal(value: Any) -> str:
     """Return a Python literal of a value; empty if there is none.
 
-    >>> literal({"a": (1, None)}), literal(float("nan")), literal(print)
+    >>> python_literal({"a": (1, None)}), python_literal(float("nan")), python_literal(print)
     ("{'a': (1, None)}", '', '')
     """
     text = repr(value)

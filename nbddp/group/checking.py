@@ -11,7 +11,7 @@ from nbddp.checks.checker import (
     RULES_FOR_ALL_RANKS,
     check_facts,
     check_source,
-    may_find,
+    needs_check,
     sort_findings,
 )
 from nbddp.checks.facts import GroupFacts, RankFacts, kinds_by_name
@@ -103,7 +103,7 @@ class QuietChecks:
             return []
         ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
         has_things = any(each.objects for each in ranks.values())
-        if not has_things and not may_find(handle.request.source):
+        if not has_things and not needs_check(handle.request.source):
             return []
         try:
             found = check_cell(

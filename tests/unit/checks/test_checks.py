@@ -25,7 +25,7 @@ from nbddp.checks.checker import (
     checklist,
     explain,
     find_rule,
-    may_find,
+    needs_check,
 )
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
 from nbddp.checks.registry import Finding, Rule
@@ -159,7 +159,7 @@ def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
     assert found
     assert [each.headline for each in found] == snapshot
     assert check_source(good) == []
-    assert may_find(bad.text) or bad.kinds  # then ranks have said so
+    assert needs_check(bad.text) or bad.kinds  # then ranks have said so
 
 
 @pytest.mark.parametrize("rule", FACT_RULES, ids=lambda each: each.id)
