@@ -57,17 +57,17 @@ class GroupMatcher:
         self._newest = 0.0  # time of the newest matched collective
 
     def add(
-        self, rank: int, call: Collective, at: float, now: float, *, meets: bool
+        self, rank: int, call: Collective, at: float, now: float, *, waits_for_all: bool
     ) -> list[_Match]:
         """Add the arrival of a rank at a ``time.time()``. Return the newly matched collectives.
 
-        ``meets``: whether no rank can leave before all have arrived. ``now`` is
+        ``waits_for_all``: whether no rank can leave before all have arrived. ``now`` is
         ``time.monotonic()``.
         """
         self._reported_at, number = now, call.number
         if number <= self._matched or rank not in self.ranks:
             return []
-        arrivals = self._open.setdefault(number, _OpenCollective(call, meets)).arrivals
+        arrivals = self._open.setdefault(number, _OpenCollective(call, waits_for_all)).arrivals
         arrivals[rank] = at
         if len(self._open) > max(MAX_OPEN, MAX_OPEN_ARRIVALS // len(self.ranks)):
             del self._open[next(iter(self._open))]
@@ -166,10 +166,10 @@ class CollectiveMatcher:
             base, track = message.base - ahead, history.tracks[rank]
             track.extend(message, base, error)
             for number, microseconds, kind in chunks(message.rows, 3):
-                name, shape, group, meets, turn = message.kinds[kind]
+                name, shape, group, waits_for_all, turn = message.kinds[kind]
                 call, at = Collective(name, number, group, shape), base + microseconds / 1e6
                 history.newest[group, turn, rank] = number
-                track.last_arrival = Arrival(at, call, turn, bool(meets))
+                track.last_arrival = Arrival(at, call, turn, bool(waits_for_all))
                 self._add_arrival(rank, track.last_arrival, now)
             if message.is_over:
                 self._end_rank(rank, base + message.sent_at / 1e6, now)
@@ -197,7 +197,7 @@ class CollectiveMatcher:
                 return
             self._groups[key] = GroupMatcher(ranks)
         for match in self._groups[key].add(
-            rank, call, arrival.at, now, meets=arrival.waits_for_all
+            rank, call, arrival.at, now, waits_for_all=arrival.waits_for_all
         ):
             self._add_match(*match)
 

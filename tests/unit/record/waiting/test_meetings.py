@@ -22,7 +22,9 @@ def arrive(group: GroupMatcher, rank: int, rows: list[list[Any]], now: float) ->
     return [
         found.call.number
         for number, at, meets in rows
-        for found, _ in group.add(rank, Collective("all_reduce", number), at, now, meets=meets)
+        for found, _ in group.add(
+            rank, Collective("all_reduce", number), at, now, waits_for_all=meets
+        )
     ]
 
 
