@@ -48,7 +48,7 @@ def log_name(rank: int) -> str:
 
 
 class LineAssembler:
-    r"""Assembles the output of one rank to lines, in bounded memory.
+    r"""Assembles the output of one rank into lines, in bounded memory.
 
     Text after a carriage return replaces its line. Rows to which the cursor moved up, such as
     the progress bars of nested loops, become lines once the cursor leaves the lowest of them.

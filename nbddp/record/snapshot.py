@@ -139,7 +139,7 @@ class Snapshot:
 
     @property
     def alive(self) -> list[int]:
-        """Ranks whose process exists."""
+        """The ranks with a living process."""
         return [rank.rank for rank in self.ranks if rank.is_alive]
 
 

@@ -179,7 +179,18 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """First cause and consequences of a cell that did not succeed."""
+    """First cause and consequences of a cell that did not succeed.
+
+    Attributes:
+        first: the first cause.
+        causes: the ranks with that failure.
+        others: all other failures, each with its ranks.
+        exited_ranks: the ranks that exited.
+        is_interrupt: whether the user interrupted or ended the cell.
+        has_survivors: whether other ranks are alive.
+        ended_by: how the user ended the ranks, "restart" or "stop"; empty if they did not.
+        is_script: whether the ranks ran only a script.
+    """
 
     first: RankFailure
     causes: tuple[int, ...]

@@ -42,9 +42,9 @@ class _KnownValue(NamedTuple):
     """A value that a rank reported.
 
     Attributes:
-        mark: its mark.
+        mark: the mark of the value; see :mod:`nbddp.wire.marks`.
         since: the cell that first reported it.
-        is_late: an earlier cell may have set it, and had no time to report it.
+        is_late: whether an earlier cell may have set it without time to report it.
     """
 
     mark: str

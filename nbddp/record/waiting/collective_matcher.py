@@ -25,12 +25,12 @@ from nbddp.record.waiting.stragglers import StragglerLag, WaitWindow
 from nbddp.wire.collective import Collective
 from nbddp.wire.timing_messages import CollectiveArrivals
 
-MAX_KEPT_ARRIVALS = 60_000  # in the kept collectives; earlier ones are only in the sums,
-MIN_KEPT_COLLECTIVES = 500  # but at least this number of collectives is kept
-MAX_GROUPS = 64  # of ranks
-MAX_OPEN = 1000  # minimum of kept collectives that some ranks have not reported
-MAX_OPEN_ARRIVALS = 60_000  # in small groups more: a rank may report seconds after the others
-MIN_LOADING_SHARE = 0.5  # of the waiting: from there on it is for data that the awaited rank waits
+MAX_KEPT_ARRIVALS = 60_000  # in the matched collectives; earlier ones are only in the sums
+MIN_KEPT_COLLECTIVES = 500  # matched collectives that are kept in any case
+MAX_GROUPS = 64  # groups of ranks
+MAX_OPEN = 1000  # collectives that some ranks have not reported
+MAX_OPEN_ARRIVALS = 60_000  # small groups keep more: a rank may report seconds after the others
+MIN_LOADING_SHARE = 0.5  # of the waiting, for a straggler that waits for data
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ class HangDetector:
 
     Args:
         is_stopped: whether a signal stopped the process of this rank.
-        is_working: whether the rank used the CPU since the last call. A rank whose C code holds
+        is_working: whether the rank used the CPU since the last call. A rank in C code that holds
             Python's lock sends no heartbeat, but may still compute.
 
     Attributes:

@@ -11,18 +11,19 @@ from statistics import mean, median_low, stdev
 
 from nbddp.record.step_rate import StepRate
 
-MIN_LAG = 0.2  # minimum lag; a busy machine can delay a rank by a tenth for long
+MIN_LAG = 0.2  # share; a busy machine can delay a rank by a tenth for long
 MIN_Z_SCORE = 4.0  # standard errors: noise stays below this
-MIN_WINDOW = 20.0  # seconds of the recent past, if ranks waited in enough of them
-ENOUGH_WAITS = 10  # seconds with a wait; if they are rare, the recent past is longer,
-MAX_WINDOW = 120.0  # up to this number of seconds
-MIN_SECONDS = 10.0  # minimum seconds of collectives,
-MIN_WAITS = 8  # and minimum seconds in which ranks waited
-# maximum seconds since the last collective, or three times the usual interval
-MAX_IDLE = 10.0
-PARTS_PER_SECOND = 4  # a rank that is late in each of
-STEADY_PARTS = 6  # the last parts,
-MIN_STEADY_SHARE = 0.5  # by this share of its average, is reported before MIN_SECONDS
+# The window is longer than MIN_WINDOW until ENOUGH_WAITS of its seconds have a wait.
+MIN_WINDOW = 20.0  # seconds
+ENOUGH_WAITS = 10  # seconds with a wait
+MAX_WINDOW = 120.0  # seconds
+MIN_SECONDS = 10.0  # minimum total time between collectives, for a result
+MIN_WAITS = 8  # minimum seconds with a wait, for a result
+MAX_IDLE = 10.0  # seconds since the last collective, or three times the usual interval
+# A rank that is late in each of the last parts is reported before MIN_SECONDS have passed.
+PARTS_PER_SECOND = 4
+STEADY_PARTS = 6
+MIN_STEADY_SHARE = 0.5  # minimum lateness in a part, relative to the rank's average
 
 
 @dataclass(frozen=True, slots=True)
