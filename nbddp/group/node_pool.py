@@ -165,21 +165,21 @@ class NodePool:
         ]
         if join.address == LOOPBACK:
             lines.append(
-                "Only this machine reaches that address. For another one: "
-                f"`ssh -R {join.port}:{LOOPBACK}:{join.port} HOST` and type the line there, or "
+                "Only this machine can reach that address. For another one, "
+                f"run `ssh -R {join.port}:{LOOPBACK}:{join.port} HOST` and the line there, or use "
                 "`--host ADDRESS`."
             )
         lines.append(
-            f"{self._file} holds the secret, and only you can read it: copy it (scp -p) where "
-            "home folders are not shared."
+            f"{self._file} holds the secret, and only you can read it. Copy it (scp -p) to "
+            "machines that do not share your home folder."
         )
         return "\n".join([*lines, self._describe_need()])
 
     def _describe_need(self) -> str:
         if self.launcher.lost_assignments:
             return (
-                "`%ddp heal` brings them back on nodes that are free, once there are some; "
-                "`%ddp restart` goes on with those that are here."
+                "`%ddp heal` replaces them when free nodes have joined; "
+                "`%ddp restart` continues on the nodes that are left."
             )
         joined, least, most = len(self.listener.nodes), self.spec.least, self.spec.most
         if joined >= least:
@@ -301,7 +301,7 @@ class NodePool:
         nodes = self.listener.nodes
         if not nodes:
             raise RequestError(
-                f"no node has come back in {format_seconds(seconds)}; "
+                f"no node has rejoined within {format_seconds(seconds)}; "
                 "`%ddp nodes --rejoin --wait 60` tries again"
             )
         returned = self.launcher.rejoin() if any(node.survivors for node in nodes) else None
@@ -317,7 +317,7 @@ class NodePool:
         if returned is None:
             return f"{self._describe_nodes()}, which had no ranks; the next cell starts them"
         ranks, world_size = len(returned.ranks), returned.world_size
-        missing = "" if ranks == world_size else "; `%ddp heal` brings the others back"
+        missing = "" if ranks == world_size else "; `%ddp heal` replaces the others"
         joined = self._describe_nodes()
         return f"{ranks} of {world_size} ranks are back with their names; {joined}{missing}"
 
@@ -345,7 +345,7 @@ class NodePool:
                     f", and {format_ranks(ranks)}" if ranks else ""
                 )
         known = ", ".join(node.name for node in self.listener.nodes) or "none"
-        raise RequestError(f"no node {name!r} is here; those that are: {known}")
+        raise RequestError(f"there is no node {name!r}; the nodes are: {known}")
 
     def detach(self) -> None:
         """Close the listener, and leave the nodes and their ranks to the next notebook."""

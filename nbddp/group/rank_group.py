@@ -29,7 +29,7 @@ from nbddp.sigint import sigint_deferred, start_thread
 from nbddp.wire.request_messages import CollectFacts
 
 WRONG_PROCESS = (
-    "this worker group belongs to process {}, which made it; a forked process can make its own"
+    "this worker group belongs to process {}, which created it; a forked process can create its own"
 )
 
 

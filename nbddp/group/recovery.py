@@ -28,12 +28,12 @@ from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
 
-ENDED_BY_USER = "you asked to end it"
+ENDED_BY_USER = "you ended it"
 NO_RETRIES = Retries()
 
-REPLAY_FAILED = "a cell that had gone well failed when it was replayed"
-REPLAY_INCOMPLETE = "the replay did not come to its end"
-REPLAY_AGAIN = "`%ddp restart --replay` does all of it again"
+REPLAY_FAILED = "a cell that had succeeded failed in the replay"
+REPLAY_INCOMPLETE = "the replay is incomplete"
+REPLAY_AGAIN = "`%ddp restart --replay` replays everything"
 
 
 class Recovery:
@@ -252,8 +252,8 @@ class Recovery:
                     self._session.set_pending(entries, is_all=True)
                 elif has_begun:
                     self._session.set_pending(remaining)
-                message = f"done again: {describe_entries(replayed)}; "
-                message += f"not done again: {describe_entries(remaining)}"
+                message = f"replayed: {describe_entries(replayed)}; "
+                message += f"not replayed: {describe_entries(remaining)}"
                 self._display.print_line(f"{REPLAY_INCOMPLETE}; {message}; {REPLAY_AGAIN}")
 
     def _replay(self, entries: Sequence[ReplayEntry]) -> CellResult | None:
@@ -299,8 +299,8 @@ def _next_recorded_answer(
 
 
 def _replay_interrupted(done: int, count: int) -> CellInterruptedError:
-    what = f"the replay was ended when {done} of {count} cells and pushes were done"
-    way_out = "Every rank that lives keeps its names; the next cell works."
+    what = f"the replay was interrupted after {done} of {count} cells and pushes"
+    way_out = "Every living rank keeps its names; the next cell works."
     return CellInterruptedError(what, rank=0, report=f"{what}\n{way_out}")
 
 

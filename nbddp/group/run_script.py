@@ -11,7 +11,7 @@ from nbddp.errors import RequestError
 from nbddp.wire.rank_start import Script
 
 NOT_SCRIPTS = {
-    ".ipynb": "open it, and run its cells with %%ddp",
+    ".ipynb": "open it and run its cells with %%ddp",
     ".sh": "run it with !bash",
 }
 
@@ -37,7 +37,7 @@ def find_script(
         if file.is_dir():
             raise RequestError(f"{name} is a folder: `%ddp run -m PACKAGE` runs a package")
         if file.suffix in NOT_SCRIPTS:
-            raise RequestError(f"{name} is no Python script: {NOT_SCRIPTS[file.suffix]}")
+            raise RequestError(f"{name} is not a Python script: {NOT_SCRIPTS[file.suffix]}")
         if not file.exists():
             raise RequestError(f"there is no {name} in {cwd}")
         with script_text(file, name) as text:
@@ -56,7 +56,7 @@ def script_text(file: Path, name: str) -> Iterator[str]:
             line.
     """
     if file.exists() and not file.is_file() and not file.is_dir():  # a pipe may never end
-        raise RequestError(f"{name} is no Python script: it is no file")
+        raise RequestError(f"{name} is not a Python script: it is not a regular file")
     try:
         with tokenize.open(file) as opened:
             yield opened.read()
@@ -65,7 +65,7 @@ def script_text(file: Path, name: str) -> Iterator[str]:
     except SyntaxError as error:  # also raised for a wrong encoding
         raise RequestError(f"{name}: {describe_syntax_error(error)}") from None
     except ValueError as error:
-        raise RequestError(f"{name} is no Python script: {error}") from None
+        raise RequestError(f"{name} is not a Python script: {error}") from None
     except (RecursionError, MemoryError):
         raise RequestError(f"{name} is nested too deeply for Python, or too large") from None
 

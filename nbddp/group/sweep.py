@@ -54,7 +54,7 @@ class Sweep:
             if line := assigned_before_use(request.source, name):
                 raise RequestError(
                     f"{name} is swept, and line {line + request.first_line - 1} of the cell "
-                    "sets it before it is used: take that line out"
+                    "sets it before it is used: remove that line"
                 )
         swept = {name: [each.settings[name] for each in trials] for name in trials[0].settings}
         self._key = sweep_key(
@@ -84,9 +84,9 @@ class Sweep:
         if any(row.state is SweepState.WAITING for row in self.rows):
             self._runner.run_all(self.rows, self._run_one, describe_row, what="sweep")
         else:
-            self._display.print_unless_quiet("nothing was left to run")
+            self._display.print_unless_quiet("all runs were done before")
         self._show()
-        self._runner.report_outcome(way_on="run again, the sweep goes on where it was")
+        self._runner.report_outcome(way_on="run again, the sweep continues")
 
     def _run_one(self, row: SweepEntry) -> None:
         trial, count = row.trial, len(self.rows)

@@ -221,7 +221,7 @@ class TrialRunner:
         if self._error is None or any(row.state.is_done for row in self._rows):
             return
         why = next(row.why for row in self._rows if row.why)
-        message = f"none of the {len(self._rows)} runs went well; {why}"
+        message = f"none of the {len(self._rows)} runs succeeded; {why}"
         rank, report = 0, message
         if isinstance(self._error, CellFailedError):
             rank, report = self._error.rank, f"{message}\n{self._error.report}"

@@ -377,8 +377,8 @@ class NotebookState:
         for name in names:
             if name in SET_IN_EACH_RANK:
                 raise UsageError(
-                    f"{name} is set by nbddp in each rank, and a push would give all of them the "
-                    "notebook's: push it under another name"
+                    f"{name} is set by nbddp in each rank, and a push would overwrite it on all of "
+                    "them: push it under another name"
                 )
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")

@@ -140,7 +140,7 @@ CELL = MagicParser(
     parents=[_START, _RUN],
     description="""Run the cell on every rank of the worker group.
 
-The first such cell starts the ranks: processes that stay, each with an IPython of its own. Later
+The first such cell starts the ranks: processes that stay, each with its own IPython. Later
 cells run on the same ranks and find the same names. A cell can use `rank`, `local_rank`,
 `world_size`, `device`, `torch`, `dist` (torch.distributed) and `nbddp`; the process group is
 ready. `%ddp help` lists the commands that control the group.

@@ -153,7 +153,7 @@ def test_what_is_no_sweep_is_refused_and_one_without_success_fails(group: Ranks)
     for retries in ({"heal": -1}, {"max_restarts": -1}, {"heal": "1"}):
         with pytest.raises(ArgumentError):
             group.run("1", **retries)
-    with pytest.raises(CellFailedError, match=r"none of the 1 runs went well; .*ZeroDivisionError"):
+    with pytest.raises(CellFailedError, match=r"none of the 1 runs succeeded; .*ZeroDivisionError"):
         group.sweep("1 / 0", {"lr": [1]}, quiet=True)
     with pytest.raises(ArgumentError):
         compare(*runs(Path.cwd())[:1])
