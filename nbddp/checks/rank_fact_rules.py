@@ -172,7 +172,7 @@ def _different_parameters(facts: GroupFacts) -> Iterator[Hit]:
 
 
 def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
-    """Return the ranks whose numbers differ by more than rounding, as on different GPUs."""
+    """Return the ranks whose numbers differ by more than the rounding of different GPUs."""
     first = samples[min(samples)]
     if len({len(each) for each in samples.values()}) > 1:
         return []

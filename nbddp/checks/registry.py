@@ -81,7 +81,7 @@ F = TypeVar("F", bound=Callable[[Any], Iterable[Hit]])
 RULES: dict[str, Rule] = {}
 
 
-def rule(id: str, *, is_fact: bool = False) -> Callable[[F], F]:  # noqa: A002 - as users say
+def rule(id: str, *, is_fact: bool = False) -> Callable[[F], F]:  # noqa: A002 - the word that users see
     """Register the decorated function as the one that finds this mistake."""
 
     def register(find: F) -> F:

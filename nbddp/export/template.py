@@ -8,12 +8,12 @@ from __future__ import annotations
 IMPORTS = "import torch\nimport torch.distributed as dist"
 
 SHOW = '''def _show(value, name="Out"):
-    """Print what the notebook showed."""
+    """Print a result of a cell, as the notebook showed it."""
     if value is not None:
         print(f"[rank {_RANK}] {name} {value!r}\\n", end="", flush=True)'''
 
 DISPLAY = '''def display(*values, **_options):
-    """Print what the notebook displayed."""
+    """Print values, as the notebook displayed them."""
     for value in values:
         print(repr(value), flush=True)'''
 

@@ -251,7 +251,7 @@ def _plain_value(value: Any) -> Any:
     return json.dumps(value, default=str)
 
 
-# ---- a note in the run's folder prevents that a run is published twice by mistake
+# ---- a note in the run's folder prevents publishing a run twice by mistake
 
 
 def write_note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any) -> None:

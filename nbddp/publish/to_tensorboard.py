@@ -15,9 +15,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import RunIdentity, RunOutcome, events_text, settings_text
 
-DEFAULT_FOLDER = (
-    "runs"  # below the folder that the run was started in, as torch's own writer has it
-)
+DEFAULT_FOLDER = "runs"  # in the working directory, as for torch's SummaryWriter
 
 
 class ToTensorBoard:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.publish.step_aggregator import AggregatedStep
 
-# the class in nbddp.publish.to_KIND by the name of the package, which is also the name of an extra
+# maps a tracker's package (also the name of an extra) to its class in nbddp.publish.to_KIND
 TRACKER_CLASSES = {
     "trackio": "ToTrackio",
     "wandb": "ToWandb",

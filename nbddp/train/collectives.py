@@ -273,7 +273,7 @@ def all_reduce(value: Any, op: Op | dist.ReduceOp = "sum", group: Group = None) 
     )
     tensors = {path: _to_tensor(leaf, kinds[path], group) for path, leaf in leaves.items()}
     results: dict[str, Any] = {}
-    for dtype in dict.fromkeys(each.dtype for each in tensors.values()):  # in the same order
+    for dtype in dict.fromkeys(each.dtype for each in tensors.values()):  # same order on all ranks
         same_dtype = {path: each for path, each in tensors.items() if each.dtype == dtype}
         results |= _reduce_flat(same_dtype, op_name, group)
     return _rebuild(

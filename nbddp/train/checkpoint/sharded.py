@@ -38,7 +38,7 @@ def has_dtensors(part: object) -> bool:
 
 
 def fsdp_classes() -> tuple[type, ...]:
-    """Return the classes of FSDP, version 1 and 2; none if FSDP is not imported (1 s)."""
+    """Return the classes of FSDP, versions 1 and 2, if it is imported; the import takes 1 s."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = ("FullyShardedDataParallel", "FSDPModule")
     return tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
