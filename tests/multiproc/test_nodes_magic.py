@@ -75,7 +75,7 @@ def test_what_needs_a_listener_opens_none(notebook: Notebook) -> None:
         "--wait 1": "no nodes can join",
         "--leave x": "no nodes can join",
         "--slurm": "--host",
-        "--rejoin": "door",
+        "--rejoin": "nodes to rejoin",
         "--rejoin nothere": "nothere",
         "--wait no": "--wait: ",
     }.items():
