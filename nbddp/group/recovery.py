@@ -48,13 +48,13 @@ class Recovery:
         self._session = session
         self._display = display
         self._view: View | None = None  # of the last attempt
-        self._times_ended = session.end_requests
+        self._end_requests = session.end_requests
         self._seconds_lost = 0.0
         self._replayed = -1  # number of entries that were replayed; -1 before the replay starts
 
     def submit(self, request: CellRequest, retries: Retries) -> CellHandle:
         """Send a cell to the ranks and return its handle at once; :meth:`run` shows the cell."""
-        self._times_ended = self._session.end_requests
+        self._end_requests = self._session.end_requests
         with self._session.forward_interrupts():
             return self._submit_cell(request, is_elastic=retries.is_elastic)
 
@@ -76,7 +76,7 @@ class Recovery:
         """
         if handle is not None:
             return self._recover(self._show(handle), request, retries)
-        self._times_ended = self._session.end_requests
+        self._end_requests = self._session.end_requests
         if retries.is_elastic and self._session.launcher.has_free_capacity():
             failed = self._restart_and_replay()
             if failed is not None:
@@ -102,7 +102,7 @@ class Recovery:
     @property
     def _end_requested(self) -> bool:
         """Whether the user has asked for an end since this cell or replay started."""
-        return self._session.end_requests > self._times_ended
+        return self._session.end_requests > self._end_requests
 
     def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
         failures: list[AttemptFailure] = []
@@ -233,7 +233,7 @@ class Recovery:
         """
         with self._reporting_unreplayed(entries):
             restart()
-            self._times_ended = self._session.end_requests
+            self._end_requests = self._session.end_requests
             return self._replay(entries)
 
     @contextmanager

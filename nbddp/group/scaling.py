@@ -91,7 +91,7 @@ class ScalingStudy:
             devices=self._devices,
         )
         self._display.show(scaling_report(scaling))
-        self._runner.report_outcome(way_on="run again, the study starts over")
+        self._runner.report_outcome(next_step="run again, the study starts over")
         return scaling
 
     def _run_one(self, row: SweepEntry) -> None:

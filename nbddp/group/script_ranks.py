@@ -45,7 +45,7 @@ class ScriptRanks:
         return self.last_session if self.last_session.life.state.is_live else self._cell_session
 
     @property
-    def times_ended(self) -> int:
+    def end_requests(self) -> int:
         """How often the user ended something while no rank of a script was running."""
         return self._cell_session.end_requests
 

@@ -86,7 +86,7 @@ class Sweep:
         else:
             self._display.print_unless_quiet("all runs were done before")
         self._show()
-        self._runner.report_outcome(way_on="run again, the sweep continues")
+        self._runner.report_outcome(next_step="run again, the sweep continues")
 
     def _run_one(self, row: SweepEntry) -> None:
         trial, count = row.trial, len(self.rows)

@@ -62,7 +62,7 @@ class TrialRunner:
     _what: str = ""
     _error: NbddpError | None = None  # of the first trial that failed
     _is_ended: bool = False
-    _times_ended: int = 0  # when the trials started
+    _end_requests: int = 0  # when the trials started
 
     def __post_init__(self) -> None:
         self.replay_entries = () if self.fresh else self.group.session.replay_entries
@@ -86,7 +86,7 @@ class TrialRunner:
         Raises:
             RequestError: a cell or a script is running.
         """
-        self._times_ended = self.group.scripts.times_ended
+        self._end_requests = self.group.scripts.end_requests
         self.group.close_at_exit()
         self.group.scripts.end_previous()
         self._rows, self._what = rows, what
@@ -102,7 +102,7 @@ class TrialRunner:
                 run_one(row)
                 if row.state is not SweepState.RUNNING and not self.display.has_table:
                     self.display.print_unless_quiet(f"{row.trial}: {describe(row)}")
-                if self._is_ended or self.group.scripts.times_ended > self._times_ended:
+                if self._is_ended or self.group.scripts.end_requests > self._end_requests:
                     self._is_ended = True
                     break
         except KeyboardInterrupt:
@@ -201,13 +201,13 @@ class TrialRunner:
             raise KeyboardInterrupt
 
     def _was_interrupted(self, session: Session) -> bool:
-        return session.end_requests > 0 or self.group.scripts.times_ended > self._times_ended
+        return session.end_requests > 0 or self.group.scripts.end_requests > self._end_requests
 
-    def report_outcome(self, *, way_on: str) -> None:
+    def report_outcome(self, *, next_step: str) -> None:
         """Print the failures; raise an error if the user ended the trials or if none succeeded.
 
         Args:
-            way_on: what the user can do after ending the trials.
+            next_step: what the user can do after ending the trials.
 
         Raises:
             CellInterruptedError: the user ended the trials.
@@ -216,7 +216,7 @@ class TrialRunner:
         for each in describe_failures(self._rows):
             self.display.print_unless_quiet(each)
         if self._is_ended:
-            message = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
+            message = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {next_step}"
             raise CellInterruptedError(message, rank=0, report=message)
         if self._error is None or any(row.state.is_done for row in self._rows):
             return
