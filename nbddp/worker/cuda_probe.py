@@ -1,7 +1,7 @@
-"""Whether this process has used CUDA: what is forked from it after that cannot use a GPU.
+"""Check whether this process has used CUDA; processes forked after that cannot use a GPU.
 
-The driver is asked, not torch: a library that only counts the GPUs spoils the process as well, and
-torch knows nothing of it.
+The check asks the driver and not torch. A library that only counts the GPUs is enough to make
+forked processes fail, and torch does not know of it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import ctypes
 import os
 
 DRIVER = "libcuda.so.1"
-SUCCESS = 0  # as cuda.h has it; 3 is CUDA_ERROR_NOT_INITIALIZED
+SUCCESS = 0  # as in cuda.h; 3 is CUDA_ERROR_NOT_INITIALIZED
 
 
 def has_used_cuda(driver: str = DRIVER) -> bool:
-    """Whether the driver has been initialized in this process; loads and starts nothing."""
+    """Return whether the CUDA driver is initialized in this process, without initializing it."""
     try:
         library = ctypes.CDLL(driver, mode=os.RTLD_NOLOAD)
-    except OSError:  # it is not there, or nobody has loaded it
+    except OSError:  # not installed, or not loaded
         return False
     count = ctypes.c_int()
     return bool(library.cuDeviceGetCount(ctypes.byref(count)) == SUCCESS)

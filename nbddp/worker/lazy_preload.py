@@ -1,7 +1,7 @@
-"""What the forkserver does besides forking: it grows when there is time, and leaves nothing behind.
+"""What the forkserver does in addition to forking: preload modules in parts, and clean up at exit.
 
-It imports what DDP's first model would in every rank, and serves between two parts, so that a start
-waits for one of them at most. None of it touches CUDA while it is imported.
+It preloads what the first DDP model would import in every rank. Between two parts it serves, so
+that a start waits for one part at most. None of these imports touches CUDA.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from nbddp.wire.rank_start import PRELOAD_SIGNAL, PRELOADED_LATER
 
 
 def clean_up_at_exit(folder: str) -> None:
-    """When this process ends, for the kernel is gone, end all ranks, and take this folder away.
+    """When the kernel has ended and this process exits, kill all ranks and delete the folder.
 
-    A rank watches the kernel itself, but one that was stopped (SIGSTOP) cannot.
+    A rank watches the kernel itself, but not while it is stopped (SIGSTOP).
     """
     pid = os.getpid()
 
     def clear() -> None:
         if os.getpid() != pid:
-            return  # a rank that was forked from here
+            return  # a forked rank runs this hook too
         kill_all(lambda: find_descendants(pid))
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -37,10 +37,10 @@ def clean_up_at_exit(folder: str) -> None:
 
 
 def reset_in_rank() -> None:
-    """In a rank: let the signal mean what it means anywhere, and close the helper's pipe.
+    """In a rank, restore the signal's default action and close the helper's pipe.
 
-    The pipe keeps the helper running, and is the kernel's alone. multiprocessing hands it on, so
-    that a rank could fork from the same helper.
+    The helper runs as long as this pipe is open, so only the kernel may hold it. multiprocessing
+    passes it on, so that a rank could fork from the same helper.
     """
     signal.signal(PRELOAD_SIGNAL, signal.SIG_DFL)
     server = forkserver._forkserver
@@ -51,7 +51,10 @@ def reset_in_rank() -> None:
 
 
 def preload_on_signal(first: Callable[[], None]) -> None:
-    """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
+    """Preload one part at every signal, starting with ``first``.
+
+    Called in the helper's main thread.
+    """
     parts: list[Callable[[], object]] = [first]
     parts += [partial(importlib.import_module, name) for name in PRELOADED_LATER]
 
@@ -59,7 +62,7 @@ def preload_on_signal(first: Callable[[], None]) -> None:
         if parts:
             parts.pop(0)()
         gc.collect()
-        gc.freeze()  # what ranks share stays shared: their collectors leave it alone
+        gc.freeze()  # the ranks' garbage collectors then leave shared memory pages unchanged
 
     gc.freeze()
     signal.signal(PRELOAD_SIGNAL, do_next)

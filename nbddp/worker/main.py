@@ -1,4 +1,4 @@
-"""A rank's process: find its place, meet the others, then do what the controller says."""
+"""The process of a rank: apply the environment, join the group, then serve the controller."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ from nbddp.worker.watch.sampler import RankProgress, Sampler
 
 
 def run_rank(start: RankStart) -> None:
-    """Live as a rank until told to leave."""
-    with suppress(PermissionError):  # already the leader of a session of its own
+    """Run as a rank until the controller shuts it down."""
+    with suppress(PermissionError):  # already a session leader
         os.setsid()
     lazy_preload.reset_in_rank()
     clear_exit_hooks()
@@ -89,23 +89,23 @@ def run_rank(start: RankStart) -> None:
     metric_sink = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
     outbox.start(log, metric_sink)
     log.start_capture()
-    # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
-    # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
+    # After a SIGSEGV the log has the Python stacks of all threads. A Gloo thread that aborts the
+    # process because of different sizes has no Python stack, but the main thread's shows the line.
     faulthandler.enable(file=2)
     try:
         rank = Rank(start, clients, outbox, log, metric_sink)
-    except Exception as error:  # noqa: BLE001 - the controller must hear of any
+    except Exception as error:  # noqa: BLE001 - the controller must know of any error
         reason = f"{type(error).__name__}: {error}"
         outbox.post(msg.StartFailed(reason=reason, traceback=traceback.format_exc()))
         outbox.close()
-        while True:  # the controller ends it: of an exit it might know before it reads why
+        while True:  # the controller kills this process; after an exit it might not read the reason
             signal.pause()
     rank.serve()
     exit_process(outbox.close)
 
 
 def apply_environment(start: RankStart) -> None:
-    """Take over the kernel's environment, folder and import path as they were at the start."""
+    """Apply the environment variables, folder and import path that the kernel had at the start."""
     os.environ.clear()
     os.environ.update(start.env)
     os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
@@ -115,16 +115,16 @@ def apply_environment(start: RankStart) -> None:
     is_here = start.topology.master_addr == "127.0.0.1"
     if interface := start.interface or (loopback if is_here else ""):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface)  # else they listen on every interface
+            os.environ.setdefault(name, interface)  # else they listen on all interfaces
     configure_nccl()
-    dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
+    dist.set_debug_level_from_env()  # torch read TORCH_DISTRIBUTED_DEBUG before the fork
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
     torch.set_num_threads(start.threads)
 
 
 class Rank:
-    """One rank: a shell, a process group, and the two queues it listens to."""
+    """One rank: a shell, a process group, and two queues of messages from the controller."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Rank:
         self._attempt = start.attempt
         self._cell = 0
         self._clients = clients
-        clients.payloads.set_timeout(timedelta(seconds=30))  # each piece was there a moment ago
+        clients.payloads.set_timeout(timedelta(seconds=30))  # the pieces are already in the store
         self._outbox = outbox
         self._log = log
         self._metric_sink = metric_sink
@@ -238,7 +238,7 @@ class Rank:
         return shell
 
     def serve(self) -> None:
-        """Do what the commands say, one after the other, until told to leave."""
+        """Handle messages on the main thread, one after the other, until ``Shutdown``."""
         for message in self._messages_from_controller(self._command_reader):
             match message:
                 case msg.Shutdown():
@@ -250,7 +250,7 @@ class Rank:
                 case command if isinstance(command, Request):
                     self._request_handler.answer(command)
         if self._group.backend == "nccl":
-            self._group.destroy()  # NCCL warns when its communicators are left to the end
+            self._group.destroy()  # NCCL warns if its communicators still exist at exit
 
     def _messages_from_controller(self, reader: QueueReader) -> Iterator[Any]:
         while True:
@@ -272,11 +272,11 @@ class Rank:
     def _interrupt(self, command: msg.Interrupt) -> None:
         try:
             self._interrupter.interrupt(command.cell, is_for_death=command.rank_died)
-        except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
+        except Exception:  # noqa: BLE001 - this thread must survive for the next interrupt
             traceback.print_exc()
 
     def _reconnect(self) -> dist.Store:
-        """Connect to another notebook's store, on the main thread between cells."""
+        """Connect to the store of another notebook, on the main thread between cells."""
         store: dist.Store = self._clients.commands.reconnect()
         self._clients.payloads.reconnect()
         self._outbox.reconnect()
@@ -285,7 +285,7 @@ class Rank:
         return store
 
     def _reconnect_control(self) -> dist.Store:
-        """Connect the control thread, and end a cell that runs: no notebook shows it any more."""
+        """Connect the control thread. Interrupt a running cell: no notebook shows it any more."""
         store: dist.Store = self._clients.control.reconnect()
         self._interrupt(msg.Interrupt(cell=self._cell))
         return store
@@ -299,7 +299,7 @@ class Rank:
     def _run_cell(self, command: msg.RunCell) -> None:
         self._was_quit = False
         can_run = self._prepare_cell(command)
-        failure = self._regrouper.pop_failure(command)  # for this cell, whatever becomes of it
+        failure = self._regrouper.pop_failure(command)  # also if this cell cannot start
         if not can_run:
             interrupt = KeyboardInterrupt.__name__
             failure = msg.Failure(name=interrupt, text="", traceback="", at=time.time())
@@ -311,7 +311,7 @@ class Rank:
         began = time.monotonic()
         pid = os.getpid()
         result = self._shell.run(command)
-        if os.getpid() != pid:  # a child that the cell forked came back here: one loop per rank
+        if os.getpid() != pid:  # a forked child; only the rank itself may serve
             exit_forked_child(result.error_before_exec or result.error_in_exec)
         self._debuggers.end_cell()
         self._interrupter.end_cell()
@@ -322,15 +322,15 @@ class Rank:
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.restore_python_streams()
         error = result.error_before_exec or result.error_in_exec
-        # the error knows its frames, and one of them this: what they hold is freed without it
+        # The error refers to its frames and so to this one; drop it to free their objects.
         result.error_before_exec = result.error_in_exec = None
         if exit_code(error) == 0:
-            error = None  # a script that says sys.exit() at its end has done its work
+            error = None  # a script may end with sys.exit()
         self._group.record_failure(error)
-        # the user left the debugger, or its input ended; of an interrupted cell it quits too
+        # The user left the debugger, or its input ended. It also quits in an interrupted cell.
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted
         if error is not None:
-            if not self._was_quit:  # what was looked into may be looked into again
+            if not self._was_quit:  # else keep the exception that was debugged
                 self._debuggers.keep_exception(
                     error, is_interrupt=self._interrupter.was_interrupted
                 )
@@ -347,11 +347,11 @@ class Rank:
         )
 
     def _prepare_cell(self, command: msg.RunCell) -> bool:
-        """Get ready for a cell; false if it was interrupted before it could begin."""
+        """Prepare for a cell. Return False if it was interrupted before it could start."""
         for name, value in self._preset_names.items():
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
-        self._sampler.begin_cell(command.cell)  # what comes next may free much, slowly
+        self._sampler.begin_cell(command.cell)  # first: the next lines may free much memory, slowly
         self._keyboard.begin_cell(command.answers)
         self._debuggers.begin_cell(command)
         self._group.begin_cell(
@@ -372,7 +372,7 @@ class Rank:
             store, key = self._clients.payloads, self._payload_key(f"cell{command.cell}")
             try:
                 payload = pack_value(store, key, value, name="the last value")
-            except Exception as error:  # noqa: BLE001 - of pickle, or of the store
+            except Exception as error:  # noqa: BLE001 - from pickle or from the store
                 failure = failure_outside_cells(error)
             if note := payload.get("note"):
                 self._outbox.post(build_notice(note, command.cell))
@@ -396,10 +396,13 @@ class Rank:
 
     def _post_input_request(self, question: msg.MessageFromRank) -> None:
         self._outbox.post(question)
-        self._outbox.post(self._sampler.sample(self._cell))  # the panel says so at once
+        self._outbox.post(self._sampler.sample(self._cell))  # show it in the panel at once
 
     def _claim_breakpoint(self) -> bool:
-        """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
+        """Return whether this rank is the first to reach a breakpoint in this cell.
+
+        Runs on the main thread.
+        """
         key, mine = f"a{self._attempt}/break/{self._cell}", str(self._topology.rank)
         return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
 
@@ -410,7 +413,7 @@ class Rank:
         )
 
     def _notify_user(self, line: str) -> None:
-        """Tell the user what all ranks know, once."""
+        """Show a line that is the same on all ranks; only rank 0 sends it."""
         if line and self._topology.rank == 0:
             self._outbox.post(build_notice(line))
 

@@ -1,7 +1,7 @@
-"""Imported once by the forkserver, so that every rank is born with torch, IPython and a shell.
+"""Preload torch, IPython and a shell in the forkserver, so that forked ranks have them.
 
-Never touches CUDA (a process forked after that cannot use it) and none of the user's modules
-(a restart must see them changed).
+This module must not use CUDA: processes forked after that could not use it. It must not import the
+user's modules, so that a restart sees their changes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import warnings
 from pathlib import Path
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() then asks NVML
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() then uses NVML
 
 import torch
 import torch.distributed  # noqa: F401
@@ -25,7 +25,7 @@ from nbddp.worker.cell.shell import make_shell, preload_shell
 from nbddp.worker.cuda_probe import has_used_cuda
 
 adopt_orphans()
-# multiprocessing's: a child that it has not started, but inherited, has ended
+# multiprocessing warns when an inherited child ends
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 folder = os.environ.pop(SOCKET_FOLDER_VARIABLE)
 lazy_preload.clean_up_at_exit(folder)

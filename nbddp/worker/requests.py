@@ -1,4 +1,4 @@
-"""What a rank is asked between cells: to take values, to send one, which names fit."""
+"""Answer requests between cells: push and pull values, complete names, collect facts."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.watch.profiler import CELL_GONE
 
-PULL_FILENAME = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
+PULL_FILENAME = "<pulled>"  # file name of pulled expressions; the interrupter knows it
 NO_GROUP = (
     "there is no process group now: what ran last has left none; a cell gets one, unless it says "
     "--no-init: `%%ddp --out NAME` fetches its last value"
 )
-CANCELLED = "nobody waits for this any more"
+CANCELLED = "the request was cancelled"
 
 
 class RequestHandler:
-    """Answers one request after the other, unless nobody waits for the answer any more.
+    """Answers requests one after the other, except those that were cancelled.
 
     Args:
-        shell: where the names live.
-        store: what values travel through.
-        key: where in it this rank may put what is called so.
+        shell: has the namespace.
+        store: store for payloads.
+        payload_key: returns the store key for a name.
         post: sends an answer.
-        answering: within it the answer to this request is made, and may be interrupted; if the
-            ranks meet for it, their waits are ended, too.
-        healing: does what is asked while the group heals.
+        interruptible: context in which a request is answered, so that it can be interrupted. If the
+            ranks form a group for it, their waits are ended too.
+        heal_handler: answers the requests of a heal.
     """
 
     def __init__(
@@ -77,25 +77,25 @@ class RequestHandler:
         self._post = post
         self._interruptible = interruptible
         self._heal_handler = heal_handler
-        self._cancelled: frozenset[int] = frozenset()  # replaced as a whole: two threads look at it
+        self._cancelled: frozenset[int] = frozenset()  # replaced, never changed: two threads use it
 
     def cancel(self, request: int) -> None:
-        """Nobody waits for this one any more, which may be under way, or still to come."""
+        """Cancel a request, which may be running or still in the queue."""
         self._cancelled |= {request}
 
     def answer(self, command: Request) -> None:
-        """Do what was asked and say what came of it; an error belongs to the answer."""
+        """Carry out a request and send the answer; an error becomes part of the answer."""
         request = command.request
         try:
             with self._interruptible(request, isinstance(command, JoinGroup)):
                 if isinstance(command, JoinGroup) and request in self._cancelled:
-                    # the others have given up waiting for it
+                    # the other ranks no longer wait for this one
                     answer = Answer(request=request, error=CANCELLED, content={"was_left": True})
                 else:
                     answer = self._handle(command)
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
-        except BaseException as error:  # noqa: BLE001 - the user's own code may even exit
+        except BaseException as error:  # noqa: BLE001 - the user's code may even call exit()
             what = f"{type(error).__name__}: {error_text(error)}"
             answer = Answer(request=request, error=truncate(what, TOO_LONG, limit=MAX_MESSAGE))
         self._cancelled = frozenset(each for each in self._cancelled if each > request)
@@ -136,7 +136,7 @@ class RequestHandler:
         check()
         code = compile(command.expression.strip(), PULL_FILENAME, "eval", dont_inherit=True)
         try:
-            value = eval(code, self._shell.user_ns)  # the user's own code
+            value = eval(code, self._shell.user_ns)  # runs the user's code
         except ValueError as error:
             if dist.is_initialized() or "group has not been initialized" not in str(error):
                 raise
@@ -164,32 +164,32 @@ class RequestHandler:
         name = token_at_cursor(command.code, command.cursor)
         try:
             found = self._shell.object_inspect_mime(name, detail_level=command.detail)
-        except KeyError:  # there is no such name
+        except KeyError:  # unknown name
             found = {}
         text = truncate(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
         return {"text": text}
 
 
 class ValuePickler(Pickler):
-    """Pickles a DistributedDataParallel model as the module in it.
+    """Pickles the module of a DistributedDataParallel model instead of the model.
 
-    torch pickles the wrapper too, and fails where it is opened: there is no process group.
+    torch can pickle the model, but unpickling fails in a process without a process group.
     """
 
     has_unwrapped = False
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce what cannot be opened in the kernel to what can."""
+        """Reduce objects that the kernel could not unpickle."""
         if isinstance(obj, DistributedDataParallel):
             self.has_unwrapped = True
-            return itemgetter(0), ((obj.module,),)  # a function that any process has
+            return itemgetter(0), ((obj.module,),)  # every process can import this function
         if isinstance(obj, type) and obj.__module__ == "__main__":
             _track_by_content(obj)
         return super().reducer_override(obj)
 
 
 def _track_by_content(kind: type) -> None:
-    """Give a cell's class an id made from its content: equal classes of all ranks get the same id.
+    """Derive the id of a cell's class from its content: equal classes get equal ids on all ranks.
 
     The kernel then makes one class of them, and equal values of two ranks are equal there.
     cloudpickle's own id is random in each process (``class_tracker_id`` in cloudpickle 3.1).
@@ -204,13 +204,13 @@ def _track_by_content(kind: type) -> None:
 
 
 class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
-    """Pickles classes without the ids by which cloudpickle tells them apart."""
+    """Pickles classes without the ids that cloudpickle adds."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce a class to its content, without its id."""
+        """Reduce a class to its content, without the id."""
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
-            make, arguments, *more = reduced  # the arguments end with the id and one more
+            make, arguments, *more = reduced  # the last two arguments are the id and its extra
             return make, (*arguments[:-2], None, None), *more
         return reduced
 
@@ -223,13 +223,13 @@ def pack_value(
     name: str,
     check: Callable[[], None] = lambda: None,
 ) -> JsonDict:
-    """Put a value into the store and return what a signed message must say about it.
+    """Store a pickled value and return the reference that a signed message must hold.
 
-    Its ``note``, if it has one, is for the user to read. ``check`` is called before each piece is
-    stored; an error that it raises ends this.
+    The reference may have a ``note`` for the user. ``check`` is called before each piece; an error
+    that it raises stops the transfer.
 
     Raises:
-        pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
+        pickle.PicklingError: the value cannot be pickled; the message says why and what to do.
     """
     data, note = dumps(value, name=name)
     payload = payloads.put(store, payload_key, data, check=check)
@@ -237,16 +237,16 @@ def pack_value(
 
 
 def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
-    """Pickle a value, and say what was left out of it, if anything was.
+    """Pickle a value. Return it with a note about omitted parts, which is empty if there are none.
 
     Raises:
-        pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
+        pickle.PicklingError: the value cannot be pickled; the message says why and what to do.
     """
     written = io.BytesIO()
     pickler = ValuePickler(written, protocol=pickle.HIGHEST_PROTOCOL)
     try:
         pickler.dump(value)
-    except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
+    except Exception as error:  # noqa: BLE001 - the value's own code may raise anything
         raise pickle.PicklingError(_describe_unpicklable(name, value, error)) from None
     note = f"{name}: without its DistributedDataParallel, which stays with the ranks"
     return written.getvalue(), note if pickler.has_unwrapped else ""

@@ -1,6 +1,6 @@
-"""How a rank ends when it is told to: in good order, and without waiting for what cells started.
+"""End a rank: run its exit hooks, but do not wait for threads or processes that cells started.
 
-Python itself would wait for every thread and process that a cell left running, for ever maybe.
+Python itself waits for all of them, possibly forever.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from nbddp.worker.output.log_writer import flush_python_streams
 
 
 def clear_exit_hooks() -> None:
-    """Have the process know what cells start and register, and nothing else, when it ends.
+    """Remove inherited exit hooks, so that only hooks of this process and its cells run at exit.
 
-    What was registered before is the helper's, such as taking torch's libraries apart: 0.3 s for
-    nothing.
+    The inherited hooks belong to the forkserver. Unloading torch's libraries, for example, takes
+    0.3 s and has no use here.
     """
     adopt_orphans()
     atexit._clear()
@@ -37,22 +37,22 @@ def clear_exit_hooks() -> None:
     finalize: Any = weakref.finalize
     for each in list(finalize._registry):
         each.atexit = False
-    finalize._registered_with_atexit = False  # the next one registers itself
+    finalize._registered_with_atexit = False  # the next finalizer registers itself
 
 
 def exit_process(close: Callable[[], None]) -> NoReturn:
-    """Do what cells registered for the end, end what they started, and go.
+    """Run the exit hooks that cells registered, end their child processes, and exit.
 
     Args:
-        close: mails what was printed until then.
+        close: sends the remaining output.
     """
     try:
         sys.settrace(None)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # torch's handler raises when a worker of a loader is killed
+        # torch's handler raises if a DataLoader worker is killed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         steps: list[Callable[[], Any]] = [
-            partial(util._run_finalizers, 0),  # type: ignore[attr-defined]  # such as a pool
+            partial(util._run_finalizers, 0),  # type: ignore[attr-defined]  # such as a pool's
             atexit._run_exitfuncs,
             partial(terminate_all, lambda: find_descendants(os.getpid())),
             flush_python_streams,
@@ -61,17 +61,17 @@ def exit_process(close: Callable[[], None]) -> NoReturn:
         for step in steps:
             try:
                 step()
-            except BaseException:  # noqa: BLE001 - the rest is done all the same
+            except BaseException:  # noqa: BLE001 - the other steps must still run
                 traceback.print_exc()
     finally:
         os._exit(0)
 
 
 def exit_with_kernel(kernel_pid: int) -> None:
-    """End this process, and what it started, as soon as the kernel is gone, however it went.
+    """End this process and its children as soon as the kernel has ended, for whatever reason.
 
-    The kernel holds a pipe. A child that it forked may hold the pipe for longer than it lives, so
-    its process is watched too, where the system can.
+    The kernel holds a pipe that this process watches. A child that the kernel forked may keep the
+    pipe open for longer, so the kernel's process is watched too, where the system can.
     """
     parent = multiprocessing.parent_process()
     sentinels = [] if parent is None else [parent.sentinel]
@@ -87,7 +87,7 @@ def _kill_with_kernel(sentinels: list[int]) -> NoReturn:
     wait(sentinels)
     try:
         kill_all(lambda: find_descendants(os.getpid()))
-    finally:  # a cell may have left no descriptor to look with
+    finally:  # a cell may have used up all file descriptors
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(1)

@@ -1,9 +1,9 @@
-"""The clients of the store that a rank has: one for each thread that may wait on it.
+"""The store clients of a rank: one for each thread that may wait on the store.
 
-The notebook of a rank on a node may go and come back. The node's keeper keeps its port open
-meanwhile, where nobody answers, so a client that connects again waits until there is a store. What
-was said before is lost with the old store. The rank's queues keep their names and their secret,
-which the next notebook gets from the keeper.
+The notebook of a rank on a node may end and start again. Meanwhile the node agent keeps its port
+open without answering, so a client that reconnects waits until there is a store. Messages sent
+before that are lost with the old store. The rank's queues keep their names and their secret, which
+the node agent gives to the next notebook.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FOREVER = timedelta(days=365)
 
 
 class StoreClient:
-    """A client of the store that can connect again.
+    """A store client that can reconnect.
 
     Args:
         store: the first connection.
-        noting: within it a connection is opened, so that the rank knows what it is for.
+        recording: context in which connections are opened, which records their purpose.
 
     Attributes:
-        store: the connection that is used now.
+        store: the current connection.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class StoreClient:
         self._is_lost = False
 
     def open_connection(self) -> dist.Store:
-        """Open another connection; wait until there is a server."""
+        """Open another connection, and wait until there is a server."""
         with self._recording():
             return clone(self.store)
 
     def reconnect(self) -> dist.Store:
-        """Connect again, after the connection was shut down or the server was replaced."""
+        """Replace the connection after it was shut down or the server was replaced."""
         self.store = self.open_connection()
         return self.store
 
     def invalidate(self) -> None:
-        """The connection was shut down, or its server is another one; from any thread."""
+        """Mark the connection as lost; may be called from any thread."""
         self._is_lost = True
 
     def ensure_connected(self) -> dist.Store:
-        """Return the connection, or another one if it was lost."""
+        """Return the connection, or a new one if it was lost."""
         if self._is_lost:
-            self._is_lost = False  # before: the new one may be lost while it is opened
+            self._is_lost = False  # set first: the new connection may be lost while it is opened
             try:
                 self.reconnect()
             except BaseException:
@@ -71,15 +71,15 @@ class StoreClient:
 
 @dataclass(frozen=True, slots=True)
 class StoreClients:
-    """All clients of a rank.
+    """All store clients of a rank.
 
     Attributes:
-        commands: what the main thread waits on between cells.
-        control: what the control thread waits on.
-        reports: for what the rank sends.
-        payloads: what values travel through.
-        groups: for process groups: an interrupt can end the wait on it.
-        connections: of this process.
+        commands: the main thread waits on it between cells.
+        control: the control thread waits on it.
+        reports: sends messages to the controller.
+        payloads: sends and receives payloads.
+        groups: for process groups. An interrupt can end a wait on it.
+        connections: the connections of this process.
     """
 
     commands: Any  # a StoreClient has all methods of a store
@@ -91,11 +91,11 @@ class StoreClients:
 
     @classmethod
     def connect(cls, port: int, prefix: str = "") -> StoreClients:
-        """Connect them all, before any code of the user runs.
+        """Open all connections, before any code of the user runs.
 
         Args:
-            port: of the store, on this machine.
-            prefix: what all keys begin with.
+            port: port of the store on this machine.
+            prefix: prefix of all keys.
         """
         connections = Connections()
         with without_dns(), connections.protecting():
