@@ -1,7 +1,7 @@
-"""What a rank says of its names, for checks: loaders, models, optimizers, and how they stand.
+"""Collect facts about a rank's names for the checks: loaders, models, optimizers.
 
-It is asked at each cell's end, so it looks at few things, for a few milliseconds, and never waits:
-no collective, no user's code, and nothing of a GPU that is still at work.
+This runs at the end of each cell. So it inspects few objects, takes a few milliseconds, and never
+waits: it starts no collective, runs no code of the user, and does not read from a busy GPU.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameter
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.watch.dataloader_waits import completed_epochs
 
-CPU_SECONDS = 0.003  # seconds of a processor: what is not looked at by then is left out
-MAX_PARTS = 2000  # modules or parameters of a model: the rest is left out
-MAX_NAMED = 20  # parameters without a gradient that are named
-MAX_SAMPLED = 16  # parameters of a model of which a few numbers are taken
+CPU_SECONDS = 0.003  # CPU seconds; names that are not inspected by then are omitted
+MAX_PARTS = 2000  # modules or parameters of a model; the rest is omitted
+MAX_NAMED = 20  # parameters without a gradient whose names are sent
+MAX_SAMPLED = 16  # parameters of a model that are sampled
 _NAME = re.compile(r"[^\W\d]\w*")
-MAX_INDICES = 64  # indices of a subset that tell it from others
-MAX_ITEMS = 10_000  # items of a list that is looked at
-MAX_SIZE = 100_000  # items and characters of a list and the lists in it; its repr takes 20 ms
-# names in the code of a stream that may give each rank different samples
+MAX_INDICES = 64  # indices that identify a subset
+MAX_ITEMS = 10_000  # items of a list; longer lists are not inspected
+MAX_SIZE = 100_000  # items and characters of nested lists; their repr takes 20 ms
+# names in the code of a stream that may yield different samples on each rank
 _MAY_DIFFER = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
 _SAMPLERS = {DistributedSampler: "dealt", RandomSampler: "random", SequentialSampler: "in order"}
-UNSURE = "?"  # before what differs for sure where it differs, and may differ where it does not
+UNSURE = "?"  # prefix of texts that do not identify data: equal texts may have different data
 
 Names = Mapping[str, Any]
 
@@ -63,12 +63,12 @@ Names = Mapping[str, Any]
 def collect_facts(
     names: Names, source: str | None = None, *, failure: Failure | None = None
 ) -> RankFacts:
-    """What is known of this rank.
+    """Return the facts of this rank.
 
     Args:
-        names: those of the cells.
-        source: the cell that has ended; None for all names, and all the time that it takes.
-        failure: what ended it; then no tensors are read, which may still be computed.
+        names: the names of the cells.
+        source: source of the cell that has ended. None for all names, without the short time limit.
+        failure: what ended the cell. Then no tensors are read, because they may still be computed.
     """
     empty = RankFacts(
         objects={},
@@ -80,7 +80,7 @@ def collect_facts(
     )
     try:
         return _collect(empty, names, source, failure)
-    except Exception:  # noqa: BLE001 - what users make may answer anything: it costs no rank
+    except Exception:  # noqa: BLE001 - the user's objects may raise anything; the rank must not fail
         return empty
 
 
@@ -108,8 +108,8 @@ def _collect(
 
 
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
-    """Of the kit's own loaders, which no rule has to look at."""
-    kit = sys.modules.get("nbddp.train.loader")  # else nobody has made one
+    """Return the batch sizes of ``nbddp.loader`` objects, which no rule needs to check."""
+    kit = sys.modules.get("nbddp.train.loader")  # else no loader exists
     known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
     return {
         name: each.batch_size for name, each in known.items() if each.shuffles and each.batch_size
@@ -117,7 +117,7 @@ def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
 
 
 def _import_name(value: object) -> str:
-    """What one writes to import it, of torch's and ours; empty for all else."""
+    """Return the qualified name of an object of torch or nbddp; empty for all others."""
     if type(value) is ModuleType:
         return value.__name__ if value.__name__.startswith(("torch", "nbddp")) else ""
     if not isinstance(value, type | FunctionType | BuiltinFunctionType):
@@ -144,7 +144,7 @@ def _facts_of(name: str, names: Names, failure: Failure | None) -> NamedObject |
             return _optimizer_facts(value, names)
         if issubclass(kind, torch.amp.GradScaler):
             return facts.ScalerFacts()
-    except Exception:  # noqa: BLE001 - a user's class may answer anything: then it is not known
+    except Exception:  # noqa: BLE001 - a user's class may raise anything; then there are no facts
         return None
     return None
 
@@ -197,7 +197,7 @@ def _shapes(parameters: Sequence[torch.Tensor]) -> str:
 
 
 def _has_training_mode(model: nn.Module) -> bool:
-    """Return whether training and evaluation differ: it has batch norm, or dropout."""
+    """Return whether the model behaves differently in training: it has batch norm or dropout."""
     return any(
         isinstance(each, nn.modules.batchnorm._BatchNorm)
         or (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
@@ -206,10 +206,10 @@ def _has_training_mode(model: nn.Module) -> bool:
 
 
 def _sample(parameters: list[nn.Parameter]) -> list[float]:
-    """A few numbers from here and there: models that have drifted differ in nearly all."""
+    """Return a few numbers of the parameters: models that have drifted differ in nearly all."""
     step = max(1, len(parameters) // MAX_SAMPLED)
     chosen = [each for each in parameters[::step] if each.numel()][:MAX_SAMPLED]
-    # a parameter of FSDP, for one, does not lie here as a whole
+    # a parameter of FSDP, for example, is not whole on this rank
     are_whole = all(type(each) is nn.Parameter and each.layout is torch.strided for each in chosen)
     if not are_whole or _is_busy(chosen):
         return []
@@ -219,7 +219,7 @@ def _sample(parameters: list[nn.Parameter]) -> list[float]:
 
 
 def _two_numbers(parameter: nn.Parameter) -> torch.Tensor:
-    """Return its first number and one from its middle; both parts of complex numbers."""
+    """Return the first number and one from the middle; both parts of complex numbers."""
     middle = parameter.numel() // 2
     both = torch.as_strided(parameter.detach(), (2,), (middle,), parameter.storage_offset())
     if both.is_complex():
@@ -228,7 +228,7 @@ def _two_numbers(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _is_busy(parameters: list[nn.Parameter]) -> bool:
-    """Whether a GPU is still at work: to read from it might wait for other ranks."""
+    """Return whether a GPU is still computing: reading from it could wait for other ranks."""
     on_gpu = [each.device for each in parameters if each.device.type == "cuda"]
     others = [each for each in parameters if each.device.type not in ("cpu", "cuda")]
     return bool(others) or any(
@@ -237,7 +237,7 @@ def _is_busy(parameters: list[nn.Parameter]) -> bool:
 
 
 def _gpu_uuid(parameters: list[nn.Parameter]) -> str:
-    """The GPU's own name, where all of it lies on one."""
+    """Return the UUID of the GPU if all parameters are on one GPU; else ""."""
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     if len(devices) != 1:
         return ""
@@ -254,7 +254,11 @@ def _optimizer_facts(optimizer: TorchOptimizer, names: Names) -> facts.Optimizer
 
 
 def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
-    """The module that looks like the one it was made for, has gradients, and is not its own."""
+    """Return the name of a module that should be the optimizer's, but is not.
+
+    The module has the same shapes as the optimizer's parameters and has gradients, and no optimizer
+    updates it.
+    """
     mine = parameters_of(optimizer)[:MAX_PARTS]
     shapes = [each.shape for each in mine]
     modules = {
@@ -275,11 +279,11 @@ def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
     return ""
 
 
-# ---- what a DataLoader deals out on this rank, as far as torch's own classes tell it for nothing
+# ---- what a DataLoader yields on this rank, as far as torch's own classes show it
 
 
 def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
-    """What is known of it; nothing of the user's own is asked, but the dataset's length."""
+    """Return the facts of a DataLoader; of the user's code it calls only the dataset's length."""
     sampler: Any = loader.sampler
     if isinstance(loader.dataset, IterableDataset):
         return facts.LoaderFacts(
@@ -312,7 +316,7 @@ def _length(dataset: Any) -> int:
 
 
 def _sample_count(sampler: Any, samples: int) -> int:
-    """How many samples this rank gets, -1 where only the user's own code knows."""
+    """Return the number of samples that this rank gets; -1 if only the user's code knows it."""
     if type(sampler) in (DistributedSampler, RandomSampler):
         return int(sampler.num_samples)
     return samples if type(sampler) is SequentialSampler else -1
@@ -326,7 +330,7 @@ def _count_batches(loader: DataLoader[Any], drawn: int) -> int:
 
 
 def describe_data(dataset: Any) -> str:
-    """What tells this data from other data; empty where nothing does, but its own code.
+    """Return a text that identifies the data; empty if only the dataset's own code could tell.
 
     >>> [describe_data(each) == describe_data(range(9)) for each in (range(9), range(1, 10))]
     [True, False]
@@ -345,10 +349,10 @@ def describe_data(dataset: Any) -> str:
 
 
 def _describe_stream(dataset: IterableDataset[Any]) -> str:
-    """Return a text that identifies the data of a stream; empty if ranks may get different samples.
+    """Return a text that identifies the data of a stream; empty if ranks may get other samples.
 
-    They get the same samples if the stream's class is the user's own, nothing that it uses depends
-    on the rank or on chance, and all of its attributes are plain values, and few.
+    Ranks get the same samples under three conditions. The stream's class is the user's own. Nothing
+    that it uses depends on the rank or on chance. All of its attributes are plain values, and few.
     """
     own = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
     rest = {each.__module__.partition(".")[0] for each in type(dataset).__mro__} - {"__main__"}
@@ -363,13 +367,13 @@ def _describe_stream(dataset: IterableDataset[Any]) -> str:
 
 
 def _names_and_values(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
-    """Return every name and text in the code of functions, and the values of names of the cell."""
+    """Return all names and texts in the code of functions, and the values of the cell's names."""
     words: list[str] = []
     values: list[Any] = []
     for function in functions:
         codes = [function.__code__] if isinstance(function, FunctionType) else []
         if not codes:
-            words.append("rank")  # its code is not known
+            words.append("rank")  # unknown code may depend on the rank
         for code in codes:
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
             words += [*code.co_names, *code.co_varnames, *code.co_freevars]
@@ -380,7 +384,7 @@ def _names_and_values(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _are_plain(values: Sequence[Any], depth: int) -> bool:
-    """Return whether the ``repr`` of a list holds all values in it, and is not too long.
+    """Return whether the ``repr`` of a list shows all values in it and is not too long.
 
     Args:
         values: the list.
@@ -430,7 +434,7 @@ def _sample_indices(indices: Sequence[Any]) -> str:
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
-    """Its shape, and a checksum of its first and last row."""
+    """Return the shape, and a checksum of the first and last row."""
     if tensor.device.type != "cpu" or not len(tensor) or tensor[0].numel() > 1 << 16:
         return f"{UNSURE}{list(tensor.shape)}"
     ends = torch.stack([tensor[0], tensor[-1]]).contiguous().reshape(-1)

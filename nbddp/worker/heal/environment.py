@@ -1,4 +1,4 @@
-"""What the cells of a rank have set in its process: for another that takes a dead one's place."""
+"""The process state that cells have set, for transfer to a replacement."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 class ProcessEnvironment:
-    """The import path, the folder, the environment, the settings of torch, Accelerate's state.
+    """Import path, folder, environment variables, settings of torch, and Accelerate's state.
 
-    Of the environment only what has changed since this was made: the rest is the rank's own.
+    Only environment variables that changed after this object was created are transferred. All
+    others are the rank's own.
     """
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
 
     def capture(self) -> dict[str, Any]:
-        """All of it, to be pickled."""
+        """Return the state as a dict that can be pickled."""
         folder = ""
-        with suppress(OSError):  # it is gone
-            folder = os.getcwd()  # noqa: PTH109 - as it is, not resolved
-        # all objects of Accelerate share the attributes of a class
+        with suppress(OSError):  # the folder was deleted
+            folder = os.getcwd()  # noqa: PTH109 - without resolving links
+        # all objects of Accelerate share one dict of attributes
         accelerate = sys.modules.get("accelerate.state")
         now, before = dict(os.environ), self._environ
         changed = {name: now.get(name) for name in {*now, *before}}
@@ -44,9 +45,9 @@ class ProcessEnvironment:
         }
 
     def apply(self, captured: dict[str, Any]) -> None:
-        """Be surrounded like another."""
+        """Apply the state of another rank."""
         sys.path[:] = captured["path"]
-        with suppress(OSError):  # the folder is gone
+        with suppress(OSError):  # the folder was deleted
             os.chdir(captured["folder"])
         for name, value in captured["environ"].items():
             if value is None:
@@ -60,7 +61,7 @@ class ProcessEnvironment:
 
 
 def _apply_accelerate_state(captured: dict[str, Any]) -> None:
-    """Without it the next object takes this process for the only one."""
+    """Restore Accelerate's state. Without it the next object sees this process as the only one."""
     if not captured:
         return
     own: dict[str, Any] = {
@@ -74,7 +75,7 @@ def _apply_accelerate_state(captured: dict[str, Any]) -> None:
 
 
 def _torch_settings() -> list[Pair]:
-    """How each setting of torch is read, and written."""
+    """Return a getter and a setter for each setting of torch."""
     cudnn: Any = torch.backends.cudnn
     return [
         (torch.get_default_dtype, torch.set_default_dtype),
@@ -93,6 +94,6 @@ def _torch_settings() -> list[Pair]:
 
 
 def _default_device() -> Any:
-    """None where none was set, which torch's own getter does not tell from the CPU."""
+    """Return the default device; None if none is set, where torch's own getter returns the CPU."""
     context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
     return None if context is None else context.device

@@ -1,4 +1,4 @@
-"""Fingerprints: marks by which values that are not plain can be told apart, at little cost."""
+"""Fingerprints: cheap marks that tell apart most values that are not plain."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from nbddp.wire.marks import (
     plain_mark,
 )
 
-DEPTH = 3  # levels of values in values
-MAX_TEXT_END = 10_000  # characters or bytes at each end of a text
+DEPTH = 3  # levels of nested values
+MAX_TEXT_END = 10_000  # characters or bytes that are used at each end of a text
 DICTS = (dict, defaultdict, OrderedDict, Counter)
 Facts = Iterable[object]
 
 
 def mark_of(value: object) -> str:
-    """Return the mark of a value from which it can be made again; empty for all other values."""
+    """Return the mark from which a value can be restored; empty for all other values."""
     kind = type(value)
     if kind in PLAIN or kind.__module__ == "numpy":
         return plain_mark(value)
@@ -44,12 +44,12 @@ def mark_of(value: object) -> str:
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Return whether ``namedtuple`` or ``NamedTuple`` made a class."""
+    """Return whether a class was made by ``namedtuple`` or ``NamedTuple``."""
     return issubclass(kind, tuple) and "_fields" in vars(kind)
 
 
 def fingerprint(value: Any) -> str:
-    """Return a mark by which most different values can be told apart. No code of the user runs."""
+    """Return a mark that differs for most different values. Runs no code of the user."""
     return FINGERPRINT + _fingerprint(value, DEPTH)
 
 
@@ -71,7 +71,7 @@ def _facts(kind: type, value: Any, depth: int) -> Facts:
     of = _FACTS.get(kind) or _FACTS.get(f"{kind.__module__}.{kind.__name__}")
     try:
         return [*of(value, depth)] if of is not None else []
-    except Exception:  # noqa: BLE001 - such as a tensor that torch.func.vmap left behind
+    except Exception:  # noqa: BLE001 - for example a tensor left over by torch.func.vmap
         return []
 
 
@@ -80,7 +80,9 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 
 def _text_facts(text: Any, _: int) -> Facts:
-    ends = text[:MAX_TEXT_END] + text[-MAX_TEXT_END:]  # a text may be a whole data set
+    ends = (
+        text[:MAX_TEXT_END] + text[-MAX_TEXT_END:]
+    )  # a text may be a whole data set, so use only its ends
     return [len(text), zlib.crc32(ends.encode(errors="replace") if type(text) is str else ends)]
 
 
@@ -95,7 +97,7 @@ def _set_facts(items: Any, depth: int) -> Facts:
 
 
 def _dict_facts(items: Mapping[Any, Any], depth: int) -> Facts:
-    """Tell the keys, and the values that are not reported by paths of their own."""
+    """Yield the keys, and the values that do not have paths of their own."""
     few = [*items.items()] if len(items) <= MAX_ITEMS else []
     has_paths = depth == DEPTH - 1
     parts = [
@@ -114,7 +116,7 @@ def _function_facts(function: FunctionType, depth: int) -> Facts:
 def _cell_contents(cell: CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing in it yet
+    except ValueError:  # the cell is empty
         return None
 
 
@@ -123,7 +125,7 @@ def _partial_facts(call: partial[Any], depth: int) -> Facts:
 
 
 def _count_facts(numbers: Any, _: int) -> Facts:
-    parts = gc.get_referents(numbers)  # its repr asks them for theirs
+    parts = gc.get_referents(numbers)  # its repr calls their repr
     return [repr(numbers)] if all(type(each) in (int, float) for each in parts) else []
 
 
@@ -147,7 +149,7 @@ def _tensor_facts(tensor: torch.Tensor, _: int) -> Facts:
 
 def _generator_facts(generator: torch.Generator, _: int) -> Facts:
     seed = generator.initial_seed()
-    is_here = generator.device.type == "cpu"  # the state of another one may wait for its device
+    is_here = generator.device.type == "cpu"  # reading a GPU generator could wait for the GPU
     return [seed, *([zlib.crc32(generator.get_state().numpy().data)] if is_here else [])]
 
 
@@ -171,7 +173,7 @@ _FACTS: dict[type | str, Callable[[Any, int], Facts]] = {
     torch.Tensor: _tensor_facts,
     torch.Generator: _generator_facts,
     random.Random: lambda generator, _: [hash(generator.getstate()[1])],
-    # by name: NumPy imports them when a program first asks for them
+    # by name: NumPy imports these classes on first use
     "numpy.random._generator.Generator": lambda made, _: _state_facts(made.bit_generator.state),
     "numpy.random.mtrand.RandomState": lambda made, _: _state_facts(made.get_state(legacy=False)),
 }

@@ -1,7 +1,7 @@
-"""A rank's part when one that died is replaced: it gives its names, is given them, or only meets.
+"""A rank's part in a heal: send its names, receive them, or only join the new process group.
 
-The pickle of the names is signed for; what comes over the process group are bytes of tensors alone,
-so that nothing is unpickled that a rank of ours did not sign.
+A signature covers the pickle of the names. The process group carries only bytes of tensors. So a
+rank unpickles only data that another rank of the group has signed.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ if TYPE_CHECKING:
     from nbddp.worker.process_group.process_group import ProcessGroup
     from nbddp.worker.process_group.regroup import Regrouper
 
-MAX_IN_FLIGHT = 8  # messages on their way to replacements
-MAX_LISTED = 20  # names and parts that are not carried: the others are counted
+MAX_IN_FLIGHT = 8  # messages to replacements at the same time
+MAX_LISTED = 20  # names and parts that are not carried; the rest is counted
 MAX_REASON = 300  # characters of the reason
 
 T = TypeVar("T")
 
 
 class HealHandler:
-    """Answers what a rank is asked while the group heals.
+    """Answers the requests of a heal.
 
     Args:
-        shell: has the cells and the names; all that it has now are the rank's own, and stay so.
+        shell: has the cells and the names. The names that it has now are the rank's own and are not
+            replaced.
         group: the process group.
-        regrouper: takes models along to a new one.
-        store: what the pickle travels through.
-        key: where in it this rank may put something.
+        regrouper: moves models to a new process group.
+        store: store for the pickled names.
+        payload_key: returns the store key for a name.
     """
 
     def __init__(
@@ -80,11 +81,11 @@ class HealHandler:
         self._report: JsonDict = {}
 
     def send_namespace(self, command: SendNamespace) -> Answer:
-        """Pack all names; their tensors stay here until the ranks meet."""
+        """Pickle all names. Their tensors stay here until the ranks have joined the new group."""
         _check_nothing_is_sharded(self._namespace, self._group.bound_objects.optimizers)
         for replacement in command.replacements:
             if part := self._group.group_without(replacement):
-                # only the user knows whose are right
+                # only the user knows which rank has the right values
                 outside = "this rank is" if replacement in part else f"rank {replacement} was"
                 raise RequestError(
                     f"{format_ranks(part)} have a subgroup, and {outside} not in it: rank "
@@ -103,7 +104,7 @@ class HealHandler:
         payload = payloads.put(
             self._store, self._payload_key(f"names{command.request}"), pickled.data
         )
-        # names first: each of them is lost as a whole
+        # names first: their whole value is missing
         not_carried = sorted(
             pickled.not_carried.items(), key=lambda each: not each[0].isidentifier()
         )
@@ -117,7 +118,7 @@ class HealHandler:
         return Answer(request=command.request, payload=payload, content=content)
 
     def join_group(self, command: JoinGroup) -> Answer:
-        """Form the process group, hand the names over in it, take the models along."""
+        """Form the process group, transfer the names in it, and move the models to it."""
         self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
             Regroup(generation=command.generation),
@@ -131,7 +132,7 @@ class HealHandler:
         return Answer(request=command.request, error=error, content=self._report)
 
     def _transfer_namespace(self, command: JoinGroup) -> None:
-        """Memory first: what is opened may look into its tensors at once."""
+        """Send or receive the memory of tensors first: unpickled objects may read it at once."""
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
             self._send(command.replacements)
@@ -153,7 +154,10 @@ class HealHandler:
         self._restore_own_values(command)
 
     def _restore_own_values(self, command: JoinGroup) -> None:
-        """Where all that live keep their own rank, the new ones keep theirs."""
+        """On replacements, restore values and attributes that are different on each rank.
+
+        An attribute is set if it holds the own rank number on all other ranks.
+        """
         is_new = dist.get_rank() in command.replacements
         mine = None if is_new else find_rank_attributes(self._namespace, self._own_names)
         gathered = [each for each in gather_objects(mine, self._group.device) if each is not None]
@@ -208,10 +212,10 @@ class HealHandler:
                     _storage_bytes(storage).copy_(part)
 
     def _complete_in_order(self, started: Iterable[tuple[Any, T]]) -> Iterator[T]:
-        """Keep several messages on their way; yield what belongs to each when it has come.
+        """Keep several messages in flight. Yield the data of each one when it is complete.
 
-        One after the other takes twice as long, as Gloo announces each before it sends it: 0.13 s
-        instead of 0.07 s for 64 tensors of 1.2 MB.
+        One at a time takes twice as long, because Gloo announces each message before sending it:
+        0.13 s instead of 0.07 s for 64 tensors of 1.2 MB.
         """
         waiting = iter(started)
         in_flight = deque(islice(waiting, MAX_IN_FLIGHT))
@@ -223,14 +227,14 @@ class HealHandler:
 
 
 def _check_nothing_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
-    """What is cut up among the ranks died in part with the dead one."""
+    """Raise an error for sharded objects: a part of them died with the rank."""
     cut = _name_sharded(namespace, optimizers)
-    if cut:  # it may be what nobody has any more
+    if cut:  # it may be garbage
         gc.collect()
         cut = _name_sharded(namespace, optimizers)
     if cut:
         raise RequestError(
-            f"a part of what is sharded ({cut}) died with its rank: `%ddp restart --replay`, and "
+            f"a part of the sharded state ({cut}) died with its rank: `%ddp restart --replay`, and "
             "load a checkpoint"
         )
 

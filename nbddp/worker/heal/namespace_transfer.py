@@ -1,11 +1,10 @@
-"""A rank's names for another rank that takes a dead one's place: everything that can be carried.
+"""Pickle a rank's names for a replacement, as far as they can be pickled.
 
-They are pickled one after the other by one pickler, which knows what it has had. So what belongs
-together does so at the other end (an optimizer's parameters are the model's), and code that runs
-there when an object is made finds the modules, functions and classes that it uses. What cannot be
-pickled is left out, by name, and the rest goes; where it is a part of an object, so does the
-object, with a part that says what it was. The memory of tensors is not in the pickle: it can
-be sent in whatever way is best, and views share it.
+One pickler pickles all names in turn and remembers all objects. So shared objects stay shared: an
+optimizer still refers to the parameters of the model. Code that runs during unpickling finds the
+modules, functions and classes that it needs. A name that cannot be pickled is omitted and reported.
+If only a part of an object cannot be pickled, a placeholder replaces that part. The pickle does not
+contain the memory of tensors: it is sent separately, and views share it.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ from nbddp.worker.process_group.migration import GROUP_ATTRIBUTES
 from nbddp.worker.watch.namespace import paths_of
 
 _NAMESPACE_ID = "the namespace"
-PROTOCOL = 5  # of pickle
-MIN_ARRAY_BYTES = 4096  # bytes of an array whose memory is sent as that of a tensor
+PROTOCOL = 5  # pickle protocol
+MIN_ARRAY_BYTES = 4096  # bytes; the memory of larger arrays is sent like that of tensors
 _LRU_CACHE = type(functools.lru_cache(print))
 
 
 @dataclass(frozen=True, slots=True)
 class PickledNamespace:
-    """Names that go to another rank.
+    """Names for another rank.
 
     Attributes:
-        data: all of them, pickled.
-        storages: the memory of their tensors and large arrays, each once.
-        names: which.
-        left: why not, for each of the others.
+        data: the pickled names.
+        storages: memory of tensors and large arrays, each once.
+        names: the names in ``data``.
+        not_carried: for all other names, the reason.
     """
 
     data: bytes
@@ -62,10 +61,10 @@ class PickledNamespace:
 
 
 class UnpickleError(Exception):
-    """A name that was carried could not be made at the other end.
+    """A name could not be unpickled on the other rank.
 
     Attributes:
-        name: which.
+        name: the name.
     """
 
     def __init__(self, name: str, error: BaseException) -> None:
@@ -74,26 +73,26 @@ class UnpickleError(Exception):
 
 
 class _NamespacePickler(Pickler):
-    """Pickles what lives in a namespace for the same namespace in another process."""
+    """Pickles objects of a namespace for the same namespace in another process."""
 
     def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
         super().__init__(file, protocol=PROTOCOL)
         self.file = file
         self._namespace = namespace
-        self.globals_ref[id(namespace)] = namespace  # what cloudpickle has for globals of functions
-        self._indices: dict[int, int] = {}  # of a storage, by its address in C++
+        self.globals_ref[id(namespace)] = namespace  # cloudpickle's table of globals of functions
+        self._indices: dict[int, int] = {}  # index of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
         self.missing: list[tuple[Any, str]] = []
         self._whole: Any = None
         self._may_lack_parts = False
 
     def add(self, value: Any, *, may_lack_parts: bool = False) -> None:
-        """Pickle one more object; with ``may_lack_parts`` even if not all of it can be."""
+        """Pickle one more object. With ``may_lack_parts``, replace parts that cannot be pickled."""
         self._whole, self._may_lack_parts = value, may_lack_parts
         self.dump(value)
 
     def persistent_id(self, obj: Any) -> Any:
-        """The namespace itself stays where it is; memory goes another way."""
+        """Pickle the namespace and the memory of tensors by reference."""
         if obj is self._namespace:
             return _NAMESPACE_ID
         if isinstance(obj, TypedStorage):
@@ -107,11 +106,11 @@ class _NamespacePickler(Pickler):
         return index
 
     def reducer_override(self, obj: Any) -> Any:
-        """Functions of cells see the other rank's names; models wait for their process group."""
+        """Reduce functions to use the other rank's names, and models without their group."""
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
             make, arguments, (attributes, looks), *more = self._dynamic_function_reduce(obj)
             return make, arguments, (attributes, looks | {"__globals__": {}}), *more
-        if isinstance(obj, _LRU_CACHE):  # which says of itself only what it is called
+        if isinstance(obj, _LRU_CACHE):  # it pickles itself by name only
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if reduced := _custom_reduce(obj):
             return reduced
@@ -120,7 +119,7 @@ class _NamespacePickler(Pickler):
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
             return _make_logger, (obj.name, obj.level, obj.propagate, obj.disabled)
         reduced = super().reducer_override(obj)
-        is_by_name = isinstance(obj, (type, FunctionType))  # that of a module, here
+        is_by_name = isinstance(obj, (type, FunctionType))  # pickled by the name of its module
         if reduced is NotImplemented and self._may_lack_parts and not is_by_name:
             reason = _why_unpicklable(obj, self.dispatch_table)
             return self._replace_part(obj, reason) if reason else reduced
@@ -134,11 +133,11 @@ class _NamespacePickler(Pickler):
 
 
 class _DeadReferent:
-    """Takes the place of an object that was deleted. On the new rank it is deleted, too."""
+    """Stands for a deleted object; on the replacement it is deleted, too."""
 
 
 class _NamespaceUnpickler(pickle.Unpickler):
-    """Opens it in the other process."""
+    """Unpickles objects into a namespace."""
 
     def __init__(
         self, data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]
@@ -148,7 +147,7 @@ class _NamespaceUnpickler(pickle.Unpickler):
         self._storages = storages
 
     def persistent_load(self, pid: Any) -> Any:
-        """The namespace of this process, or memory that was made for it here."""
+        """Return this process's namespace, or memory that was allocated here."""
         if pid == _NAMESPACE_ID:
             return self._namespace
         index, dtype = pid
@@ -161,16 +160,16 @@ class _NamespaceUnpickler(pickle.Unpickler):
 def pickle_namespace(
     namespace: dict[str, Any], exclude: Iterable[str] = (), extra: Any = None
 ) -> PickledNamespace:
-    """Pickle a namespace's names, but those that are to be left.
+    """Pickle all names of a namespace except some.
 
     Args:
-        namespace: where the cells' functions look names up.
+        namespace: the globals of the cells' functions.
         exclude: names that are the rank's own, or the shell's.
-        extra: what else :func:`load_namespace` shall hand over.
+        extra: more values for :func:`load_namespace`.
 
     >>> step = [3]
     >>> carried = pickle_namespace({"step": step, "same": step, "gate": (n for n in ())})
-    >>> carried.names, carried.left
+    >>> carried.names, carried.not_carried
     (('step', 'same'), {'gate': "cannot pickle 'generator' object"})
     >>> there = {}
     >>> load_namespace(carried.data, there, carried.storages)
@@ -199,7 +198,7 @@ def pickle_namespace(
 
 
 def _describe_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
-    """The parts of an object that could not be carried, and why not."""
+    """Return the parts of an object that could not be pickled, with the reasons."""
     known = paths_of([part for part, _ in missing], {name: whole})
     descriptions: dict[str, str] = {}
     for number, (part, reason) in enumerate(missing, start=1):
@@ -214,13 +213,13 @@ def load_namespace(
     storages: Sequence[UntypedStorage],
     on_extra: Callable[[Any], None] = lambda _: None,
 ) -> None:
-    """Put names that were carried into this process's namespace.
+    """Unpickle names into this process's namespace.
 
-    ``storages`` is memory of the sizes that it has at the other end; it may be filled later.
-    ``on_extra`` is called with what was packed as ``extra``, before the names are opened.
+    ``storages`` has memory of the same sizes as on the other rank; it may be filled later.
+    ``on_extra`` is called with the ``extra`` values before the names are unpickled.
 
     Raises:
-        UnpickleError: one could not be made here; the namespace is as it was before.
+        UnpickleError: a name could not be unpickled here. The namespace is unchanged.
     """
     opener = _NamespaceUnpickler(data, namespace, storages)
     names, extra = opener.load()
@@ -233,7 +232,7 @@ def load_namespace(
             namespace.clear()
             namespace.update(before)
             raise UnpickleError(name, error) from error
-    if "__builtins__" in before:  # cloudpickle sets it, to a dict, for each function that it makes
+    if "__builtins__" in before:  # cloudpickle sets it to a dict for each function
         namespace["__builtins__"] = before["__builtins__"]
 
 
@@ -243,9 +242,9 @@ def _pickle_names(
     extra: Any = None,
     broken: Container[str] = (),
 ) -> tuple[_NamespacePickler, str]:
-    """The names pickled, the broken ones without what cannot be; or why not."""
+    """Pickle names; of the broken ones, only what can be pickled. Return why it failed, or ""."""
     packer = _NamespacePickler(io.BytesIO(), namespace)
-    # what others may need while they are made comes first: modules, then classes and functions
+    # modules first, then classes and functions: other objects may need them while unpickling
     first = [each for each in names if isinstance(names[each], ModuleType)]
     then = [each for each in names if isinstance(names[each], (type, FunctionType))]
     order = [*dict.fromkeys((*first, *then, *names))]
@@ -253,13 +252,13 @@ def _pickle_names(
         packer.add((order, extra))
         for name in order:
             packer.add(names[name], may_lack_parts=name in broken)
-    except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
+    except Exception as error:  # noqa: BLE001 - an object's code may raise anything; it is reported
         return packer, _first_line(error)
     return packer, ""
 
 
 def _why_not_movable(obj: Any) -> str:
-    """What only its own process can have, or all ranks together; nothing of all else."""
+    """Return why an object belongs to its process, or to all ranks together; else ""."""
     if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
         return f"{_type_with_article(obj)} that is open belongs to its process"
     if isinstance(obj, threading.Thread):
@@ -275,11 +274,11 @@ def _first_line(error: BaseException) -> str:
     return _message_of(error).partition("\n")[0] or type(error).__name__
 
 
-# ---- what cannot be carried
+# ---- objects that cannot be carried
 
 
 class Placeholder:
-    """Takes the place of an object that was not carried. Every use raises an error that says so.
+    """Stands for an object that was not carried. Every use raises an error that says so.
 
     With a lock that never blocks, or an empty queue, the user's code would fail without a reason.
     """
@@ -296,7 +295,7 @@ class Placeholder:
         return f"{what} of another rank, which could not be carried here: make it again"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Raise the error. Lookups of Python itself, such as ``__len__``, get the usual text."""
+        """Raise the error. Lookups by Python itself, such as ``__len__``, get the usual message."""
         raise AttributeError(name if name[:2] == "__" else self._describe())
 
     def _raise_error(self, *_: Any, **__: Any) -> NoReturn:
@@ -306,7 +305,7 @@ class Placeholder:
     __getitem__ = __setitem__ = __contains__ = __setattr__ = _raise_error
 
     def __exit__(self, *_: object) -> None:
-        """Let ``with`` come to ``__enter__``: without this method it raises another error."""
+        """Exist, so that ``with`` calls ``__enter__`` and does not raise its own error first."""
 
 
 def _why_unpicklable(part: Any, reducers: Any) -> str:
@@ -317,13 +316,13 @@ def _why_unpicklable(part: Any, reducers: Any) -> str:
     reduce = reducers.get(type(part))
     try:
         reduce(part) if reduce else part.__reduce_ex__(PROTOCOL)
-    except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
+    except Exception as error:  # noqa: BLE001 - an object's code may raise anything; it is reported
         return _message_of(error) or type(error).__name__
     return ""
 
 
 def _message_of(error: BaseException) -> str:
-    """Return the text of an exception, also of one whose text is a format with its arguments.
+    """Return the message of an exception, also if it is a format string with arguments.
 
     >>> _message_of(NotImplementedError("{} cannot be pickled", "_Iter"))
     '_Iter cannot be pickled'
@@ -349,7 +348,7 @@ def _make_logger(name: str, level: int, propagate: bool, disabled: bool) -> logg
 
 
 def _custom_reduce(obj: Any) -> Any:
-    """Reduce objects that pickle refuses, or would not restore whole; None for all others."""
+    """Reduce objects that pickle refuses or would not restore completely; None for all others."""
     if type(obj) is weakref.ReferenceType:
         target = obj()
         return weakref.ref, (_DeadReferent() if target is None else target,)
@@ -362,11 +361,16 @@ def _custom_reduce(obj: Any) -> Any:
         return copyreg.__newobj__, (type(obj),), _optimizer_state(obj)  # type: ignore[attr-defined]
     if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
         match obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
-            case (make, arguments, {"_iterator": _, **rest}, *more):  # torch starts new workers
+            case (
+                make,
+                arguments,
+                {"_iterator": _, **rest},
+                *more,
+            ):  # torch starts new workers for it
                 return make, arguments, {**rest, "_iterator": None}, *more
-            case reduced:  # a class that pickles itself in its own way
+            case reduced:  # a class with its own pickling
                 return reduced
-    # of another array the pickle keeps the order of its memory, and that it is read-only
+    # other arrays stay in the pickle, which keeps their memory order and read-only flag
     is_large = type(obj) is np.ndarray and obj.nbytes >= MIN_ARRAY_BYTES
     if is_large and obj.flags.carray and not obj.dtype.hasobject:
         memory = torch.from_numpy(obj.reshape(-1).view(np.uint8))
@@ -379,7 +383,7 @@ def _make_array(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any
 
 
 def _shared_dict(obj: Any) -> str:
-    """Return the name of the class attribute that is the object's ``__dict__``; empty if none is.
+    """Return the name of the class attribute that is the object's ``__dict__``; "" if none is.
 
     All objects of such a class share their attributes.
     """
@@ -390,24 +394,24 @@ def _shared_dict(obj: Any) -> str:
 
 
 def _make_sharing(kind: Any, shared: str) -> Any:
-    """Make an object whose ``__dict__`` is this attribute of its class."""
+    """Create an object whose ``__dict__`` is this attribute of its class."""
     made = kind.__new__(kind)
     made.__dict__ = getattr(kind, shared)
     return made
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what torch pickles and all other attributes, such as an optimizer that it wraps."""
+    """Return what torch pickles and all other attributes, such as a wrapped optimizer."""
     plain = vars(Optimizer([torch.zeros(1)], {}))
     own = {key: value for key, value in vars(optimizer).items() if key not in plain}
-    own.pop("step", None)  # a schedule has wrapped it for this process
+    own.pop("step", None)  # a schedule has wrapped it, in this process
     return own | optimizer.__getstate__()
 
 
 def _make_unbound(
     kind: type[DistributedDataParallel], state: dict[str, Any]
 ) -> DistributedDataParallel:
-    """A model that is bound when there is a process group again."""
+    """Create a model without a process group; it is bound to the next group."""
     model = kind.__new__(kind)
     model.__dict__.update(state)
     return model

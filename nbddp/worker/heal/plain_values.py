@@ -1,4 +1,4 @@
-"""The values that a rank reports at each cell's end, so that a replacement can restore them."""
+"""Values that a rank reports at the end of each cell, so that a replacement can restore them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from nbddp.wire.marks import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_fingerprint, 
 from nbddp.wire.messages import JsonDict
 from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, mark_of
 
-CPU_SECONDS = 0.003  # CPU seconds for the search; values found later are not reported
-FINGERPRINT_SHARE = 1 / 3  # of these seconds, for values that are not plain
-FIRST_FACTOR = 2  # times as many seconds: all values are new, and so is the code that looks at them
-MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes, and attributes of one object
+CPU_SECONDS = 0.003  # for the search; values that would take longer are not reported
+FINGERPRINT_SHARE = 1 / 3  # share of these seconds for values that are not plain
+FIRST_FACTOR = 2  # more time for the first search: all values are new, and caches are cold
+MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes; attributes of one object
 MAX_VALUES, MAX_FINGERPRINTS = (
     2000,
     200,
-)  # values that are reported, and those of them that are not plain
-CLOCK_INTERVAL = 16  # values between two looks at the clock, which takes as long as one of them
+)  # reported values; those of them that are not plain
+CLOCK_INTERVAL = 16  # values between two reads of the clock, which takes as long as one value
 SHELL_NAMES = re.compile(
-    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
-    r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
+    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # names that IPython sets for cells,
+    r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile for functions
 )
 _SHELL_FUNCTIONS = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
-# Values of these types are the same on all ranks, or a heal moves them to the new process group.
+# Values of these types are equal on all ranks, or a heal moves them to the new process group.
 _SKIPPED_TYPES = (
     *(ModuleType, type, nn.Module, Optimizer, BuiltinFunctionType),
     *(property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType),
@@ -49,7 +49,7 @@ _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 # The attributes of objects of these packages are not searched.
 _OPAQUE_PACKAGES = frozenset({"builtins", "torch", "numpy", "random", "nbddp"})
 
-Container = dict[str, Any] | type  # a class has its attributes in a mapping that is read-only
+Container = dict[str, Any] | type  # the attributes of a class are in a read-only mapping
 Marked = tuple[str, Container, str, str]  # path, container of the value, key in it, mark
 # By path: a plain value, its items if they may be replaced, and its mark
 Memo = dict[str, tuple[object, tuple[object, ...] | None, str]]
@@ -74,18 +74,18 @@ class PlainValues:
         self._reported = None
 
     def changes(self) -> JsonDict:
-        """Return the marks that are new, and the paths of values that are gone.
+        """Return the new marks, and the paths of values that are gone.
 
-        This runs at each cell's end: it runs no code of the user's and waits for no GPU.
+        This runs at the end of each cell. It runs no code of the user and does not wait for a GPU.
         """
         before = self._reported
-        if len(self._memo) > 2 * MAX_VALUES:  # most of them are gone
+        if len(self._memo) > 2 * MAX_VALUES:  # most of these values are gone
             self._memo.clear()
         cpu_seconds = CPU_SECONDS if before is not None else FIRST_FACTOR * CPU_SECONDS
         search = _Search(self._namespace, self._memo, cpu_seconds)
         try:
             now = {path: mark for path, _, _, mark in search.marked()}
-        except Exception:  # noqa: BLE001 - whatever a user's class raises: the cell must not fail
+        except Exception:  # noqa: BLE001 - a user's class may raise anything; the cell must not fail
             return {}
         skipped, self._reported, self._skipped = self._skipped, now, search.skipped
         if before is None:
@@ -97,11 +97,12 @@ class PlainValues:
         return said | ({"late": late} if late else {})
 
     def restore(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
-        """Restore this rank's own values. Return the paths of those that it changed.
+        """Restore this rank's own values. Return the paths of those that changed.
 
         Args:
             own: by path, the mark of the donor's value and the mark of this rank's own value.
-            preset: names that each rank sets for itself: restored whatever their marks are now.
+            preset: names that each rank sets itself; they are restored whatever their marks are
+                now.
         """
         left = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
         restored: list[str] = []
@@ -121,7 +122,7 @@ class PlainValues:
         """Return the paths of the values that still differ from this rank's own ones.
 
         Args:
-            own: as for :meth:`take`.
+            own: as for :meth:`restore`.
         """
         search = _Search(self._namespace, {}, cpu_seconds=1.0)
         now = {path: mark for path, _, _, mark in search.marked()}
@@ -131,7 +132,7 @@ class PlainValues:
 
 
 class _TypeTraits(NamedTuple):
-    """What the type of a value tells. To ask each value takes too long."""
+    """Facts about the type of a value, cached because asking each value takes too long."""
 
     may_be_plain: bool
     has_parts: bool
@@ -141,7 +142,7 @@ class _TypeTraits(NamedTuple):
 def _traits_of_type(kind: type) -> _TypeTraits:
     package = kind.__module__.partition(".")[0]
     is_alike = issubclass(kind, _SKIPPED_TYPES)
-    # All that have a member of an enum share its attributes.
+    # All references to an enum member share its attributes.
     is_open = package not in _OPAQUE_PACKAGES and not issubclass(
         kind, (Enum, Optimizer, ModuleType)
     )
@@ -153,16 +154,17 @@ def _traits_of_type(kind: type) -> _TypeTraits:
 
 
 class _Search:
-    """A search for values, those of names before those of attributes.
+    """A search for values: first values of names, then values of attributes.
 
     Args:
         namespace: the user's names.
-        memo: the plain values that were found before: making a mark takes longer than finding it.
-        patience: CPU seconds that it may take.
+        memo: plain values from earlier searches, because making a mark takes longer than finding
+            it.
+        cpu_seconds: time limit.
 
     Attributes:
-        skipped: names whose values have no mark because it would have taken too long; "" stands
-            for attributes and items.
+        skipped: names whose values have no mark because of the time limit; "" stands for attributes
+            and items.
     """
 
     def __init__(self, namespace: dict[str, Any], memo: Memo, cpu_seconds: float) -> None:
@@ -244,7 +246,7 @@ class _Search:
     def _remember(self, path: str, value: Any, mark: str) -> None:
         kind = type(value)
         if kind in (list, set, tuple) and any(each in mark[1:] for each in ("[", "{", "set(")):
-            return  # an item may change in its place
+            return  # an item may change in place
         self._memo[path] = value, (*value,) if kind in (list, set) else None, mark
 
     def _holds_values(self, function: FunctionType) -> bool:
@@ -261,7 +263,7 @@ def _items(holder: Container) -> Collection[tuple[Any, Any]]:
 
 
 def _has_items(value: Any, items: tuple[object, ...] | None) -> bool:
-    """Return whether a value still has the same items; None: they cannot be replaced."""
+    """Return whether a value still has the same items. None means that they cannot be replaced."""
     if items is None:
         return True
     return len(value) == len(items) and all(map(is_, (*value,), items))
@@ -274,7 +276,7 @@ def _is_shell_name(name: str) -> bool:
 
 
 def _holders(path: str, value: Any) -> list[Holder]:
-    """Return the attributes of an object, or the items of a dict, and a format for their paths."""
+    """Return the container of an object's attributes or a dict's items, with a format for paths."""
     safe = path.replace("{", "{{").replace("}", "}}")
     if type(value) in DICTS:
         return [(f"{safe}[{{!r}}]", value)] if len(value) <= MAX_PARTS else []
@@ -290,13 +292,13 @@ def _holders(path: str, value: Any) -> list[Holder]:
 def _write(holder: Container, key: str, mark: str, written: dict[int, str]) -> bool:
     """Set a value to that of a mark. Return whether this was possible.
 
-    A list or set is changed in place, because other objects may hold it too.
+    A list or set is changed in place, because other objects may refer to it too.
 
     Args:
-        holder: the container of the value.
-        key: its key there.
-        mark: the mark of another value.
-        written: for each list and set that was changed, its address and its mark.
+        holder: container of the value.
+        key: key of the value in it.
+        mark: mark of the new value.
+        written: mark of each list and set that was changed, by its address.
     """
     current: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
     if mark.startswith(DEVICE):

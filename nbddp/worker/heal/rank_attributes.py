@@ -1,7 +1,7 @@
-"""Set the attributes and items that hold a rank number, in objects that came from another rank.
+"""Set attributes and items that hold a rank number, in objects that came from another rank.
 
-Most code asks for its rank once and keeps it, as ``DistributedSampler`` does. With the donor's
-number a new rank would train on the donor's share of the data, and no error would tell.
+Most code reads its rank once and stores it, as ``DistributedSampler`` does. With the donor's number
+a replacement would train on the donor's share of the data, without an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_rank_attributes(namespace: Mapping[str, Any], own: set[str]) -> list[st
 
     Args:
         namespace: the user's names.
-        own: names that each rank sets for itself.
+        own: names that each rank sets itself.
     """
     return [each.path for each in _attributes(namespace, own) if _has_own_number(each)]
 
@@ -45,12 +45,12 @@ def set_rank_attributes(namespace: Mapping[str, Any], own: set[str], paths: set[
     ]
     for each in changed:
         held = each.holder if isinstance(each.holder, dict) else vars(each.holder)
-        held[each.key] = _number(each.key)  # also where a class forbids to set attributes
+        held[each.key] = _number(each.key)  # works even if the class forbids setting attributes
     return [each.path for each in changed]
 
 
 def set_sampler_ranks(donor: int) -> int:
-    """Let samplers of the donor's share give this rank's share. Return how many there were."""
+    """Give samplers with the donor's share this rank's share. Return how many there were."""
     data = sys.modules["torch.utils.data"]
     mine, size = dist.get_rank(), dist.get_world_size()
     samplers = instances([data.DistributedSampler])
@@ -61,7 +61,10 @@ def set_sampler_ranks(donor: int) -> int:
 
 
 def _attributes(namespace: Mapping[str, Any], own: set[str]) -> Iterator[Part]:
-    """Yield what could hold a rank number. A module's ``rank`` is most often that of a matrix."""
+    """Yield attributes and items that could hold a rank number.
+
+    Modules are skipped: their ``rank`` is usually that of a matrix.
+    """
     names = {name: value for name, value in namespace.items() if name not in own}
     for part in walk(names):
         if part.key in NAMES and not isinstance(part.holder, nn.Module):
