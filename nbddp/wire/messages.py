@@ -340,13 +340,8 @@ MessageFromRank = (
     | CellEnded
     | Answer
 )
-URGENT_MESSAGES = (
-    Ready,
-    StartFailed,
-    RankStatus,
-    InterruptAcknowledged,
-    Answer,
-)  # these do not wait behind output
+# these do not wait behind output
+URGENT_MESSAGES = (Ready, StartFailed, RankStatus, InterruptAcknowledged, Answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,9 +80,8 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 
 def _text_facts(text: Any, _: int) -> Facts:
-    ends = (
-        text[:MAX_TEXT_END] + text[-MAX_TEXT_END:]
-    )  # a text may be a whole data set, so use only its ends
+    # a text may be a whole data set, so use only its ends
+    ends = text[:MAX_TEXT_END] + text[-MAX_TEXT_END:]
     return [len(text), zlib.crc32(ends.encode(errors="replace") if type(text) is str else ends)]
 
 

@@ -361,12 +361,7 @@ def _custom_reduce(obj: Any) -> Any:
         return copyreg.__newobj__, (type(obj),), _optimizer_state(obj)  # type: ignore[attr-defined]
     if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
         match obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
-            case (
-                make,
-                arguments,
-                {"_iterator": _, **rest},
-                *more,
-            ):  # torch starts new workers for it
+            case (make, arguments, {"_iterator": _, **rest}, *more):  # torch starts new workers
                 return make, arguments, {**rest, "_iterator": None}, *more
             case reduced:  # a class with its own pickling
                 return reduced

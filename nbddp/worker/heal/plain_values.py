@@ -29,10 +29,8 @@ CPU_SECONDS = 0.003  # for the search; values that would take longer are not rep
 FINGERPRINT_SHARE = 1 / 3  # share of these seconds for values that are not plain
 FIRST_FACTOR = 2  # more time for the first search: all values are new, and caches are cold
 MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes; attributes of one object
-MAX_VALUES, MAX_FINGERPRINTS = (
-    2000,
-    200,
-)  # reported values; those of them that are not plain
+# reported values; those of them that are not plain
+MAX_VALUES, MAX_FINGERPRINTS = 2000, 200
 CLOCK_INTERVAL = 16  # values between two reads of the clock, which takes as long as one value
 SHELL_NAMES = re.compile(
     r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # names that IPython sets for cells,

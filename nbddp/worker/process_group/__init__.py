@@ -1,1 +1,1 @@
-"""The process group of a rank: made, left, made anew after a failure."""
+"""The process group of a rank: form it, end its waits, and move objects to the next one."""

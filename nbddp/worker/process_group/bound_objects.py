@@ -1,7 +1,8 @@
-"""What lives in this rank and is bound to a process group, whatever the user calls it.
+"""Find the objects of this rank that depend on a process group, whatever the user calls them.
 
 Most code keeps its model in an object of its own, or behind ``torch.compile``. So DDP models,
-optimizers and schedules are noted when they are made; weakly, for nobody shall live longer by it.
+optimizers and schedules are recorded when they are created. The references are weak, so that no
+object lives longer because of them.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from nbddp.train.checkpoint.sharded import fsdp_classes
 
 
 class WeakList:
-    """The living objects of one kind, in the order in which they were made."""
+    """The living objects of one kind, in order of creation."""
 
     def __init__(self) -> None:
         self._objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
     def add(self, obj: Any) -> None:
-        """Put an object on the roll, once."""
+        """Add an object, unless it is in the list."""
         self._objects.setdefault(id(obj), obj)
 
     def __iter__(self) -> Iterator[Any]:
-        """In the order in which they were made."""
+        """Iterate in order of creation."""
         return iter(list(self._objects.values()))
 
 
 class BoundObjects:
-    """Every DDP model, optimizer, learning-rate schedule and gradient scaler of this process."""
+    """All DDP models, optimizers, learning-rate schedules and gradient scalers of this process."""
 
     def __init__(self) -> None:
         self.models = WeakList()
@@ -50,21 +51,27 @@ class BoundObjects:
             (DistributedDataParallel, self.models),
             (Optimizer, self._optimizers),
             (LRScheduler, self.schedules),
-            (ReduceLROnPlateau, self.schedules),  # which does not call LRScheduler.__init__
+            (ReduceLROnPlateau, self.schedules),  # it does not call LRScheduler.__init__
             (torch.amp.GradScaler, self.scalers),
         ]
-        for kind, weak_list in self._kinds:  # from here on, whatever is made, unpickled or copied
+        for (
+            kind,
+            weak_list,
+        ) in self._kinds:  # for objects created, unpickled or copied later
             _add_after(kind, "__init__", weak_list)
             if hasattr(kind, "__setstate__"):
                 _add_after(kind, "__setstate__", weak_list)
 
     @property
     def optimizers(self) -> list[Any]:
-        """All but wrappers, such as Lightning Fabric's: the one inside has all that counts."""
+        """All optimizers except wrappers, such as Lightning Fabric's.
+
+        The wrapped optimizer has all of the state.
+        """
         return [each for each in self._optimizers if not _wraps(each)]
 
     def add_existing(self) -> None:
-        """Note what is there and was not seen being made: it was opened without its own code."""
+        """Add objects that were unpickled without their ``__init__`` or ``__setstate__``."""
         found = instances([kind for kind, _ in self._kinds])
         for kind, weak_list in self._kinds:
             for each in found:
@@ -89,17 +96,18 @@ def _add_after(kind: type, method: str, weak_list: WeakList) -> None:
 
 
 def instances(kinds: Iterable[type]) -> list[Any]:
-    """The objects of these types and of those made from them; none of their code runs."""
+    """Return all objects of these types and their subclasses, without running their code."""
     classes = [*kinds]
-    for kind in classes:  # it grows meanwhile
+    for kind in classes:  # the list grows during the loop
         classes += type.__subclasses__(kind)
     known = {id(kind) for kind in classes}
-    referrers = gc.get_referrers(*classes)  # an object refers to its type; Python looks far slower
+    # every object refers to its type; a loop in Python is far slower
+    referrers = gc.get_referrers(*classes)
     return [each for each in referrers if id(type(each)) in known]
 
 
 def training_loaders() -> list[Any]:
-    """Those of ``nbddp.loader`` that train, in the order in which they were made."""
+    """Return the ``nbddp.loader`` objects for training, in order of creation."""
     data = sys.modules.get("nbddp.train.loader")
     found = [] if data is None else instances([data.Loader])
     return sorted((each for each in found if not each.is_evaluation), key=attrgetter("number"))
@@ -113,12 +121,12 @@ def accumulations(optimizers: Iterable[Optimizer]) -> list[Any]:
 
 
 def is_sharded(optimizer: Any) -> bool:
-    """Whether it keeps a part of the state on each rank, as ZeroRedundancyOptimizer does."""
+    """Return whether an optimizer shards its state, as ZeroRedundancyOptimizer does."""
     return "process_group" in vars(optimizer)
 
 
 def sharded_modules() -> list[nn.Module]:
-    """The outermost modules that FSDP, old or new, has cut up."""
+    """Return the outermost modules that FSDP, version 1 or 2, has sharded."""
     kinds = fsdp_classes()
     found = instances(kinds) if kinds else []
     inner = {id(part) for each in found for part in each.modules() if part is not each}

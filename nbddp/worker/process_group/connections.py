@@ -1,7 +1,7 @@
-"""The TCP connections of a rank, told apart: the mail's, the process groups', the user's own.
+"""The TCP connections of a rank, by purpose: nbddp's messages, process groups, the user's own.
 
-What a process group opened is noted when it is made. So a rank that is stuck can be freed without
-looking at any other process, which would cost the square of their number.
+Connections of a process group are recorded when it is created. So a stuck rank can be freed without
+inspecting any other process, which would cost the square of their number.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-MAX_DESCRIPTORS = 65_536  # descriptors that are tried where they cannot be listed
-Ends = tuple[Any, Any]  # the addresses of both ends: no two open connections have the same
+MAX_DESCRIPTORS = 65_536  # file descriptors that are tried if they cannot be listed
+Ends = tuple[Any, Any]  # the addresses of both ends, unique among open connections
 
 
 class Connections:
-    """Knows the connections of this process, and shuts down those that may be waited on."""
+    """Tracks the connections of this process, and shuts down those that a thread may wait on."""
 
     def __init__(self) -> None:
         self._protected: set[Ends] = set()
@@ -31,19 +31,19 @@ class Connections:
         self._bytes_moved: dict[Ends, bytes] = {}
 
     def protecting(self) -> AbstractContextManager[None]:
-        """What is opened in here is never shut down."""
+        """Never shut down the connections that are opened in this context."""
         return _collecting(self._protected)
 
     def recording(self) -> AbstractContextManager[None]:
-        """What is opened in here is what a process group, or its rendezvous, waits on."""
+        """Record connections opened in this context as those of a group or its rendezvous."""
         return _collecting(self._waited_on)
 
     def recording_group(self) -> AbstractContextManager[None]:
-        """What is opened in here is a process group's, and ends with all of them."""
+        """Record connections opened in this context as those of groups; they end together."""
         return _collecting(self._waited_on, self._of_groups)
 
     def close_groups(self) -> None:
-        """End what process groups have open among the ranks: all of them are destroyed."""
+        """Shut down the connections between ranks, after all process groups were destroyed."""
         for fd, ends in connected():
             if ends in self._of_groups:
                 shut_down(fd, ends)
@@ -53,10 +53,11 @@ class Connections:
             os.close(self._held.popitem()[1])
 
     def had_traffic(self) -> bool:
-        """Whether process groups sent or received anything since this was asked last.
+        """Return whether process groups have sent or received anything since the last call.
 
-        Gloo never wakes who waits for a message of which a part is here when its connection ends
-        (its ``Pair::signalException`` forgets it). So a connection is to be quiet when it is shut.
+        If a connection ends while a message is partly received, Gloo never wakes the wait for it
+        (its ``Pair::signalException`` forgets it). So a connection must be quiet when it is shut
+        down.
         """
         open_now = {ends: fd for fd, ends in connected()}
         before, self._bytes_moved = self._bytes_moved, {}
@@ -65,18 +66,22 @@ class Connections:
         return any(before.get(ends, count) != count for ends, count in self._bytes_moved.items())
 
     def shut_down(self, *, others_too: bool = False) -> None:
-        """End what process groups wait on; with ``others_too`` all that does not carry the mail.
+        """Shut down the connections that process groups wait on.
 
-        Of a connection among the ranks only the reading is ended, and it is held open until the
-        groups are closed. Gloo then takes it for ended, but nobody's writing fails: a send that
-        fails before Gloo has seen the end waits on (in torch 2.13 ``Pair::signalException`` tells
-        none of those that ``Pair::write`` has left). That hung one of three ranks in 16 of 150
-        rounds of small messages whose connections were shut down in both directions, and none of
-        150 so. All ranks are interrupted together; none needs another one to end its waits.
+        With ``others_too``, shut down all connections that are not protected.
+
+        A connection between ranks is shut down for reading only, and held open until the groups are
+        closed. Gloo then treats it as ended, but no rank's write fails. A send that fails before
+        Gloo has seen the end would wait forever: in torch 2.13 ``Pair::signalException`` does not
+        wake the sends that ``Pair::write`` has dropped. Shutting down both directions hung one of
+        three ranks in 16 of 150 rounds of small messages; this hung none of 150. All ranks are
+        interrupted together, so no rank needs another one to end its waits.
         """
-        noted = self._waited_on.copy()  # what the main thread notes meanwhile is not in our list
+        # the main thread may add connections that are not in open_now
+        noted = self._waited_on.copy()
         open_now = connected()
-        self._waited_on -= noted - {ends for _, ends in open_now}  # may be another's one day
+        # another connection may get the same ends later
+        self._waited_on -= noted - {ends for _, ends in open_now}
         for fd, ends in open_now:
             if ends in self._of_groups:
                 held = shut_down(fd, ends, socket.SHUT_RD, hold=ends not in self._held)
@@ -93,8 +98,8 @@ def _collecting(*sets: set[Ends]) -> Iterator[None]:
     try:
         yield
     except GeneratorExit:
-        # an interrupt struck within `with` itself, and this comes as late as the garbage is
-        # collected: what was opened meanwhile is somebody else's
+        # An interrupt struck in the `with` statement itself, and this runs when the garbage is
+        # collected: connections opened since then have other owners.
         is_interrupted = True
     finally:
         opened = set() if is_interrupted else {each for _, each in connected()} - before
@@ -102,20 +107,20 @@ def _collecting(*sets: set[Ends]) -> Iterator[None]:
             ends |= opened
 
 
-# ---- sockets of this process, whoever opened them
+# ---- all sockets of this process
 
 
 def connected() -> list[tuple[int, Ends]]:
-    """The descriptors of all connected TCP sockets, with both ends of each."""
+    """Return the file descriptors and both ends of all connected TCP sockets."""
     found: list[tuple[int, Ends]] = []
     for fd in descriptors():
-        with suppress(OSError), _tcp(fd) as connection:  # closed meanwhile, or not connected
+        with suppress(OSError), _tcp(fd) as connection:  # closed by now, or not connected
             found.append((fd, _ends(connection)))
     return found
 
 
 def listening() -> list[Any]:
-    """The addresses that this process listens at."""
+    """Return the addresses that this process listens on."""
     found = []
     for fd in descriptors():
         with suppress(OSError), _tcp(fd) as listener:
@@ -125,9 +130,9 @@ def listening() -> list[Any]:
 
 
 def bytes_moved(fd: int) -> bytes:
-    """What the kernel counts of both directions; the same always where it does not (macOS).
+    """Return the kernel's byte counts of both directions; constant if there are none (macOS).
 
-    In Linux's ``struct tcp_info`` it is ``tcpi_bytes_acked`` and ``tcpi_bytes_received``.
+    In Linux's ``struct tcp_info`` they are ``tcpi_bytes_acked`` and ``tcpi_bytes_received``.
     """
     if sys.platform != "linux":
         return b""
@@ -139,14 +144,14 @@ def bytes_moved(fd: int) -> bytes:
 def shut_down(
     fd: int, ends: Ends, how: int = socket.SHUT_RDWR, *, hold: bool = False
 ) -> int | None:
-    """End a connection, if it still is the one between these ends.
+    """Shut down a connection, if it still has these ends.
 
     Returns:
-        Another descriptor, with which it stays open though its owner closes his; None if there is
-        none to spare, or it is not to be held.
+        A second descriptor that keeps the connection open after its owner closes it. None if
+        ``hold`` is false or no descriptor is free.
     """
-    with suppress(OSError), _borrowed(fd) as connection:  # closed meanwhile
-        if _ends(connection) == ends:  # and not another one's by now
+    with suppress(OSError), _borrowed(fd) as connection:  # closed by now
+        if _ends(connection) == ends:  # else the descriptor was reused
             held = _duplicate(fd) if hold else None
             connection.shutdown(how)
             return held
@@ -154,15 +159,15 @@ def shut_down(
 
 
 def descriptors() -> Iterable[int]:
-    """Those that are open; where none is left to list them with, all that there may be."""
+    """Return the open file descriptors; all possible ones if no descriptor is free to list them."""
     try:
-        return [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 - names, no paths
+        return [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 - names, not paths
     except OSError:
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MAX_DESCRIPTORS))
 
 
 def check_free_descriptors(count: int) -> None:
-    """Open and close so many files. A rank that could not must not keep the others waiting.
+    """Fail early if this rank has too few free file descriptors, before other ranks wait for it.
 
     Raises:
         OSError: there are too many open files.
@@ -182,7 +187,7 @@ def _ends(connection: socket.socket) -> Ends:
 
 @contextmanager
 def _tcp(fd: int) -> Iterator[socket.socket]:
-    """The socket of a descriptor; an OSError if it has none, or one of another kind."""
+    """Yield the socket of a file descriptor. Raise OSError if it is not a TCP socket."""
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
     with _borrowed(fd) as connection:
@@ -194,9 +199,10 @@ def _tcp(fd: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """The socket of somebody else's descriptor, which stays open, through a descriptor of our own.
+    """Yield a socket for another owner's file descriptor, through a duplicate descriptor.
 
-    An interrupt may strike here too, and a socket that it leaves behind closes its descriptor.
+    An interrupt may strike here too, and the socket that it leaves behind closes its descriptor.
+    The owner's stays open.
     """
     own = _duplicate(fd)
     connection = socket.socket(fileno=fd if own is None else own)
@@ -210,7 +216,7 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
 
 
 def _duplicate(fd: int) -> int | None:
-    """Another descriptor for the same; None where a cell has used them up."""
+    """Return a second file descriptor for the same file; None if no descriptor is free."""
     try:
         return os.dup(fd)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measured fixes for Gloo: for groups that form, groups that end, and sends that are lost."""
+"""Measured workarounds for Gloo: groups that form, groups that end, and lost sends."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ import torch.distributed as dist
 from nbddp.worker.process_group.connections import listening
 from nbddp.worker.watch.flight_recorder import count_started
 
-CONNECT_TIMEOUT = 1.0  # seconds for a connection to this very process
-CELLS_KEPT = 2  # that a group outlives its end
+CONNECT_TIMEOUT = 1.0  # seconds for a connection to this process
+CELLS_KEPT = 2  # cells for which a destroyed group is kept
 _CLASS = "N4gloo9transport3tcp13UnboundBuffer"
 _WAIT = f"_Z{_CLASS}8waitSendEPiNSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
 _ABORT = f"_Z{_CLASS}13abortWaitSendEv"
 _TABLE = f"_ZTV{_CLASS}E"
-_CODE = 1024  # bytes: the function that waits is shorter, in all builds that were looked at
-_DEPTH = 2048  # bytes of a stack: what it calls to wait takes less
-_NEAR = 64  # words of the stack around its frame
+_CODE = 1024  # bytes; the waiting function is shorter in all builds that were inspected
+_DEPTH = 2048  # bytes of a stack; the frames above the waiting function take less
+_NEAR = 64  # words of the stack around its return address
 _WORD = struct.Struct("Q")
-_TOP = 1 << 47  # no address of a process is higher
+_TOP = 1 << 47  # addresses of a process are lower
 
 
-# ---- groups that are made
+# ---- new groups
 
 
 def watch_new_groups(
     while_connecting: Callable[[Sequence[int]], AbstractContextManager[None]],
     on_created: Callable[[dist.ProcessGroup], None],
 ) -> None:
-    """Be told of all groups that this process makes from here on.
+    """Register callbacks for all process groups that this process creates from now on.
 
     Args:
-        while_connecting: what is entered while a group connects to its ranks; takes the ranks that
-            it is to have, this one or not; none are all of them.
-        on_created: takes it when it is there.
+        while_connecting: context in which a group connects. Gets the group's ranks, which may not
+            include this one; an empty sequence means all ranks.
+        on_created: called with the new group.
     """
     module: Any = dist.distributed_c10d
     name = "_new_process_group_helper"
     create: Callable[..., Any] | None = getattr(module, name, None)
     if create is None:
-        return  # a torch that makes them elsewhere: then nobody is told
+        return  # another version of torch: no callbacks
 
     @functools.wraps(create)
     def create_watched(
@@ -58,7 +58,7 @@ def watch_new_groups(
     ) -> Any:
         with while_connecting(ranks):
             result = create(size, rank, ranks, *args, **options)
-        if isinstance(result[0], dist.ProcessGroup):  # else this rank is not of the group
+        if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
             on_created(result[0])
         return result
 
@@ -69,22 +69,22 @@ def watch_new_groups(
 
 
 class GlooUnblocker:
-    """Ends the wait of Gloo for a rank that is to dial it and does not live to do so.
+    """Ends Gloo's wait for a rank that should connect but has died.
 
-    While a group forms, every two ranks connect. The one with the greater address dials, and says
-    with a number which pair the connection is for; for a dead peer it gives up after three tries.
-    The other one listens, and has no way out but its timeout, five times over (torch 2.13, gloo's
-    ``Listener``). So a rank that is to be freed dials itself, with every number: its pairs get
-    connections that end.
+    While a group forms, every two ranks connect. The rank with the greater address connects, and
+    sends the number of the pair; for a dead peer it gives up after three tries. The other rank
+    listens, and its wait ends only with its timeout, five times over (torch 2.13, gloo's
+    ``Listener``). So a rank that must be freed connects to itself, with every number. Its pairs
+    then get connections that end.
     """
 
     def __init__(self) -> None:
-        # by group that forms: where others listened before it began, and where we have dialled
+        # by forming group: addresses in use before it, and addresses already connected to
         self._handled: dict[object, list[Any]] = {}
 
     @contextmanager
     def forming(self) -> Iterator[None]:
-        """What begins to listen in here is a group's, and waits for others."""
+        """Treat addresses where this process starts to listen as those of a forming group."""
         group = object()
         self._handled[group] = listening()
         try:
@@ -93,10 +93,10 @@ class GlooUnblocker:
             del self._handled[group]
 
     def connect_to_self(self, world_size: int) -> None:
-        """Let every pair of a group that forms have a connection, which ends at once.
+        """Give every pair of a forming group a connection that ends at once.
 
         Args:
-            world_size: how many pairs a rank may have: Gloo numbers them from 0.
+            world_size: number of pairs that a rank may have: Gloo numbers them from 0.
         """
         for handled in list(self._handled.values()):
             for address in [each for each in listening() if each not in handled]:
@@ -106,7 +106,7 @@ class GlooUnblocker:
                         suppress(OSError),
                         socket.create_connection(address[:2], CONNECT_TIMEOUT) as own,
                     ):
-                        own.sendall(struct.pack("@n", number))  # a ssize_t, of this very machine
+                        own.sendall(struct.pack("@n", number))  # a ssize_t of this machine
 
 
 # ---- groups that end
@@ -127,8 +127,8 @@ class GroupReleaser:
     do. A group that had no collective yet is kept too: a peer may still be connecting to this rank.
 
     Args:
-        close: closes what the groups have open: a peer that waits for this rank hears of it, and
-            so does a thread of ours. Before the first collective a peer may still be connecting.
+        close: closes the connections of groups, which ends the waits of peers for this rank, and of
+            threads of this rank. Before the first collective a peer may still be connecting.
         models: the DDP models of this process.
     """
 
@@ -141,7 +141,7 @@ class GroupReleaser:
         self._watch_destroy()
 
     def keep_alive(self, group: dist.ProcessGroup) -> None:
-        """Hold a group that was made."""
+        """Keep a reference to a new group."""
         self._groups.append(group)
 
     def _watch_destroy(self) -> None:
@@ -151,7 +151,7 @@ class GroupReleaser:
 
         @functools.wraps(destroy)
         def destroy_and_free(group: dist.ProcessGroup | None = None) -> None:
-            # a group of this rank alone does not show that peers of an earlier one have connected
+            # a group of one rank does not show that the peers of an earlier group have connected
             is_shared = dist.is_initialized() and dist.get_world_size() > 1
             has_met = is_shared and _has_connected(module._get_default_group())
             destroy(group)
@@ -175,7 +175,7 @@ class GroupReleaser:
         ]
 
     def begin_cell(self) -> None:
-        """Free what ended some cells ago."""
+        """Free the groups that were destroyed some cells ago."""
         living = dist.distributed_c10d._world.pg_map
         self._ended.append([each for each in self._groups if each not in living])
         self._groups = [each for each in self._groups if each in living]
@@ -186,27 +186,29 @@ def _has_connected(group: Any) -> bool:
     return bool(group.size() == 1 or count_started(group) > 0)
 
 
-# ---- sends that are lost
+# ---- lost sends
 
 
 def abort_stuck_sends() -> int:
-    """Wake who waits for a send that Gloo has lost, once all connections of groups are ended.
+    """Abort waits for sends that Gloo has lost, after all connections of groups were shut down.
 
-    A message that is asked for is written by Gloo's own thread. If that write fails, nobody is
-    told: in torch 2.13 ``Pair::signalException`` wakes those whose messages are queued, and this
-    one is not queued yet. ``UnboundBuffer::waitSend`` then waits for the process group's timeout,
-    half an hour. It takes a peer that dies with bytes unread, which resets the connection: in loops
-    over ``all_reduce`` of 40 bytes to 12 MB, on two busy cores, 15 of 795 deaths of a rank left
-    another one waiting so, and none of 1,635 with what is done here. Gloo has
-    ``UnboundBuffer::abortWaitSend`` for it, but no way to the buffer. So the stacks of this process
-    are looked through for a frame of ``waitSend``, and for a buffer beside it: that is the one
-    which is waited for. The collective goes on from there, and fails where it next has to do with a
-    connection that has ended.
+    Gloo's own thread writes a message when the peer asks for it. If that write fails, no thread is
+    notified. In torch 2.13 ``Pair::signalException`` wakes the waits for queued messages, and this
+    message is not queued yet. ``UnboundBuffer::waitSend`` then waits for the process group's
+    timeout, half an hour. It happens if a peer dies with unread bytes, which resets the connection.
+    In loops over ``all_reduce`` of 40 bytes to 12 MB, on two busy cores, 15 of 795 deaths of a rank
+    left another rank in such a wait. With this function it was none of 1,635.
 
-    Linux only, and 64 bits: elsewhere, or where torch names these functions otherwise, nobody is
-    woken. Return how many were.
+    Gloo has ``UnboundBuffer::abortWaitSend`` for it, but no way to get the buffer. So this function
+    searches the stacks of this process for a frame of ``waitSend`` and a buffer near it, which is
+    the one in the wait. The collective continues from there, and fails at its next use of a closed
+    connection.
+
+    Works on 64-bit Linux only. On other systems, or if torch names these functions differently, it
+    does nothing. Return the number of aborted waits.
     """
-    with suppress(OSError, AttributeError, ValueError):  # no such function, or nothing to look with
+    # no such function, or no file descriptor left
+    with suppress(OSError, AttributeError, ValueError):
         with_gloo = Path(torch.__path__[0], "lib", "libtorch_cpu.so")
         return _abort_waits(ctypes.CDLL(str(with_gloo), os.RTLD_NOLOAD))
     return 0
@@ -215,7 +217,7 @@ def abort_stuck_sends() -> int:
 def _abort_waits(library: ctypes.CDLL) -> int:
     waits, abort = ctypes.cast(library[_WAIT], ctypes.c_void_p).value or 0, library[_ABORT]
     abort.argtypes, abort.restype = [ctypes.c_void_p], None
-    # an object begins with the address of its class's functions, behind two other words
+    # an object begins with a pointer into its class's vtable, two words behind its start
     table = ctypes.addressof(ctypes.c_char.in_dll(library, _TABLE)) + 2 * _WORD.size
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
@@ -229,18 +231,18 @@ def _abort_waits(library: ctypes.CDLL) -> int:
 
 
 def _stacks(memory: int) -> Iterator[list[int]]:
-    """The newest words on the stack of each thread that waits for something."""
+    """Yield the newest words on the stack of each waiting thread."""
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names, no paths
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             fields = Path("/proc/self/task", task, "syscall").read_text().split()
-            if len(fields) > 2:  # else it runs
+            if len(fields) > 2:  # else the thread is running
                 data = os.pread(memory, _DEPTH, int(fields[-2], 16))
                 whole = data[: len(data) // _WORD.size * _WORD.size]
                 yield [word for (word,) in _WORD.iter_unpack(whole)]
 
 
 def _candidates(stack: list[int], waits: int) -> Iterator[int]:
-    """What stands around the first return into the function that waits, and may be an address."""
+    """Yield possible addresses around the first return address into the waiting function."""
     for place, word in enumerate(stack):
         if waits < word < waits + _CODE:
             near = stack[max(0, place - _NEAR) : place + _NEAR]
@@ -249,6 +251,6 @@ def _candidates(stack: list[int], waits: int) -> Iterator[int]:
 
 
 def _begins_with(memory: int, address: int, word: int) -> bool:
-    with suppress(OSError):  # nothing is there
+    with suppress(OSError):  # not a mapped address
         return os.pread(memory, _WORD.size, address) == _WORD.pack(word)
     return False

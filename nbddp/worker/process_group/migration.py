@@ -1,7 +1,7 @@
-"""Move DDP models, and what trains them, to a new process group.
+"""Move DDP models, and the objects that train them, to a new process group.
 
-A stopped cell must not cost the user the model. So an object that cannot be moved is reported, with
-the way out, and the others are moved.
+An interrupted cell must not cost the user the model. So objects that cannot be moved are reported,
+with what to do, and all others are moved.
 """
 
 from __future__ import annotations
@@ -46,28 +46,29 @@ _MAKE_AGAIN = "make it again"
 _MOVED = "moved to the new process group, with the values of rank {}"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _RANKS_DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
-_UNWANTED = "-"  # instead of why an object fails: its model is not moved
+_UNWANTED = "-"  # in place of a failure: the object's model is not moved
 
-Objects = dict[str, list[Any]]  # by kind, in the order in which they were made
-NotMoved = tuple[Any, str, str]  # an object that is not moved, why, and the way out
+Objects = dict[str, list[Any]]  # by kind, in order of creation
+NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and what to do
 
 
 class Migration:
-    """Moves the objects of an old default group to the new one, with the same state on all ranks.
+    """Moves objects of an old default group to the new one, with the same state on all ranks.
 
     The ranks may have stopped on either side of an optimizer's step. So one rank sends parameters,
-    buffers and the state of optimizers, schedules and gradient scalers to the others: rank 0, as
-    for a new DDP model, or after a heal the donor. All ranks call this at the same place.
+    buffers and the states of optimizers, schedules and gradient scalers to the others. This is rank
+    0, as for a new DDP model, or after a heal the donor. All ranks call this at the same place.
 
-    Each rank first tells what it has, and what failed there. So every collective that follows is
-    the same on all ranks.
+    First the ranks exchange lists of their objects and failures. So all later collectives are the
+    same on all ranks.
 
     Args:
         registry: the models and optimizers of this process.
         namespace: the user's names.
-        device: the device that the backend can send from.
-        source: the rank whose state the others get.
-        is_heal: whether ranks are new. Then loaders also get the source's position.
+        device: device that the backend can send from.
+        source: rank whose state the others get.
+        is_heal: whether some ranks have a new process. Then loaders get the position of the source
+            too.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Migration:
         self._not_moved: list[NotMoved] = []
 
     def run(self, *, may_migrate: bool = True) -> list[str]:
-        """Move the objects; without ``tries`` on any rank, only report what is not moved.
+        """Move the objects. Without ``may_migrate`` on any rank, only report them.
 
         Returns:
             Lines for the user, the same on every rank.
@@ -103,7 +104,7 @@ class Migration:
             return []
         others, self._not_moved = self._not_moved, []
         if all(each["tries"] for each in gathered):
-            for kind, some in mine.items():  # what all ranks have, in the order of rank 0
+            for kind, some in mine.items():  # objects that all ranks have, in the order of rank 0
                 chosen = match_across_ranks(
                     [each["signatures"][kind] for each in gathered], dist.get_rank()
                 )
@@ -120,13 +121,13 @@ class Migration:
     def _gather(self, value: Any) -> list[Any]:
         return gather_objects(value, self._device)
 
-    # ---- what there is
+    # ---- finding objects
 
     def _find(self) -> Objects:
-        """List what this rank has on groups that are gone.
+        """List the objects of this rank that are on destroyed groups.
 
-        An object that no name leads to may be garbage, which other ranks have freed already. Then
-        collect it first: 0.07 s in a rank that has imported what DDP needs.
+        An object that no name refers to may be garbage, which other ranks have freed already. Then
+        run the garbage collector first: 0.07 s in a rank that has imported what DDP needs.
         """
         mine = self._list_objects()
         known = [each for some in mine.values() for each in some]
@@ -163,7 +164,7 @@ class Migration:
         }
 
     def _is_movable(self, obj: Any) -> bool:
-        """Return whether a model or an optimizer was on the default group, which is gone."""
+        """Return whether a model or an optimizer was on the destroyed default group."""
         group = vars(obj).get("process_group")
         if group is None or _was_default(group):
             return not _is_alive(group)
@@ -184,18 +185,18 @@ class Migration:
             if id(each) not in apart and not owned.isdisjoint(map(id, parameters_of(each)))
         ]
 
-    # ---- moving it
+    # ---- moving objects
 
     def _move(self, mine: Objects) -> None:
         tried = [_attempt(_bind, model) for model in mine["models"]]
         models = self._without_failures(mine["models"], [reason for _, reason in tried])
-        for optimizer in mine["sharded"]:  # each rank keeps its own part of the state
+        for optimizer in mine["sharded"]:  # each rank keeps its own shard of the state
             optimizer.process_group = dist.group.WORLD
         self._moved += [*models, *mine["sharded"]]
         trained = self._optimizers_of(models)
         for accumulation in accumulations(trained):
             accumulation._drop_accumulation()
-        for scaler in mine["scalers"]:  # one that was stopped between unscale_() and update()
+        for scaler in mine["scalers"]:  # it may have stopped between unscale_() and update()
             scaler._per_optimizer_states.clear()
         owners = {*map(id, [*trained, *mine["sharded"]])}
         wanted = [id(each) in owners for each in mine["optimizers"]]
@@ -207,9 +208,9 @@ class Migration:
     def _copy_states(
         self, models: Iterable[DistributedDataParallel], objects: list[Any], wanted: list[bool]
     ) -> None:
-        """Give all ranks what the source has: parameters, buffers, and the states of objects.
+        """Copy the state of the source to all ranks: parameters, buffers, and states of objects.
 
-        What is not ``wanted`` on every rank is not sent, and no line tells of it.
+        Objects that are not ``wanted`` on every rank are neither sent nor reported.
         """
         mine = [_attempt(describe_state, each) for each in objects]
         gathered = self._gather(mine if dist.get_rank() == self._source else [])[self._source]
@@ -236,7 +237,7 @@ class Migration:
                 self._moved.append(obj)
 
     def _without_failures(self, mine: list[Any], failures: list[str]) -> list[Any]:
-        """Return those without a failure on any rank; leave the others."""
+        """Return the objects without a failure on any rank, and record the others as not moved."""
         all_ranks = self._gather(failures)
         succeeded = []
         for index, each in enumerate(mine):
@@ -270,7 +271,7 @@ class Migration:
 
 
 def _name(value: Any, names: Mapping[int, str]) -> str:
-    """Return the expression by which the user reaches an object, or what it is."""
+    """Return the expression by which the user reaches an object, or a description of it."""
     if id(value) in names:
         return names[id(value)]
     if isinstance(value, DistributedDataParallel):
@@ -279,10 +280,10 @@ def _name(value: Any, names: Mapping[int, str]) -> str:
 
 
 def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """Call a function. Return its result, and why it failed, in one line."""
+    """Call a function. Return its result, and the error in one line."""
     try:
         return act(*arguments), ""
-    except Exception as error:  # noqa: BLE001 - a class of the user's; the line names the object
+    except Exception as error:  # noqa: BLE001 - the user's class may raise anything; the line names the object
         return None, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
@@ -298,19 +299,20 @@ def _was_default(group: Any) -> bool:
 
 
 def unbind(model: DistributedDataParallel) -> None:
-    """Take a model off its process group; the reducer takes its hooks along."""
+    """Remove a model from its process group; the reducer removes its hooks."""
     for key in GROUP_ATTRIBUTES:
         model.__dict__.pop(key, None)
 
 
 def _bind(model: DistributedDataParallel) -> None:
-    """As torch does when it unpickles a model, but in place; nothing is sent."""
+    """Bind a model in place, as torch does when it unpickles one. Nothing is sent."""
     state = {key: value for key, value in model.__dict__.items() if key not in GROUP_ATTRIBUTES}
     old = model.__dict__.get("process_group")
     unbind(model)
-    model.zero_grad(set_to_none=True)  # half a backward pass may have left some
+    model.zero_grad(set_to_none=True)  # drop gradients of an incomplete backward pass
     model.__setstate__(state)
-    for hook, hook_state in getattr(model, "_comm_hooks", []):  # which torch leaves out there
+    # __setstate__ does not register them
+    for hook, hook_state in getattr(model, "_comm_hooks", []):
         if old is not None and getattr(hook_state, "process_group", None) is old:
             hook_state.process_group = model.process_group
         dist._register_comm_hook(model.reducer, hook_state, hook)  # type: ignore[attr-defined, unused-ignore]
@@ -320,7 +322,7 @@ def _bind(model: DistributedDataParallel) -> None:
 
 
 def _sent_tensors(model: DistributedDataParallel) -> list[torch.Tensor]:
-    """Return the parameters and buffers that DDP sends when it is made."""
+    """Return the parameters and buffers that DDP sends when it wraps a model."""
     named = [*model.module.named_parameters()]
     if getattr(model, "forward_sync_buffers", True):  # not in torch 2.9
         named += model.module.named_buffers()
@@ -331,9 +333,9 @@ def _sent_tensors(model: DistributedDataParallel) -> list[torch.Tensor]:
 
 
 def match_across_ranks(all_ranks: Sequence[Sequence[str]], rank: int) -> list[int]:
-    """Return which of this rank's objects all others have too, in the order of rank 0.
+    """Return the indices of this rank's objects that all ranks have, in the order of rank 0.
 
-    Objects of one signature belong together in their order, if every rank has as many of them.
+    Objects with equal signatures are matched in order, if every rank has the same number of them.
 
     >>> match_across_ranks([["a", "b"], ["b", "a"]], rank=1)
     [1, 0]
@@ -350,7 +352,7 @@ def match_across_ranks(all_ranks: Sequence[Sequence[str]], rank: int) -> list[in
 
 
 def signature(value: Any) -> str:
-    """Return what must be equal on all ranks for two objects to be the same."""
+    """Return a hash of what must be equal on all ranks for two objects to match."""
     facts: list[Any]
     if isinstance(value, Optimizer):
         groups = [[_facts(each) for each in group["params"]] for group in value.param_groups]

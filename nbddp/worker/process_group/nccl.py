@@ -1,7 +1,4 @@
-"""What NCCL may do to a rank, and which errors are those of a backend.
-
-NCCL's groups are ended in parallel, and it never ends the process.
-"""
+"""Keep NCCL from ending a rank, abort its groups in parallel, and recognize backend errors."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
-# As ProcessGroupNCCL.hpp has them. A rank is warm: who ends it is the controller, once it has said
-# why, and what NCCL would write as its last word is there as the failure of a cell.
+# Variables as in ProcessGroupNCCL.hpp. Only the controller ends a rank, after it has shown the
+# reason. An error of NCCL is the failure of a cell, and the rank lives on.
 ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: give a group up, but not the process
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills when the watchdog is held up
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an assert on the GPU is an error in Python, too
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: abort the group, not the process
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills if the watchdog is delayed
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # a failed assert on the GPU raises in Python, too
 }
 ABORT_TIMEOUT = 3.0  # seconds for all groups together
 _WORDS = re.compile(
@@ -31,24 +28,24 @@ _WORDS = re.compile(
 
 
 def configure_nccl() -> None:
-    """Keep NCCL's watchdog from ending this process; what the user has set stays."""
+    """Keep NCCL's watchdog from ending this process. The user's own settings stay."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def abort_groups() -> None:
-    """End all waits in process groups of this rank; it leaves them behind.
+    """Abort all process groups of this rank, which ends all waits in them.
 
-    What torch itself does for all of them goes one by one: a group whose abort does not return
-    would hold up the others, and the thread that is to hear of the next interrupt.
+    torch's own function aborts them one after the other. A group whose abort does not return would
+    then delay the others, and also the thread that receives the next interrupt.
     """
     module = dist.distributed_c10d
     if abort_all(list(module._world.pg_names), ABORT_TIMEOUT) and dist.is_initialized():
-        module._abort_process_group()  # nothing is left to be waited for: it forgets them
+        module._abort_process_group()  # all aborts are done: remove the groups
 
 
 def abort_all(groups: Iterable[dist.ProcessGroup], timeout: float) -> bool:
-    """Abort groups at the same time; tell whether all have returned."""
+    """Abort groups at the same time. Return whether all aborts have returned."""
     threads = [
         threading.Thread(target=_abort, args=[group], name="nbddp-abort", daemon=True)
         for group in groups
@@ -64,16 +61,16 @@ def abort_all(groups: Iterable[dist.ProcessGroup], timeout: float) -> bool:
 def _abort(group: dist.ProcessGroup) -> None:
     try:
         group.abort()
-    except RuntimeError as error:  # a backend that has none, beside NCCL's
+    except RuntimeError as error:  # a backend without abort
         logger.info("a process group could not be aborted: %s", error)
 
 
-# ---- errors of a backend: its connections are closed by them
+# ---- errors of a backend, which close its connections
 
 
 def is_backend_error(error: BaseException | None) -> bool:
-    """Whether Gloo or NCCL raised an error, or one that it came from."""
-    seen: set[int] = set()  # a cell may have made a circle of them
+    """Return whether an error, or one that caused it, was raised by Gloo or NCCL."""
+    seen: set[int] = set()  # a cell may have created a cycle of causes
     while error is not None and id(error) not in seen:
         is_told = isinstance(error, RuntimeError) and _WORDS.search(str(error))
         if is_told or isinstance(error, dist.DistBackendError):

@@ -1,6 +1,6 @@
-"""What ranks tell each other over their process group, as JSON and as bytes of tensors.
+"""Collectives for objects: JSON values, and the bytes of tensors.
 
-Gloo's connections have no authentication, so nothing that comes over them is unpickled here.
+Gloo's connections have no authentication, so nothing that comes over them is unpickled.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-LARGE_BYTES = 1 << 20  # bytes of a tensor that is looked at before it is sent, and sent alone
-BATCH_BYTES = 16 << 20  # of tensors that are sent as one
-FRAME_BYTES = 512  # bytes that every rank sends, whatever it has to say; what is longer follows
-POLL_INTERVAL = 0.05  # seconds after which whoever waits for a message looks whether it is given up
+LARGE_BYTES = 1 << 20  # bytes; larger tensors are compared before they are sent, and sent alone
+BATCH_BYTES = 16 << 20  # bytes of small tensors that are sent together
+FRAME_BYTES = 512  # bytes that each rank sends in any case; the rest follows
+POLL_INTERVAL = 0.05  # seconds between two checks whether the group is abandoned
 _LENGTH = struct.Struct("<q")
 _ROWS = 64
 T = TypeVar("T")
 
 
 def gather_objects(value: Any, device: torch.device) -> list[Any]:
-    """Every rank's JSON value, on every rank, in order of rank.
+    """Return the JSON values of all ranks, on every rank, in rank order.
 
-    By way of rank 0. An all_gather goes around a ring, and each of its steps waits for the one
-    before: with 64 ranks on two cores it takes half a second, and this a twentieth of that.
+    The values go through rank 0. An all_gather goes around a ring, and each of its steps waits for
+    the step before. With 64 ranks on two cores it takes half a second; this takes a twentieth of
+    that.
 
     Args:
-        value: what this rank says.
-        device: where the backend can send from.
+        value: the value of this rank.
+        device: device that the backend can send from.
     """
     data = json.dumps(value).encode()
     frame = (_LENGTH.pack(len(data)) + data)[:FRAME_BYTES]
@@ -55,7 +56,7 @@ def _tensor(data: bytes, device: torch.device) -> torch.Tensor:
 
 
 def _all_gather_bytes(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
-    """What all ranks have, on every rank: so many bytes from the beginning of each one's."""
+    """Return the first bytes of each rank's tensor, on every rank: ``sizes`` has the numbers."""
     parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(mine, parts, dst=0)
     if parts is None:
@@ -67,9 +68,9 @@ def _all_gather_bytes(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
 
 
 def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """What is sent as one: a large thing alone, as it lies, of small ones what BATCH_BYTES hold.
+    """Split items into batches for sending: large items alone, small ones up to BATCH_BYTES.
 
-    None that is empty. To put large ones together costs more than to send them (measured).
+    No batch is empty. Joining large items costs more than sending them one by one (measured).
     """
     batch: list[T] = []
     space = BATCH_BYTES
@@ -89,21 +90,21 @@ def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Itera
 
 
 def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
-    """Wait until a message was sent, or has come; or until its process group is given up.
+    """Wait until a message was sent or received, or until its process group is abandoned.
 
-    Gloo never wakes who waits for some messages whose other end has died, as is said in
-    :class:`~nbddp.worker.process_group.connections.Connections`. So on the CPU a thread of its own
-    waits, and is left behind then: it ends with the group's timeout.
+    Gloo never wakes some waits for messages whose other end has died; see
+    :class:`~nbddp.worker.process_group.connections.Connections`. So on the CPU a separate thread
+    waits. If the group is abandoned, that thread is left behind; it ends with the group's timeout.
 
     Args:
-        work: what ``isend`` or ``irecv`` has begun.
-        device: where its bytes are.
-        is_lost: whether the group was given up.
+        work: result of ``isend`` or ``irecv``.
+        device: device of the bytes.
+        is_lost: returns whether the group was abandoned.
 
     Raises:
-        RuntimeError: it was, or the message was lost.
+        RuntimeError: the group was abandoned, or the message was lost.
     """
-    if device.type != "cpu":  # NCCL has the stream wait of the thread that says so
+    if device.type != "cpu":  # with NCCL, wait() makes the stream of this thread wait
         work.wait()
         return
     is_over = threading.Event()
@@ -112,7 +113,7 @@ def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool
     def wait() -> None:
         try:
             work.wait()
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             failed.append(error)
         is_over.set()
 
@@ -125,9 +126,9 @@ def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool
 
 
 def broadcast_tensors(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:
-    """Fill tensors with what one rank has in its own, of whatever types and layouts."""
+    """Broadcast tensors of any types and layouts from one rank, and fill those of the others."""
     for batch in split_into_batches(tensors, lambda tensor: tensor.nbytes):
-        # a step count may live on the CPU
+        # a step count may be on the CPU
         parts = [_tensor_bytes(each).to(device) for each in batch]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
         dist.broadcast(sent, src=source)
@@ -144,9 +145,9 @@ def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: int) -> list[bool]:
-    """Of each tensor, whether it is a large one and all ranks have in it what one of them has.
+    """Return for each tensor whether it is large and equal on all ranks.
 
-    To look costs a tenth of what it costs to send: after a death most ranks are at the same step.
+    Comparing costs a tenth of sending: after a death most ranks are at the same step.
     """
     large = [index for index, each in enumerate(tensors) if each.nbytes >= LARGE_BYTES]
     equal = [False] * len(tensors)
@@ -163,9 +164,9 @@ def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: 
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """64 bits that another value, or another order of the values, changes."""
+    """Return 64 bits that depend on the values and on their order."""
     data = _tensor_bytes(tensor)
-    if data.storage_offset() % 8:  # no whole words can be seen there
+    if data.storage_offset() % 8:  # int64 views must be aligned
         data = data.clone()
     whole = data.numel() // (8 * _ROWS) * (8 * _ROWS)
     sums = data[:whole].view(torch.int64).view(_ROWS, -1).sum(dim=1)

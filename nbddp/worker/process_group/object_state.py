@@ -1,8 +1,8 @@
 """The states of optimizers, schedules, gradient scalers and loaders, as JSON and tensors.
 
-The ranks may have stopped on either side of a step, also of the first one: then some have a state
-and others have none. What one rank tells the others is JSON, because the connections of a process
-group have no authentication: no rank unpickles what comes over them.
+The ranks may have stopped on either side of a step, possibly the first one. Then some have a state
+and others have none. Ranks send each other only JSON and tensors, because the connections of a
+process group have no authentication: nothing that comes over them is unpickled.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def state_of(obj: Any) -> Any:
 
 
 def load_state(obj: Any, state: Any) -> None:
-    """Put a state into an object.
+    """Load a state into an object.
 
-    An optimizer keeps its groups and its dict of states: wrappers share them, and torch's own
-    load_state_dict() makes new ones and casts the tensors to the type of the parameters.
+    An optimizer keeps its groups and its dict of states, because wrappers share them. torch's own
+    load_state_dict() creates new ones and casts the tensors to the type of the parameters.
     """
     if not isinstance(obj, Optimizer):
         obj.load_state_dict(state)
@@ -51,7 +51,7 @@ def load_state(obj: Any, state: Any) -> None:
 
 
 def describe_state(obj: Any) -> str:
-    """Describe the state of an object in JSON: numbers as they are, of tensors type and shape."""
+    """Describe the state of an object as JSON: numbers as values, tensors by type and shape."""
     return json.dumps(_describe(state_of(obj)))
 
 
@@ -72,15 +72,15 @@ def _is_sendable(value: Any) -> bool:
 
 
 def state_from_description(obj: Any, description: str, device: torch.device) -> Any:
-    """Return a state with the numbers of another rank, and room for its tensors.
+    """Return a state with the numbers of another rank, and allocated tensors for its tensors.
 
-    What is as on the other rank stays, with its tensors, and so does what is neither a number nor
-    a tensor.
+    Values that are equal to those of the other rank stay, with their tensors. Values that are
+    neither numbers nor tensors stay too.
 
     Args:
         obj: the object.
-        description: what :func:`describe_state` returned on the other rank.
-        device: where tensors belong that are not on the CPU.
+        description: result of :func:`describe_state` on the other rank.
+        device: device of tensors that are not on the CPU.
 
     Raises:
         TypeError: this rank lacks a value that cannot be sent.

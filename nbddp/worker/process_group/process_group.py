@@ -1,4 +1,4 @@
-"""A rank's process group: formed, counted, broken open when it is stuck, formed again."""
+"""The process group of a rank: form it, count its collectives, and end waits that are stuck."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from nbddp.worker.store_clients import StoreClient
 from nbddp.worker.watch.flight_recorder import RecordedCollective, count_started, newest_collective
 from nbddp.worker.watch.main_thread import functions_in, main_frame
 
-# of collectives in a cell that asks the user, who may take his time
+# for collectives in a cell that asks the user for input, which may take long
 INPUT_TIMEOUT = timedelta(days=30)
-FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
-# for each rank, at least, to connect to the others
+FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to arrive
+# at least this much for each rank, to connect to the others
 CONNECT_TIMEOUT_PER_RANK = timedelta(milliseconds=100)
-EXTRA_DESCRIPTORS = 10  # descriptors that a group takes, besides one for each rank
-GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
+EXTRA_DESCRIPTORS = 10  # file descriptors of a group, in addition to one for each rank
+GROUPS_PER_CELL = 10_000  # numbers of groups that are reserved for each cell
 # torch 2.15 made it public, and warns when the private function is called
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
 class ProcessGroup:
-    """The default process group of a rank, over one store, under a fresh prefix each time.
+    """The default process group of a rank, over one store, under a new prefix each time.
 
-    A prefix that was used before still holds the addresses of ranks that are gone, and gloo
-    dials them for half a minute.
+    A prefix that was used before still holds the addresses of dead ranks, and gloo tries to connect
+    to them for half a minute.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class ProcessGroup:
 
     @contextmanager
     def _recording_group(self, ranks: Sequence[int]) -> Iterator[None]:
-        """A group of these ranks is made within."""
+        """Record the connections and the ranks of a group that is created in this context."""
         self._group_members.add(frozenset(ranks))
         with self._unblocker.forming(), self._connections.recording_group():
             yield
 
     def current(self) -> object:
-        """The default process group, None without one."""
+        """Return the default process group; None without one."""
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
 
     def init(self, generation: int) -> None:
-        """Leave the old group, if any, and meet the other ranks in a new one.
+        """Destroy the old group, if any, and form a new one with the other ranks.
 
-        A group keeps the timeout that it was made with in a send, in a recv and in the checks of
-        TORCH_DISTRIBUTED_DEBUG. So it is made with the user's, and the ranks, which may take longer
-        to come, meet before.
+        A group keeps the timeout that it was created with for send, recv and the checks of
+        TORCH_DISTRIBUTED_DEBUG. So it is created with the user's timeout. The ranks, which may take
+        longer to arrive, wait for each other before that.
         """
         self.destroy()
         self._group_members.clear()
@@ -115,12 +115,12 @@ class ProcessGroup:
             timeout=connect_timeout,
             device_id=self.device if self.backend == "nccl" else None,
         )
-        if self.is_broken:  # it only looks as if all ranks were connected
+        if self.is_broken:  # the connections to some ranks may be those to itself
             raise RuntimeError("an interrupt ended the process group while it formed")
         self._set_timeout(max(connect_timeout, FORM_TIMEOUT))
 
     def apply_user_timeout(self) -> None:
-        """What the ranks had to tell each other is told: from here on the user's timeout holds."""
+        """Apply the user's timeout, now that the ranks have finished their own collectives."""
         self._set_timeout(self._timeout)
         self._has_input_timeout = False
 
@@ -129,7 +129,7 @@ class ProcessGroup:
             set_timeout(timeout)
 
     def _wait_for_all_ranks(self, store: dist.Store, world_size: int) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has arrived."""
         if store.add("here", 1) == world_size:
             store.set("all here", "")
         try:
@@ -142,24 +142,27 @@ class ProcessGroup:
             ) from error
 
     def destroy(self) -> None:
-        """Destroy the process group and all that were made from it."""
+        """Destroy the process group and all groups that were made from it."""
         self.is_broken = False
         module: Any = dist.distributed_c10d
         if not dist.is_initialized() and module._world.pg_map:
-            # an interrupt came before torch made the new group the default one
+            # an interrupt came before torch made the new group the default group
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
             self._releaser.destroy()  # threads that wait in a broken group may need time to end
-            self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
+            self._connections.close_groups()  # no cell runs, so no rank needs its connections
 
     def group_without(self, other: int) -> list[int]:
-        """The ranks of a group, made since this one was formed, of which one of us two was not."""
+        """Return the ranks of a group that has only one of this rank and ``other``; else [].
+
+        Only groups since the last :meth:`init` count.
+        """
         mine = self._topology.rank
         parts = (each for each in self._group_members if (mine in each) != (other in each))
         return min((sorted(part) for part in parts if len(part) > 1), default=[])
 
     def is_intact(self) -> bool:
-        """Whether there is a process group of all ranks, in order, and not broken open."""
+        """Return whether there is a process group of all ranks, in order, that is not broken."""
         if not dist.is_initialized() or self.is_broken:
             return False
         mine = self._topology
@@ -176,13 +179,13 @@ class ProcessGroup:
         return dict(begun)
 
     def abort_waits(self, *, others_too: bool) -> None:
-        """Free the main thread from a wait that never ends; the group is lost by it.
+        """Free the main thread from a wait that does not end; the process group is lost.
 
-        Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
-        ends when its connection does, and so does one on the store. So the connections that
-        process groups wait on are shut down; with ``others_too`` all but the mail's. A group that
-        forms waits for connections that are to come: it gets some. Who still waits when it is
-        asked for again may wait for a send that Gloo has lost.
+        Gloo cannot abort a wait (measured on torch 2.13), but a wait ends when its connection does,
+        and so does a wait on the store. So the connections that process groups wait on are shut
+        down; with ``others_too``, all except nbddp's own. A forming group waits for new
+        connections, so this rank connects to itself. If the wait goes on until the next call, it
+        may be for a send that Gloo has lost.
         """
         was_broken, self.is_broken = self.is_broken, True
         self._store.invalidate()
@@ -195,23 +198,26 @@ class ProcessGroup:
             abort_stuck_sends()
 
     def record_wait(self) -> None:
-        """The cell is to be interrupted while it waits.
+        """Record the collective in which a cell waits when it is interrupted.
 
-        Another rank that is interrupted may end the wait before this one has to break it open.
+        Another interrupted rank may end the wait before this rank has to abort it.
         """
         newest = newest_collective(functions_in(main_frame()))
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
 
     def record_failure(self, error: BaseException | None) -> None:
-        """After an error of the backend's own, such as a timeout, its connections are closed."""
+        """Mark the group as broken after an error of the backend, such as a timeout.
+
+        The backend has closed the connections by then.
+        """
         self.is_broken = self.is_broken or is_backend_error(error)
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
-        """A cell may make groups and processes of its own, or ask the user something."""
+        """Prepare for a cell, which may create groups or processes, or ask the user for input."""
         self.stuck_in = None
         if dist.is_initialized() and may_request_input is not self._has_input_timeout:
-            # a wait that has begun keeps its timeout, so that this must be known before
+            # a wait keeps the timeout that it has started with, so set it before the cell
             self._set_timeout(INPUT_TIMEOUT if may_request_input else self._timeout)
             self._has_input_timeout = may_request_input
         if command.script and self._timeout.total_seconds() != DEFAULT_TIMEOUT:
@@ -224,29 +230,29 @@ class ProcessGroup:
 
 
 def _number_groups_from(number: int) -> None:
-    """Give the next group this number, as all other ranks do.
+    """Set the number of the next group, as on all other ranks.
 
-    Ranks meet under the number that torch counted up to, and an attempt that failed on one rank
-    alone, or a group that one rank alone has made, leaves the ranks with different ones.
+    Ranks meet under the number that torch counts up. After a failed attempt on one rank alone, or a
+    group that one rank alone has created, the ranks have different numbers.
     """
     dist.distributed_c10d._world.group_count = number
 
 
 def choose_backend(asked: str, local_world_size: int) -> str:
-    """NCCL when there is a GPU for every rank of this machine, else Gloo."""
+    """Return NCCL if there is a GPU for every rank of this machine, else Gloo."""
     if asked != "auto":
         return asked
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
 
 
 def describe_shared_gpus(asked: str, backend: str, device: torch.device, ranks: int) -> str:
-    """What the user must know who asked for no backend and has more ranks than GPUs; or nothing.
+    """Return a notice if the backend is "auto" and there are more ranks than GPUs; else "".
 
     Args:
-        asked: the backend that was asked for.
-        backend: the one that there is.
-        device: this rank's.
-        ranks: those of this machine.
+        asked: the requested backend.
+        backend: the backend in use.
+        device: device of this rank.
+        ranks: number of ranks on this machine.
     """
     if asked != "auto" or backend != "gloo" or device.type != "cuda":
         return ""

@@ -1,4 +1,4 @@
-"""A rank's part in a new process group: form it, take the models along, say what came of it."""
+"""Form a new process group on this rank, move the models to it, and report failures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nbddp.worker.process_group.process_group import ProcessGroup
 
 
 class Regrouper:
-    """Does what a Regroup says; a failure is told by the next cell that needs the group, once.
+    """Handles ``Regroup``. A failure is reported once, by the next cell that needs the group.
 
     Attributes:
-        was_left: whether the last failure is but that another rank has gone away.
+        is_consequence: whether the last failure is only a consequence of another rank's end.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Regrouper:
         is_heal: bool = False,
         on_joined: Callable[[], None] = lambda: None,
     ) -> str:
-        """Leave the process group and, if asked, meet the other ranks in a new one.
+        """Destroy the process group and, if requested, form a new one with the other ranks.
 
         Args:
-            command: which.
-            source: the rank whose models the others take over.
-            is_heal: whether some ranks are new.
-            on_joined: what is done in the new group before that.
+            command: the message.
+            source: rank whose models and states the other ranks get.
+            is_heal: whether some ranks have a new process.
+            on_joined: called in the new group before models are moved.
 
         Returns:
-            Why it failed, in one line; nothing if it did not.
+            Why it failed, in one line; empty if it succeeded.
         """
         self._failure = failure = None
         try:
@@ -59,30 +59,30 @@ class Regrouper:
                 self._group.apply_user_timeout()
             else:
                 self._group.destroy()
-        except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
+        except Exception as error:  # noqa: BLE001 - the next cell reports it; the rank lives on
             self.is_consequence = is_backend_error(error)
             failure = failure_outside_cells(error)
         if failure is None:
             return ""
-        self._failure = None if is_heal else failure  # of a heal, its answer tells
+        self._failure = None if is_heal else failure  # the answer reports the failure of a heal
         group = self._group.current()
         for model in self._bound_objects.models:
             if model.__dict__.get("process_group") is group:
                 unbind(model)
-        self._group.destroy()  # which frees the others: they may wait for this rank
+        self._group.destroy()  # ends the waits of other ranks for this one
         del group
-        gc.collect()  # its connections close when nothing holds it any more
+        gc.collect()  # its connections close with the last reference
         return f"{failure.name}: {failure.text}".partition("\n")[0]
 
     def pop_failure(self, command: RunCell) -> Failure | None:
-        """Why this cell cannot begin; the one after it is free to try again."""
+        """Return why this cell cannot start. The next cell may try again."""
         failure, self._failure = self._failure, None
         return failure if command.needs_group else None
 
     def _migrate(self, source: int, *, is_heal: bool) -> None:
-        """Take the models along; what failed here once is not tried again at the next group.
+        """Move the models. If that failed once, do not try again with the next group.
 
-        That the connection was lost, or an interrupt ended it, says nothing of the models.
+        A lost connection or an interrupt does not count as a failure of the models.
         """
         may_migrate, self._may_migrate = self._may_migrate, True
         try:

@@ -1,10 +1,11 @@
-"""``init_process_group()`` of a cell, and functions that start processes for a process group.
+"""``init_process_group()`` in cells, and functions that start processes for a process group.
 
-As with torchrun, a rank that asks for its own rank and world size meets the others in nbddp's
-store, unless another store is served at the address that it asks for. So a cell needs no port and
-no file, and can run again. All other calls go to torch's own handler.
+With torchrun, ranks read their rank, world size and address from the environment. Here a rank that
+asks for its own rank and world size meets the others in nbddp's store, unless another store is
+served at the given address. So a cell needs no port and no file, and can run again. All other calls
+go to torch's own handlers.
 
-A cell starts no processes for a process group: the ranks are running. A script may.
+A cell starts no processes for a process group, because the ranks are already running. A script may.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from nbddp.worker.cell.import_hooks import change_when_imported
 
 CONNECT_TIMEOUT = 1.0  # seconds to connect to a store on this machine
 ALREADY_INITIALIZED = (
-    "trying to initialize the default process group twice! The ranks have one already: leave this "
-    "line out, or run the cell with --no-init"
+    "trying to initialize the default process group twice! The ranks have one already: delete this "
+    "line, or run the cell with --no-init"
 )
 _SPAWN = "torch.multiprocessing.spawn"
 _LAUNCHER = "torch.distributed.launcher.api"  # of torchrun and accelerate.notebook_launcher
@@ -45,7 +46,7 @@ _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 @dataclass(frozen=True, slots=True)
 class RendezvousParameters:
-    """Which place, of how many, at which address."""
+    """The requested rank, world size and address."""
 
     rank: int
     world_size: int
@@ -54,7 +55,7 @@ class RendezvousParameters:
 
     @classmethod
     def read(cls, url: str) -> RendezvousParameters | None:
-        """As torch reads it; None where something is missing, which torch then says."""
+        """Parse a URL as torch does. Return None if something is missing; torch then reports it."""
         parts, env = urlparse(url), os.environ
         is_env = parts.scheme == "env"
         try:
@@ -71,12 +72,12 @@ class RendezvousParameters:
 
 
 class Rendezvous:
-    """Serves ``env://``, ``tcp://`` and ``file://`` in this rank and in what it forks.
+    """Serves ``env://``, ``tcp://`` and ``file://`` in this rank and in its forked children.
 
     Args:
-        topology: the rank's place.
-        attempt: which start of the group this is.
-        open_store: a client of our store for one more process group.
+        topology: the rank's position.
+        attempt: number of the group's start.
+        open_store: returns a client of nbddp's store for one more process group.
     """
 
     def __init__(
@@ -91,17 +92,17 @@ class Rendezvous:
         self._count: Counter[int] = Counter()  # by world size
 
     def begin_cell(self, cell: int, *, running: int) -> None:
-        """From here on ranks meet under this cell's prefix; ``running`` of them run it."""
+        """Use the prefix of this cell from now on; ``running`` ranks run the cell."""
         self._cell = f"cell{cell}"
         self._running = running
         self._count.clear()
 
     def install(self) -> None:
-        """Take torch's place in this process."""
-        # the package's attribute of this name is the function
+        """Replace torch's rendezvous handlers in this process."""
+        # torch.distributed.rendezvous is a function, so import the module by its name
         handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-        # An interrupt cannot end the wait in a FileStore, and a file of an earlier run misleads the
-        # next one: torch removes it only when the last rank has freed its process group.
+        # An interrupt cannot end a wait in a FileStore. A file of an earlier run breaks the next
+        # one: torch deletes it only after the last rank has freed its process group.
         for scheme in ("env", "tcp", "file"):
             handlers[scheme] = self._handler(handlers[scheme])
         module: Any = dist.distributed_c10d
@@ -132,7 +133,7 @@ class Rendezvous:
         return handler
 
     def _is_ours(self, parameters: RendezvousParameters, url: str) -> bool:
-        """Whether only ranks can come, each at its own place or where we told them to meet."""
+        """Return whether only ranks can take part, each at its own position or nbddp's address."""
         if os.getpid() != self._pid or parameters.world_size > self._running:
             return False
         mine = self._topology
@@ -146,9 +147,12 @@ class Rendezvous:
     def _external_store(
         self, parameters: RendezvousParameters, timeout: timedelta
     ) -> dist.Store | None:
-        """The store that somebody serves at the address, such as a notebook; None without one."""
+        """Return a client of the store that is served at the address, for example by a notebook.
+
+        Return None if there is none.
+        """
         if parameters.port != self._topology.master_port:
-            with suppress(OSError):  # nobody listens there
+            with suppress(OSError):  # nothing listens there
                 socket.create_connection(
                     (parameters.address, parameters.port), CONNECT_TIMEOUT
                 ).close()
@@ -158,9 +162,9 @@ class Rendezvous:
         return None
 
     def _own_store(self, parameters: RendezvousParameters, timeout: timedelta) -> dist.Store:
-        """Under a prefix that was never used, the same on all ranks that meet.
+        """Return a client of nbddp's store, with a new prefix that is the same on all ranks.
 
-        What one rank does alone, as rank 0 of 1, does not count for the others.
+        Groups of one rank alone, as rank 0 of 1, do not affect the prefixes of the others.
         """
         size = parameters.world_size
         self._count[size] += 1
@@ -183,7 +187,7 @@ def reset_start_method() -> None:
 
 
 def refuse_launchers() -> None:
-    """Have functions that start processes for a process group say what a cell does instead."""
+    """Make functions that start processes for a process group raise a helpful error."""
     spawn: Any = importlib.import_module(_SPAWN)
     package: Any = torch.multiprocessing
     package.start_processes = spawn.start_processes = _refuse_in_cells(
@@ -199,7 +203,7 @@ def refuse_launchers() -> None:
 def _refuse_in_cells(
     original: Callable[..., Any], describe: Callable[..., str]
 ) -> Callable[..., Any]:
-    """Refuse a call of a cell. A started process can import a script, but not a cell."""
+    """Refuse calls from cells. A started process can import a script, but not a cell."""
 
     @functools.wraps(original)
     def start(*args: Any, **options: Any) -> Any:
