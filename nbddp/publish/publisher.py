@@ -254,7 +254,9 @@ def _plain_value(value: Any) -> Any:
 # ---- a note in the run's folder prevents publishing a run twice by mistake
 
 
-def write_note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any) -> None:
+def write_published(
+    folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any
+) -> None:
     """Write the note that a run was published, atomically.
 
     Raises:
@@ -264,7 +266,7 @@ def write_note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **
     write_atomic(folder / f"published-{kind}.json", json.dumps(facts) + "\n")
 
 
-def read_note(folder: Path, kind: str) -> dict[str, Any]:
+def read_published(folder: Path, kind: str) -> dict[str, Any]:
     """Return the note about a tracker; empty if the run was not published there."""
     try:
         facts = json.loads((folder / f"published-{kind}.json").read_text())
@@ -279,7 +281,7 @@ def name_in_tracker(folder: Path, kind: str, *, is_again: bool) -> str:
     Raises:
         RequestError: the run was published there before, and ``is_again`` is not set.
     """
-    previous = read_note(folder, kind)
+    previous = read_published(folder, kind)
     if not previous:
         return folder.name
     if not is_again:

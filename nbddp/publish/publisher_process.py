@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbddp.publish.publisher import Publisher, write_note
+from nbddp.publish.publisher import Publisher, write_published
 from nbddp.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
 
 POLL_INTERVAL = 0.5  # seconds between two reads of new data
@@ -110,7 +110,7 @@ def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
         _follow(publisher, args, reports)
         outcome = publisher.finish()
     result = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
-    write_note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **result)
+    write_published(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **result)
     reports.send(**result, is_over=True)
 
 
@@ -132,7 +132,7 @@ def _follow(publisher: Publisher, args: argparse.Namespace, reports: ProcessStat
         publisher.publish_new()
         if publisher.where and not is_reported:
             is_reported = True
-            write_note(args.folder, args.target.kind, name=args.name, where=publisher.where)
+            write_published(args.folder, args.target.kind, name=args.name, where=publisher.where)
             reports.send(where=publisher.where)
 
 

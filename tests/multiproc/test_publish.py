@@ -10,7 +10,7 @@ from notebook import Notebook
 from processes import wait_until
 from published import fake_wandb, run_folder
 
-from nbddp.publish.publisher import read_note
+from nbddp.publish.publisher import read_published
 
 # a tracker's process gets what others leave of the machine
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(200)]
@@ -58,8 +58,8 @@ def test_a_run_is_published_to_its_stop_and_later_cells_with_it(
         notebook.run(f"%%ddp\n{TRAINING}")
     notebook.run("%ddp stop")
     folder = run_folder(base)
-    assert wait_until(lambda: bool(read_note(folder, "wandb").get("is_whole")), timeout=120)
-    done = read_note(folder, "wandb")
+    assert wait_until(lambda: bool(read_published(folder, "wandb").get("is_whole")), timeout=120)
+    done = read_published(folder, "wandb")
     assert (done["steps"], done["late"]) == (90, 0)
     log = (folder / "publish-wandb.log").read_text()
     assert log.count('"loss": 1.5, ') == 90
@@ -76,11 +76,11 @@ def test_a_script_is_a_run_there_and_the_run_of_the_cells_goes_on(
     (base / "train.py").write_text(f"{begin}rank = dist.get_rank()\n{TRAINING}")
     assert notebook.run("%ddp run --publish wandb train.py").status == "ok"
     [script] = {*cells.parent.iterdir()} - {cells}
-    assert wait_until(lambda: bool(read_note(script, "wandb").get("is_whole")), timeout=120)
-    assert read_note(script, "wandb")["steps"] == 30
-    assert not read_note(cells, "wandb").get("is_whole")
+    assert wait_until(lambda: bool(read_published(script, "wandb").get("is_whole")), timeout=120)
+    assert read_published(script, "wandb")["steps"] == 30
+    assert not read_published(cells, "wandb").get("is_whole")
     notebook.run("%ddp stop")
-    assert wait_until(lambda: bool(read_note(cells, "wandb").get("is_whole")), timeout=120)
+    assert wait_until(lambda: bool(read_published(cells, "wandb").get("is_whole")), timeout=120)
 
 
 @pytest.mark.full
@@ -93,8 +93,8 @@ def test_each_run_of_a_sweep_is_a_run_there_with_its_settings(
     notebook.run("%ddp stop")
     folders = sorted((base / ".nbddp" / "runs").glob("*-lr*"))
     assert wait_until(
-        lambda: all(read_note(each, "wandb").get("is_whole") for each in folders), timeout=120
+        lambda: all(read_published(each, "wandb").get("is_whole") for each in folders), timeout=120
     )
-    notes = [read_note(each, "wandb") for each in folders]
+    notes = [read_published(each, "wandb") for each in folders]
     assert [each.get("steps") for each in notes] == [30, 30]
     assert len({each["name"] for each in notes}) == 2

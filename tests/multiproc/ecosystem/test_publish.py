@@ -24,7 +24,7 @@ from published import (
 from runs_on_disk import BEGAN, make_run, rows_of
 
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import read_note
+from nbddp.publish.publisher import read_published
 from nbddp.publish.tracker import TRACKER_CLASSES, Target, plain_name
 
 for package in TRACKER_CLASSES:
@@ -81,11 +81,11 @@ def check_equal(kind: str, base: Path, folder: Path) -> None:
 
 def await_whole(folder: Path, kind: str, seconds: float = 120.0) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
-    while not read_note(folder, kind).get("is_whole"):
+    while not read_published(folder, kind).get("is_whole"):
         log = folder / f"publish-{kind}.log"
         assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
         time.sleep(0.1)
-    return read_note(folder, kind)
+    return read_published(folder, kind)
 
 
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)

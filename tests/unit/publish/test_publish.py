@@ -37,8 +37,8 @@ from nbddp.publish.publisher import (
     STEPS_PER_CALL,
     Publisher,
     name_in_tracker,
-    read_note,
-    write_note,
+    read_published,
+    write_published,
 )
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import (
@@ -214,13 +214,13 @@ def test_a_run_is_published_once_unless_asked(tmp_path: Path, snapshot: Snapshot
     folder = tmp_path / "20270115-080000-a-again7"
     folder.mkdir()
     assert name_in_tracker(folder, "wandb", is_again=False) == folder.name
-    write_note(folder, "wandb", name=folder.name, where="there", is_whole=True)
+    write_published(folder, "wandb", name=folder.name, where="there", is_whole=True)
     assert name_in_tracker(folder, "trackio", is_again=False) == folder.name
     whole = refusal(RequestError, name_in_tracker, folder, "wandb", is_again=False)
     for number in (2, 3):
         name = name_in_tracker(folder, "wandb", is_again=True)
         assert name == f"{folder.name}-again{number}"
-        write_note(folder, "wandb", name=name, where="there")
+        write_published(folder, "wandb", name=name, where="there")
     begun = refusal(RequestError, name_in_tracker, folder, "wandb", is_again=False)
     assert [whole, begun] == snapshot
 
@@ -244,7 +244,7 @@ def test_a_run_is_published_by_a_process_noted_and_told(
     line.ddp("publish wandb:my-digits digits")
     [said] = notebook.presenter.print_line.call_args.args
     assert "60 steps" in said
-    noted = read_note(path, "wandb")
+    noted = read_published(path, "wandb")
     assert (noted["steps"], noted["late"], noted["is_whole"]) == (60, 0, True)
     assert noted["where"] == f"project my-digits, run {path.name}, in there"
     assert noted["where"] in said
@@ -274,7 +274,7 @@ def test_a_tracker_that_does_not_take_it_is_said_in_a_line(
         said[how] = refusal(RequestError, publication.wait).replace(str(tmp_path), "BASE")
         assert FAILS[how] in said[how]
         assert publication.has_ended
-        assert not read_note(publication.folder, "wandb")
+        assert not read_published(publication.folder, "wandb")
     assert said == snapshot
 
 
@@ -317,10 +317,10 @@ def test_it_ends_by_itself_when_its_notebook_is_killed(
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
-        assert wait_until(lambda: read_note(path, "wandb").get("is_whole"), timeout=90.0)
+        assert wait_until(lambda: read_published(path, "wandb").get("is_whole"), timeout=90.0)
     finally:
         end.touch()
-    assert read_note(path, "wandb")["steps"] == 60
+    assert read_published(path, "wandb")["steps"] == 60
     assert "finished" in (path / "publish-wandb.log").read_text()
 
 
