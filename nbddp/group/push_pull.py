@@ -64,7 +64,7 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
         while left:
             values.append(link.load_payload(left.pop(0)))
     finally:
-        for payload in left:  # one of them could not be opened
+        for payload in left:  # after an error, discard the other payloads
             link.discard_payload(payload)
     return values
 

@@ -254,7 +254,7 @@ class RankGroup:
         session.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
-        """Replace dead ranks. The new ranks get the names of a donor (the lowest living rank).
+        """Replace dead ranks. New ranks get the names of a donor, by default the lowest living one.
 
         Raises:
             RequestError: the group cannot be healed; it has not changed.

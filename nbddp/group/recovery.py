@@ -176,7 +176,7 @@ class Recovery:
         return result
 
     def _heal(self, failure: AttemptFailure) -> None:
-        """Replace the dead ranks. The cell then continues from the steps that it had reported.
+        """Replace the dead ranks, and record the recovery.
 
         Raises:
             RequestError: the group cannot be healed; the message gives the reason.

@@ -41,7 +41,7 @@ class ScriptRanks:
 
     @property
     def active_session(self) -> Session:
-        """`last_session`, or the session of the cells if the ranks of the script have ended."""
+        """The last session, or the cells' session if the ranks of the script have ended."""
         return self.last_session if self.last_session.life.state.is_live else self._cell_session
 
     @property
