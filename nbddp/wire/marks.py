@@ -72,11 +72,11 @@ def _is_short(kind: type, value: Any) -> bool:
 def _mark_of_items(kind: type, value: Any, depth: int) -> str:
     if not 0 < len(value) <= MAX_ITEMS:
         return "" if value else repr(value)
-    room, parts = MAX_LENGTH, []
+    space, parts = MAX_LENGTH, []
     for each in [*value]:  # another thread may change the value
         part = plain_mark(each, depth)
-        room -= len(part) + 2
-        if not part or room < 0:
+        space -= len(part) + 2
+        if not part or space < 0:
             return ""
         parts.append(part)
     if kind is set:

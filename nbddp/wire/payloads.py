@@ -39,9 +39,9 @@ def put(
     digest = hashlib.sha256()
     payload: JsonDict = {"key": key, "pieces": 0, "digest": ""}
     try:
-        for begin in range(0, len(data), PIECE_BYTES):
+        for offset in range(0, len(data), PIECE_BYTES):
             check()
-            piece: Any = data[begin : begin + PIECE_BYTES]  # typed as str
+            piece: Any = data[offset : offset + PIECE_BYTES]  # typed as str
             store.set(f"{key}/{payload['pieces']}", piece)
             payload["pieces"] += 1
             digest.update(piece)

@@ -94,9 +94,9 @@ def _collect(
     for name in wanted:
         if time.thread_time() > deadline:
             break
-        thing = _facts_of(name, names, failure)
-        if thing is not None:
-            found[name] = thing
+        found_facts = _facts_of(name, names, failure)
+        if found_facts is not None:
+            found[name] = found_facts
     groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
     return replace(
         empty,

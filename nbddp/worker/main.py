@@ -407,9 +407,12 @@ class Rank:
         return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
 
     def _progress(self) -> RankProgress:
-        said = self._metric_sink.report_count + self._log.print_count
+        report_count = self._metric_sink.report_count + self._log.print_count
         return RankProgress(
-            said, self._log.position(), self._keyboard.waiting_for, dict(self._metric_sink.steps)
+            report_count,
+            self._log.position(),
+            self._keyboard.waiting_for,
+            dict(self._metric_sink.steps),
         )
 
     def _notify_user(self, line: str) -> None:

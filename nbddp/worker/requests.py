@@ -155,9 +155,9 @@ class RequestHandler:
         return Answer(request=command.request, content=asdict(traced), payload=payload)
 
     def _complete(self, command: Complete) -> JsonDict:
-        begin = command.code.rfind("\n", 0, command.cursor) + 1
-        line = command.code[begin:].partition("\n")[0]
-        text, matches = self._shell.complete(None, line, command.cursor - begin)
+        line_start = command.code.rfind("\n", 0, command.cursor) + 1
+        line = command.code[line_start:].partition("\n")[0]
+        text, matches = self._shell.complete(None, line, command.cursor - line_start)
         return {"text": text, "matches": list(matches)[:200]}
 
     def _inspect(self, command: Inspect) -> JsonDict:
@@ -254,11 +254,11 @@ def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
 
 def _describe_unpicklable(name: str, value: Any, error: Exception) -> str:
     kind = type(value).__name__
-    begin = f"{name} is of type {kind} and cannot be sent to the notebook"
+    problem = f"{name} is of type {kind} and cannot be sent to the notebook"
     if isinstance(value, nn.Module):
         return (
-            f"{begin}; take its parameters: `from torch.distributed.checkpoint.state_dict import "
+            f"{problem}; take its parameters: `from torch.distributed.checkpoint.state_dict import "
             f"*`, then `get_model_state_dict({name}, options=StateDictOptions("
             "full_state_dict=True))` on every rank"
         )
-    return f"{begin} ({type(error).__name__}: {error_text(error)}); take parts of it that can"
+    return f"{problem} ({type(error).__name__}: {error_text(error)}); take parts of it that can"

@@ -91,8 +91,8 @@ class PlainValues:
         new = {path: mark for path, mark in now.items() if before.get(path) != mark}
         gone = [path for path in before if path not in now]
         late = [path for path in new if (path if path.isidentifier() else "") in skipped]
-        said: JsonDict = {"new": new, "gone": gone} if new or gone else {}
-        return said | ({"late": late} if late else {})
+        report: JsonDict = {"new": new, "gone": gone} if new or gone else {}
+        return report | ({"late": late} if late else {})
 
     def restore(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
         """Restore this rank's own values. Return the paths of those that changed.

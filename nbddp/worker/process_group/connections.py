@@ -78,10 +78,10 @@ class Connections:
         interrupted together, so no rank needs another one to end its waits.
         """
         # the main thread may add connections that are not in open_now
-        noted = self._waited_on.copy()
+        recorded = self._waited_on.copy()
         open_now = connected()
         # another connection may get the same ends later
-        self._waited_on -= noted - {ends for _, ends in open_now}
+        self._waited_on -= recorded - {ends for _, ends in open_now}
         for fd, ends in open_now:
             if ends in self._of_groups:
                 held = shut_down(fd, ends, socket.SHUT_RD, hold=ends not in self._held)

@@ -153,11 +153,11 @@ class GroupReleaser:
         def destroy_and_free(group: dist.ProcessGroup | None = None) -> None:
             # a group of one rank does not show that the peers of an earlier group have connected
             is_shared = dist.is_initialized() and dist.get_world_size() > 1
-            has_met = is_shared and _has_connected(module._get_default_group())
+            had_collective = is_shared and _has_connected(module._get_default_group())
             destroy(group)
             if os.getpid() != self._pid:
                 return
-            if has_met and not dist.is_initialized():
+            if had_collective and not dist.is_initialized():
                 self._close()
             self._free()
 
@@ -243,9 +243,9 @@ def _stacks(memory: int) -> Iterator[list[int]]:
 
 def _candidates(stack: list[int], waits: int) -> Iterator[int]:
     """Yield possible addresses around the first return address into the waiting function."""
-    for place, word in enumerate(stack):
+    for index, word in enumerate(stack):
         if waits < word < waits + _CODE:
-            near = stack[max(0, place - _NEAR) : place + _NEAR]
+            near = stack[max(0, index - _NEAR) : index + _NEAR]
             yield from (each for each in near if 0 < each < _TOP and not each % _WORD.size)
             return
 

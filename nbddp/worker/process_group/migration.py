@@ -96,7 +96,7 @@ class Migration:
         """
         mine = self._find()
         has_any = bool(any(mine.values()) or self._not_moved)
-        signatures = {kind: [*map(signature, some)] for kind, some in mine.items()}
+        signatures = {kind: [*map(signature, objects)] for kind, objects in mine.items()}
         gathered = self._gather(
             {"tries": may_migrate, "has any": has_any, "signatures": signatures}
         )
@@ -104,14 +104,15 @@ class Migration:
             return []
         others, self._not_moved = self._not_moved, []
         if all(each["tries"] for each in gathered):
-            for kind, some in mine.items():  # objects that all ranks have, in the order of rank 0
+            # keep the objects that all ranks have, in the order of rank 0
+            for kind, objects in mine.items():
                 chosen = match_across_ranks(
                     [each["signatures"][kind] for each in gathered], dist.get_rank()
                 )
                 self._not_moved += [
-                    (each, *_RANKS_DIFFER) for at, each in enumerate(some) if at not in chosen
+                    (each, *_RANKS_DIFFER) for at, each in enumerate(objects) if at not in chosen
                 ]
-                mine[kind] = [some[index] for index in chosen]
+                mine[kind] = [objects[index] for index in chosen]
             self._move(mine)
         else:
             self._not_moved += [(each, "it failed before", _MAKE_AGAIN) for each in mine["models"]]
@@ -130,7 +131,7 @@ class Migration:
         run the garbage collector first: 0.07 s in a rank that has imported what DDP needs.
         """
         mine = self._list_objects()
-        known = [each for some in mine.values() for each in some]
+        known = [each for objects in mine.values() for each in objects]
         known += [each for each, *_ in self._not_moved]
         if len(paths_of(known, self._namespace)) < len({*map(id, known)}):
             del known
@@ -178,11 +179,11 @@ class Migration:
         """Return the optimizers that update these models in the same way on every rank."""
         owned = {id(each) for model in models for each in model.parameters()}
         sharded = [each for each in self._bound_objects.optimizers if is_sharded(each)]
-        apart = {id(each) for obj in sharded for each in (obj, getattr(obj, "optim", None))}
+        excluded = {id(each) for obj in sharded for each in (obj, getattr(obj, "optim", None))}
         return [
             each
             for each in self._bound_objects.optimizers
-            if id(each) not in apart and not owned.isdisjoint(map(id, parameters_of(each)))
+            if id(each) not in excluded and not owned.isdisjoint(map(id, parameters_of(each)))
         ]
 
     # ---- moving objects
@@ -241,7 +242,7 @@ class Migration:
         all_ranks = self._gather(failures)
         succeeded = []
         for index, each in enumerate(mine):
-            reasons = [said[index] for said in all_ranks if said[index]]
+            reasons = [failures[index] for failures in all_ranks if failures[index]]
             if not reasons:
                 succeeded.append(each)
             elif _UNWANTED not in reasons:
@@ -263,10 +264,10 @@ class Migration:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
             trained = any(hasattr(each, "param_groups") for each in self._moved)
             lines.append(f"{moved}: {_MOVED.format(self._source)}{_ALL_ELSE if trained else ''}")
-        for said in dict.fromkeys(line for each in all_ranks for line in each):
-            ranks = [rank for rank, each in enumerate(all_ranks) if said in each]
-            who = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"
-            lines.append(f"not on the new process group: {said}{who}")
+        for line in dict.fromkeys(line for each in all_ranks for line in each):
+            ranks = [rank for rank, each in enumerate(all_ranks) if line in each]
+            which_ranks = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"
+            lines.append(f"not on the new process group: {line}{which_ranks}")
         return lines
 
 

@@ -72,8 +72,8 @@ def is_backend_error(error: BaseException | None) -> bool:
     """Return whether an error, or one that caused it, was raised by Gloo or NCCL."""
     seen: set[int] = set()  # a cell may have created a cycle of causes
     while error is not None and id(error) not in seen:
-        is_told = isinstance(error, RuntimeError) and _WORDS.search(str(error))
-        if is_told or isinstance(error, dist.DistBackendError):
+        is_from_backend = isinstance(error, RuntimeError) and _WORDS.search(str(error))
+        if is_from_backend or isinstance(error, dist.DistBackendError):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

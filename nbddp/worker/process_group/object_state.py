@@ -105,8 +105,8 @@ def _value_from_description(description: list[Any], own: Any, device: torch.devi
             made = [_value_from_description(each, mine, device) for each, mine in pairs]
             return tuple(made) if kind == "tuple" else made
         case ["tensor", dtype, sizes, is_on_cpu]:
-            place = "cpu" if is_on_cpu else device
-            return torch.zeros(sizes, dtype=getattr(torch, dtype), device=place)
+            location = "cpu" if is_on_cpu else device
+            return torch.zeros(sizes, dtype=getattr(torch, dtype), device=location)
     raise TypeError(f"the ranks' states differ, and a {description[1]} in it cannot be sent")
 
 

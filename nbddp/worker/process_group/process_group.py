@@ -171,12 +171,12 @@ class ProcessGroup:
     def groups(self) -> dict[str, int]:
         """Return each subgroup's number of collectives, and the number of groups created."""
         world: Any = dist.distributed_c10d._world
-        begun = Counter({"new_group": int(world.group_count)})
+        counts = Counter({"new_group": int(world.group_count)})
         for group in set(world.pg_names) - {world.default_pg}:
             ranks = world.pg_group_ranks.get(group)  # None: interrupted while created
             if ranks is not None:
-                begun[str(list(ranks))] += count_started(group)
-        return dict(begun)
+                counts[str(list(ranks))] += count_started(group)
+        return dict(counts)
 
     def abort_waits(self, *, others_too: bool) -> None:
         """Free the main thread from a wait that does not end; the process group is lost.
@@ -238,23 +238,23 @@ def _number_groups_from(number: int) -> None:
     dist.distributed_c10d._world.group_count = number
 
 
-def choose_backend(asked: str, local_world_size: int) -> str:
+def choose_backend(requested: str, local_world_size: int) -> str:
     """Return NCCL if there is a GPU for every rank of this machine, else Gloo."""
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
 
 
-def describe_shared_gpus(asked: str, backend: str, device: torch.device, ranks: int) -> str:
+def describe_shared_gpus(requested: str, backend: str, device: torch.device, ranks: int) -> str:
     """Return a notice if the backend is "auto" and there are more ranks than GPUs; else "".
 
     Args:
-        asked: the requested backend.
+        requested: the requested backend.
         backend: the backend in use.
         device: device of this rank.
         ranks: number of ranks on this machine.
     """
-    if asked != "auto" or backend != "gloo" or device.type != "cuda":
+    if requested != "auto" or backend != "gloo" or device.type != "cuda":
         return ""
     gpus = torch.cuda.device_count()
     shared = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
