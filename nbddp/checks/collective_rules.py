@@ -105,8 +105,8 @@ def _shard_call_name(source: CellSource, call: ast.Call) -> str:
 def _gathers_state(source: CellSource, name: str) -> bool:
     """Return whether ``state_dict()`` of a model gathers its shards, as in FSDP version 1."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
-    is_first = any(source.called_name(each).endswith(".FullyShardedDataParallel") for each in made)
-    return is_first and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
+    is_fsdp1 = any(source.called_name(each).endswith(".FullyShardedDataParallel") for each in made)
+    return is_fsdp1 and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
 
 
 def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> bool:
@@ -114,10 +114,10 @@ def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> boo
 
     With ``may_guess``, an unknown argument counts as one if the code shards models and has no DDP.
     """
-    given = {name for each in call.args for name in names_in(each)}
-    if any(map(source.is_fsdp, given)):
+    argument_names = {name for each in call.args for name in names_in(each)}
+    if any(map(source.is_fsdp, argument_names)):
         return True
-    known = any(map(source.kinds.get, given))
+    known = any(map(source.kinds.get, argument_names))
     is_likely = _SHARDING.search(source.text) and not _NO_SHARDING.search(source.text)
     return may_guess and not known and bool(is_likely)
 
@@ -143,7 +143,7 @@ def collective_calls(source: CellSource) -> list[tuple[ast.Call, str]]:
     """Return every call that all ranks must make, and every call of a function that makes one."""
     direct = [(each, name) for each in source.calls if (name := collective_name(source, each))]
     functions = [source.function(each) for each, _ in direct if not _may_skip_ranks(source, each)]
-    meets = {
+    collective_functions = {
         each.name
         for each in functions
         if not isinstance(each, ast.Module) and source.parents[each] is source.tree
@@ -151,7 +151,7 @@ def collective_calls(source: CellSource) -> list[tuple[ast.Call, str]]:
     indirect = [
         (each, f"{name}()")
         for each in source.calls
-        if isinstance(each.func, ast.Name) and (name := each.func.id) in meets
+        if isinstance(each.func, ast.Name) and (name := each.func.id) in collective_functions
     ]
     return direct + indirect
 
@@ -164,10 +164,14 @@ def _may_skip_ranks(source: CellSource, call: ast.Call) -> bool:
     function = source.function(call)
     if not isinstance(function, ast.FunctionDef):
         return has_rank_condition(source, call)
-    given = {each.arg for each in function.args.args + function.args.kwonlyargs}
-    takes_group = any("group" in each or "mesh" in each for each in given)
+    parameters = {each.arg for each in function.args.args + function.args.kwonlyargs}
+    takes_group = any("group" in each or "mesh" in each for each in parameters)
     asked = (names_in(test) for _, _, test in tests_at(source, call))
-    return takes_group or any(given & names for names in asked) or has_rank_condition(source, call)
+    return (
+        takes_group
+        or any(parameters & names for names in asked)
+        or has_rank_condition(source, call)
+    )
 
 
 @rule("ND101")

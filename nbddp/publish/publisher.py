@@ -89,9 +89,8 @@ class Publisher:
         """
         is_flush_due = self._is_flush_due or is_over
         rows = _new_rows(self._rows, is_over=is_over)
-        events = _new_rows(
-            self._events, is_over=is_over
-        )  # read after the rows: each row's cell is in it
+        # read after the rows, so that each row's cell is in it
+        events = _new_rows(self._events, is_over=is_over)
         for event in events:
             with suppress(*UNREADABLE):  # a damaged line
                 self._read_event(event)
@@ -141,10 +140,8 @@ class Publisher:
                 self._world_sizes[event["attempt"]] = size = int(event["world_size"])
                 self._steps.ranks = frozenset(range(size))
             case "cell":
-                when, is_again = (
-                    float(event.get("began", event["time"])),
-                    event.get("again") is True,
-                )
+                when = float(event.get("began", event["time"]))
+                is_again = event.get("again") is True
                 self._steps.begin_cell(when, is_again=is_again)
                 may_be_replay = is_again and self._published_from == -math.inf
                 # a run of a sweep or a scaling is its last cell; earlier cells are replays

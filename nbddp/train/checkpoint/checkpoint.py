@@ -228,6 +228,8 @@ class Checkpoint:
     def _commit(
         self, state: dict[str, Any], draft: Path, start: float, save: Callable[[], None]
     ) -> None:
+        """Write the shards on every rank, then complete and rename the folder on rank 0."""
+
         def write() -> dict[str, str]:
             with _as_checkpoint_error(draft):
                 save()
