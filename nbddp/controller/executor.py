@@ -181,9 +181,9 @@ class Executor:
                 submit(read, rank, self.life.attempt, report)
                 return
             case ev.RequestNamespace(generation=generation):
-                said = f"rank {rank} cannot be reached: {short_error(error)}"
+                text = f"rank {rank} cannot be reached: {short_error(error)}"
                 event = ev.NamespaceSent(
-                    attempt=self.life.attempt, generation=generation, reason=said
+                    attempt=self.life.attempt, generation=generation, reason=text
                 )
                 self.active_runtime.event_thread.submit(self.step, event)
                 return
@@ -224,8 +224,8 @@ class Executor:
                 self._write_run_json()
             case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
-                said = details or self.event_log.final_output(gone)
-                self._start_error = self._start_error or StartError(reason, details=said)
+                text = details or self.event_log.final_output(gone)
+                self._start_error = self._start_error or StartError(reason, details=text)
                 self.event_log.record("start failed", reason=str(self._start_error))
             case ev.RejoinRanks() if self.surviving_group is not None:
                 self._rejoin(self.surviving_group)

@@ -61,28 +61,28 @@ class GpuMonitor:
 
     @cached_property
     def _nvml(self) -> Any:
-        found = self._load()
-        if found is not None:
+        nvml = self._load()
+        if nvml is not None:
             try:
-                found.nvmlInit()
-            except found.NVMLError as error:
+                nvml.nvmlInit()
+            except nvml.NVMLError as error:
                 logger.info("NVML does not start: %s", error)
                 return None
-        return found
+        return nvml
 
     def _query(self, uuid: str, ranks: Set[int]) -> GpuUsage:
-        found = self._nvml
-        if found is None:
+        nvml = self._nvml
+        if nvml is None:
             return UNKNOWN_USAGE
         handle = self._first_supported(
-            lambda: found.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"),
-            lambda: found.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"),
+            lambda: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"),
+            lambda: nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"),
         )
         if handle is None:
             return UNKNOWN_USAGE
-        memory = self._first_supported(lambda: found.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._first_supported(lambda: found.nvmlDeviceGetUtilizationRates(handle))
-        running = self._first_supported(lambda: found.nvmlDeviceGetComputeRunningProcesses(handle))
+        memory = self._first_supported(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        rates = self._first_supported(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        running = self._first_supported(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return GpuUsage(
             load=float(rates.gpu) if rates is not None else -1.0,
             used=int(memory.used) if memory is not None else 0,

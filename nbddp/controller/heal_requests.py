@@ -115,24 +115,24 @@ class HealRequests:
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
         self._packed_at = time.monotonic()
-        do = self._executor
-        alive = [rank for rank in do.life.alive if rank not in self.ranks]
-        port = do.active_runtime.link.reserved_port
-        places = do.launcher.topologies(len(do.life.ranks), master_port=port)
+        executor = self._executor
+        alive = [rank for rank in executor.life.alive if rank not in self.ranks]
+        port = executor.active_runtime.link.reserved_port
+        places = executor.launcher.topologies(len(executor.life.ranks), master_port=port)
         self._own_values = {
-            rank: do.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
+            rank: executor.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
             for rank in self.ranks
         }
 
     def event_from(self, answer: Answer) -> ev.NamespaceSent | ev.GroupJoined | None:
         """Return the event that an answer causes; None if the answer is to another request."""
         attempt = self._executor.life.attempt
-        if (given := self._namespace_requests.pop(answer.request, None)) is not None:
+        if (generation := self._namespace_requests.pop(answer.request, None)) is not None:
             self._packed_names = None if answer.error else answer
             if self._is_closed:
                 self._discard()
             reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
-            return ev.NamespaceSent(attempt=attempt, generation=given, reason=reason)
+            return ev.NamespaceSent(attempt=attempt, generation=generation, reason=reason)
         if (joined := self._join_requests.pop(answer.request, None)) is None:
             return None
         (rank, generation), content = joined, answer.content
@@ -155,35 +155,35 @@ class HealRequests:
         self._discard()
 
     def _discard(self) -> None:
-        given, self._packed_names = self._packed_names, None
-        if given is not None:
-            self._executor.active_runtime.link.discard_payload(given.payload)
+        packed, self._packed_names = self._packed_names, None
+        if packed is not None:
+            self._executor.active_runtime.link.discard_payload(packed.payload)
 
     def _build_report(self) -> Healed:
         if self._packed_names is None:
             raise RuntimeError("a heal finished without packed names")
-        given, do = self._packed_names, self._executor
-        do.rank_monitor.values.clear_deaths(self.ranks)
+        packed, executor = self._packed_names, self._executor
+        executor.rank_monitor.values.clear_deaths(self.ranks)
         own = self._reported["taken"]
-        left = self._not_loaded | given.content["left"]
+        left = self._not_loaded | packed.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
         unknown = [path for each in self._own_values.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._reported["unlike"]]))
         lost = [
-            path for path in unknown if path.isidentifier() and path not in given.content["names"]
+            path for path in unknown if path.isidentifier() and path not in packed.content["names"]
         ]
         left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,
-            names=len(given.content["names"]),
+            names=len(packed.content["names"]),
             left=left,
-            more=given.content["more"],
+            more=packed.content["more"],
             places=tuple(self._reported["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
-            cells={name: cell_that_assigned(name, do.replay_log.entries) for name in left},
-            size=given.content["bytes"] + sum(size for size, _ in given.content["storages"]),
+            cells={name: cell_that_assigned(name, executor.replay_log.entries) for name in left},
+            size=packed.content["bytes"] + sum(size for size, _ in packed.content["storages"]),
             fork=self._forked_at - self._started_at,
             carry=self._packed_at - self._forked_at,
             meet=time.monotonic() - self._packed_at,

@@ -155,27 +155,27 @@ class MessageHandler:
         executor = self._executor
         is_current = executor.ranks is not None and executor.ranks.is_current(rank, handle)
         try:
-            why = handle.exit_reason
+            reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
             if handle.exitcode != 0 or executor.life.state.is_busy:  # a cell may call os._exit(0)
-                how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
+                how = describe_exit(handle.exitcode) + (f" ({reason})" if reason else "")
                 executor.event_log.record("exit", rank=rank, attempt=attempt, how=how)
             executor.launcher.kill_orphans(handle)
         finally:
             if is_current:
-                self.on_rank_gone(attempt, rank, handle.exitcode, why)
+                self.on_rank_gone(attempt, rank, handle.exitcode, reason)
 
-    def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
+    def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, reason: str = "") -> None:
         """Handle a rank that has no process, or never had one: end all waits for it."""
         executor = self._executor
         if attempt != executor.life.attempt or not executor.life.is_alive(rank):
             return  # it was abandoned before
         try:
-            self._read_final_output(rank, exitcode, why)
+            self._read_final_output(rank, exitcode, reason)
         finally:
             executor.rank_monitor.values.add_exit(rank, executor.life.cell, executor.cell)
             exited = ev.ProcessExited(
-                attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(why)
+                attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(reason)
             )
             executor.step(exited)  # is_reported: the user already knows that the node is lost
             self.end_waits(rank, exitcode)
@@ -183,18 +183,18 @@ class MessageHandler:
     def end_waits(self, rank: int, exitcode: int | None) -> None:
         """Resolve the kills of a dead rank, and reject its pending answers."""
         self._executor.futures.resolve("kill", rank)
-        why = refusals.exited_before_answer(self._executor.life, rank, exitcode)
-        self._executor.futures.reject(RequestError(why), "answer", rank)
+        reason = refusals.exited_before_answer(self._executor.life, rank, exitcode)
+        self._executor.futures.reject(RequestError(reason), "answer", rank)
 
-    def _read_final_output(self, rank: int, exitcode: int | None, why: str) -> None:
+    def _read_final_output(self, rank: int, exitcode: int | None, reason: str) -> None:
         executor, ranks = self._executor, self._executor.ranks
-        final_output, hint = "", why
+        final_output, hint = "", reason
         try:
             if ranks is not None and ranks.has_process(rank):
                 executor.router.publish_to_running(ranks.unsent_output(rank))
                 final_output, is_ours = ranks.final_output(rank), ranks.was_killed(rank)
                 used = executor.rank_monitor.hangs.memory_used()
-                hint = why or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
+                hint = reason or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
         finally:
             if executor.cell is not None:
                 executor.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)

@@ -137,8 +137,8 @@ def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
         return life, []  # a deadline of an earlier start or join
     starting, late = life.ranks_in_state(RankState.STARTING), sorted(heal.joining)
     if event.deadline is ev.Deadline.START and starting:
-        why = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"
-        return fail_heal(life, heal, why)
+        reason = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"
+        return fail_heal(life, heal, reason)
     if event.deadline is not ev.Deadline.CANCEL or not late or not heal.is_cancelled:
         return life, []
     return abandon_heal(

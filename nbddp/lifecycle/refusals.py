@@ -64,8 +64,8 @@ def unknown_rank(rank: int, world_size: int) -> str:
 
 def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
     """Say that a rank exited before it answered a request."""
-    said = f"rank {rank} {describe_exit(exitcode)} before it could answer"
-    return f"{said}; {way_out(life)}" if life.state is GroupState.BROKEN else said
+    text = f"rank {rank} {describe_exit(exitcode)} before it could answer"
+    return f"{text}; {way_out(life)}" if life.state is GroupState.BROKEN else text
 
 
 def way_out(life: Life) -> str:
@@ -77,24 +77,24 @@ def way_out(life: Life) -> str:
     return f"{heal}`%ddp restart` restarts all ranks{others}"
 
 
-def with_way_out(said: str, life: Life) -> str:
+def with_way_out(text: str, life: Life) -> str:
     """Add the way out to the message of a failed heal."""
-    is_in_vain = said.startswith(NOT_HEALED) and life.gone
-    return f"{said}; {way_out(life)}" if is_in_vain else said
+    is_in_vain = text.startswith(NOT_HEALED) and life.gone
+    return f"{text}; {way_out(life)}" if is_in_vain else text
 
 
 def describe_node(life: Life, event: ev.NodeEvent) -> str:
     """Say that a node joined or was lost."""
     if isinstance(event, ev.LogCopyFailed):
-        torn = f"the logs in {event.folder} are incomplete: {event.reason}"
-        return f"{torn}; each node has the full logs of its ranks"
+        text = f"the logs in {event.folder} are incomplete: {event.reason}"
+        return f"{text}; each node has the full logs of its ranks"
     if isinstance(event, ev.NodeJoined):
-        came = f"node {event.name} has joined with {plural(event.nproc, 'rank')}"
+        text = f"node {event.name} has joined with {plural(event.nproc, 'rank')}"
         if not event.adds_capacity:
-            return came
+            return text
         if life.cell is not None and life.cell.is_elastic:
-            return f"{came}: the cell starts again with them"
-        return f"{came}; `%ddp restart` uses it, and so does a cell with --elastic"
+            return f"{text}: the cell starts again with them"
+        return f"{text}; `%ddp restart` uses it, and so does a cell with --elastic"
     lost = f": {format_ranks(event.ranks)} gone" if event.ranks else ""
     return f"node {event.name} ({event.address}): {event.reason}{lost}"
 
@@ -123,20 +123,20 @@ def interrupt_pending(
     asleep = [rank for rank in unresponsive if rank in stopped]
     computing = [rank for rank in unresponsive if rank in seen.working and rank not in stopped]
     awake = [rank for rank in unresponsive if rank not in asleep and rank not in computing]
-    words = []
+    parts = []
     if computing:
         are = "is" if len(computing) == 1 else "are"
         what = f"{format_ranks(computing)} {are} still computing in C code that holds the GIL"
-        words.append(f"{what} and will be killed in {killed_in[1]:.0f} s")
+        parts.append(f"{what} and will be killed in {killed_in[1]:.0f} s")
     if asleep:
         pids = " ".join(str(stopped[rank]) for rank in asleep)
-        words.append(f"{format_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
+        parts.append(f"{format_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
     if awake:
-        who = format_ranks(awake)
-        words.append(f"{who} did not answer the interrupt yet (in C code that does not return?)")
+        names = format_ranks(awake)
+        parts.append(f"{names} did not answer the interrupt yet (in C code that does not return?)")
     if asleep or awake:
-        words.append(f"will be killed in {killed_in[0]:.0f} s")
-    return "; ".join(words) + ", or at once if you interrupt again"
+        parts.append(f"will be killed in {killed_in[0]:.0f} s")
+    return "; ".join(parts) + ", or at once if you interrupt again"
 
 
 def killed_unresponsive(

@@ -178,10 +178,10 @@ def _exited_in_cell(life: Life, cell: CellLife, event: ev.ProcessExited) -> Step
     actions: list[ev.Action] = []
     if event.rank in cell.waiting:
         life, actions = _rank_left_cell(life, cell, event.rank, has_failed=True, lost_group=True)
-    is_told = event.is_reported or life.cell is None or event.rank in cell.killed
-    if not is_told:  # other ranks may run on for long: report the death now
-        said = f"rank {event.rank} {describe_exit(event.exitcode)}"
-        actions = [ev.Notify(text=said), *actions]
+    is_reported = event.is_reported or life.cell is None or event.rank in cell.killed
+    if not is_reported:  # other ranks may run on for long: report the death now
+        text = f"rank {event.rank} {describe_exit(event.exitcode)}"
+        actions = [ev.Notify(text=text), *actions]
     return life, actions
 
 
@@ -290,8 +290,8 @@ def _finish(life: Life, cell: CellLife) -> Step:
         has_group=not (cell.group_broken or is_torn),
     )
     ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
-    said = [ev.Notify(text=refusals.RAN_TO_ITS_END)] if ran_to_its_end else []
-    return over, [*said, ev.CellFinished(cell=cell.number, is_outgrown=cell.is_outgrown)]
+    notices = [ev.Notify(text=refusals.RAN_TO_ITS_END)] if ran_to_its_end else []
+    return over, [*notices, ev.CellFinished(cell=cell.number, is_outgrown=cell.is_outgrown)]
 
 
 def _on_interrupt_asked(life: Life, _event: ev.InterruptAsked) -> Step:

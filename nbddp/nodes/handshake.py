@@ -182,11 +182,11 @@ def _key_and_certificate(secret: bytes, name: str) -> tuple[bytes, bytes]:
     from cryptography.x509.oid import NameOID
 
     key = _derive_key(secret, name)
-    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
         x509.CertificateBuilder()
-        .subject_name(who)
-        .issuer_name(who)
+        .subject_name(subject)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(1)
         .not_valid_before(_VALID_FROM)

@@ -140,10 +140,10 @@ class RemoteRankHandle:
         """Send SIGKILL. A node that lost its connection kills its ranks itself."""
         self._listener.send(self.node, FrameType.KILL, self._number)
 
-    def set_exited(self, exitcode: int | None, why: str = "") -> None:
+    def set_exited(self, exitcode: int | None, reason: str = "") -> None:
         """Mark the process as exited, or as lost with its node."""
         if not self._has_ended.is_set():
-            self.exitcode, self.exit_reason = exitcode, why
+            self.exitcode, self.exit_reason = exitcode, reason
             self._has_ended.set()
             self.log_receiver.close()
             os.close(self._writer)
@@ -324,17 +324,17 @@ class NodeListener:
             connection.send_json(FrameType.BEAT, at=time.time())
         self._loop.call_later(HEARTBEAT_PERIOD, self._check_nodes, now)
 
-    def _drop_node(self, node: Node, why: str) -> None:
+    def _drop_node(self, node: Node, reason: str) -> None:
         if node.lost_reason:
             return
-        node.lost_reason = why
+        node.lost_reason = reason
         self._connections = {
             each: connection for each, connection in self._connections.items() if each is not node
         }
         for task in node.forwarding:
             task.cancel()
         for handle in node.handles.values():
-            handle.set_exited(None, f"node {node.name}: {why}")
+            handle.set_exited(None, f"node {node.name}: {reason}")
         self._on_change(node)
 
     # ---- frames from nodes

@@ -122,7 +122,7 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         """Serve the notebook, then the next one, until none connects in time."""
-        why = f"cannot connect to the notebook at {self._join.address}:{self._join.port}"
+        reason = f"cannot connect to the notebook at {self._join.address}:{self._join.port}"
         while (control := await self._connect()) is not None:
             self._control = control
             try:
@@ -131,10 +131,10 @@ class NodeAgent:
                     self._on_frame(control, *await control.read())
             except FRAME_ERRORS as error:
                 how = "" if isinstance(error, EOFError) else f" ({error})"
-                why = self._with_duration(f"no connection to the notebook{how}")
+                reason = self._with_duration(f"no connection to the notebook{how}")
             finally:
                 self._disconnect()
-        self._finish(why)
+        self._finish(reason)
 
     async def _connect(self) -> FrameConnection | None:
         """Try to connect until the listener answers. Return None when it is time to end."""
@@ -169,13 +169,13 @@ class NodeAgent:
             port = self._listener.getsockname()[1]
             self._settings = NodeSettings(store_port=port, folder=self._folder, interface=interface)
             self._loop.run_in_executor(None, self._launcher.preload_more)
-        about = node_facts(self._nproc)
+        facts = node_facts(self._nproc)
         living = [
             {"number": number, "pid": handle.pid, "start": self._starts[number]}
             for number, handle in self._handles.items()
         ]
         control.send_json(
-            FrameType.HELLO, **about, address=address, agent=self._agent_pid, living=living
+            FrameType.HELLO, **facts, address=address, agent=self._agent_pid, living=living
         )
         kind, number, data = await control.read()
         facts = decode_json(data)
@@ -204,11 +204,11 @@ class NodeAgent:
 
     def _cpu_times(self) -> dict[int, float]:
         """Return the CPU seconds of each rank; a rank that holds the GIL cannot report them."""
-        found = {}
+        seconds = {}
         for number, handle in self._handles.items():
             with suppress(psutil.Error):  # it has just exited
-                found[number] = cpu_time(handle.pid or 0)
-        return found
+                seconds[number] = cpu_time(handle.pid or 0)
+        return seconds
 
     async def _try_reconnect(self, silent: FrameConnection) -> None:
         """Connect again to a silent listener: this node may be cut off, or the listener stopped.
@@ -263,8 +263,8 @@ class NodeAgent:
             self._forwarder.close()
         self._control = self._forwarder = None
 
-    def _with_duration(self, why: str) -> str:
-        return f"{why} for {self._orphan_timeout:g} s"
+    def _with_duration(self, reason: str) -> str:
+        return f"{reason} for {self._orphan_timeout:g} s"
 
     def _kill_unwanted(self, wanted: dict[str, dict[str, int]]) -> None:
         """Kill the ranks that the notebook does not rejoin; send the others' missing log data.
@@ -379,10 +379,10 @@ def count_gpus() -> int:
 
 def node_facts(nproc: int) -> dict[str, Any]:
     """Return the facts that the listener needs about this node."""
-    found = dict.fromkeys(("torch", "nbddp", "cloudpickle"), "")
-    for name in found:
+    versions = dict.fromkeys(("torch", "nbddp", "cloudpickle"), "")
+    for name in versions:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
+            versions[name] = version(name)
     return {
         "host": socket.gethostname(),
         "nproc": nproc,
@@ -390,6 +390,6 @@ def node_facts(nproc: int) -> dict[str, Any]:
         "gpus": count_gpus(),
         "pid": os.getpid(),
         "python": platform.python_version(),
-        "versions": found,
+        "versions": versions,
         "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # position among the nodes
     }

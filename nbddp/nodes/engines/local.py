@@ -87,12 +87,12 @@ class LocalAgents:
 
     def pop_failures(self) -> str:
         """Describe the agents that exited before they joined, each once; empty if none did."""
-        said = []
+        failures = []
         for each in self._agents:
             if not each.has_joined and each.process.poll() is not None:
                 each.has_joined = True  # report it only once
-                said.append(_describe_exit(each))
-        return "; ".join(said)
+                failures.append(_describe_exit(each))
+        return "; ".join(failures)
 
     def close(self) -> None:
         """Wait until all agents have exited, as their nodes were released; terminate late ones.
@@ -118,5 +118,5 @@ def _describe_exit(agent: _Agent) -> str:
     why = next(
         (line[len(_LOG_PREFIX) :] for line in reversed(lines) if line.startswith(_LOG_PREFIX)), ""
     )
-    said = f": {why}" if why else ""
-    return f"an agent on this machine {how} before it joined{said}; its log is {agent.log}"
+    suffix = f": {why}" if why else ""
+    return f"an agent on this machine {how} before it joined{suffix}; its log is {agent.log}"
