@@ -1,1 +1,1 @@
-"""The controller, in the notebook's process: it starts, stops and heals ranks, reads messages."""
+"""The controller, in the notebook's process: it starts, heals and stops ranks, and runs cells."""

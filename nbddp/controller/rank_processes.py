@@ -66,9 +66,8 @@ class RankProcesses:
         self._early_envelopes: dict[int, list[Envelope]] = {}
         self._killed: set[int] = set()
         self._abandoned: set[int] = set()
-        self._cpu: dict[
-            int, tuple[float, float, bool]
-        ] = {}  # sample time, CPU time, whether it worked
+        # sample time, CPU time, whether it worked
+        self._cpu: dict[int, tuple[float, float, bool]] = {}
         self._incarnations: dict[int, int] = {}  # of replacements, by rank
 
     # ---- start
@@ -184,7 +183,7 @@ class RankProcesses:
                 self._killed.update(ranks)
                 return try_each(ranks, lambda rank: self._handles[rank].kill())
             case _:
-                raise RuntimeError(f"nothing that ranks could do: {action}")
+                raise RuntimeError(f"not an action for ranks: {action}")
 
     def _send(self, ranks: Sequence[int], command: MessageToRank) -> FailedRanks:
         return try_each(ranks, lambda rank: self._runtime.link.send(rank, command))

@@ -87,7 +87,7 @@ def processor() -> str:
 
 
 def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
-    """Return the global batch size, if the cell has one loader that shuffles; else None.
+    """Return the global batch size of the loaders that shuffle; None if they differ or are missing.
 
     >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
     >>> rank = RankFacts(objects={"train": train, "test": LoaderFacts(batch_size=100)})

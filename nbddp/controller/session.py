@@ -306,7 +306,7 @@ class Session:
     def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
         """Send a cell to the ranks, and do not wait for its end.
 
-        An elastic cell ends when a node joins with which a restart would make more ranks.
+        An elastic cell ends when a node joins, if a restart would then give more ranks.
 
         Raises:
             RequestError: the group cannot run the cell now; nothing has changed.

@@ -97,8 +97,8 @@ class EventThread:
     ) -> None:
         """Run a function on this thread after some seconds; call this on the thread itself.
 
-        The function may judge ranks that were silent. If the process was stopped when the time
-        came, no message could be read, so the function is postponed once.
+        The function may judge ranks that were silent. If the process was stopped when the function
+        was due, no message could be read, so the function is postponed once.
         """
         due = time.monotonic() + seconds
         heapq.heappush(self._timers, (due, next(self._order), lambda: act(*args, **kwargs)))

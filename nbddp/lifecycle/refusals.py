@@ -84,7 +84,7 @@ def with_way_out(text: str, life: Life) -> str:
 
 
 def describe_node(life: Life, event: ev.NodeEvent) -> str:
-    """Say that a node joined or was lost."""
+    """Describe an event of a node to the user."""
     if isinstance(event, ev.LogCopyFailed):
         text = f"the logs in {event.folder} are incomplete: {event.reason}"
         return f"{text}; each node has the full logs of its ranks"
@@ -130,7 +130,7 @@ def interrupt_pending(
         parts.append(f"{what} and will be killed in {killed_in[1]:.0f} s")
     if asleep:
         pids = " ".join(str(stopped[rank]) for rank in asleep)
-        parts.append(f"{format_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
+        parts.append(f"{format_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` resumes)")
     if awake:
         names = format_ranks(awake)
         parts.append(f"{names} did not answer the interrupt yet (in C code that does not return?)")
