@@ -314,10 +314,8 @@ class Session:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self.life.all_ranks if request.ranks is None else request.ranks
-        before, logs = (
-            self._executor.cell,
-            self.event_log.log_sizes(ranks),
-        )  # before the ranks write
+        before = self._executor.cell
+        logs = self.event_log.log_sizes(ranks)  # before the ranks write
         self._executor.cell = handle = CellHandle(
             self._executor.messages.next_cell_number(),
             request,
