@@ -286,7 +286,7 @@ class NodeListener:
             connection.close()
 
     def _rejoin_ranks(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
-        """Rejoin the processes of a node. Return them with the sizes of the copied logs."""
+        """Rejoin the processes of a node. Return the sizes of each one's copied logs."""
         if not self.accepts_rejoin:
             return {}
         keep = {}

@@ -50,7 +50,7 @@ class LogSender:
                 each.sent = min(each.sent, sizes[each.path.name])
 
     def unfollow(self, number: int) -> None:
-        """Stop to send data for a process that has exited.
+        """Stop sending data for a process that has exited.
 
         A file that other processes write, too, is sent for one of them.
         """

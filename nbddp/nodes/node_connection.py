@@ -4,8 +4,8 @@ A node has one control connection. Each connection of its ranks to the store is 
 connection of its own, so ranks need no route to the notebook's machine, and the store listens on
 the notebook's loopback address alone.
 
-All of them carry frames: a type, a number and bytes. What controls processes and nodes is JSON;
-nothing that arrives is unpickled.
+All of them carry frames: a type, a number and bytes. Control frames are JSON, and received data is
+never unpickled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FrameType(IntEnum):
     REFUSED = 3  # the notebook: the node is not accepted, and why
     BEAT = 4  # both: a heartbeat, with the sender's clock
     ECHO = 5  # both: the reply to a heartbeat, with both clocks
-    LEAVE = 6  # both: the node leaves, and why
+    LEAVE = 6  # both: the node is done, and why
     START = 7  # the notebook: start a rank; the number is that of its process
     STARTED = 8  # a node: the rank has this process id
     FAILED = 9  # a node: the rank could not be started
