@@ -28,8 +28,9 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
     The fault strikes right after ``nbddp.log`` has reported the given step or a later one; the
     numbers of that step are already written. If the training logs nothing, the steps that
     ``nbddp.loader`` counts are used. nbddp records the fault in the run's event log before it
-    strikes. A fault strikes only once. It does not strike again if the cell runs again in the same
-    process (unless ``again`` is set), nor if nbddp or torchrun repeats the cell after a failure.
+    strikes. A fault strikes only once. Without ``again``, it does not strike again if the cell runs
+    again in the same process. It also does not strike again if nbddp or torchrun repeats the cell
+    after a failure.
 
     Args:
         step: the first step at which the fault may strike.
