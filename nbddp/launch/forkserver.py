@@ -309,7 +309,7 @@ class _RankPopen(popen_forkserver.Popen):
 
 
 def _short_folder() -> str:
-    """Return a temporary folder whose path is short enough for socket addresses.
+    """Return a temporary folder with a path that is short enough for socket addresses.
 
     multiprocessing uses the default folder without a check. On clusters it can be too long
     ("AF_UNIX path too long").

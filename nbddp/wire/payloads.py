@@ -56,7 +56,7 @@ def put(
 
 
 def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
-    """Unpickle a value whose signature is valid; ``loads`` does the work.
+    """Unpickle a value with a valid signature; ``loads`` does the work.
 
     Raises:
         RequestError: the value needs something that this process does not have.
@@ -65,8 +65,8 @@ def unpickle(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
         return loads(data)
     except Exception as error:  # imports and the value's own code may raise anything
         raise RequestError(
-            f"the value cannot be opened on this side ({type(error).__name__}: {error}); send "
-            "parts of it that can, such as numbers, tensors or a state_dict()"
+            f"the value cannot be unpickled in this process ({type(error).__name__}: {error}); "
+            "send only parts of it, such as numbers, tensors or a state_dict()"
         ) from error
 
 
@@ -79,10 +79,10 @@ def get(store: Store, payload: JsonDict) -> bytes:
     """
     keys = _piece_keys(payload)
     if not store.check(keys):  # get() of a missing key would wait for it
-        raise RequestError("a value is no longer there: it was collected, or its group has ended")
+        raise RequestError("the value was deleted: it was already read, or its group has ended")
     data = b"".join(store.get(key) for key in keys)
     if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), payload["digest"]):
-        raise SignatureError("a value was changed on its way and was not opened")
+        raise SignatureError("the value was changed on its way and was not unpickled")
     return data
 
 
@@ -93,7 +93,7 @@ def discard(store: Store, payload: JsonDict) -> None:
 
 
 def discard_unannounced(store: Store, key: str) -> None:
-    """Delete a value whose sender died before it could send the reference."""
+    """Delete a value if its sender died before it could send the reference."""
     index = 0
     while store.delete_key(f"{key}/{index}"):
         index += 1

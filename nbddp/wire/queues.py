@@ -69,7 +69,7 @@ class QueueWriter:
         self.put_encoded(encode(message))
 
     def put_encoded(self, body: bytes) -> None:
-        """Put an encoded message into the queue, such as one that goes to many queues."""
+        """Put an encoded message into the queue; used to send one message to many queues."""
         with self._lock:
             sequence = next(self._sequence)
             try:
@@ -124,8 +124,8 @@ class QueueReader:
         store: store with the queue.
         queue: name of the queue.
         secret: key that signs envelopes.
-        reopen: called when the store is gone. Waits for a new store, whose writers number their
-            envelopes from the start, and returns it. None if there will be no new store.
+        reopen: called when the store is gone. Waits for a new store and returns it; its writers
+            number their envelopes from the start. None if there will be no new store.
     """
 
     def __init__(
@@ -175,7 +175,9 @@ class QueueReader:
         if envelope.sequence <= self._last_sequence.get(stream, 0):
             if isinstance(envelope.message, LargeMessage):  # sent again after a lost connection
                 payloads.discard(self._store, envelope.message.payload)
-            raise ReplayError(f"message {envelope.sequence} of rank {envelope.sender} came twice")
+            raise ReplayError(
+                f"message {envelope.sequence} of rank {envelope.sender} was received twice"
+            )
         self._last_sequence[stream] = envelope.sequence
         if isinstance(envelope.message, LargeMessage):
             return replace(envelope, message=self._load(envelope.message.payload))
@@ -198,7 +200,7 @@ class QueueReader:
 
         Args:
             store: not the client that waits for envelopes.
-            sender: a rank that has ended and whose envelopes were all read.
+            sender: a rank that has ended; all of its envelopes were read.
             attempt: the attempt of its process.
             incarnation: the incarnation of its process.
         """

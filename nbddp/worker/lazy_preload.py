@@ -1,7 +1,7 @@
-"""What the forkserver does in addition to forking: preload modules in parts, and clean up at exit.
+"""Tasks of the forkserver besides forking: preload modules in parts, and clean up at exit.
 
-It preloads what the first DDP model would import in every rank. Between two parts it serves, so
-that a start waits for one part at most. None of these imports touches CUDA.
+It preloads the modules that the first DDP model would import in every rank. Between two parts it
+serves, so that a start waits for one part at most. None of these imports touches CUDA.
 """
 
 from __future__ import annotations

@@ -43,14 +43,14 @@ from nbddp.worker.watch.profiler import CELL_GONE
 
 PULL_FILENAME = "<pulled>"  # file name of pulled expressions; the interrupter knows it
 NO_GROUP = (
-    "there is no process group now: what ran last has left none; a cell gets one, unless it says "
-    "--no-init: `%%ddp --out NAME` fetches its last value"
+    "there is no process group now: the last cell has destroyed it, or ran with --no-init. To "
+    "fetch the value of a cell that has a group, use `%%ddp --out NAME`"
 )
 CANCELLED = "the request was cancelled"
 
 
 class RequestHandler:
-    """Answers requests one after the other, except those that were cancelled.
+    """Answers requests one after the other, but not cancelled ones.
 
     Args:
         shell: has the namespace.

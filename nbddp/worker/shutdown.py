@@ -68,7 +68,7 @@ def exit_process(close: Callable[[], None]) -> NoReturn:
 
 
 def exit_with_kernel(kernel_pid: int) -> None:
-    """End this process and its children as soon as the kernel has ended, for whatever reason.
+    """End this process and its children as soon as the kernel has ended, for any reason.
 
     The kernel holds a pipe that this process watches. A child that the kernel forked may keep the
     pipe open for longer, so the kernel's process is watched too, where the system can.

@@ -1,1 +1,1 @@
-"""What a rank does when a dead one is replaced."""
+"""A rank's part in a heal: transfer names, environment and values to a replacement."""

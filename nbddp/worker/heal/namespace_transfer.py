@@ -287,7 +287,7 @@ class Placeholder:
         vars(self)["_what"] = what
 
     def __repr__(self) -> str:
-        """Return what it stands for."""
+        """Return a description of the replaced object."""
         return f"<{self._describe()}>"
 
     def _describe(self) -> str:

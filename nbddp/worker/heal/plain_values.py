@@ -95,12 +95,12 @@ class PlainValues:
         return report | ({"late": late} if late else {})
 
     def restore(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
-        """Restore this rank's own values. Return the paths of those that changed.
+        """Restore this rank's own values. Return the paths of the changed values.
 
         Args:
             own: by path, the mark of the donor's value and the mark of this rank's own value.
-            preset: names that each rank sets itself; they are restored whatever their marks are
-                now.
+            preset: names that each rank sets itself; they are always restored, without comparing
+                marks.
         """
         left = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
         restored: list[str] = []
@@ -161,8 +161,7 @@ class _Search:
         cpu_seconds: time limit.
 
     Attributes:
-        skipped: names whose values have no mark because of the time limit; "" stands for attributes
-            and items.
+        skipped: names without a mark because of the time limit; "" stands for attributes and items.
     """
 
     def __init__(self, namespace: dict[str, Any], memo: Memo, cpu_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Find the objects of this rank that depend on a process group, whatever the user calls them.
+"""Find the objects of this rank that depend on a process group, under any name.
 
 Most code keeps its model in an object of its own, or behind ``torch.compile``. So DDP models,
 optimizers and schedules are recorded when they are created. The references are weak, so that no

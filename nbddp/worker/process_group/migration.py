@@ -45,7 +45,7 @@ GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
 _MOVED = "moved to the new process group, with the values of rank {}"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
-_RANKS_DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
+_RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell that all ranks run")
 _UNWANTED = "-"  # in place of a failure: the object's model is not moved
 
 Objects = dict[str, list[Any]]  # by kind, in order of creation
@@ -154,7 +154,9 @@ class Migration:
         for name, value in self._namespace.items():
             is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
             if is_group and name[:1] != "_" and not _was_default(value):
-                self._not_moved.append((value, "a group ends with the default one", _MAKE_AGAIN))
+                self._not_moved.append(
+                    (value, "it was destroyed together with the default group", _MAKE_AGAIN)
+                )
         return {
             "models": models,
             "sharded": sharded,

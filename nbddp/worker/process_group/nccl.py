@@ -36,8 +36,8 @@ def configure_nccl() -> None:
 def abort_groups() -> None:
     """Abort all process groups of this rank, which ends all waits in them.
 
-    torch's own function aborts them one after the other. A group whose abort does not return would
-    then delay the others, and also the thread that receives the next interrupt.
+    torch's own function aborts them one after the other. If one abort does not return, it would
+    delay the others, and also the thread that receives the next interrupt.
     """
     module = dist.distributed_c10d
     if abort_all(list(module._world.pg_names), ABORT_TIMEOUT) and dist.is_initialized():

@@ -92,7 +92,7 @@ def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Itera
 def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
     """Wait until a message was sent or received, or until its process group is abandoned.
 
-    Gloo never wakes some waits for messages whose other end has died; see
+    If the other end of a message has died, Gloo may never wake the wait for it; see
     :class:`~nbddp.worker.process_group.connections.Connections`. So on the CPU a separate thread
     waits. If the group is abandoned, that thread is left behind; it ends with the group's timeout.
 
@@ -120,7 +120,7 @@ def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool
     threading.Thread(target=wait, name="nbddp-message", daemon=True).start()
     while not is_over.wait(POLL_INTERVAL):
         if is_lost():
-            raise RuntimeError("Gloo has lost a message: its process group was given up")
+            raise RuntimeError("Gloo has lost a message: its process group was abandoned")
     if failed:
         raise failed[0]
 

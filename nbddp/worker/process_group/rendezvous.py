@@ -128,7 +128,7 @@ class Rendezvous:
                 parameters, timeout
             )
             yield store, parameters.rank, parameters.world_size
-            raise RuntimeError("cannot meet a second time")
+            raise RuntimeError("the ranks cannot repeat a rendezvous")
 
         return handler
 
@@ -233,7 +233,7 @@ def _instead_of_spawn(fn: Any, *_args: Any, **_options: Any) -> str:
             'use strategy="ddp" with devices=world_size'
         )
     call = _call_of_rank(frame) or f"{getattr(fn, '__name__', 'main')}(rank, ...)"
-    return f"the ranks are here already: call `{call}`"
+    return f"the ranks are already running: call `{call}`"
 
 
 def _call_of_rank(frame: FrameType | None) -> str:
