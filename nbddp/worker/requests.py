@@ -42,7 +42,7 @@ from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.watch.profiler import CELL_GONE
 
 PULL_FILENAME = "<pulled>"  # file name of pulled expressions; the interrupter knows it
-NO_GROUP = (
+NO_PROCESS_GROUP = (
     "there is no process group now: the last cell has destroyed it, or ran with --no-init. To "
     "fetch the value of a cell that has a group, use `%%ddp --out NAME`"
 )
@@ -140,7 +140,7 @@ class RequestHandler:
         except ValueError as error:
             if dist.is_initialized() or "group has not been initialized" not in str(error):
                 raise
-            raise RequestError(NO_GROUP) from None
+            raise RequestError(NO_PROCESS_GROUP) from None
         payload_key, name = self._payload_key(f"request{command.request}"), command.expression
         payload = pack_value(self._store, payload_key, value, name=name, check=check)
         return Answer(request=command.request, payload=payload)
