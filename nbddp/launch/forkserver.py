@@ -71,27 +71,30 @@ class Forkserver:
 
     @property
     def pid(self) -> int | None:
-        """The helper's process id; None if it is not running."""
+        """The forkserver's process id; None if it is not running."""
         pid: int | None = self._server._forkserver_pid  # type: ignore[attr-defined]
         return pid
 
     def start(self) -> None:
-        """Start the helper if it is not running; return before its imports are done."""
+        """Start the forkserver if it is not running; return before its imports are done."""
         with self._lock:
             self._ensure_running()
 
     def wait_until_ready(self) -> None:
-        """Start the helper if it is not running, and wait until ranks can be forked from it.
+        """Start the forkserver if it is not running. Wait until ranks can be forked from it.
 
         Raises:
-            EOFError: the helper was closed during the wait, or has ended.
+            EOFError: the forkserver was closed during the wait, or has ended.
         """
         with self._lock:
             self._ensure_running()
             self._wait_until_serving()
 
     def preload_more(self) -> None:
-        """Make the helper import what DDP needs, and wait. Ranks can start between two parts."""
+        """Make the forkserver import what DDP needs, and wait until it has done so.
+
+        Between two parts of the imports it can start ranks.
+        """
         with self._preload_lock:
             server = self._server
             for _ in range(0 if self._is_preloaded else PRELOAD_PARTS):
@@ -113,7 +116,7 @@ class Forkserver:
             self._is_preloaded = True
 
     def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> ForkedProcess:
-        """Fork a process from the helper that runs ``target(argument)``.
+        """Fork a process from the forkserver that runs ``target(argument)``.
 
         Raises:
             CudaUsedError: a forked process could not use a GPU.
@@ -128,24 +131,25 @@ class Forkserver:
         return child
 
     def orphans(self) -> list[psutil.Process]:
-        """Return the orphans of ranks that have ended. On Linux the helper inherits them."""
+        """Return the orphans of ranks that have ended. On Linux the forkserver inherits them."""
         helper, ranks = self.pid, self._server.rank_pids
         if helper is None:
             return []
         roots = [each for each in find_children(helper) if _has_own_session(each.pid, helper)]
-        roots = [each for each in roots if each.pid not in ranks]  # a new rank is in it
+        # compare with the current set: ranks may have started since the processes were listed
+        roots = [each for each in roots if each.pid not in ranks]
         return [each for root in roots for each in (root, *find_descendants(root.pid))]
 
     def close(self) -> None:
-        """Kill the helper and wait until it has ended. Called when no rank runs any more.
+        """Kill the forkserver and wait until it has ended. Called when no rank runs any more.
 
-        The helper holds no state, and an orderly exit would take half a second, for torch.
+        The forkserver holds no state, and an orderly exit would take half a second, for torch.
         """
         self._server.is_closing = True
-        self._kill()  # a thread that waits for the helper then releases the lock
+        self._kill()  # a thread that waits for the forkserver then releases the lock
         with self._lock:
             self._kill()  # it may have been starting
-            with suppress(FileNotFoundError):  # the helper has deleted its folder
+            with suppress(FileNotFoundError):  # the forkserver has deleted its folder
                 self._server._stop()  # type: ignore[attr-defined]
             self._server.remove_folder()
             self._server, self._is_preloaded = _Server(), False
@@ -156,12 +160,12 @@ class Forkserver:
 
     def _wait_until_serving(self) -> None:
         child = ForkedProcess(self._server, _do_nothing, None, "nbddp-ready")
-        child.start()  # returns after the helper has forked
+        child.start()  # returns after the forkserver has forked
         child.join()
 
     @contextmanager
     def _own_socket_folder(self) -> Iterator[None]:
-        """Make multiprocessing create its sockets in a folder that the helper deletes when it ends.
+        """Make multiprocessing create its sockets in a folder that the forkserver deletes at exit.
 
         The default folders are deleted by the process that made them; if it is killed, they stay.
         """
@@ -184,7 +188,7 @@ class Forkserver:
 
 
 class _Server(forkserver.ForkServer):
-    """One helper process; while it is being closed, it cannot be started again."""
+    """One forkserver process; while it is being closed, it cannot be started again."""
 
     is_closing = False
 
@@ -195,7 +199,7 @@ class _Server(forkserver.ForkServer):
         self._folder = ""
 
     def has_used_cuda(self) -> bool:
-        """Return whether the helper's imports have used CUDA. Valid as soon as it serves."""
+        """Return whether the forkserver's imports have used CUDA. Valid as soon as it serves."""
         return (Path(self._folder) / CUDA_USED).exists()
 
     def ensure_folder(self) -> str:
@@ -210,7 +214,7 @@ class _Server(forkserver.ForkServer):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def ensure_running(self) -> None:
-        """Start the helper if it is not running."""
+        """Start the forkserver if it is not running."""
         if not self.is_closing:
             super().ensure_running()
         if self.is_closing:  # close() may not have seen the process that was just started
@@ -250,7 +254,7 @@ class LocalRank(process.BaseProcess):
 
 
 class ForkedProcess(LocalRank):
-    """A process forked from a helper. It is not daemonic, so that a DataLoader can have workers."""
+    """A process forked from the forkserver; not daemonic, so that a DataLoader can have workers."""
 
     _start_method = "fork"  # for children of the rank: DataLoader workers see its cells
 
@@ -324,7 +328,7 @@ def _short_folder() -> str:
 
 
 def _has_own_session(pid: int, helper: int) -> bool:
-    """Return whether a process has left the helper's session; ranks do so at once."""
+    """Return whether a process has left the forkserver's session; ranks do so at once."""
     try:
         return os.getsid(pid) != helper
     except ProcessLookupError:
@@ -332,7 +336,7 @@ def _has_own_session(pid: int, helper: int) -> bool:
 
 
 def _do_nothing(_argument: None) -> None:
-    """Target of a process that is started only to see whether the helper serves."""
+    """Target of a process that is started only to see whether the forkserver serves."""
 
 
 @contextmanager

@@ -148,10 +148,10 @@ class Launcher:
 class LocalLauncher(Launcher):
     """Starts ranks on this machine, with multiprocessing.
 
-    ``forkserver`` forks ranks from a warm helper in milliseconds. ``spawn`` imports torch in every
+    ``forkserver`` forks ranks from a warm process in milliseconds. ``spawn`` imports torch in every
     rank; it is used where forking is not safe (macOS). When memory is low, ranks are forked only
-    after the helper has imported all that DDP needs. Then the first start takes 0.9 s longer, and
-    each rank needs 80 MB less.
+    after the forkserver has imported all that DDP needs. Then the first start takes 0.9 s longer,
+    and each rank needs 80 MB less.
     """
 
     def __init__(self, method: str = "") -> None:
@@ -159,17 +159,20 @@ class LocalLauncher(Launcher):
         self.forkserver = Forkserver() if self.method == "forkserver" else None
 
     def preload(self) -> None:
-        """Start the helper, which imports torch in the background."""
+        """Start the forkserver, which imports torch in the background."""
         if self.forkserver is not None:
             self.forkserver.start()
 
     def preload_more(self) -> None:
-        """Make the helper import what DDP needs, and wait."""
+        """Make the forkserver import what DDP needs, and wait."""
         if self.forkserver is not None:
             self.forkserver.preload_more()
 
     def wait_until_preloaded(self) -> None:
-        """Wait until the helper has imported torch. If that fails, the first rank reports it."""
+        """Wait until the forkserver has imported torch.
+
+        If that fails, the first rank reports it.
+        """
         if self.forkserver is not None:
             with suppress(EOFError, OSError):
                 self.forkserver.wait_until_ready()
@@ -208,23 +211,23 @@ class LocalLauncher(Launcher):
         kill_all(remaining)
 
     def share(self) -> Launcher:
-        """Return a launcher that uses the same helper and does not close it."""
+        """Return a launcher that uses the same forkserver and does not close it."""
         return SharedLauncher(self)
 
     def close(self) -> None:
-        """Close the helper."""
+        """Close the forkserver."""
         if self.forkserver is not None:
             self.forkserver.close()
 
 
 class SharedLauncher(LocalLauncher):
-    """Starts ranks from the helper of another launcher."""
+    """Starts ranks from the forkserver of another launcher."""
 
     def __init__(self, owner: LocalLauncher) -> None:
         self.method, self.forkserver = owner.method, owner.forkserver
 
     def close(self) -> None:
-        """Do nothing: the helper belongs to the other launcher."""
+        """Do nothing: the forkserver belongs to the other launcher."""
 
 
 class SpawnedRank(LocalRank, SpawnProcess):

@@ -37,10 +37,10 @@ def clean_up_at_exit(folder: str) -> None:
 
 
 def reset_in_rank() -> None:
-    """In a rank, restore the signal's default action and close the helper's pipe.
+    """In a rank, restore the signal's default action and close the forkserver's pipe.
 
-    The helper runs as long as this pipe is open, so only the kernel may hold it. multiprocessing
-    passes it on, so that a rank could fork from the same helper.
+    The forkserver runs as long as this pipe is open, so only the kernel may hold it.
+    multiprocessing passes it on, so that a rank could fork from the same forkserver.
     """
     signal.signal(PRELOAD_SIGNAL, signal.SIG_DFL)
     server = forkserver._forkserver
@@ -53,7 +53,7 @@ def reset_in_rank() -> None:
 def preload_on_signal(first: Callable[[], None]) -> None:
     """Preload one part at every signal, starting with ``first``.
 
-    Called in the helper's main thread.
+    Called in the forkserver's main thread.
     """
     parts: list[Callable[[], object]] = [first]
     parts += [partial(importlib.import_module, name) for name in PRELOADED_LATER]

@@ -330,7 +330,7 @@ class Rank:
         # The user left the debugger, or its input ended. It also quits in an interrupted cell.
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted
         if error is not None:
-            if not self._was_quit:  # else keep the exception that was debugged
+            if not self._was_quit:  # else keep the exception that was debugged before
                 self._debuggers.keep_exception(
                     error, is_interrupt=self._interrupter.was_interrupted
                 )

@@ -54,10 +54,8 @@ class BoundObjects:
             (ReduceLROnPlateau, self.schedules),  # it does not call LRScheduler.__init__
             (torch.amp.GradScaler, self.scalers),
         ]
-        for (
-            kind,
-            weak_list,
-        ) in self._kinds:  # for objects created, unpickled or copied later
+        # for objects created, unpickled or copied later
+        for kind, weak_list in self._kinds:
             _add_after(kind, "__init__", weak_list)
             if hasattr(kind, "__setstate__"):
                 _add_after(kind, "__setstate__", weak_list)

@@ -56,7 +56,7 @@ def _tensor(data: bytes, device: torch.device) -> torch.Tensor:
 
 
 def _all_gather_bytes(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
-    """Return the first bytes of each rank's tensor, on every rank: ``sizes`` has the numbers."""
+    """Return the first ``sizes[rank]`` bytes of each rank's tensor, on every rank."""
     parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(mine, parts, dst=0)
     if parts is None:

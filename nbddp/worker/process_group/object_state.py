@@ -72,7 +72,7 @@ def _is_sendable(value: Any) -> bool:
 
 
 def state_from_description(obj: Any, description: str, device: torch.device) -> Any:
-    """Return a state with the numbers of another rank, and allocated tensors for its tensors.
+    """Return a state with another rank's numbers, and new tensors of its types and shapes.
 
     Values that are equal to those of the other rank stay, with their tensors. Values that are
     neither numbers nor tensors stay too.

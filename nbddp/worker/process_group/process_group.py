@@ -209,7 +209,7 @@ class ProcessGroup:
     def record_failure(self, error: BaseException | None) -> None:
         """Mark the group as broken after an error of the backend, such as a timeout.
 
-        The backend has closed the connections by then.
+        The backend closes its connections in that case.
         """
         self.is_broken = self.is_broken or is_backend_error(error)
 
