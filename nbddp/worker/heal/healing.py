@@ -111,7 +111,7 @@ class HealHandler:
         content: JsonDict = {
             "names": list(pickled.names),
             "bytes": len(pickled.data),
-            "left": {name: why[:MAX_REASON] for name, why in not_carried[:MAX_LISTED]},
+            "left": {name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
             "more": {"": len(not_carried) - MAX_LISTED} if len(not_carried) > MAX_LISTED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
         }
@@ -221,21 +221,21 @@ class HealHandler:
         in_flight = deque(islice(waiting, MAX_IN_FLIGHT))
         while in_flight:
             in_flight.extend(islice(waiting, 1))
-            work, belongs = in_flight.popleft()
+            work, data = in_flight.popleft()
             wait_for_message(work, self._group.device, lambda: self._group.is_broken)
-            yield belongs
+            yield data
 
 
 def _check_nothing_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
     """Raise an error for sharded objects: a part of them died with the rank."""
-    cut = _name_sharded(namespace, optimizers)
-    if cut:  # it may be garbage
+    sharded = _name_sharded(namespace, optimizers)
+    if sharded:  # it may be garbage
         gc.collect()
-        cut = _name_sharded(namespace, optimizers)
-    if cut:
+        sharded = _name_sharded(namespace, optimizers)
+    if sharded:
         raise RequestError(
-            f"a part of the sharded state ({cut}) died with its rank: `%ddp restart --replay`, and "
-            "load a checkpoint"
+            f"a part of the sharded state ({sharded}) died with its rank: "
+            "`%ddp restart --replay`, and load a checkpoint"
         )
 
 

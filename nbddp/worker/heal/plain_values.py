@@ -102,15 +102,15 @@ class PlainValues:
             preset: names that each rank sets itself; they are always restored, without comparing
                 marks.
         """
-        left = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
+        remaining = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
         restored: list[str] = []
         written: dict[int, str] = {}
         for path, holder, key, mark in [*_Search(self._namespace, {}, cpu_seconds=1.0).marked()]:
-            expected, mine = left.pop(path, (mark, mark))
+            expected, mine = remaining.pop(path, (mark, mark))
             is_expected = mark == expected or path in preset
             if mark != mine and is_expected and _write(holder, key, mine, written):
                 restored.append(path)
-        for path, (_, mine) in left.items():
+        for path, (_, mine) in remaining.items():
             is_missing = path.isidentifier() and path not in self._namespace
             if is_missing and _write(self._namespace, path, mine, written):
                 restored.append(path)
@@ -124,9 +124,11 @@ class PlainValues:
         """
         search = _Search(self._namespace, {}, cpu_seconds=1.0)
         now = {path: mark for path, _, _, mark in search.marked()}
-        found = [path for path, (theirs, mine) in own.items() if theirs and now.get(path) != mine]
+        differing = [
+            path for path, (theirs, mine) in own.items() if theirs and now.get(path) != mine
+        ]
         lost = [path for path in own if path.isidentifier() and path not in self._namespace]
-        return [path for path in found if path in now] + lost
+        return [path for path in differing if path in now] + lost
 
 
 class _TypeTraits(NamedTuple):
@@ -134,12 +136,12 @@ class _TypeTraits(NamedTuple):
 
     may_be_plain: bool
     has_parts: bool
-    is_alike: bool
+    is_skipped: bool
 
 
 def _traits_of_type(kind: type) -> _TypeTraits:
     package = kind.__module__.partition(".")[0]
-    is_alike = issubclass(kind, _SKIPPED_TYPES)
+    is_skipped = issubclass(kind, _SKIPPED_TYPES)
     # All references to an enum member share its attributes.
     is_open = package not in _OPAQUE_PACKAGES and not issubclass(
         kind, (Enum, Optimizer, ModuleType)
@@ -147,7 +149,7 @@ def _traits_of_type(kind: type) -> _TypeTraits:
     return _TypeTraits(
         may_be_plain=kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic)),
         has_parts=is_open or kind in DICTS or issubclass(kind, type),
-        is_alike=is_alike,
+        is_skipped=is_skipped,
     )
 
 
@@ -227,7 +229,7 @@ class _Search:
             return mark
         if traits.has_parts:
             self._nested += _holders(path, value)
-        if traits.is_alike or (kind is FunctionType and not self._holds_values(value)):
+        if traits.is_skipped or (kind is FunctionType and not self._holds_values(value)):
             return ""
         return self._fingerprint(form, path, value)
 
