@@ -52,7 +52,7 @@ class MemoryWatch:
         if used < HIGH_SHARE * limit:
             return ""
         share = f"{used / 2**30:.1f} of {limit / 2**30:.1f} GiB"
-        return f"probably out of memory: the ranks used {share} when last seen; {_WAY_OUT}"
+        return f"probably out of memory: the ranks used {share} in the last sample; {_WAY_OUT}"
 
     def _count(self) -> Mapping[Path, int]:
         counts = {}

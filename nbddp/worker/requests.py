@@ -248,7 +248,7 @@ def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
         pickler.dump(value)
     except Exception as error:  # noqa: BLE001 - the value's own code may raise anything
         raise pickle.PicklingError(_describe_unpicklable(name, value, error)) from None
-    note = f"{name}: without its DistributedDataParallel, which stays with the ranks"
+    note = f"{name}: sent without its DistributedDataParallel wrapper, which stays on the ranks"
     return written.getvalue(), note if pickler.has_unwrapped else ""
 
 
@@ -257,8 +257,8 @@ def _describe_unpicklable(name: str, value: Any, error: Exception) -> str:
     problem = f"{name} is of type {kind} and cannot be sent to the notebook"
     if isinstance(value, nn.Module):
         return (
-            f"{problem}; take its parameters: `from torch.distributed.checkpoint.state_dict import "
+            f"{problem}; send its parameters: `from torch.distributed.checkpoint.state_dict import "
             f"*`, then `get_model_state_dict({name}, options=StateDictOptions("
             "full_state_dict=True))` on every rank"
         )
-    return f"{problem} ({type(error).__name__}: {error_text(error)}); take parts of it that can"
+    return f"{problem} ({type(error).__name__}: {error_text(error)}); send parts of it instead"

@@ -99,8 +99,8 @@ class PlainValues:
 
         Args:
             own: by path, the mark of the donor's value and the mark of this rank's own value.
-            preset: names that each rank sets itself; they are always restored, without comparing
-                marks.
+            preset: names that each rank sets itself; they are restored even if their value is not
+                the donor's.
         """
         remaining = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
         restored: list[str] = []

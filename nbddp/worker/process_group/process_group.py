@@ -116,7 +116,7 @@ class ProcessGroup:
             device_id=self.device if self.backend == "nccl" else None,
         )
         if self.is_broken:  # the connections to some ranks may be those to itself
-            raise RuntimeError("an interrupt ended the process group while it formed")
+            raise RuntimeError("an interrupt ended the process group before all ranks had joined")
         self._set_timeout(max(connect_timeout, FORM_TIMEOUT))
 
     def apply_user_timeout(self) -> None:
@@ -137,7 +137,7 @@ class ProcessGroup:
         except dist.DistStoreError as error:
             arrived, seconds = store.add("here", 0), FORM_TIMEOUT.total_seconds()
             raise TimeoutError(
-                f"{arrived} of {world_size} ranks came to form the process group in "
+                f"only {arrived} of {world_size} ranks joined the process group within "
                 f"{seconds:.0f} s; `%ddp status` shows where the others are"
             ) from error
 
@@ -259,6 +259,6 @@ def describe_shared_gpus(requested: str, backend: str, device: torch.device, ran
     gpus = torch.cuda.device_count()
     shared = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
     return (
-        f"{ranks} ranks share {shared}: collectives go over Gloo, by way of the CPU, "
-        "and send and recv take no tensor that is on a GPU (`.cpu()` first)"
+        f"{ranks} ranks share {shared}: collectives use Gloo and go through the CPU; "
+        "send and recv do not accept tensors on a GPU (call `.cpu()` first)"
     )
