@@ -1,8 +1,8 @@
 """TLS connections between a node and the notebook.
 
-A node has one control connection. Each connection of its ranks to the store is forwarded over a TLS
-connection of its own, so ranks need no route to the notebook's machine, and the store listens on
-the notebook's loopback address alone.
+A node has one control connection. Each store connection of its ranks is forwarded over its own TLS
+connection. So ranks need no route to the notebook's machine, and the store listens only on the
+notebook's loopback address.
 
 All of them carry frames: a type, a number and bytes. Control frames are JSON, and received data is
 never unpickled.
