@@ -206,7 +206,7 @@ class Executor:
         if self.life.incarnation(rank) == incarnation:  # else the rank was healed meanwhile
             self.messages.on_rank_gone(attempt, rank, None)
 
-    def _perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - a table, a line or two a case
+    def _perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - one or two lines per case
         match action:
             case ev.StartRanks():
                 self._start_ranks(action)

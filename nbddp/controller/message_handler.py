@@ -65,7 +65,7 @@ class MessageHandler:
         self.newest_cell = 0
         self._memory = MemoryWatch()
 
-    def handle(self, envelope: Envelope) -> None:  # noqa: C901 - a table, a line or two a case
+    def handle(self, envelope: Envelope) -> None:  # noqa: C901 - one or two lines per case
         """Handle a message of a rank."""
         executor = self._executor
         if executor.ranks is None or not executor.ranks.accepts(envelope):
