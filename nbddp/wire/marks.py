@@ -1,7 +1,7 @@
 """Marks: short strings for comparing values between ranks.
 
 The mark of a plain value is an expression for it. The mark of any other value is a fingerprint:
-different marks mean different values, but equal marks may have different values.
+different marks mean different values, but equal marks may stand for different values.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Shutdown:
 class Interrupt:
     """Raise KeyboardInterrupt in a cell and end its waits; skip the cell if it has not started.
 
-    ``rank_died`` tells that a rank has died, so that no wait for it can end.
+    ``rank_died`` tells that a rank has died, so that waits for it cannot end by themselves.
     """
 
     cell: int
@@ -135,7 +135,7 @@ class RankStatus:
     Attributes:
         cell: number of the cell.
         line: the innermost line of the cell; 0 if no cell runs.
-        function: name of the function on that line.
+        function: name of the function that the line has called.
         file: the script or other cell that has this line; empty if it is the running cell.
         code: source text of the line.
         collective: the collective in which the thread waits. If torch has no record of it, only its

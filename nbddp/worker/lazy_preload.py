@@ -21,9 +21,10 @@ from nbddp.wire.rank_start import PRELOAD_SIGNAL, PRELOADED_LATER
 
 
 def clean_up_at_exit(folder: str) -> None:
-    """When the kernel has ended and this process exits, kill all ranks and delete the folder.
+    """Register an exit hook that kills all ranks and deletes the folder.
 
-    A rank watches the kernel itself, but not while it is stopped (SIGSTOP).
+    The forkserver exits when the kernel has ended. A rank watches the kernel itself, but cannot do
+    so while it is stopped (SIGSTOP).
     """
     pid = os.getpid()
 

@@ -104,7 +104,7 @@ class HealHandler:
         payload = payloads.put(
             self._store, self._payload_key(f"names{command.request}"), pickled.data
         )
-        # names first: their whole value is missing
+        # names before parts of objects, because their whole value is missing
         not_carried = sorted(
             pickled.not_carried.items(), key=lambda each: not each[0].isidentifier()
         )
@@ -156,7 +156,8 @@ class HealHandler:
     def _restore_own_values(self, command: JoinGroup) -> None:
         """On replacements, restore values and attributes that are different on each rank.
 
-        An attribute is set if it holds the own rank number on all other ranks.
+        An attribute gets this rank's number if it holds the rank's own number on all surviving
+        ranks.
         """
         is_new = dist.get_rank() in command.replacements
         mine = None if is_new else find_rank_attributes(self._namespace, self._own_names)
@@ -229,7 +230,7 @@ class HealHandler:
 def _check_nothing_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
     """Raise an error for sharded objects: a part of them died with the rank."""
     sharded = _name_sharded(namespace, optimizers)
-    if sharded:  # it may be garbage
+    if sharded:  # the sharded object may be garbage
         gc.collect()
         sharded = _name_sharded(namespace, optimizers)
     if sharded:

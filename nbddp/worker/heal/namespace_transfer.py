@@ -51,7 +51,7 @@ class PickledNamespace:
         data: the pickled names.
         storages: memory of tensors and large arrays, each once.
         names: the names in ``data``.
-        not_carried: for all other names, the reason.
+        not_carried: the reason for each of the other names.
     """
 
     data: bytes
@@ -242,7 +242,10 @@ def _pickle_names(
     extra: Any = None,
     broken: Container[str] = (),
 ) -> tuple[_NamespacePickler, str]:
-    """Pickle names; of the broken ones, only what can be pickled. Return why it failed, or ""."""
+    """Pickle names; of those in ``broken``, only the parts that can be pickled.
+
+    Return the pickler, and why it failed; "" if it succeeded.
+    """
     packer = _NamespacePickler(io.BytesIO(), namespace)
     # modules first, then classes and functions: other objects may need them while unpickling
     first = [each for each in names if isinstance(names[each], ModuleType)]
