@@ -246,14 +246,21 @@ class NodeAgent:
                 )
             case FrameType.INTERRUPT if handle is not None:
                 handle.interrupt()
-            case FrameType.TERMINATE if handle is not None:
-                handle.terminate()
-            case FrameType.KILL if handle is not None:
-                handle.kill()
+            case FrameType.TERMINATE | FrameType.KILL if handle is not None:
+                self._end_rank(number, kind)
+            case FrameType.TERMINATE | FrameType.KILL:  # the rank may be starting: after that
+                self._launch_thread.submit(
+                    self._loop.call_soon_threadsafe, self._end_rank, number, kind
+                )
             case FrameType.BEAT:
                 control.send_json(FrameType.ECHO, sent=decode_json(data)["at"], at=time.time())
             case FrameType.LEAVE:
                 self._finish(str(decode_json(data)["reason"]))
+
+    def _end_rank(self, number: int, kind: FrameType) -> None:
+        """Terminate or kill a rank, unless it has ended or never started."""
+        if (handle := self._handles.get(number)) is not None:
+            handle.terminate() if kind is FrameType.TERMINATE else handle.kill()
 
     def _disconnect(self) -> None:
         """Close the connections to the notebook; it, or another one, may reconnect."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from nodes_here import COMING, OnNodes, all_ended, family
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, StartError
 from nbddp.group.node_pool import NodesSpec
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
@@ -194,6 +195,22 @@ def test_a_node_goes_and_another_one_takes_its_place(
     assert group.evaluate("mine")[:2] == [0, 1]
     sums = group.evaluate("sum(p.sum().item() for p in model.parameters())")
     assert len(set(sums)) == 1
+
+
+def test_a_rank_is_killed_while_its_node_starts_it(on_nodes: OnNodes) -> None:
+    on_nodes.bring(2)
+    group = on_nodes.group
+    group.spec = on_nodes.nodes.fit(group.spec)
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(group.start)
+        while group.state != "starting":
+            time.sleep(0)
+        group.kill(3)
+        with pytest.raises(StartError, match="rank 3"):
+            starting.result(timeout=60.0)
+    assert group.state == "not started"
+    group.start()
+    group.assert_works()
 
 
 BARE = {"PATH": "/usr/bin:/bin"}  # a kernel's, without the folder of the environment's programs

@@ -1,0 +1,307 @@
+"""Random schedules of deaths, stops, heals, lost nodes and timeouts, with real ranks.
+
+Each schedule strikes once or twice while the group does something, most often while it heals. Then
+the group must settle, and each rank must have every name that the heals did not report as lost.
+
+A thousand: ``pytest -m soak tests/multiproc/test_schedules.py``; others: ``NBDDP_SOAK_SEED=7``,
+``NBDDP_SOAK_STEPS=5000``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
+import pytest
+from drivers.ranks import MakeRanks, Ranks
+from limits import set_limits
+from nodes_here import OnNodes, family
+from processes import wait_until
+
+from nbddp import Healed, NbddpError
+
+SEED = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
+STEPS = int(os.environ.get("NBDDP_SOAK_STEPS", "1000"))
+SETTLED = ("ready", "a rank is gone", "not started")
+HANGS = 90.0  # seconds after which a group that has not settled hangs
+
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.timeout(2 * 3600),
+    # a stop that strikes in the callback of a weak reference is lost, CPython says so
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Schedules:
+    """A group, what is done to it at random, and what was seen of it."""
+
+    def __init__(self, group: Ranks, seed: int) -> None:
+        self.group = group
+        self.chance = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.seen: dict[int, psutil.Process] = {}
+        self.done: list[str] = []
+        self.number = 0
+        self._strikes: list[tuple[str, float]] = []
+        self.strikes = {
+            self.kill_someone: 4,
+            self.kill_the_newest: 4,
+            self.interrupt: 4,
+            self.stop_for_a_moment: 2,
+            self.stop_until_killed: 2,
+            self.stop_group: 1,
+        }
+
+    def run(self, source: str) -> None:
+        self.group.run(source, quiet=True)
+
+    def restart_ranks(self) -> None:
+        self.group.restart()
+
+    def replace_nodes(self) -> None:
+        """Have other nodes come in the place of lost ones."""
+
+    def parents(self) -> list[psutil.Process]:
+        """Return the processes that start the ranks."""
+        return [psutil.Process(self.group.helper_pid)]
+
+    # ---- one schedule
+
+    def play(self) -> None:
+        """Play one schedule, and check what became of the group."""
+        self.number += 1
+        self.done.clear()
+        self.run(f"kept = {self.number}\nown = ({self.number}, rank)\nweights = torch.ones(1000)")
+        kinds: list[Callable[[], None]] = [self.heal, self.heal, self.heal, self.cell, self.restart]
+        act = self.chance.choice(kinds)
+        self.done.append(act.__name__)
+        self.counts[f"schedules: {act.__name__}"] += 1
+        act()
+        self.settle()
+
+    def heal(self) -> None:
+        """Kill some ranks, and strike while the others heal the group."""
+        for rank in self.chance.sample(range(self.size), self.chance.randint(1, self.size - 1)):
+            self.kill(rank)
+        self.struck_while("heal", self.group.heal, within=0.15)
+
+    def cell(self) -> None:
+        """Strike while the ranks run a cell."""
+        source = "import time\nfor _ in range(200): time.sleep(0.01); dist.barrier()"
+        self.struck_while("cell", lambda: self.run(source), within=0.3)
+
+    def restart(self) -> None:
+        """Strike while the ranks end and start again: their names are gone then."""
+        self.struck_while("restart", self.restart_ranks, within=0.3)
+
+    @property
+    def size(self) -> int:
+        return self.group.world_size
+
+    def struck_while(self, what: str, act: Callable[[], object], *, within: float) -> None:
+        """Do something; once or twice something happens meanwhile, or just after."""
+        count = self.chance.choice([1, 1, 2])
+        drawn = self.chance.choices(list(self.strikes), list(self.strikes.values()), k=count)
+        strikes = list(dict.fromkeys(drawn))  # no two interrupts, whose second would be anywhere
+        moments = sorted(self.chance.uniform(0.0, within) for _ in strikes)
+        self._strikes.clear()
+        has_ended = threading.Event()
+        began = time.monotonic()
+        threading.Thread(target=self._strike, args=(strikes, moments, has_ended)).start()
+        outcome: object = None
+        try:
+            try:
+                outcome = act()
+            except NbddpError as error:
+                outcome = error
+            ended = time.monotonic()
+            wait_until(has_ended.is_set)
+        except KeyboardInterrupt as error:
+            outcome, ended = error, time.monotonic()
+            wait_until(has_ended.is_set)
+        inside = [name for name, at in self._strikes if began <= at <= ended]
+        self.done.append(f"{self._strikes} inside {inside} of {ended - began:.3f} s: {outcome!r}")
+        for name in inside:
+            self.counts[f"in a {what}: {name}"] += 1
+        if isinstance(outcome, Healed):
+            assert not outcome.left, outcome
+
+    def _strike(
+        self, strikes: list[Callable[[], None]], moments: list[float], has_ended: threading.Event
+    ) -> None:
+        began = time.monotonic()
+        for strike, moment in zip(strikes, moments, strict=True):
+            time.sleep(max(0.0, began + moment - time.monotonic()))
+            self._strikes.append((strike.__name__, time.monotonic()))
+            strike()
+        has_ended.set()
+
+    # ---- what strikes
+
+    def look(self) -> dict[int, psutil.Process]:
+        """Return the ranks' processes, those that are just starting included."""
+        with suppress(psutil.Error):
+            for parent in self.parents():
+                self.seen.update({each.pid: each for each in parent.children()})
+        return self.seen
+
+    def some_process(self) -> int:
+        """Return the process id of some rank; 0 if none has one: a node may not have told it yet."""
+        pids = [pid for pid in self.group.pids.values() if pid]
+        return self.chance.choice(pids) if pids else 0
+
+    def kill(self, rank: int) -> None:
+        self.done.append(f"kill {rank}")
+        if self.chance.random() < 0.5:
+            self.group.kill(rank)
+        else:
+            self._send(self.group.pids[rank], signal.SIGKILL)
+
+    def kill_someone(self) -> None:
+        """Kill a rank, as the system does; it may be the donor."""
+        if pid := self.some_process():
+            self._send(pid, signal.SIGKILL)
+
+    def kill_the_newest(self) -> None:
+        """Kill the process that was started last: in a heal most often a replacement."""
+        if alive := [pid for pid, each in self.look().items() if each.is_running()]:
+            self._send(max(alive), signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        """Press Ctrl+C."""
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def stop_for_a_moment(self) -> None:
+        self._stopped(lambda pid: self._send(pid, signal.SIGCONT))
+
+    def stop_until_killed(self) -> None:
+        self._stopped(lambda pid: self._send(pid, signal.SIGKILL))
+
+    def _stopped(self, end: Callable[[int], None]) -> None:
+        if pid := self.some_process():
+            self._send(pid, signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0.0, 1.0))
+            end(pid)
+
+    def stop_group(self) -> None:
+        """Stop the group, as a button of another thread does."""
+        self.group.stop()
+
+    def _send(self, pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    # ---- what must be so then
+
+    def settle(self) -> None:
+        """The group settles; what lives has its names, and a heal brings the others back."""
+        assert wait_until(lambda: self.group.state in SETTLED, timeout=HANGS), self.group.state
+        was_restarted = self.done[0] == "restart"
+        for _ in range(6):
+            self.replace_nodes()
+            if self.group.state == "not started" or not self.group.alive:
+                self.counts["no rank was left"] += 1
+                self.restart_ranks()
+                was_restarted = True
+            elif self.group.dead:
+                with suppress(NbddpError):
+                    report = self.group.heal()
+                    assert not report.left, report
+            with suppress(NbddpError):  # one that was struck last may only now be known as dead
+                self.group.assert_works()
+                break
+        assert self.group.state == "ready", self.group.state
+        kept = self.group.evaluate("globals().get('kept')")
+        assert kept in ([self.number] * self.size, [None] * self.size), kept
+        if kept[0] is None:
+            self.counts["names gone with all ranks"] += 1
+            assert was_restarted, "names were lost, and no report names them"
+        else:
+            own = self.group.evaluate("own[0], weights.sum().item()")
+            assert own == [(self.number, 1000.0)] * self.size, own
+        self.look()
+
+    def report(self) -> str:
+        return "\n".join(f"{what}: {count}" for what, count in sorted(self.counts.items()))
+
+
+def play(schedules: Schedules, count: int) -> None:
+    """Play so many schedules, say what struck where, and check that no process is left."""
+    try:
+        for _ in range(count):
+            schedules.play()
+    except BaseException as error:
+        schedules.group.close()
+        number, done = schedules.number, schedules.done
+        raise AssertionError(f"schedule {number}: {done}: {error!r}") from error
+    schedules.group.close()
+    sys.stdout.write(schedules.report() + "\n")
+    assert wait_until(lambda: not any(each.is_running() for each in schedules.seen.values()))
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped rank is given up after seconds, not minutes."""
+    set_limits(monkeypatch, coming_back=4.0)
+
+
+COUNTS = pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(5, marks=pytest.mark.full, id="short"),
+        pytest.param(STEPS // 4, marks=pytest.mark.soak, id="long"),
+    ],
+)
+
+
+@COUNTS
+@pytest.mark.parametrize("nproc", [2, 3, 4])
+def test_whatever_strikes_no_name_is_lost_unsaid(
+    make_group: MakeRanks, nproc: int, count: int
+) -> None:
+    play(Schedules(make_group(nproc, grace=2.0), SEED * 100 + nproc), count)
+
+
+class NodeSchedules(Schedules):
+    """The same on two nodes, which are lost, too."""
+
+    def __init__(self, on_nodes: OnNodes, seed: int) -> None:
+        self.on_nodes = on_nodes
+        super().__init__(on_nodes.start(2), seed)
+        self.strikes[self.lose_node] = 6
+
+    def restart_ranks(self) -> None:
+        self.on_nodes.restart_ranks()
+
+    def replace_nodes(self) -> None:
+        if (missing := 2 - len(self.on_nodes.nodes.door.nodes)) > 0:
+            self.on_nodes.bring(missing)
+
+    def parents(self) -> list[psutil.Process]:
+        nodes = self.on_nodes.nodes.door.nodes
+        keepers = [psutil.Process(node.facts["pid"]) for node in list(nodes)]
+        return [child for keeper in keepers for child in keeper.children()]
+
+    def lose_node(self) -> None:
+        """Kill a node's agent, and all that it started."""
+        nodes = list(self.on_nodes.nodes.door.nodes)
+        if nodes:
+            with suppress(psutil.Error):
+                for each in family(self.on_nodes.agent_at(self.chance.choice(nodes))):
+                    each.kill()
+
+
+@COUNTS
+def test_whatever_strikes_on_nodes_no_name_is_lost_unsaid(
+    make_nodes: Callable[..., OnNodes], count: int
+) -> None:
+    play(NodeSchedules(make_nodes(), SEED), count)
