@@ -155,7 +155,7 @@ class Schedules:
         return self.seen
 
     def some_process(self) -> int:
-        """Return the process id of some rank; 0 if none has one: a node may not have told it yet."""
+        """Return a rank's process id; 0 if no rank has one: a node has not sent it yet."""
         pids = [pid for pid in self.group.pids.values() if pid]
         return self.chance.choice(pids) if pids else 0
 
