@@ -283,17 +283,17 @@ class NodeSchedules(Schedules):
         self.on_nodes.restart_ranks()
 
     def replace_nodes(self) -> None:
-        if (missing := 2 - len(self.on_nodes.nodes.door.nodes)) > 0:
+        if (missing := 2 - len(self.on_nodes.nodes.listener.nodes)) > 0:
             self.on_nodes.bring(missing)
 
     def parents(self) -> list[psutil.Process]:
-        nodes = self.on_nodes.nodes.door.nodes
+        nodes = self.on_nodes.nodes.listener.nodes
         keepers = [psutil.Process(node.facts["pid"]) for node in list(nodes)]
         return [child for keeper in keepers for child in keeper.children()]
 
     def lose_node(self) -> None:
         """Kill a node's agent, and all that it started."""
-        nodes = list(self.on_nodes.nodes.door.nodes)
+        nodes = list(self.on_nodes.nodes.listener.nodes)
         if nodes:
             with suppress(psutil.Error):
                 for each in family(self.on_nodes.agent_at(self.chance.choice(nodes))):
