@@ -86,7 +86,7 @@ class CellFailedError(NbddpError):
 
 
 class CellInterruptedError(CellFailedError):
-    """A cell ended because the user interrupted it; every living rank keeps its names."""
+    """A cell ended because the user interrupted it; every living rank keeps its variables."""
 
 
 class CommandInterruptedError(NbddpError):
@@ -122,7 +122,7 @@ class SignatureError(WireError):
 
 
 class ReplayError(WireError):
-    """The sequence number of a message was used before."""
+    """A message has the sequence number of an earlier message."""
 
 
 def describe_exit(exitcode: int | None) -> str:

@@ -40,12 +40,12 @@ class Summary:
     Attributes:
         began: start in ``time.time()``; 0 if unknown.
         started_by: file name of its notebook or script; empty if unknown.
-        ranks: world size of its last attempt; 0 if unknown.
+        ranks: world size when ranks last started; 0 if unknown.
         outcome: of the last cell ``ok``, ``failed``, ``interrupted`` or ``running``; ``empty``
             without a cell; ``killed`` or ``not recorded`` if the record has no end.
         why: the failure, or the position of an interrupt.
-        last: the mean of the last values of each metric.
-        curves: the lowest and highest values along the run, of each metric.
+        last: for each metric, the mean over the ranks of their last values.
+        curves: for each metric, (lowest, highest) values of consecutive parts of the run.
         is_live: whether its ranks are alive, as far as this machine knows.
         note: the user's note.
         size: size of its folder in bytes.

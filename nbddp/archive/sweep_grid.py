@@ -214,7 +214,10 @@ def run_json_entry(key: str, trial: SweepPoint, of: int, *, is_done: bool) -> di
 
 
 def completed_runs(base: Path, key: str, trials: Sequence[SweepPoint]) -> dict[int, Path]:
-    """Return the newest finished run of each combination, by number."""
+    """Map the number of each completed combination to its newest finished run.
+
+    ``key``: runs of other sweeps below ``base`` have another key.
+    """
     by_settings = {_as_json(trial.config): trial.number for trial in trials}
     found: dict[int, Path] = {}
     for path in runs_below(base):

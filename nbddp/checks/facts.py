@@ -188,7 +188,10 @@ class GroupFacts:
 
 
 def kinds_by_name(rank: RankFacts) -> dict[str, str]:
-    """Return the kind of each name, as input of the rules over code."""
+    """Map variable names of a rank to kinds of objects, such as ``ddp`` or ``loader plain``.
+
+    The rules that check source code get this map.
+    """
     found: dict[str, str] = {}
     for name, each in rank.objects.items():
         if isinstance(each, ModelFacts):

@@ -165,9 +165,9 @@ class NodePool:
         ]
         if join.address == LOOPBACK:
             lines.append(
-                "Only this machine can reach that address. For another one, "
-                f"run `ssh -R {join.port}:{LOOPBACK}:{join.port} HOST` and the line there, or use "
-                "`--host ADDRESS`."
+                "Only this machine can reach that address. To add another machine, "
+                f"run `ssh -R {join.port}:{LOOPBACK}:{join.port} HOST` here and the line above on "
+                "HOST, or listen at an address of this machine with `%ddp nodes --host ADDRESS`."
             )
         lines.append(
             f"{self._file} holds the secret, and only you can read it. Copy it (scp -p) to "
@@ -319,7 +319,7 @@ class NodePool:
         ranks, world_size = len(returned.ranks), returned.world_size
         missing = "" if ranks == world_size else "; `%ddp heal` replaces the others"
         joined = self._describe_nodes()
-        return f"{ranks} of {world_size} ranks are back with their names; {joined}{missing}"
+        return f"{ranks} of {world_size} ranks are back with their variables; {joined}{missing}"
 
     def _all_ranks_are_back(self) -> bool:
         if not any(node.survivors for node in self.listener.nodes):

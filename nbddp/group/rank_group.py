@@ -133,7 +133,7 @@ class RankGroup:
             session.start(self._spec)
 
     def restart(self, *, is_recovery: bool = False) -> None:
-        """Stop all ranks, even in a running cell, and start new ones; their names are lost.
+        """Stop all ranks, even in a running cell, and start new ones; their variables are lost.
 
         The replay of a recovery arms faults again, except faults that have already struck.
 

@@ -300,7 +300,7 @@ def _next_recorded_answer(
 
 def _replay_interrupted(done: int, count: int) -> CellInterruptedError:
     what = f"the replay was interrupted after {done} of {count} cells and pushes"
-    way_out = "Every living rank keeps its names; the next cell works."
+    way_out = "Every living rank keeps its variables; the next cell works."
     return CellInterruptedError(what, rank=0, report=f"{what}\n{way_out}")
 
 

@@ -35,7 +35,7 @@ NOT_STARTED = "the worker group is not started: call start(), or use it in a `wi
 
 @with_method_names
 class WorkerGroup:
-    """Ranks on this machine that run code and keep their names between calls.
+    """Ranks on this machine that run code and keep their variables between calls.
 
     Args:
         nproc: the number of ranks, 1 to 128.
@@ -120,7 +120,7 @@ class WorkerGroup:
         self._group.start()
 
     def restart(self) -> None:
-        """Stop all ranks, even in a running cell, and start new ones; their names are lost.
+        """Stop all ranks, even in a running cell, and start new ones; their variables are lost.
 
         Raises:
             RequestError: the ranks cannot be started now.
@@ -195,7 +195,7 @@ class WorkerGroup:
             name: a Python file; with ``is_module``, the name of a module, as for ``python -m``.
             arguments: the arguments of the script.
             is_module: whether ``name`` is a module.
-            keeps: run the script on the ranks of the cells, which then have its names.
+            keeps: run the script on the ranks of the cells, which then have its variables.
             ranks: start only these ranks; None for all.
             quiet: print nothing.
             max_restarts: how often to start its ranks again after a failure.
@@ -246,8 +246,8 @@ class WorkerGroup:
         """Run source once for each combination of values, each time as a separate run.
 
         Each run has new ranks, on which the cells and pushes of this group are replayed first. The
-        ranks of this group keep their names. Combinations that an earlier sweep of the same source
-        finished are not run again.
+        ranks of this group keep their variables. Combinations that an earlier sweep of the same
+        source finished are not run again.
 
         Args:
             source: Python, or anything that IPython accepts.

@@ -33,7 +33,9 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
         is_whole = life.state is GroupState.IDLE
         return "no rank is gone" if is_whole else f"the worker group is {life.state.value}"
     if not life.alive:
-        return "no rank is alive to copy names from: `%ddp restart --replay` runs the cells again"
+        return (
+            "no rank is alive to copy variables from: `%ddp restart --replay` runs the cells again"
+        )
     for rank in ranks:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))

@@ -31,16 +31,18 @@ def describe_group(before: Life, now: Life) -> str:
     """Return the state of the group and what the user can do next."""
     match now.state:
         case GroupState.OFF if before.state.is_live:
-            return "all ranks are stopped and their names are lost; the next cell starts new ones"
+            return (
+                "all ranks are stopped and their variables are lost; the next cell starts new ones"
+            )
         case GroupState.OFF:
             return "there are no ranks; the next cell starts them"
         case GroupState.IDLE if now.attempt > before.attempt:
             return "the ranks were restarted; the next cell works"
         case GroupState.IDLE:
-            return "every rank keeps its names; the next cell works"
+            return "every rank keeps its variables; the next cell works"
         case GroupState.BROKEN:
             gone = format_ranks([each.rank for each in now.ranks if not each.is_alive])
-            return f"all names of {gone} are lost; {way_out(now)}"
+            return f"all variables of {gone} are lost; {way_out(now)}"
         case GroupState.STARTING | GroupState.STOPPING:
             return f"the ranks are {now.state.value}: `%ddp status` shows their progress"
         case GroupState.HEALING:

@@ -438,7 +438,7 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
         first = f"{format_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
             f"{first}the worker group runs with {options}; `%ddp restart {flags}` restarts it with "
-            "the new options (its names are lost), and so does --fresh in the cell"
+            "the new options (its variables are lost), and so does --fresh in the cell"
         )
 
 

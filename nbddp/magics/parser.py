@@ -141,7 +141,7 @@ CELL = MagicParser(
     description="""Run the cell on every rank of the worker group.
 
 The first such cell starts the ranks: processes that stay, each with its own IPython. Later
-cells run on the same ranks and find the same names. A cell can use `rank`, `local_rank`,
+cells run on the same ranks and find the same variables. A cell can use `rank`, `local_rank`,
 `world_size`, `device`, `torch`, `dist` (torch.distributed) and `nbddp`; the process group is
 ready. `%ddp help` lists the commands that control the group.
 
@@ -159,7 +159,7 @@ Examples:
     %%ddp --scale 1,2,4""",
 )
 add = CELL.add
-add("--push a,b", "send these names of the notebook first", names)
+add("--push a,b", "first copy these variables from the notebook to the ranks", names)
 add("--out NAME", "store the value of the last line of every rank as a list", name)
 add("--no-init", "no process group: the cell calls init_process_group() itself")
 add("--once", "leave this cell out of any replay")
@@ -219,7 +219,9 @@ _command("status", "Show what the group and every rank are doing.")
 _command("start", "Start the ranks before the first cell does.", _START)
 
 add = _command(
-    "restart", "Stop all ranks, even in a running cell, and start new ones without names.", _START
+    "restart",
+    "Stop all ranks, even in a running cell, and start new ones without variables.",
+    _START,
 )
 add("--replay", "then run the successful cells again")
 
@@ -230,7 +232,7 @@ add = _command(
     _RUN,
 )
 add("-m --module", "the script is the name of a module")
-add("--keep", "run it on the ranks of the cells; they keep its names")
+add("--keep", "run the script on the ranks of the cells; its variables stay there")
 add("script", "a Python file, as for torchrun")
 add("script_args", "arguments of the script", nargs=REMAINDER)
 
@@ -241,14 +243,14 @@ add("file", "name of the script, such as train.py")
 add("--slurm", "also write an sbatch file")
 add("--force", "replace existing files")
 _command("stop", "End all ranks.")
-_command("interrupt", "Interrupt the cell that runs (started with --no-wait); names are kept.")
+_command("interrupt", "Interrupt the cell that runs (started with --no-wait); variables are kept.")
 
 add = _command("kill 1", "Kill one rank, to see what happens.")
 add("rank", "the rank to kill, with SIGKILL", count)
 
-add = _command("heal", "Replace the ranks that died; the other ranks keep all their names.")
+add = _command("heal", "Replace the ranks that died; the other ranks keep all their variables.")
 add("--rank R", "ranks to replace (default: all that died)", numbers)
-add("--from R", "copy the names of this rank", count, dest="donor")
+add("--from R", "copy the variables of this rank", count, dest="donor")
 
 add = _command("nodes", "Run ranks on other machines: listen for nodes, and list them.")
 add("--nnodes N", "how many, or MIN:MAX (default: 1)", node_range)
@@ -353,8 +355,8 @@ add("--again", "even if it is there already: as another run")
 
 # ---- the notebook
 
-add = _command("push model config", "Send values of the notebook to the ranks.")
-add("names", "names of the notebook", nargs="+")
+add = _command("push model config", "Copy variables of the notebook to the ranks.")
+add("names", "variables of the notebook", nargs="+")
 add("--ranks 0,2", "to these ranks only", numbers)
 
 add = _command(
@@ -365,7 +367,11 @@ add("--rank R", "of one rank (default: a list of all ranks)", count)
 _command("wait", "Wait for the cell that was started with --no-wait; raise its failure.")
 
 add = _command("auto on", "Send every later cell to the ranks; %%local keeps one in the kernel.")
-add("switch", "on: other cells go to the ranks too", choices=("on", "off"))
+add(
+    "switch",
+    "on: later cells run on the ranks, also without %%ddp; off: in the kernel",
+    choices=("on", "off"),
+)
 
 add = _command("view text", "Show later cells as a live panel or as plain text.")
 add(

@@ -248,24 +248,26 @@ class Verdict:
         if self.is_script:
             return self._way_out_of_script()
         if self.ended_by:
-            return "All names are lost with the ranks. The next cell uses or starts new ranks."
+            return "All variables are lost with the ranks. The next cell uses or starts new ranks."
         if not self.exited_ranks:
-            return "Every rank keeps its names; the next cell works."
+            return "Every rank keeps its variables; the next cell works."
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
-            return f"{lost.capitalize()} lost all names. `%ddp restart` restarts all ranks."
+            return f"{lost.capitalize()} lost all variables. `%ddp restart` restarts all ranks."
         return (
-            f"{lost.capitalize()} lost all names, the other ranks keep theirs. `%ddp heal` "
-            f"replaces {lost} and copies the names, `%ddp restart` restarts all ranks."
+            f"{lost.capitalize()} lost all variables, the other ranks keep theirs. `%ddp heal` "
+            f"replaces {lost} and copies the variables, `%ddp restart` restarts all ranks."
         )
 
     def _way_out_of_script(self) -> str:
         """Return what to do after a script: its ranks hold no names of cells."""
         if self.ended_by or not self.has_survivors:
-            return "The ranks of the script are gone. Cells keep their names."
+            return "The ranks of the script are gone. Cells keep their variables."
         if self.exited_ranks:
-            return "Cells keep their names: no `%ddp heal` is needed, `%ddp run` starts new ranks."
-        return "Cells keep their names. `%ddp debug` works until the next cell or script."
+            return (
+                "Cells keep their variables: no `%ddp heal` is needed, `%ddp run` starts new ranks."
+            )
+        return "Cells keep their variables. `%ddp debug` works until the next cell or script."
 
 
 def find_first_cause(
@@ -285,8 +287,8 @@ def find_first_cause(
     ``has_other_ranks``: ranks that did not run the cell are alive.
 
     The first cause is not the first exit. The controller notices the death of a rank later than
-    other ranks notice the closed connection. A rank that an interrupt released failed for the
-    reason of another rank.
+    other ranks notice the closed connection. A rank that waited for a
+    failed rank until an interrupt is no cause.
     """
     by_rank = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
     failures = [*filter(None, by_rank)]

@@ -235,8 +235,8 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"config: {', '.join(f'{name} {value}' for name, value in facts['values'].items())}"
     ),
     "healed": lambda facts: (
-        f"{format_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
-        f"in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
+        f"{format_ranks(facts['ranks'])} healed with the variables of rank {facts['donor']}: "
+        f"forked in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
         f"{facts['carry']:.2f} s, joined in {facts['meet']:.2f} s" + _describe_not_carried(facts)
     ),
     "taken back": lambda facts: (

@@ -59,8 +59,8 @@ class Healed:
     def lines(self) -> list[str]:
         """Return the result in one line, then further lines for values and names that differ."""
         lines = [
-            f"{format_ranks(self.ranks)} healed with the names of rank {self.donor} in "
-            f"{self.seconds:.2f} s ({self.names} names, {format_bytes(self.size)})"
+            f"{format_ranks(self.ranks)} healed with the variables of rank {self.donor} in "
+            f"{self.seconds:.2f} s ({self.names} variables, {format_bytes(self.size)})"
         ]
         if self.places:
             lines.append(f"set to the new rank's own number: {_join_few(self.places)}")

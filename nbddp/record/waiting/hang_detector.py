@@ -116,7 +116,7 @@ class HangDetector:
         lines += [f"  {format_ranks(group)} {text}" for text, group in waits.items()]
         if ended:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
-        lines.append("  the cell keeps waiting; interrupt it to end it and keep all names")
+        lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
         return "\n".join(lines)
 
 

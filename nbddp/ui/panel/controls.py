@@ -32,14 +32,14 @@ class ButtonPress(Enum):
 HEAL, RESTART = "Heal", "Restart"
 _TOOLTIPS_AND_ICONS = {
     "Interrupt": (
-        "End the cell and keep all names. Press again to kill ranks that do not react",
+        "End the cell and keep all variables. Press again to kill ranks that do not react",
         "stop",
     ),
-    "Restart": ("Restart all ranks; their names are lost. Press twice", "refresh"),
+    "Restart": ("Restart all ranks; their variables are lost. Press twice", "refresh"),
     "Stop": ("Stop all ranks. Press twice", "power-off"),
     "Kill": ("Kill this rank with SIGKILL, to see what happens. Press twice", "bolt"),
     "Heal": (
-        "Replace the dead ranks with new ones; the other ranks keep all their names",
+        "Replace the dead ranks with new ones; the other ranks keep all their variables",
         "medkit",
     ),
 }

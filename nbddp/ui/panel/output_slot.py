@@ -45,7 +45,11 @@ class OutputSlot:
         return self.root
 
     def show_panel(self, text: str, hint: str) -> None:
-        """Show the root; a page that can draw neither panel nor record shows ``hint``."""
+        """Publish the panel as an output of the cell.
+
+        ``text``: shown by pages without widgets. ``hint``: shown by pages that show neither the
+        widgets nor, later, the record; "" for none.
+        """
         if self.root is not None:
             self._replace({**mime_bundle(self.root), "text/plain": text})
         if hint:

@@ -124,7 +124,7 @@ class Debuggers:
         self._stops_here: bool | None = None  # None before the cell's first breakpoint()
 
     def install(self) -> None:
-        """Replace the functions that open a debugger, and connect debuggers to the input box."""
+        """Patch ``breakpoint()``, ``set_trace()`` and ``pm()`` to use the notebook's input box."""
         sys.breakpointhook = self._on_breakpoint
         python_pdb: Any = pdb
         ipython_pdb: Any = IPython.core.debugger

@@ -126,7 +126,7 @@ class RankShell(InteractiveShell):
         return filename in self.compile.sources or bool(self._script_files.name(filename))
 
     def name_of_file(self, filename: str) -> str:
-        """Return the name of a script's file, or ``cell [3]`` for a cell that is not running."""
+        """Return the name of a script's file, or ``cell [3]`` for an earlier cell; else ""."""
         return self._script_files.name(filename) or self.compile.name_of_cell(filename)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

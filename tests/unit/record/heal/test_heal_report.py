@@ -34,7 +34,7 @@ def test_the_first_line_says_who_was_healed_from_whom_and_how_long_all_of_it_too
     done = healed({}, {})
     assert done.seconds == done.fork + done.carry + done.meet
     [line] = done.lines()
-    assert line.startswith("rank 1 healed with the names of rank 0 in 0.30 s (3 names, ")
+    assert line.startswith("rank 1 healed with the variables of rank 0 in 0.30 s (3 variables, ")
 
 
 def test_the_lines_of_what_was_not_carried(snapshot: SnapshotAssertion) -> None:
