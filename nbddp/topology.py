@@ -25,7 +25,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The place of one rank in the world.
+    """The rank numbers of one process, and the address of its store.
 
     Attributes:
         rank: index in the world, ``0 <= rank < world_size``.
@@ -75,7 +75,7 @@ class Topology:
 
     @classmethod
     def local(cls, nproc: int, *, master_port: int = 0) -> list[Topology]:
-        """Return the places of ``nproc`` ranks on this machine, in order of rank.
+        """Return the topology of each of ``nproc`` ranks on this machine, in order of rank.
 
         Args:
             nproc: the number of ranks.
@@ -89,7 +89,7 @@ class Topology:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Topology:
-        """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``.
+        """Read the variables that torchrun, or :meth:`to_env`, wrote into ``env``.
 
         Raises:
             ArgumentError: a variable is missing, or the numbers contradict each other.

@@ -53,9 +53,9 @@ class Rule:
         title: the mistake, in a few words.
         why: the consequence of the mistake.
         fix: the correction.
-        notebook: the notebook that teaches it.
+        notebook: the notebook that explains it.
         programs: ``wrong`` is a program with the mistake, ``right`` one without it.
-        find: yields the places, in order.
+        find: yields for each mistake its location (line, code or variable) and a sentence.
         is_fact: whether it reports a fact and not a mistake; it is shown only on request.
     """
 

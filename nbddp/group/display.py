@@ -33,7 +33,7 @@ class TextDisplay:
         return TextView(StreamTarget(), is_quiet=self.quiet, input_queue=input_queue)
 
     def show_notice(self, text: str) -> None:
-        """Report what is done after a failure, in the view of the failed attempt if possible."""
+        """Show how nbddp handles a failure, in the view of the failed attempt if possible."""
         self.print_line(text)
 
     def print_line(self, text: str) -> None:

@@ -169,7 +169,7 @@ class Presenter:
         )
 
     def _input_queue(self, session: Session) -> InputQueue:
-        """Return the queue for questions of the ranks. A background cell cannot ask."""
+        """Return the queue of input requests. Requests of a background cell are refused."""
         box: InputBackend = ConsoleInput()
         if threading.current_thread() is not threading.main_thread():
             box = InputBackend("its cell runs in the background: leave --no-wait out")
@@ -178,7 +178,7 @@ class Presenter:
         return InputQueue(box, session.answer)
 
     def show_notice(self, text: str) -> None:
-        """Report what is done about a failure, in the panel of the failed attempt."""
+        """Show how nbddp handles a failure, in the panel of the failed attempt."""
         if self._last_view is not None:
             self._last_view.show_status(text)
 

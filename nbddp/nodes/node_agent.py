@@ -55,7 +55,8 @@ class NodeAgent:
     Args:
         join: the listener's address, and the secret.
         nproc: how many ranks this node can run.
-        folder: the existing folder to which ranks write their logs first.
+        folder: an existing folder on this machine for the ranks' log files. The agent also sends
+            them to the notebook.
         agent_pid: torchrun's process, which this one must not outlive; 0 for none.
         orphan_timeout: seconds without the notebook after which the agent ends.
     """

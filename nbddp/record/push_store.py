@@ -118,7 +118,10 @@ class PushStore:
     def add(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes, folder: Path | None
     ) -> PushRecord:
-        """Store a push; a new file is created in ``folder``."""
+        """Store pushed values in the anonymous file.
+
+        ``folder``: where to create the file if there is none; None for the system's own folder.
+        """
         targets = None if ranks is None else tuple(ranks)
         try:
             with self._lock:

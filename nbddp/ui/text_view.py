@@ -194,7 +194,7 @@ class TextView:
         self._write(self._unfinished.end_open_line() + text)
 
     def _write(self, text: str) -> None:
-        """Add pending text that continues where the last text ended."""
+        """Append to the pending text, without a line break before it."""
         if text:
             self._pending.append(text)
             self._pending_size += len(text)

@@ -105,7 +105,7 @@ class _SourceCollector(Pickler):
         self._numbers = numbers
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce code objects with the file name of their cell."""
+        """Pickle code objects under the file names that ranks use, and collect the sources."""
         if isinstance(obj, CodeType):
             file = obj.co_filename
             name = cell_name(self._numbers[file]) if file in self._numbers else file

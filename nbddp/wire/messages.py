@@ -184,7 +184,7 @@ class Metrics:
     """Numbers that a cell has reported: rows of ``[time, step, {name: value}]``.
 
     The step is None if the cell gave none; then each name has its own count. ``missed`` counts rows
-    that are in the file only, because there were too many.
+    that were too many to send; ``metrics.jsonl`` has them.
     """
 
     rows: list[Any]
@@ -262,9 +262,11 @@ class CellEnded:
         failure: a :class:`Failure` as a dict; empty if the cell succeeded.
         result: MIME bundle of the last value.
         payload: reference to the pickled last value.
-        facts: :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
-        values: ``new`` marks since the last report, and paths that are ``gone``. ``late`` lists new
-            marks that an earlier cell may have set. ``is_all`` tells to drop earlier reports.
+        facts: :class:`~nbddp.checks.facts.RankFacts` of the cell's variables, as a dict.
+        values: changes of values since the last report. ``new`` maps paths such as ``trainer.rank``
+            to marks (texts that are equal if the values are). ``gone`` lists deleted paths.
+            ``late`` lists paths in ``new`` that an earlier cell may have set. ``is_all``: this
+            report replaces all earlier ones.
         armed: the faults that have not fired yet on this rank, in the form of ``str()``.
     """
 

@@ -330,7 +330,7 @@ def _count_batches(loader: DataLoader[Any], drawn: int) -> int:
 
 
 def describe_data(dataset: Any) -> str:
-    """Return a text that identifies the data; empty if only the dataset's own code could tell.
+    """Return a text that identifies the data; empty if finding out would run user code.
 
     >>> [describe_data(each) == describe_data(range(9)) for each in (range(9), range(1, 10))]
     [True, False]

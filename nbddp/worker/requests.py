@@ -179,7 +179,7 @@ class ValuePickler(Pickler):
     has_unwrapped = False
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce objects that the kernel could not unpickle."""
+        """Pickle a DDP model as its module, and a cell's class without a random id."""
         if isinstance(obj, DistributedDataParallel):
             self.has_unwrapped = True
             return itemgetter(0), ((obj.module,),)  # every process can import this function
@@ -207,7 +207,7 @@ class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     """Pickles classes without the ids that cloudpickle adds."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce a class to its content, without the id."""
+        """Pickle a class without the id that cloudpickle adds."""
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *more = reduced  # the last two arguments are the id and its extra

@@ -31,10 +31,10 @@ class StragglerLag:
     """By how much a rank is slower than the others.
 
     Attributes:
-        share: share of their time that the other ranks wait for it. For ranks without common
-            collectives: the share of steps that it makes less.
-        seconds: the time in which that was measured.
-        is_waited_for: whether ``share`` is a share of waiting.
+        share: fraction of their time that the other ranks spend waiting for this rank. If the ranks
+            have no common collectives: the fraction by which its step rate is lower.
+        seconds: length of the measurement.
+        is_waited_for: whether ``share`` is waiting time, not a lower step rate.
     """
 
     share: float

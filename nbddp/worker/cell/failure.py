@@ -351,7 +351,7 @@ def _memory_hint(held: int, reserved: int, others: int, total: int) -> str:
         )
     return (
         "use a smaller batch, `nbddp.precision(accumulate=4)` with a quarter of the batch, or "
-        "bf16; `del` frees the memory of a name"
+        "bf16; `del` frees the memory of a variable"
     )
 
 

@@ -106,7 +106,10 @@ class _NamespacePickler(Pickler):
         return index
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce functions to use the other rank's names, and models without their group."""
+        """Pickle objects so that they work on the other rank.
+
+        Functions use that rank's globals, and models have no process group.
+        """
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
             make, arguments, (attributes, looks), *more = self._dynamic_function_reduce(obj)
             return make, arguments, (attributes, looks | {"__globals__": {}}), *more
@@ -351,7 +354,7 @@ def _make_logger(name: str, level: int, propagate: bool, disabled: bool) -> logg
 
 
 def _custom_reduce(obj: Any) -> Any:
-    """Reduce objects that pickle refuses or would not restore completely; None for all others."""
+    """Return how to pickle an object that pickle refuses or restores incompletely, else None."""
     if type(obj) is weakref.ReferenceType:
         target = obj()
         return weakref.ref, (_DeadReferent() if target is None else target,)

@@ -336,8 +336,9 @@ def profiled(command: RunCell) -> Iterator[CellProfiler]:
 def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -> None:
     """End the trace of a cell, if there is one.
 
-    This may take torch seconds, in which no other thread of the rank runs. So the rank sends an
-    acknowledgement first: it is alive, and has received any stop.
+    torch may need several seconds for this, and no other thread of the rank runs meanwhile. So
+    first tell the controller that the cell is ending, as after an interrupt: it must not take the
+    rank for stuck.
     """
     if profiler is not None:
         outbox.post(InterruptAcknowledged(cell=profiler.cell))
