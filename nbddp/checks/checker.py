@@ -63,7 +63,8 @@ def check_source(source: CellSource) -> list[Finding]:
 def check_facts(facts: GroupFacts) -> list[Finding]:
     """Return the findings of the rules over the ranks' facts, for the cell that they concern.
 
-    Findings about names that are not in the cell are left out, unless the user requested a check.
+    Findings about variables that are not in the cell are omitted, unless the user requested
+    a check.
     """
     rules = [rule for rule in FACT_RULES if facts.is_requested or not rule.is_fact]
     found = [each for rule in rules for each in rule.findings(facts)]

@@ -152,7 +152,8 @@ class GroupFacts:
         world_size: the number of ranks.
         source: the code of the cell, or no code if the check does not belong to a cell.
         is_ok: whether the cell succeeded on all ranks, so that no rank is in the middle of a step.
-        is_requested: whether the user requested the check; then names outside of the cell count.
+        is_requested: whether the user requested the check; then all variables count, not only
+            those in the cell.
     """
 
     ranks: Mapping[int, RankFacts]

@@ -1,4 +1,4 @@
-"""The code of a cell or a script as input of rules: its syntax, and the kinds of its names."""
+"""The code of a cell or a script as input of rules: its syntax, and the kinds of its variables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CellSource:
 
     Args:
         text: the code as it was typed, including magics.
-        kinds: the kinds of names from other cells: ``ddp``, ``loader`` ...
+        kinds: the kinds of variables from other cells: ``ddp``, ``loader`` ...
         first_line: the line number in the editor of the first line of ``text``.
         aliases: the full names of modules and functions that other cells have imported.
         is_cell: whether this is a cell of a worker group, so that every line runs on all ranks.

@@ -150,7 +150,7 @@ class HealRequests:
         )
 
     def close(self) -> None:
-        """End the heal, and delete the packed names."""
+        """End the heal, and delete the packed variables."""
         self._is_closed = True
         self._discard()
 

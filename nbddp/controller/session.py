@@ -342,7 +342,7 @@ class Session:
         return handle
 
     def interrupt(self, *, by_user: bool = True) -> None:
-        """Interrupt the running cell; all names stay. The second time, kill unresponsive ranks."""
+        """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
         runtime = self._executor.runtime
         if runtime is not None:
             self.end_requests += by_user
@@ -379,7 +379,7 @@ class Session:
 
         Args:
             ranks: the dead ranks to replace; empty for all.
-            donor: the rank whose names the replacements get; None for the lowest rank alive.
+            donor: the rank whose variables the replacements get; None for the lowest rank alive.
 
         Raises:
             RequestError: the heal failed; the group is as before.

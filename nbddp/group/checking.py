@@ -58,8 +58,8 @@ def check_cell(
         ranks: the check facts of each rank; empty if no rank reported any.
         world_size: the number of ranks.
         is_ok: whether the cell succeeded.
-        is_asked: whether the user asked for the check. If so, all names on the ranks are checked,
-            and facts are reported too.
+        is_asked: whether the user asked for the check. If so, all variables on the ranks are
+            checked, and facts are reported too.
 
     Raises:
         RequestError: the script that the cell ran no longer exists.

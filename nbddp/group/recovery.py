@@ -155,7 +155,7 @@ class Recovery:
                 f"{failures[-1].what}; {way.value} {count} of {retries.limit(way)}"
             )
             failure = replace(failures[-1], method=way)
-            # a script's own ranks have no names to keep
+            # a script's own ranks have no variables to keep
             if way is RecoveryMethod.RESTART or request.has_own_ranks:
                 failures[-1] = failure
                 return self._restart_and_replay(failure)

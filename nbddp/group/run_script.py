@@ -25,7 +25,7 @@ def find_script(
         name: a file, or with ``is_module`` the argument of ``python -m``.
         arguments: the arguments of the script.
         is_module: whether ``name`` is a module; each rank looks for it itself.
-        keeps: whether the names of the script stay in the namespace of the cells.
+        keeps: whether the variables of the script stay in the namespace of the cells.
 
     Raises:
         RequestError: the script cannot run; the message gives the reason in one line.

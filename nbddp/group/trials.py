@@ -175,7 +175,7 @@ class TrialRunner:
             self.display.print_unless_quiet(str(error))
 
     def _replay_and_push(self, session: Session, values: Mapping[str, Any]) -> None:
-        """Replay earlier cells and pushes, then push the values, which may overwrite names."""
+        """Replay earlier cells and pushes, then push the values, which may overwrite variables."""
         seeding: list[ReplayEntry] = []
         if SEED in values:
             seeding.append(CellRequest(source=SEED_SOURCE, execution_count=0, needs_group=None))

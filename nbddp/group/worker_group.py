@@ -355,7 +355,9 @@ class WorkerGroup:
         self._group.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
-        """Replace dead ranks. New ranks get the names of a donor, by default the lowest living one.
+        """Replace dead ranks. New ranks get the variables of a donor.
+
+        The default donor is the lowest living rank.
 
         Raises:
             RequestError: the group cannot be healed; it has not changed.

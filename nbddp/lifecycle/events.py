@@ -73,9 +73,9 @@ class RestartAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealAsked(Event):
-    """Replace dead ranks by new processes, which get the names of the donor, a rank that is alive.
+    """Replace dead ranks by new processes, which get the variables of the donor, a living rank.
 
-    ``checks``: the donor first checks whether its names can replace those of the dead ranks.
+    ``checks``: the donor first checks whether its variables can replace those of the dead ranks.
     """
 
     ranks: tuple[int, ...]
@@ -85,7 +85,7 @@ class HealAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSent(AttemptEvent):
-    """The donor has packed its names for the replacements; ``reason``: why it could not."""
+    """The donor has packed its variables for the replacements; ``reason``: why it could not."""
 
     generation: int
     reason: str = ""
@@ -93,12 +93,14 @@ class NamespaceSent(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJoined(AttemptEvent):
-    """A rank has joined a heal's new group, in which replacements get their names, or it could not.
+    """A rank has joined a heal's new group, or it could not.
+
+    Replacements get their variables in this group.
 
     Attributes:
         reason: why it failed; empty if it joined.
         is_consequence: whether it failed only because another rank did.
-        not_loaded: names that could not be loaded on this rank; then ``reason`` is not empty.
+        not_loaded: variables that could not be loaded on this rank; then ``reason`` is not empty.
     """
 
     generation: int
@@ -120,7 +122,7 @@ class RunAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptAsked(Event):
-    """Interrupt the running cell; all names stay. The second time, kill unresponsive ranks."""
+    """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,12 +267,12 @@ class StartReplacements(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacementsReady(Action):
-    """Record that all replacements are ready for the donor's names."""
+    """Record that all replacements are ready for the donor's variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNamespace(Action):
-    """Ask the donor to pack its names, except those in ``exclude``.
+    """Ask the donor to pack its variables, except those in ``exclude``.
 
     ``replacements`` is empty if the user chose the donor.
     """
@@ -283,7 +285,7 @@ class RequestNamespace(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestJoin(RankAction):
-    """Ask ranks to form a new process group, in which replacements get the donor's names."""
+    """Ask ranks to form a new process group, in which replacements get the donor's variables."""
 
     generation: int
     donor: int
@@ -297,7 +299,7 @@ class CancelJoin(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealFinished(Action):
-    """Report the heal: all ranks are in the new group, and the replacements have their names."""
+    """Report the heal: all ranks are in the new group, and the replacements have variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Complete commands, options, values and names on the ranks (Tab), and explain them (Shift+Tab)."""
+"""Complete (Tab) and explain (Shift+Tab) commands, options, values and variables of ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Completer = Callable[[str, int, int], Matches]
 
 
 class Completion:
-    """Answers Tab and Shift+Tab from the parsers, and for names from the lowest rank."""
+    """Answers Tab and Shift+Tab from the parsers, and for variables from the lowest rank."""
 
     def __init__(self, group: RankGroup, auto: AutoMode) -> None:
         self._group = group
@@ -202,7 +202,7 @@ def _matcher(complete: Completer) -> Callable[[CompletionContext], SimpleMatcher
 
 
 def _line_matcher(completion: Completion, shell: InteractiveShell) -> Callable[[str], list[str]]:
-    """Return a matcher for IPython 7: it gets only the cursor's line, so it completes no names."""
+    """Return a matcher for IPython 7. It gets only one line, so it completes no variables."""
 
     def nbddp_matcher(token: str) -> list[str]:
         line: str = shell.Completer.line_buffer

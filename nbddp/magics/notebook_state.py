@@ -369,7 +369,7 @@ class NotebookState:
             raise RequestError(with_way_out(str(error), self.group.life)) from None
 
     def notebook_values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return names of the notebook with their values.
+        """Return variables of the notebook with their values.
 
         Raises:
             UsageError: a name does not exist, or nbddp sets it on each rank.

@@ -25,7 +25,7 @@ class Purpose(Enum):
     """Why a cell runs."""
 
     USER = "user"
-    REPLAY = "replay"  # it succeeded, and new ranks need its names
+    REPLAY = "replay"  # it succeeded, and new ranks need its variables
     RETRY = "retry"  # it failed, and continues its work
 
 

@@ -260,7 +260,7 @@ class Verdict:
         )
 
     def _way_out_of_script(self) -> str:
-        """Return what to do after a script: its ranks hold no names of cells."""
+        """Return what to do after a script: its ranks hold no variables of cells."""
         if self.ended_by or not self.has_survivors:
             return "The ranks of the script are gone. Cells keep their variables."
         if self.exited_ranks:

@@ -17,7 +17,7 @@ from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import UnfinishedCollective
 from nbddp.record.waiting.stragglers import StragglerLag
 
-MAX_NOT_CARRIED = 8  # names in the event of a heal
+MAX_NOT_CARRIED = 8  # variables in the event of a heal
 
 
 def format_seconds(seconds: float) -> str:
@@ -213,7 +213,7 @@ def describe_refused(count: int) -> str:
 
 
 def _describe_not_carried(facts: Mapping[str, Any]) -> str:
-    """List some of the names that a heal could not transfer. The heal printed more of them."""
+    """List some of the variables that a heal could not transfer. The heal printed more of them."""
     names = [*facts["left"]]
     more = len(names[MAX_NOT_CARRIED:]) + sum(facts.get("more", {}).values())
     shown = [*names[:MAX_NOT_CARRIED], *([f"{more:,} more"] if more else [])]

@@ -86,7 +86,7 @@ class Script:
         arguments: command-line arguments of the script.
         folder: first entry of ``sys.path``: the folder of the file, or the working directory for a
             module.
-        keeps_names: whether the script's names stay in the namespace of the cells.
+        keeps_names: whether the script's variables stay in the namespace of the cells.
     """
 
     name: str

@@ -13,7 +13,7 @@ MADE_BY_ALL = "a process group is made by all ranks at once"  # the reason in a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Unpickle values and assign them to names in the rank's namespace."""
+    """Unpickle values and assign them to variables in the rank's namespace."""
 
     request: int
     payload: JsonDict
@@ -48,14 +48,14 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectFacts:
-    """Describe all names: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
+    """Describe all variables: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendNamespace:
-    """Pickle all names except ``exclude``, for the replacements of dead ranks.
+    """Pickle all variables except ``exclude``, for the replacements of dead ranks.
 
     ``replacements`` is empty if the user has chosen the donor.
     """
@@ -67,14 +67,14 @@ class SendNamespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGroup:
-    """Form a new process group, in which replacements get the donor's names.
+    """Form a new process group, in which replacements get the donor's variables.
 
     Attributes:
         request: number of the request.
         generation: number of the new process group.
-        donor: the rank whose names the replacements get.
+        donor: the rank whose variables the replacements get.
         replacements: ranks with a new process.
-        payload: reference to the pickled names.
+        payload: reference to the pickled variables.
         storages: bytes and device type of each tensor's memory.
         own_values: for a replacement, by path, the marks of the donor's value and of its own value.
     """

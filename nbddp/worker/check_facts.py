@@ -1,4 +1,4 @@
-"""Collect facts about a rank's names for the checks: loaders, models, optimizers.
+"""Collect facts about a rank's variables for the checks: loaders, models, optimizers.
 
 This runs at the end of each cell. So it inspects few objects, takes a few milliseconds, and never
 waits: it starts no collective, runs no code of the user, and does not read from a busy GPU.
@@ -66,8 +66,9 @@ def collect_facts(
     """Return the facts of this rank.
 
     Args:
-        names: the names of the cells.
-        source: source of the cell that has ended. None for all names, without the short time limit.
+        names: the variables of the cells.
+        source: source of the cell that has ended. None: describe all variables, without
+            the short time limit.
         failure: what ended the cell. Then no tensors are read, because they may still be computed.
     """
     empty = RankFacts(

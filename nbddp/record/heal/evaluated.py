@@ -36,7 +36,7 @@ class Device(str):
 def evaluate_assignments(
     source: str, topology: Topology, names: Mapping[str, Any]
 ) -> dict[str, Any]:
-    r"""Return the values that the plain assignments of a cell give to names on one rank.
+    r"""Return the values that the plain assignments of a cell give to variables on one rank.
 
     An assignment counts if its expression reads only the rank, torchrun's environment variables,
     and plain values.
@@ -44,7 +44,7 @@ def evaluate_assignments(
     Args:
         source: the cell.
         topology: the rank's topology.
-        names: plain values of the rank's names before the cell.
+        names: plain values of the rank's variables before the cell.
 
     >>> place = Topology.local(2)[1]
     >>> code = "r = int(os.environ['RANK'])\nif r >= 0:\n    main, seed = r == 0, 7 + r\nx = f()"
@@ -106,7 +106,7 @@ def _execute(body: Sequence[ast.stmt], known: dict[str, Any], results: dict[str,
 
 
 def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement may set."""
+    """Yield the variables that a statement may set."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -115,7 +115,7 @@ def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
 
 
 def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that a plain assignment sets, each with its expression."""
+    """Yield the variables that a plain assignment sets, each with its expression."""
     pairs: Iterable[tuple[ast.expr, ast.expr]] = ()
     match statement:
         case ast.AnnAssign(target=target, value=ast.expr() as value):

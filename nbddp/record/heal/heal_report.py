@@ -19,17 +19,17 @@ class Healed:
 
     Attributes:
         ranks: the replaced ranks.
-        donor: the rank from which they got their names.
-        names: number of names.
+        donor: the rank from which they got their variables.
+        names: number of variables.
         left: the reason for each name that could not be carried; only some of very many.
-        more: number of other names that could not be carried, under ``""``.
+        more: number of other variables that could not be carried, under ``""``.
         places: paths at which a replacement put its own rank number instead of the donor's.
         own: values that replacements got from the dead ranks, not from the donor.
         unknown: values from the donor although those of the dead ranks differ or may differ.
         cells: prompt number of the cell that made such a name, if known.
         size: number of carried bytes.
         fork: seconds until the replacements were started.
-        carry: seconds to pickle the names.
+        carry: seconds to pickle the variables.
         meet: seconds until all ranks had joined the new process group.
     """
 
@@ -57,7 +57,7 @@ class Healed:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the result in one line, then further lines for values and names that differ."""
+        """Return the result in one line, then lines for values and variables that differ."""
         lines = [
             f"{format_ranks(self.ranks)} healed with the variables of rank {self.donor} in "
             f"{self.seconds:.2f} s ({self.names} variables, {format_bytes(self.size)})"

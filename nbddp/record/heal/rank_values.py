@@ -99,7 +99,7 @@ class RankValues:
 
         Args:
             rank: the dead rank.
-            donor: the rank that gives its names to the replacement.
+            donor: the rank that gives its variables to the replacement.
             alive: the ranks that did not die.
             topologies: of all ranks.
         """

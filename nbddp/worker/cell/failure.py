@@ -255,7 +255,7 @@ def describe_ddp_parameters(error: BaseException, names: Mapping[str, Any]) -> s
     """Name the parameters that an error of DDP refers to. Return "" for other errors.
 
     An error in forward has a frame of its model. An error in backward has none: then the model is
-    the only DDP model among ``names``, the names of the cells.
+    the only DDP model among ``names``, the variables of the cells.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
     if not (_NO_GRADIENT.search(text) or _MARKED_TWICE.search(text)):
@@ -312,8 +312,8 @@ def describe_out_of_memory(error: BaseException, names: Names, frames: Iterable[
 
     Args:
         error: the error that ended the cell.
-        names: the names of the cells.
-        frames: the local names of each function in the traceback.
+        names: the variables of the cells.
+        frames: the local variables of each function in the traceback.
     """
     if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
         return ""

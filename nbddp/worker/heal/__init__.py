@@ -1,1 +1,1 @@
-"""A rank's part in a heal: transfer names, environment and values to a replacement."""
+"""A rank's part in a heal: transfer variables, environment and values to a replacement."""

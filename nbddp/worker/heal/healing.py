@@ -1,7 +1,7 @@
-"""A rank's part in a heal: send its names, receive them, or only join the new process group.
+"""A rank's part in a heal: send its variables, receive them, or only join the new process group.
 
-A signature covers the pickle of the names. The process group carries only bytes of tensors. So a
-rank unpickles only data that another rank of the group has signed.
+A signature covers the pickle of the variables. The process group carries only bytes of tensors.
+So a rank unpickles only data that another rank of the group has signed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nbddp.worker.process_group.regroup import Regrouper
 
 MAX_IN_FLIGHT = 8  # messages to replacements at the same time
-MAX_LISTED = 20  # names and parts that are not carried; the rest is counted
+MAX_LISTED = 20  # variables and parts that are not carried; the rest is counted
 MAX_REASON = 300  # characters of the reason
 
 T = TypeVar("T")
@@ -52,11 +52,11 @@ class HealHandler:
     """Answers the requests of a heal.
 
     Args:
-        shell: has the cells and the names. The names that it has now are the rank's own and are not
-            replaced.
+        shell: has the cells and the variables. The variables that it has now are the rank's own
+            and are not replaced.
         group: the process group.
         regrouper: moves models to a new process group.
-        store: store for the pickled names.
+        store: store for the pickled variables.
         payload_key: returns the store key for a name.
     """
 
@@ -81,7 +81,7 @@ class HealHandler:
         self._report: JsonDict = {}
 
     def send_namespace(self, command: SendNamespace) -> Answer:
-        """Pickle all names. Their tensors stay here until the ranks have joined the new group."""
+        """Pickle all variables. Their tensors stay here until the ranks have joined the group."""
         _check_nothing_is_sharded(self._namespace, self._group.bound_objects.optimizers)
         for replacement in command.replacements:
             if part := self._group.group_without(replacement):
@@ -104,7 +104,7 @@ class HealHandler:
         payload = payloads.put(
             self._store, self._payload_key(f"names{command.request}"), pickled.data
         )
-        # names before parts of objects, because their whole value is missing
+        # variables before parts of objects, because their whole value is missing
         not_carried = sorted(
             pickled.not_carried.items(), key=lambda each: not each[0].isidentifier()
         )
@@ -118,7 +118,7 @@ class HealHandler:
         return Answer(request=command.request, payload=payload, content=content)
 
     def join_group(self, command: JoinGroup) -> Answer:
-        """Form the process group, transfer the names in it, and move the models to it."""
+        """Form the process group, transfer the variables in it, and move the models to it."""
         self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
             Regroup(generation=command.generation),

@@ -1,10 +1,10 @@
-"""Pickle a rank's names for a replacement, as far as they can be pickled.
+"""Pickle a rank's variables for a replacement, as far as they can be pickled.
 
-One pickler pickles all names in turn and remembers all objects. So shared objects stay shared: an
-optimizer still refers to the parameters of the model. Code that runs during unpickling finds the
-modules, functions and classes that it needs. A name that cannot be pickled is omitted and reported.
-If only a part of an object cannot be pickled, a placeholder replaces that part. The pickle does not
-contain the memory of tensors: it is sent separately, and views share it.
+One pickler pickles all variables in turn and remembers all objects. So shared objects stay shared:
+an optimizer still refers to the parameters of the model. Code that runs during unpickling finds the
+modules, functions and classes that it needs. A variable that cannot be pickled is omitted and
+reported. If only a part of an object cannot be pickled, a placeholder replaces that part. The
+pickle does not contain the memory of tensors: it is sent separately, and views share it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class PickledNamespace:
     """Names for another rank.
 
     Attributes:
-        data: the pickled names.
+        data: the pickled variables.
         storages: memory of tensors and large arrays, each once.
-        names: the names in ``data``.
-        not_carried: the reason for each of the other names.
+        names: the variables in ``data``.
+        not_carried: the reason for each of the other variables.
     """
 
     data: bytes
@@ -163,11 +163,11 @@ class _NamespaceUnpickler(pickle.Unpickler):
 def pickle_namespace(
     namespace: dict[str, Any], exclude: Iterable[str] = (), extra: Any = None
 ) -> PickledNamespace:
-    """Pickle all names of a namespace except some.
+    """Pickle all variables of a namespace except some.
 
     Args:
         namespace: the globals of the cells' functions.
-        exclude: names that are the rank's own, or the shell's.
+        exclude: variables that are the rank's own, or the shell's.
         extra: more values for :func:`load_namespace`.
 
     >>> step = [3]
@@ -216,10 +216,10 @@ def load_namespace(
     storages: Sequence[UntypedStorage],
     on_extra: Callable[[Any], None] = lambda _: None,
 ) -> None:
-    """Unpickle names into this process's namespace.
+    """Unpickle variables into this process's namespace.
 
     ``storages`` has memory of the same sizes as on the other rank; it may be filled later.
-    ``on_extra`` is called with the ``extra`` values before the names are unpickled.
+    ``on_extra`` is called with the ``extra`` values before the variables are unpickled.
 
     Raises:
         UnpickleError: a name could not be unpickled here. The namespace is unchanged.
@@ -245,7 +245,7 @@ def _pickle_names(
     extra: Any = None,
     broken: Container[str] = (),
 ) -> tuple[_NamespacePickler, str]:
-    """Pickle names; of those in ``broken``, only the parts that can be pickled.
+    """Pickle variables; of those in ``broken``, only the parts that can be pickled.
 
     Return the pickler, and why it failed; "" if it succeeded.
     """

@@ -58,7 +58,7 @@ class PlainValues:
     """The marks of a rank's values, and the changes since the last report.
 
     Args:
-        namespace: the user's names.
+        namespace: the user's variables.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -99,8 +99,8 @@ class PlainValues:
 
         Args:
             own: by path, the mark of the donor's value and the mark of this rank's own value.
-            preset: names that each rank sets itself; they are restored even if their value is not
-                the donor's.
+            preset: variables that each rank sets itself; they are restored even if their value
+                is not the donor's.
         """
         remaining = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
         restored: list[str] = []
@@ -154,16 +154,17 @@ def _traits_of_type(kind: type) -> _TypeTraits:
 
 
 class _Search:
-    """A search for values: first values of names, then values of attributes.
+    """A search for values: first values of variables, then values of attributes.
 
     Args:
-        namespace: the user's names.
+        namespace: the user's variables.
         memo: plain values from earlier searches, because making a mark takes longer than finding
             it.
         cpu_seconds: time limit.
 
     Attributes:
-        skipped: names without a mark because of the time limit; "" stands for attributes and items.
+        skipped: variables without a mark because of the time limit; "" stands for attributes and
+            items.
     """
 
     def __init__(self, namespace: dict[str, Any], memo: Memo, cpu_seconds: float) -> None:

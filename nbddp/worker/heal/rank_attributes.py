@@ -30,8 +30,8 @@ def find_rank_attributes(namespace: Mapping[str, Any], own: set[str]) -> list[st
     """Return the paths of attributes and items that hold this rank's number.
 
     Args:
-        namespace: the user's names.
-        own: names that each rank sets itself.
+        namespace: the user's variables.
+        own: variables that each rank sets itself.
     """
     return [each.path for each in _attributes(namespace, own) if _has_own_number(each)]
 

@@ -64,7 +64,7 @@ class Migration:
 
     Args:
         registry: the models and optimizers of this process.
-        namespace: the user's names.
+        namespace: the user's variables.
         device: device that the backend can send from.
         source: rank whose state the others get.
         is_heal: whether some ranks have a new process. Then loaders get the position of the source

@@ -1,4 +1,4 @@
-"""Walk over the objects that are reachable from the user's names."""
+"""Walk over the objects that are reachable from the user's variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the reachable objects, those with the shortest paths first.
 
     Visit the items of dicts, lists and tuples, and attributes, and look into each object once. Call
-    no properties. Skip names that begin with an underscore.
+    no properties. Skip variables that begin with an underscore.
 
     >>> [part.path for part in walk({"trainer": {"rank": 1, "parts": [None]}})]
     ['trainer', "trainer['rank']", "trainer['parts']", "trainer['parts'][0]"]
