@@ -219,9 +219,7 @@ _command("status", "Show what the group and every rank are doing.")
 _command("start", "Start the ranks before the first cell does.", _START)
 
 add = _command(
-    "restart",
-    "Stop all ranks, even in a running cell, and start new ones without variables.",
-    _START,
+    "restart", "Replace all ranks, even in a running cell, by new ones without variables.", _START
 )
 add("--replay", "then run the successful cells again")
 
@@ -367,11 +365,7 @@ add("--rank R", "of one rank (default: a list of all ranks)", count)
 _command("wait", "Wait for the cell that was started with --no-wait; raise its failure.")
 
 add = _command("auto on", "Send every later cell to the ranks; %%local keeps one in the kernel.")
-add(
-    "switch",
-    "on: later cells run on the ranks, also without %%ddp; off: in the kernel",
-    choices=("on", "off"),
-)
+add("switch", "on: cells without %%ddp run on the ranks, too", choices=("on", "off"))
 
 add = _command("view text", "Show later cells as a live panel or as plain text.")
 add(
