@@ -1,4 +1,4 @@
-"""A rank's place in the world, read from and written to torchrun's environment variables."""
+"""The numbers of a rank, read from and written to torchrun's environment variables."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The rank's side: one process, one IPython shell, one place in the process group."""
+"""The rank's side: one process, one IPython shell, one rank in the process group."""
