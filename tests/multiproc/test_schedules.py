@@ -23,7 +23,7 @@ import psutil
 import pytest
 from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
-from nodes_here import OnNodes, family
+from nodes_here import COMING, OnNodes, family
 from processes import wait_until
 
 from nbddp import Healed, NbddpError
@@ -70,9 +70,9 @@ class Schedules:
     def replace_nodes(self) -> None:
         """Have other nodes come in the place of lost ones."""
 
-    def parents(self) -> list[psutil.Process]:
-        """Return the processes that start the ranks."""
-        return [psutil.Process(self.group.helper_pid)]
+    def processes(self) -> list[psutil.Process]:
+        """Return the ranks' processes, those that are just starting included."""
+        return psutil.Process(self.group.helper_pid).children()
 
     # ---- one schedule
 
@@ -148,10 +148,9 @@ class Schedules:
     # ---- what strikes
 
     def look(self) -> dict[int, psutil.Process]:
-        """Return the ranks' processes, those that are just starting included."""
+        """Return all processes of ranks that were ever seen."""
         with suppress(psutil.Error):
-            for parent in self.parents():
-                self.seen.update({each.pid: each for each in parent.children()})
+            self.seen.update({each.pid: each for each in self.processes()})
         return self.seen
 
     def some_process(self) -> int:
@@ -277,19 +276,24 @@ class NodeSchedules(Schedules):
     def __init__(self, on_nodes: OnNodes, seed: int) -> None:
         self.on_nodes = on_nodes
         super().__init__(on_nodes.start(2), seed)
+        del self.strikes[self.stop_group]  # it would release the nodes
         self.strikes[self.lose_node] = 6
 
     def restart_ranks(self) -> None:
         self.on_nodes.restart_ranks()
 
     def replace_nodes(self) -> None:
-        if (missing := 2 - len(self.on_nodes.nodes.listener.nodes)) > 0:
-            self.on_nodes.bring(missing)
+        listener = self.on_nodes.nodes.listener
+        if (missing := 2 - len(listener.nodes)) > 0:
+            self.done.append(f"bring {missing}")
+            self.on_nodes.nodes.start_local(missing)
+        has_come = wait_until(lambda: len(listener.nodes) >= 2, timeout=COMING)
+        assert has_come, (listener.nodes, self.on_nodes.said[-5:])
 
-    def parents(self) -> list[psutil.Process]:
-        nodes = self.on_nodes.nodes.listener.nodes
-        keepers = [psutil.Process(node.facts["pid"]) for node in list(nodes)]
-        return [child for keeper in keepers for child in keeper.children()]
+    def processes(self) -> list[psutil.Process]:
+        agents = [psutil.Process(node.facts["pid"]) for node in self.on_nodes.nodes.listener.nodes]
+        forkservers = [child for agent in agents for child in agent.children()]
+        return [child for forkserver in forkservers for child in forkserver.children()]
 
     def lose_node(self) -> None:
         """Kill a node's agent, and all that it started."""
