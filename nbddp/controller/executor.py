@@ -14,7 +14,7 @@ from nbddp.controller.pending_futures import PendingFutures
 from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error, start_error
 from nbddp.controller.run_recorder import WRITE_INTERVAL, write_run_json
 from nbddp.controller.threads import Runtime
-from nbddp.errors import RequestError, StartError
+from nbddp.errors import NbddpError, RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
@@ -161,7 +161,7 @@ class Executor:
         try:
             failed = self._perform(action)
         except Exception as error:
-            if not isinstance(error, StartError | OSError):
+            if not isinstance(error, NbddpError | OSError):
                 logger.exception("nbddp could not carry out %s", type(action).__name__)
             is_start = isinstance(action, ev.StartRanks)
             ranks = self.life.alive if is_start else getattr(action, "ranks", ())

@@ -405,6 +405,20 @@ def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(empty: Stage) ->
     assert empty.state is GroupState.OFF
 
 
+def test_a_start_for_which_a_node_was_just_lost_says_so_and_logs_no_traceback(
+    empty: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(world_size: int) -> None:
+        raise RequestError(f"no room for {world_size} ranks")
+
+    monkeypatch.setattr(empty.launcher, "assign", refuse)
+    started = empty.ask_start()
+    empty.turn()
+    assert "no room for" in str(started.exception())
+    assert empty.state is GroupState.OFF
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("what", ["sweep", "log", "join"])
 def test_an_end_is_seen_whatever_cannot_be_done_about_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
