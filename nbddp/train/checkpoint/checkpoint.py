@@ -290,8 +290,8 @@ class Checkpoint:
         given = split_parts(parts)
         path, damaged = run_on_all_ranks(self._find_newest_whole)[0]
         for each, problem in damaged.items() if this_rank.rank() == 0 else ():
-            instead = path.name if path else "no other"
-            warn_user(f"{each} is damaged: {problem}; taking {instead} instead")
+            instead = f"taking {path.name} instead" if path else "there is no intact checkpoint"
+            warn_user(f"{each} is damaged: {problem}; {instead}")
         if path is None:
             return Resumed(values=given.values)
         found: list[CheckpointContents] = []

@@ -59,9 +59,9 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             near = get_close_matches(self.kind.lower(), KINDS, n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
+            meant = f"; did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(
-                f"there is no fault {self.kind!r}; {meant}(kinds: {', '.join(KINDS)})"
+                f"there is no fault {self.kind!r}{meant} (kinds: {', '.join(KINDS)})"
             )
         for name in ("rank", "step"):
             number = operator.index(getattr(self, name))
