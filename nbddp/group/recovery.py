@@ -11,6 +11,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import repeat_push
+from nbddp.lifecycle.refusals import NOT_HEALED
 from nbddp.lifecycle.retries import (
     AttemptFailure,
     RecoveryMethod,
@@ -162,12 +163,13 @@ class Recovery:
             try:
                 self._heal(failure)
             except RequestError as error:
+                why = str(error).removeprefix(f"{NOT_HEALED}: ")
                 if retries.restarts:
-                    self._display.show_notice(f"not healed: {error}")
+                    self._display.show_notice(f"not healed: {why}")
                     return self._prepare_next_attempt(
                         result, request, failures, replace(retries, heals=0)
                     )
-                reason = f"it cannot be healed: {error}"
+                reason = f"it cannot be healed: {why}"
             else:
                 failures[-1] = failure
                 return None

@@ -16,7 +16,7 @@ from nbddp.wire.messages import InputReply
 POLL_INTERVAL = 0.01  # seconds between two checks for an answer
 SAME_RANK_SECONDS = 0.3  # after an answer its rank goes first: a debugger soon asks again
 SECRET_MASK = "········"  # shown instead of a secret
-NO_INPUT = "input is not possible here: run the cell on a notebook page or in a console"
+NO_INPUT = "there is no input box here: run the cell on a notebook page or in a console"
 
 
 class NoInputError(RuntimeError):

@@ -185,6 +185,7 @@ def test_what_cannot_be_healed_is_restarted(
     said = capsys.readouterr().out
     for words in ("not healed: rank 0: .*FSDP", "rank 1 .*SIGKILL; restart 1 of 1", "1 restart, "):
         assert re.search(f"^nbddp: .*{words}", said, re.MULTILINE), words
+    assert said.count("not healed") == 1  # the reason does not say it again
 
 
 Signals = Sequence[tuple[int, signal.Signals]]

@@ -215,7 +215,7 @@ def test_what_waits_for_somebody_to_type_says_what_to_do(
     reply = notebook.run(f"%%ddp --ranks 0\n{source}")
     assert reply.error.startswith("CellFailedError: rank 0: RuntimeError: ")
     assert what in reply.error
-    assert "page" in reply.error
+    assert "there is no input box here: run the cell on a notebook page" in reply.error
     assert "nbddp/" not in reply.traceback
     assert "Error" not in reply.text
 
