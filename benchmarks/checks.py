@@ -29,7 +29,7 @@ seconds_, collect_facts_ = [], main_.collect_facts
 def timed_facts_(*args, **options):
     began = time.thread_time()
     facts = collect_facts_(*args, **options)
-    facts.json()
+    facts.to_json()
     seconds_.append(time.thread_time() - began)
     return facts
 
