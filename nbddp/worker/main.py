@@ -211,7 +211,7 @@ class Rank:
         self._report_ready()
 
     def _report_ready(self) -> None:
-        self._shell.plain_values.report_all_next()
+        self._shell.reported_values.report_all_next()
         self._sampler.force_next_status()
         device, backend = str(self._group.device), self._group.backend
         host = socket.gethostname()
@@ -389,7 +389,7 @@ class Rank:
                 result=self._shell.displayhook.bundle if failure is None else {},
                 payload=payload,
                 facts=collect_facts(self._shell.user_ns, command.source, failure=failure).to_json(),
-                values=self._shell.plain_values.changes(),
+                values=self._shell.reported_values.changes(),
                 armed=[str(each) for each in arming.armed()],
             )
         )

@@ -126,7 +126,7 @@ class RequestHandler:
         names, sources = payloads.unpickle(data, loads_with_sources)
         self._shell.compile.add_sources(sources)
         self._shell.push(names)
-        return {"values": self._shell.plain_values.changes()}
+        return {"values": self._shell.reported_values.changes()}
 
     def _pull(self, command: Pull) -> Answer:
         def check() -> None:

@@ -12,7 +12,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.heal.evaluated import Device, evaluate_assignments
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.topology import Topology
-from nbddp.wire.marks import DEVICE, plain_mark, read_plain
+from nbddp.wire.value_texts import DEVICE, plain_text, read_plain
 
 Rule = Callable[[Topology], object]
 _LAST_NAME = re.compile(r"(\w+)\W*$")
@@ -42,12 +42,12 @@ class _KnownValue(NamedTuple):
     """A value that a rank reported.
 
     Attributes:
-        mark: the mark of the value; see :mod:`nbddp.wire.marks`.
+        mark: the mark of the value; see :mod:`nbddp.wire.value_texts`.
         since: the cell that first reported it.
         is_late: whether an earlier cell may have set it without time to report it.
     """
 
-    mark: str
+    text: str
     since: int
     is_late: bool = False
 
@@ -72,10 +72,10 @@ class RankValues:
         now = self._known[rank] = {} if changes.get("is_all") else before
         for path in changes.get("gone", ()):
             now.pop(path, None)
-        for path, mark in changes["new"].items():
+        for path, text in changes["new"].items():
             known = before.get(path)
-            if known is None or known.mark != mark:
-                known = _KnownValue(mark, cell, path in changes.get("late", ()))
+            if known is None or known.text != text:
+                known = _KnownValue(text, cell, path in changes.get("late", ()))
             now[path] = known
 
     def add_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
@@ -106,8 +106,8 @@ class RankValues:
         cell, source = self._deaths.get(rank, (0, ""))
         known_of_rank, known_of_donor = self._known.get(rank, {}), self._known_before(donor, cell)
         derivation = _Derivation(
-            {each: _marks(self._known_before(each, cell)) for each in {*alive, donor}},
-            _marks(known_of_rank),
+            {each: _texts(self._known_before(each, cell)) for each in {*alive, donor}},
+            _texts(known_of_rank),
             rank,
             topologies,
             source,
@@ -117,16 +117,16 @@ class RankValues:
         missing = [
             path for path in known_of_rank if path not in known_of_donor and path.isidentifier()
         ]
-        for path, (mark, since, _) in (
+        for path, (text, since, _) in (
             known_of_donor | dict.fromkeys(missing, _KnownValue("", 0))
         ).items():
             is_reset = bool(cell) and since >= cell
-            known = "" if is_reset or path not in known_of_rank else known_of_rank[path].mark
+            known = "" if is_reset or path not in known_of_rank else known_of_rank[path].text
             known = known or derivation.own(path)
-            may_differ = known != mark if known else is_reset and derivation.may_differ(path)
+            may_differ = known != text if known else is_reset and derivation.may_differ(path)
             is_preset = path in SET_IN_EACH_RANK
             if known and (may_differ or is_preset):
-                own[path] = mark, known
+                own[path] = text, known
             elif may_differ and not is_preset:
                 unknown.append(path)
         return OwnValues(own, unknown)
@@ -141,8 +141,8 @@ class RankValues:
         }
 
 
-def _marks(known: Mapping[str, _KnownValue]) -> dict[str, str]:
-    return {path: value.mark for path, value in known.items()}
+def _texts(known: Mapping[str, _KnownValue]) -> dict[str, str]:
+    return {path: value.text for path, value in known.items()}
 
 
 class _Derivation:
@@ -168,21 +168,21 @@ class _Derivation:
         self._rank = rank
         self._topologies = topologies
         self._by_code = {
-            each: _evaluated_marks(source, topologies[each], marks)
-            for each, marks in {**living, rank: before}.items()
+            each: _evaluated_texts(source, topologies[each], texts)
+            for each, texts in {**living, rank: before}.items()
         }
 
     def own(self, path: str) -> str:
         """Return the mark of the rank's own value; empty if it is uncertain."""
-        marks = {rank: values[path] for rank, values in self._living.items() if path in values}
-        if len(marks) < len(self._living):
+        texts = {rank: values[path] for rank, values in self._living.items() if path in values}
+        if len(texts) < len(self._living):
             return ""
-        if all(self._by_code[rank].get(path) == mark for rank, mark in marks.items()):
+        if all(self._by_code[rank].get(path) == text for rank, text in texts.items()):
             return self._by_code[self._rank].get(path, "")
         candidates = {
-            _mark(rule(self._topologies[self._rank]))
+            _text_of(rule(self._topologies[self._rank]))
             for rule in _rules(path)
-            if all(_mark(rule(self._topologies[rank])) == mark for rank, mark in marks.items())
+            if all(_text_of(rule(self._topologies[rank])) == text for rank, text in texts.items())
         }
         return candidates.pop() if len(candidates) == 1 else ""
 
@@ -192,9 +192,9 @@ class _Derivation:
         If two living ranks have the same value, all ranks are assumed to have it. A bool is the
         exception: it may be true only on the dead rank.
         """
-        marks = {values.get(path, "") for values in self._living.values()}
+        texts = {values.get(path, "") for values in self._living.values()}
         is_alone = len(self._living) == 1 and path.isidentifier()
-        return is_alone or len(marks) > 1 or marks <= {"True", "False"}
+        return is_alone or len(texts) > 1 or texts <= {"True", "False"}
 
 
 def _rules(path: str) -> list[Rule]:
@@ -218,24 +218,25 @@ _device_rules: list[Rule] = [
 ]
 
 
-def _evaluated_marks(source: str, topology: Topology, marks: Mapping[str, str]) -> dict[str, str]:
-    names = {path: _value_of(mark) for path, mark in marks.items() if path.isidentifier()}
+def _evaluated_texts(source: str, topology: Topology, texts: Mapping[str, str]) -> dict[str, str]:
+    names = {path: _value_of(text) for path, text in texts.items() if path.isidentifier()}
     known = {name: value for name, value in names.items() if value is not Ellipsis}
     return {
-        name: _mark(value) for name, value in evaluate_assignments(source, topology, known).items()
+        name: _text_of(value)
+        for name, value in evaluate_assignments(source, topology, known).items()
     }
 
 
-def _mark(value: object) -> str:
-    return f"{DEVICE}{value}" if isinstance(value, Device) else plain_mark(value)
+def _text_of(value: object) -> str:
+    return f"{DEVICE}{value}" if isinstance(value, Device) else plain_text(value)
 
 
-def _value_of(mark: str) -> object:
+def _value_of(text: str) -> object:
     """Return the value of a mark; an ellipsis if it is mutable or unknown."""
-    if mark.startswith(DEVICE):
-        return Device(mark.removeprefix(DEVICE))
+    if text.startswith(DEVICE):
+        return Device(text.removeprefix(DEVICE))
     try:
-        value = read_plain(mark)
+        value = read_plain(text)
         hash(value)
     except (TypeError, ValueError):
         return ...

@@ -26,7 +26,7 @@ from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.cell.import_hooks import change_when_imported
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_places import name_users_lines
-from nbddp.worker.heal.plain_values import PlainValues
+from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 
 # matplotlib's backends without windows
@@ -60,7 +60,7 @@ class RankShell(InteractiveShell):
         self._script_files = run_script.UserFiles()
         super().__init__(**options)
         self.loop_runner = self._run_coroutine
-        self.plain_values = PlainValues(self.user_ns)
+        self.reported_values = ReportedValues(self.user_ns)
 
     def init_magics(self) -> None:
         """Register IPython's magics. Register errors in place of nbddp's magics."""

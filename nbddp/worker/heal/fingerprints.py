@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbddp.wire.marks import (
+from nbddp.wire.value_texts import (
     DEVICE,
     FINGERPRINT,
     MAX_ITEMS,
     MAX_LENGTH,
     NAMED_TUPLE,
     PLAIN,
-    plain_mark,
+    plain_text,
 )
 
 DEPTH = 3  # levels of nested values
@@ -32,14 +32,14 @@ DICTS = (dict, defaultdict, OrderedDict, Counter)
 Facts = Iterable[object]
 
 
-def mark_of(value: object) -> str:
+def restorable_text(value: object) -> str:
     """Return the mark from which a value can be restored; empty for all other values."""
     kind = type(value)
     if kind in PLAIN or kind.__module__ == "numpy":
-        return plain_mark(value)
+        return plain_text(value)
     if kind is torch.device:
         return f"{DEVICE}{value}"
-    items = plain_mark(_items(value)) if is_named_tuple(kind) else ""
+    items = plain_text(_items(value)) if is_named_tuple(kind) else ""
     return items and f"{NAMED_TUPLE}{kind.__name__} {items}"
 
 
@@ -54,8 +54,8 @@ def fingerprint(value: Any) -> str:
 
 
 def _fingerprint(value: Any, depth: int) -> str:
-    if mark := mark_of(value):
-        return mark
+    if text := restorable_text(value):
+        return text
     kind = type(value)
     facts = " ".join(map(str, _facts(kind, value, depth - 1))) if depth else ""
     if len(facts) > MAX_LENGTH:

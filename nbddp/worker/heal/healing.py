@@ -23,12 +23,12 @@ from nbddp.wire.messages import JsonDict, Regroup
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 from nbddp.worker.heal.environment import ProcessEnvironment
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
-from nbddp.worker.heal.plain_values import SHELL_NAMES
 from nbddp.worker.heal.rank_attributes import (
     find_rank_attributes,
     set_rank_attributes,
     set_sampler_ranks,
 )
+from nbddp.worker.heal.reported_values import SHELL_NAMES
 from nbddp.worker.process_group.bound_objects import is_sharded, sharded_modules
 from nbddp.worker.process_group.object_collectives import (
     gather_objects,
@@ -76,7 +76,7 @@ class HealHandler:
         self._regrouper = regrouper
         self._store = store
         self._payload_key = payload_key
-        self._plain_values = shell.plain_values
+        self._reported_values = shell.reported_values
         self._storages: Sequence[UntypedStorage] = ()
         self._report: JsonDict = {}
 
@@ -163,14 +163,16 @@ class HealHandler:
         mine = None if is_new else find_rank_attributes(self._namespace, self._own_names)
         gathered = [each for each in gather_objects(mine, self._group.device) if each is not None]
         if is_new:
-            self._report["taken"] = self._plain_values.restore(command.own_values, self._own_names)
+            self._report["taken"] = self._reported_values.restore(
+                command.own_values, self._own_names
+            )
             agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
             places = set_rank_attributes(self._namespace, self._own_names, agreed)
             if set_sampler_ranks(command.donor):
                 places.append("a DistributedSampler")
             self._report |= {
                 "places": places,
-                "unlike": self._plain_values.differing(command.own_values),
+                "unlike": self._reported_values.differing(command.own_values),
             }
 
     def _apply_extra(self, extra: Any) -> None:

@@ -21,8 +21,8 @@ from torch import nn
 
 from nbddp.record.heal.rank_values import OwnValues, RankValues
 from nbddp.topology import Topology
-from nbddp.worker.heal import plain_values
-from nbddp.worker.heal.plain_values import MAX_VALUES, PlainValues
+from nbddp.worker.heal import reported_values
+from nbddp.worker.heal.reported_values import MAX_VALUES, ReportedValues
 
 NODES = [
     Topology(rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2)
@@ -33,7 +33,7 @@ NODES = [
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is busy with other tests a report may miss values."""
-    monkeypatch.setattr(plain_values, "CPU_SECONDS", 9.0)
+    monkeypatch.setattr(reported_values, "CPU_SECONDS", 9.0)
 
 
 class Role(Enum):
@@ -43,7 +43,7 @@ class Role(Enum):
 def values_of(namespaces: dict[int, dict[str, Any]], cell: int = 1) -> RankValues:
     values = RankValues()
     for rank, namespace in namespaces.items():
-        values.add(rank, cell, PlainValues(namespace).changes())
+        values.add(rank, cell, ReportedValues(namespace).changes())
     return values
 
 
@@ -55,7 +55,7 @@ class TwoCells:
     """Ranks 0 and 1 that report after one cell, and of which rank 1 dies in the next one."""
 
     def __init__(self, *namespaces: dict[str, Any]) -> None:
-        self._plain = [PlainValues(each) for each in namespaces]
+        self._plain = [ReportedValues(each) for each in namespaces]
         self._values = RankValues()
         for rank, plain in enumerate(self._plain):
             self._values.add(rank, 1, plain.changes())
@@ -142,7 +142,7 @@ def test_the_dying_cells_values_follow_from_the_rank_where_that_is_certain(
 
 def test_only_changes_are_told_and_all_of_them_to_another_notebook() -> None:
     namespace: dict[str, Any] = {"a": 1, "b": "x", "_i3": "a = 1", "In": []}
-    plain = PlainValues(namespace)
+    plain = ReportedValues(namespace)
     assert plain.changes() == {"new": {"a": "1", "b": "'x'"}, "is_all": True}
     assert plain.changes() == {}
     namespace["a"] = True
@@ -154,8 +154,8 @@ def test_only_changes_are_told_and_all_of_them_to_another_notebook() -> None:
 
 def test_very_many_values_are_told_to_a_bound() -> None:
     many = {f"n{number}": number for number in range(10 * MAX_VALUES)}
-    assert len(PlainValues(dict(many)).changes()["new"]) <= MAX_VALUES
-    told = PlainValues({"text": "x" * 10**7, "number": 1 << 10**6}).changes()["new"]
+    assert len(ReportedValues(dict(many)).changes()["new"]) <= MAX_VALUES
+    told = ReportedValues({"text": "x" * 10**7, "number": 1 << 10**6}).changes()["new"]
     assert all(len(mark) < 100 for mark in told.values())
 
 
@@ -166,7 +166,8 @@ def test_of_long_texts_and_lists_only_the_ends_are_looked_at() -> None:
     lists = [[int(at == place) for at in range(999)] for place in (-1, 499, 0, 998)]
     for one, middle, first, last in (texts, lists):
         mark, *others = (
-            PlainValues({"it": each}).changes()["new"]["it"] for each in (one, middle, first, last)
+            ReportedValues({"it": each}).changes()["new"]["it"]
+            for each in (one, middle, first, last)
         )
         assert [other == mark for other in others] == [True, False, False]
 
@@ -174,7 +175,7 @@ def test_of_long_texts_and_lists_only_the_ends_are_looked_at() -> None:
 def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Give a donor's values those of rank 1. Return the paths that changed, and that differ."""
     own = own_of(values_of(ranks), 1, [0]).own
-    values = PlainValues(here)
+    values = ReportedValues(here)
     return values.restore(own, ()), values.differing(own)
 
 
@@ -328,10 +329,13 @@ def test_a_value_for_which_a_report_had_no_time_is_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It seems new in the cell in which a rank dies, and may be older, and equal on all ranks."""
-    monkeypatch.setattr(plain_values, "CLOCK_INTERVAL", 1)
-    values, ranks = RankValues(), [PlainValues({"seen": deque([1]), "step": 1}) for _ in range(2)]
+    monkeypatch.setattr(reported_values, "CLOCK_INTERVAL", 1)
+    values, ranks = (
+        RankValues(),
+        [ReportedValues({"seen": deque([1]), "step": 1}) for _ in range(2)],
+    )
     for cell, patience, living in ((1, 9.0, 2), (2, -1.0, 2), (3, 9.0, 1)):
-        monkeypatch.setattr(plain_values, "CPU_SECONDS", patience)
+        monkeypatch.setattr(reported_values, "CPU_SECONDS", patience)
         for rank in range(living):
             values.add(rank, cell, ranks[rank].changes())
     values.add_death(1, 3, "")
@@ -354,7 +358,7 @@ def test_no_object_of_the_users_is_kept_or_asked() -> None:
 
     asked = Asked()
     namespace: dict[str, Any] = {"asked": asked, "many": [asked], "by": {asked: 1, "key": 2}}
-    plain = PlainValues(namespace)
+    plain = ReportedValues(namespace)
     assert {"asked.number": "3", "by['key']": "2"}.items() <= plain.changes()["new"].items()
     gone = weakref.ref(asked)
     namespace.clear()

@@ -31,24 +31,24 @@ _KINDS = {kind.__name__: kind for kind in _ARGUMENTS}
 PLAIN = ATOMS.union(_ITEMS, _ARGUMENTS)  # types of plain values, in addition to NumPy's numbers
 
 
-def plain_mark(value: object, depth: int = DEPTH) -> str:
+def plain_text(value: object, depth: int = DEPTH) -> str:
     """Return the mark of a plain value; empty for all other values.
 
     Plain values are bool, int, str, float, None, complex, bytes, NumPy's numbers, paths, ranges,
     slices, and lists, tuples, sets and frozensets of a few plain values. No code of the user runs.
 
-    >>> plain_mark(True), plain_mark("a"), plain_mark([1, ("b", None)]), plain_mark({2, 10})
+    >>> plain_text(True), plain_text("a"), plain_text([1, ("b", None)]), plain_text({2, 10})
     ('True', "'a'", "[1, ('b', None,)]", '{10, 2}')
-    >>> plain_mark(range(3)), plain_mark(frozenset({1})), plain_mark(set())
+    >>> plain_text(range(3)), plain_text(frozenset({1})), plain_text(set())
     ('range(0, 3, 1)', 'frozenset({1})', 'set()')
-    >>> plain_mark("a" * 1000), plain_mark(1 << 10_000), plain_mark(float("nan")), plain_mark({})
+    >>> plain_text("a" * 1000), plain_text(1 << 10_000), plain_text(float("nan")), plain_text({})
     ('', '', '', '')
     """
     kind = type(value)
     if kind in ATOMS:
         return repr(value) if _is_short(kind, value) else ""
     if kind in _ITEMS:
-        return _mark_of_items(kind, value, depth - 1) if depth else ""
+        return _items_text(kind, value, depth - 1) if depth else ""
     name = kind.__name__
     arguments: tuple[object, ...] = ()
     if kind in _ARGUMENTS and not (kind is frozenset and len(value) > MAX_ITEMS):  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def plain_mark(value: object, depth: int = DEPTH) -> str:
     elif kind.__module__ == "numpy" and isinstance(value, sys.modules["numpy"].generic):
         name, item = f"np.{name}", value.item()
         arguments = (item,) if type(item) in ATOMS else ()
-    parts = [plain_mark(each, depth) for each in arguments]
+    parts = [plain_text(each, depth) for each in arguments]
     return f"{name}({', '.join(parts)})" if parts and all(parts) else ""
 
 
@@ -69,12 +69,12 @@ def _is_short(kind: type, value: Any) -> bool:
     return value is None or cmath.isfinite(value)
 
 
-def _mark_of_items(kind: type, value: Any, depth: int) -> str:
+def _items_text(kind: type, value: Any, depth: int) -> str:
     if not 0 < len(value) <= MAX_ITEMS:
         return "" if value else repr(value)
     space, parts = MAX_LENGTH, []
     for each in [*value]:  # another thread may change the value
-        part = plain_mark(each, depth)
+        part = plain_text(each, depth)
         space -= len(part) + 2
         if not part or space < 0:
             return ""
@@ -84,24 +84,24 @@ def _mark_of_items(kind: type, value: Any, depth: int) -> str:
     return _ITEMS[kind].format(", ".join(parts))
 
 
-def is_fingerprint(mark: str) -> bool:
+def is_fingerprint(text: str) -> bool:
     """Return whether a mark is a fingerprint, from which the value cannot be restored."""
-    return mark.startswith(FINGERPRINT)
+    return text.startswith(FINGERPRINT)
 
 
-def read_plain(mark: str) -> Any:
+def read_plain(text: str) -> Any:
     """Return the value of a plain mark.
 
-    >>> read_plain(plain_mark("cuda:1")), read_plain(plain_mark((slice(1, None), {2})))
+    >>> read_plain(plain_text("cuda:1")), read_plain(plain_text((slice(1, None), {2})))
     ('cuda:1', (slice(1, None, None), {2}))
 
     Raises:
         ValueError: it is not the mark of a plain value, or its type is unknown in this process.
     """
     try:
-        return _evaluate(ast.parse(mark, mode="eval").body)
+        return _evaluate(ast.parse(text, mode="eval").body)
     except SyntaxError as error:
-        raise ValueError(mark) from error
+        raise ValueError(text) from error
 
 
 def _evaluate(node: ast.expr) -> Any:

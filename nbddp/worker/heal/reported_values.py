@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from nbddp.wire.marks import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_fingerprint, read_plain
 from nbddp.wire.messages import JsonDict
-from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, mark_of
+from nbddp.wire.value_texts import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_fingerprint, read_plain
+from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, restorable_text
 
 CPU_SECONDS = 0.003  # for the search; values that would take longer are not reported
 FINGERPRINT_SHARE = 1 / 3  # share of these seconds for values that are not plain
@@ -48,13 +48,13 @@ _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 _OPAQUE_PACKAGES = frozenset({"builtins", "torch", "numpy", "random", "nbddp"})
 
 Container = dict[str, Any] | type  # the attributes of a class are in a read-only mapping
-Marked = tuple[str, Container, str, str]  # path, container of the value, key in it, mark
+FoundValue = tuple[str, Container, str, str]  # path, container of the value, key in it, mark
 # By path: a plain value, its items if they may be replaced, and its mark
 Memo = dict[str, tuple[object, tuple[object, ...] | None, str]]
 Holder = tuple[str, Container]  # a format for the paths of its values, and their container
 
 
-class PlainValues:
+class ReportedValues:
     """The marks of a rank's values, and the changes since the last report.
 
     Args:
@@ -82,13 +82,13 @@ class PlainValues:
         cpu_seconds = CPU_SECONDS if before is not None else FIRST_FACTOR * CPU_SECONDS
         search = _Search(self._namespace, self._memo, cpu_seconds)
         try:
-            now = {path: mark for path, _, _, mark in search.marked()}
+            now = {path: text for path, _, _, text in search.values()}
         except Exception:  # noqa: BLE001 - a user's class may raise anything; the cell must not fail
             return {}
         skipped, self._reported, self._skipped = self._skipped, now, search.skipped
         if before is None:
             return {"new": now, "is_all": True}
-        new = {path: mark for path, mark in now.items() if before.get(path) != mark}
+        new = {path: text for path, text in now.items() if before.get(path) != text}
         gone = [path for path in before if path not in now]
         late = [path for path in new if (path if path.isidentifier() else "") in skipped]
         report: JsonDict = {"new": new, "gone": gone} if new or gone else {}
@@ -102,13 +102,13 @@ class PlainValues:
             preset: variables that each rank sets itself; they are restored even if their value
                 is not the donor's.
         """
-        remaining = {path: marks for path, marks in own.items() if not is_fingerprint(marks[1])}
+        remaining = {path: texts for path, texts in own.items() if not is_fingerprint(texts[1])}
         restored: list[str] = []
         written: dict[int, str] = {}
-        for path, holder, key, mark in [*_Search(self._namespace, {}, cpu_seconds=1.0).marked()]:
-            expected, mine = remaining.pop(path, (mark, mark))
-            is_expected = mark == expected or path in preset
-            if mark != mine and is_expected and _write(holder, key, mine, written):
+        for path, holder, key, text in [*_Search(self._namespace, {}, cpu_seconds=1.0).values()]:
+            expected, mine = remaining.pop(path, (text, text))
+            is_expected = text == expected or path in preset
+            if text != mine and is_expected and _write(holder, key, mine, written):
                 restored.append(path)
         for path, (_, mine) in remaining.items():
             is_missing = path.isidentifier() and path not in self._namespace
@@ -123,7 +123,7 @@ class PlainValues:
             own: as for :meth:`restore`.
         """
         search = _Search(self._namespace, {}, cpu_seconds=1.0)
-        now = {path: mark for path, _, _, mark in search.marked()}
+        now = {path: text for path, _, _, text in search.values()}
         differing = [
             path for path, (theirs, mine) in own.items() if theirs and now.get(path) != mine
         ]
@@ -180,7 +180,7 @@ class _Search:
         self._is_over = False
         self.skipped: set[str] = set()
 
-    def marked(self) -> Iterator[Marked]:
+    def values(self) -> Iterator[FoundValue]:
         """Yield the values with their marks."""
         holders: list[Holder] = [("", self._namespace)]
         for _ in range(MAX_DEPTH + 1):
@@ -191,7 +191,7 @@ class _Search:
                     return
             holders, self._nested = self._nested, []
 
-    def _search(self, form: str, holder: Container) -> Iterator[Marked]:
+    def _search(self, form: str, holder: Container) -> Iterator[FoundValue]:
         """Yield the values of one container, and collect nested containers for the next level."""
         for key, value in [*_items(holder)][: self._values_left]:
             if type(key) is not str or (form and key in _MODULE_ATTRIBUTES):
@@ -199,12 +199,12 @@ class _Search:
             path = form.format(key) if form else key
             known = self._memo.get(path)
             if known is not None and known[0] is value and _has_items(value, known[1]):
-                mark = known[2]
+                text = known[2]
             else:
-                mark = self._new_mark(form, path, value)
-            if mark:
+                text = self._new_text(form, path, value)
+            if text:
                 self._values_left -= 1
-                yield path, holder, key, mark
+                yield path, holder, key, text
 
     def _is_late(self) -> bool:
         self._is_over = self._is_over or time.thread_time() > self._deadline
@@ -214,7 +214,7 @@ class _Search:
         self.skipped.add("" if form else path)
         return ""
 
-    def _new_mark(self, form: str, path: str, value: Any) -> str:
+    def _new_text(self, form: str, path: str, value: Any) -> str:
         if not form and _is_shell_name(path):
             return ""
         kind = type(value)
@@ -225,9 +225,9 @@ class _Search:
         traits = self._traits.get(kind)
         if traits is None:
             traits = self._traits[kind] = _traits_of_type(kind)
-        if traits.may_be_plain and (mark := mark_of(value)):
-            self._remember(path, value, mark)
-            return mark
+        if traits.may_be_plain and (text := restorable_text(value)):
+            self._remember(path, value, text)
+            return text
         if traits.has_parts:
             self._nested += _holders(path, value)
         if traits.is_skipped or (kind is FunctionType and not self._holds_values(value)):
@@ -238,16 +238,16 @@ class _Search:
         if not self._fingerprints_left or self._fingerprint_seconds <= 0:
             return self._skip(form, path)
         began = time.thread_time()
-        mark = fingerprint(value)
+        text = fingerprint(value)
         self._fingerprint_seconds -= time.thread_time() - began
         self._fingerprints_left -= 1
-        return mark
+        return text
 
-    def _remember(self, path: str, value: Any, mark: str) -> None:
+    def _remember(self, path: str, value: Any, text: str) -> None:
         kind = type(value)
-        if kind in (list, set, tuple) and any(each in mark[1:] for each in ("[", "{", "set(")):
+        if kind in (list, set, tuple) and any(each in text[1:] for each in ("[", "{", "set(")):
             return  # an item may change in place
-        self._memo[path] = value, (*value,) if kind in (list, set) else None, mark
+        self._memo[path] = value, (*value,) if kind in (list, set) else None, text
 
     def _holds_values(self, function: FunctionType) -> bool:
         if function.__closure__:
@@ -289,7 +289,7 @@ def _holders(path: str, value: Any) -> list[Holder]:
     return [(f"{safe}.{{}}", attributes)]
 
 
-def _write(holder: Container, key: str, mark: str, written: dict[int, str]) -> bool:
+def _write(holder: Container, key: str, text: str, written: dict[int, str]) -> bool:
     """Set a value to that of a mark. Return whether this was possible.
 
     A list or set is changed in place, because other objects may refer to it too.
@@ -301,17 +301,17 @@ def _write(holder: Container, key: str, mark: str, written: dict[int, str]) -> b
         written: mark of each list and set that was changed, by its address.
     """
     current: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
-    if mark.startswith(DEVICE):
-        value: Any = torch.device(mark.removeprefix(DEVICE))
-    elif mark.startswith(NAMED_TUPLE):
-        name, _, items = mark.removeprefix(NAMED_TUPLE).partition(" ")
+    if text.startswith(DEVICE):
+        value: Any = torch.device(text.removeprefix(DEVICE))
+    elif text.startswith(NAMED_TUPLE):
+        name, _, items = text.removeprefix(NAMED_TUPLE).partition(" ")
         if type(current).__name__ != name or not is_named_tuple(type(current)):
             return False
         value = tuple.__new__(type(current), read_plain(items))
     else:
-        value = read_plain(mark)
+        value = read_plain(text)
     is_same_kind = type(value) is type(current) and type(value) in (list, set)
-    if is_same_kind and written.setdefault(id(current), mark) == mark:
+    if is_same_kind and written.setdefault(id(current), text) == text:
         current.clear()
         (current.extend if type(current) is list else current.update)(value)
     elif isinstance(holder, type):
