@@ -145,10 +145,10 @@ def describe_exit(exitcode: int | None) -> str:
     return f"exited with code {exitcode}"
 
 
-def format_place(line: int, file: str = "") -> str:
+def format_line(line: int, file: str = "") -> str:
     """Return a line of a cell or a script as text.
 
-    >>> format_place(3), format_place(3, "train.py")
+    >>> format_line(3), format_line(3, "train.py")
     ('line 3', 'train.py line 3')
     """
     return f"{file} line {line}".lstrip()

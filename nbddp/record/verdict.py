@@ -12,7 +12,7 @@ from nbddp.errors import (
     CellFailedError,
     CellInterruptedError,
     describe_exit,
-    format_place,
+    format_line,
     format_ranks,
 )
 from nbddp.wire.messages import CellEnded, Failure
@@ -161,8 +161,8 @@ class RankFailure:
             return describe_exit(self.exitcode) + (
                 self.process_exit.position if self.process_exit else ""
             )
-        place = format_place(self.failure.line, self.failure.file)
-        where = f", {place}" if self.failure.line else ""
+        line = format_line(self.failure.line, self.failure.file)
+        where = f", {line}" if self.failure.line else ""
         if self.missed_collective:
             return f"did not come to {self.missed_collective}{where.replace(',', ': it was in', 1)}"
         if self.is_quit:

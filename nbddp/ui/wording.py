@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import format_place, format_ranks
+from nbddp.errors import format_line, format_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.lifecycle.retries import describe_recovery
 from nbddp.record.event_log import RunEvent
@@ -119,7 +119,7 @@ while it waited for data at train.py line 9'
     percent = f"{100 * straggler.share:.0f} %"
     waits = f"rank {straggler.rank} made the others wait {percent} of the last {over}"
     before = f"mostly before {straggler.title}{_numbers(straggler)}" if straggler.title else ""
-    at = f"at {format_place(*straggler.place)}" if straggler.place else ""
+    at = f"at {format_line(*straggler.place)}" if straggler.place else ""
     activity = "while it waited for data" if straggler.is_loading else "while it was" if at else ""
     return ", ".join(filter(None, (waits, before, " ".join(filter(None, (activity, at))))))
 
@@ -158,7 +158,7 @@ def describe_unfinished(
     reasons = [f"{format_ranks(missing)} {not_come} come"] if missing else []
     reasons += [f"{format_ranks(dead)} died"] if dead else []
     was = "it was" if len(unfinished.missing) == 1 else "they were mostly"
-    at = f", {was} at {format_place(*unfinished.place)}" if unfinished.place else ""
+    at = f", {was} at {format_line(*unfinished.place)}" if unfinished.place else ""
     return f"{format_ranks(sorted(unfinished.arrivals))} {waited}: {', '.join(reasons)}{at}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.errors import format_place
+from nbddp.errors import format_line
 from nbddp.record.waiting.collective_history import (
     Arrival,
     CollectiveHistory,
@@ -345,7 +345,7 @@ def _seconds_by_line(
     by_line = defaultdict[str, float](float)
     for seconds, places in shares:
         for place, count in places.items():
-            by_line[format_place(*place)] += seconds * count / sum(places.values())
+            by_line[format_line(*place)] += seconds * count / sum(places.values())
     return dict(sorted(by_line.items(), key=lambda line: -line[1]))
 
 

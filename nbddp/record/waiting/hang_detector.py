@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nbddp.errors import format_place, format_ranks
+from nbddp.errors import format_line, format_ranks
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 
@@ -129,14 +129,14 @@ def _group_by_text(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _describe_position(status: RankStatus) -> str:
-    place = format_place(status.line, status.file)
+    line = format_line(status.line, status.file)
     inside = f" in {status.function}()" if status.function else ""
     if status.thread:
         waiting = f"waiting in {status.collective} in {status.thread}"
-        return f"{waiting}; the main thread is at {place}{inside}"
+        return f"{waiting}; the main thread is at {line}{inside}"
     if status.collective:
-        return f"waiting in {status.collective}, {place}"
-    return f"never came: {place}{inside}"
+        return f"waiting in {status.collective}, {line}"
+    return f"never came: {line}{inside}"
 
 
 def describe_mismatch(

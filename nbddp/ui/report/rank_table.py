@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
-from nbddp.errors import format_number_ranges, format_place
+from nbddp.errors import format_line, format_number_ranges
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
@@ -128,7 +128,7 @@ def _line(rank: RankSnapshot) -> Cell:
     code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
     style = "" if rank.progress_bars else ' style="max-width:24em"'
     html = f'<span class="nbddp-code"{style}>{escape(rank.position)} {muted}{code}</span>'
-    title = f"{format_place(rank.line, rank.file)}: {rank.code}"
+    title = f"{format_line(rank.line, rank.file)}: {rank.code}"
     return Cell(rank.position + (f" for {duration}" if duration else ""), title=title, html=html)
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nbddp
-from nbddp.errors import format_place
+from nbddp.errors import format_line
 from nbddp.formatting import format_bytes, format_few, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
@@ -71,10 +71,10 @@ def describe_failure(
         stuck_in: the collective that the rank waited in when it was interrupted, if any.
         at: the time of the error.
     """
-    user_places = [
-        each for each in _places(error.__traceback__) if shell.is_cell_file(each.filename)
+    user_locations = [
+        each for each in _locations(error.__traceback__) if shell.is_cell_file(each.filename)
     ]
-    filename, line = user_places[-1][:2] if user_places else ("", 0)
+    filename, line = user_locations[-1][:2] if user_locations else ("", 0)
     text = error_text(error)
     if not text and isinstance(error, AssertionError):
         text = linecache.getline(filename, line).strip()
@@ -174,7 +174,7 @@ class _Stack(list[str]):
         return self
 
 
-class _Place(NamedTuple):
+class _FrameLocation(NamedTuple):
     """The place of a frame in its source."""
 
     filename: str
@@ -183,7 +183,7 @@ class _Place(NamedTuple):
     library: str  # empty for user code
 
 
-def _places(step: TracebackType | None) -> Iterator[_Place]:
+def _locations(step: TracebackType | None) -> Iterator[_FrameLocation]:
     """Yield the place of each frame, with the line of the function if Python knows no other.
 
     An interrupt may arrive in an instruction without a line, as at the end of a ``with``.
@@ -191,40 +191,42 @@ def _places(step: TracebackType | None) -> Iterator[_Place]:
     for frame, line in traceback.walk_tb(step):
         code = frame.f_code
         name, library = code.co_filename, library_of_file(code.co_filename)
-        yield _Place(name, line or code.co_firstlineno, code.co_name, library)
+        yield _FrameLocation(name, line or code.co_firstlineno, code.co_name, library)
 
 
 def _format_frames(
     step: TracebackType | None, *, is_whole: bool, has_colors: bool
 ) -> Iterator[str]:
-    positions = [place for place in _places(step) if place.library not in HIDDEN]
-    first = next((at for at, place in enumerate(positions) if not place.library), 0)
-    for is_users, group in groupby(positions[first:], lambda place: not place.library):
+    locations = [location for location in _locations(step) if location.library not in HIDDEN]
+    first = next((at for at, location in enumerate(locations) if not location.library), 0)
+    for is_users, group in groupby(locations[first:], lambda location: not location.library):
         run = list(group)
         if is_users or is_whole:
-            for place, same in groupby(run):
+            for location, same in groupby(run):
                 count = len(list(same))
-                yield from [_format_place(place, has_colors=has_colors)] * min(count, MAX_REPEATS)
+                yield from [_format_frame(location, has_colors=has_colors)] * min(
+                    count, MAX_REPEATS
+                )
                 if count > MAX_REPEATS:
                     yield f"    ... repeated {count - MAX_REPEATS} more times\n"
         else:
-            libraries = ", ".join(dict.fromkeys(place.library for place in run))
+            libraries = ", ".join(dict.fromkeys(location.library for location in run))
             yield f"    ... {plural(len(run), 'frame')} in {libraries}\n"
 
 
-def _format_place(place: _Place, *, has_colors: bool) -> str:
+def _format_frame(location: _FrameLocation, *, has_colors: bool) -> str:
     """Format a frame: its file, its line and the code around it."""
 
     def paint(text: str, color: int) -> str:
         return f"\x1b[{color}m{text}\x1b[0m" if has_colors else text
 
-    file = paint(shown_file(place.filename), GREEN)
-    function = "" if place.function.startswith("<") else f", in {place.function}"
-    lines = [f"{format_place(place.line, file)}{function}\n"]
-    context = 0 if place.library else CONTEXT
-    for number in range(max(1, place.line - context), place.line + context + 1):
-        if code := linecache.getline(place.filename, number).rstrip():
-            is_current = number == place.line
+    file = paint(shown_file(location.filename), GREEN)
+    function = "" if location.function.startswith("<") else f", in {location.function}"
+    lines = [f"{format_line(location.line, file)}{function}\n"]
+    context = 0 if location.library else CONTEXT
+    for number in range(max(1, location.line - context), location.line + context + 1):
+        if code := linecache.getline(location.filename, number).rstrip():
+            is_current = number == location.line
             mark = paint(f"{'-' * (5 - len(str(number)))}> {number}", RED) if is_current else ""
             lines.append(f"{mark or paint(f'{number:7}', CYAN)} {code}\n")
     return "".join(lines)

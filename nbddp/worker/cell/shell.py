@@ -25,7 +25,7 @@ from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
 from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.cell.import_hooks import change_when_imported
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
-from nbddp.worker.cell.warning_places import name_users_lines
+from nbddp.worker.cell.warning_lines import name_users_lines
 from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 

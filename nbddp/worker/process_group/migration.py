@@ -347,11 +347,11 @@ def match_across_ranks(all_ranks: Sequence[Sequence[str]], rank: int) -> list[in
     """
     counts = [Counter(each) for each in all_ranks]
     common = {sign for sign in counts[0] if all(each[sign] == counts[0][sign] for each in counts)}
-    places = {
+    indices = {
         sign: iter([index for index, each in enumerate(all_ranks[rank]) if each == sign])
         for sign in common
     }
-    return [next(places[sign]) for sign in all_ranks[0] if sign in common]
+    return [next(indices[sign]) for sign in all_ranks[0] if sign in common]
 
 
 def signature(value: Any) -> str:

@@ -172,5 +172,5 @@ def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     sums = data[:whole].view(torch.int64).view(_ROWS, -1).sum(dim=1)
     odd = torch.arange(1, 2 * _ROWS, 2, device=data.device) * 0x9E3779B97F4A7C1
     rest = data[whole:].to(torch.int64)
-    places = torch.arange(1, rest.numel() + 1, device=data.device)
-    return (sums * odd).sum() + (rest * places).sum()
+    positions = torch.arange(1, rest.numel() + 1, device=data.device)
+    return (sums * odd).sum() + (rest * positions).sum()

@@ -140,9 +140,9 @@ class Rendezvous:
         shown = (mine.master_addr, mine.master_port)
         if url.startswith("env:") and (parameters.address, parameters.port) == shown:
             return True
-        is_own_place = (parameters.rank, parameters.world_size) == (mine.rank, mine.world_size)
+        is_own_rank = (parameters.rank, parameters.world_size) == (mine.rank, mine.world_size)
         here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
-        return is_own_place and (parameters.address in here or url.startswith("file:"))
+        return is_own_rank and (parameters.address in here or url.startswith("file:"))
 
     def _external_store(
         self, parameters: RendezvousParameters, timeout: timedelta

@@ -86,7 +86,7 @@ class ArrivalRecorder:
     def _start_message(self) -> None:
         self._message = CollectiveArrivals(cell=self._cell, base=self._base / 1e9)
         self._kinds: dict[tuple[Any, ...], int] = {}
-        self._places: dict[tuple[int, str], int] = {}
+        self._cell_lines: dict[tuple[int, str], int] = {}
         self._rows: list[Row] = []
         self._lost = 0
         self._activity = ThreadActivity()
@@ -120,7 +120,7 @@ class ArrivalRecorder:
             frame, _ = innermost_in_cell(main_frame(), self._shell.is_cell_file)
             if frame is not None:
                 where = (line_of(frame), self._shell.name_of_file(frame.f_code.co_filename))
-                number = self._places.setdefault(where, len(self._places))
+                number = self._cell_lines.setdefault(where, len(self._cell_lines))
                 self._message.samples.extend([self._microseconds(time.time_ns()), number])
             if (time.monotonic() - self._read_at) * self._records_per_second > BUFFER_SIZE / 2:
                 self._read(read_entries())
@@ -201,7 +201,7 @@ class ArrivalRecorder:
             self._message,
             kinds=[[*kind] for kind in self._kinds],
             rows=[number for row in rows for number in row],
-            cell_lines=[[*each] for each in self._places],
+            cell_lines=[[*each] for each in self._cell_lines],
             batch_waits=waits,
             lost=self._lost,
             omitted=len(self._rows) - len(rows),

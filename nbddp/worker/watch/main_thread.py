@@ -288,8 +288,8 @@ def _current_code(frame: FrameType) -> str:
     """Return the expression that the frame evaluates, or its line before Python 3.11."""
     line = linecache.getline(frame.f_code.co_filename, line_of(frame))
     if sys.version_info >= (3, 11):
-        places = frame.f_code.co_positions()
-        first, last, begin, end = next(islice(places, frame.f_lasti // 2, None))
+        positions = frame.f_code.co_positions()
+        first, last, begin, end = next(islice(positions, frame.f_lasti // 2, None))
         if first == last == frame.f_lineno and begin is not None:
             return line.encode()[begin:end].decode(errors="replace")
     return line.strip()

@@ -15,7 +15,7 @@ from random import Random
 from types import FrameType
 from typing import NamedTuple
 
-from nbddp.errors import format_place
+from nbddp.errors import format_line
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -185,7 +185,7 @@ class Sampler:
         kind, wait, mark = self._find_wait(cell, frame, newest)
         thread_sample = ThreadSample(
             # the mark, not its id: Python may reuse the id of a deleted mark
-            place=(cell, id(frame), frame.f_lasti) if mark is None else (cell, mark),
+            position=(cell, id(frame), frame.f_lasti) if mark is None else (cell, mark),
             collectives=int(entries[-1]["record_id"]) if entries else 0,  # by all threads
             reports=progress.report_count,
             written=progress.log_bytes,
@@ -196,7 +196,7 @@ class Sampler:
         is_recent = newest is not None and newest.began_at >= self._began_at
         return RankStatus(
             cell=cell,
-            **(self._place_in_cell(frame) if cell else {"line": 0, "function": ""}),
+            **(self._line_in_cell(frame) if cell else {"line": 0, "function": ""}),
             collective=wait if is_waited_in else None,
             last=newest.call if newest and (is_recent or is_recorded) else None,
             last_cell=self._last_cell,
@@ -228,7 +228,7 @@ class Sampler:
         self, thread_sample: ThreadSample, kind: BlockingCall, usage: ResourceUsage
     ) -> float:
         """Return for how many seconds the main thread has made no progress."""
-        now, cell = time.monotonic(), thread_sample.place[0]
+        now, cell = time.monotonic(), thread_sample.position[0]
         switches, state = main_switches_and_state()
         waits_for_event = kind is BlockingCall.ONE_EVENT
         sample = replace(thread_sample, cpu=main_cpu_time(), switches=switches)
@@ -256,9 +256,9 @@ class Sampler:
         if here is None:
             return "a background thread"
         file = self._shell.name_of_file(here.f_code.co_filename)
-        return f"a background thread ({format_place(line_of(here), file)})"
+        return f"a background thread ({format_line(line_of(here), file)})"
 
-    def _place_in_cell(self, frame: FrameType) -> JsonDict:
+    def _line_in_cell(self, frame: FrameType) -> JsonDict:
         """Return the innermost line of a cell, and the name of the function that it called."""
         here, called = innermost_in_cell(frame, self._shell.is_cell_file)
         if here is None:

@@ -48,7 +48,7 @@ class ThreadSample:
         switches: how often the main thread went to sleep.
     """
 
-    place: tuple[object, ...] = ()
+    position: tuple[object, ...] = ()
     collectives: int = 0
     reports: int = 0
     written: int = 0
@@ -57,8 +57,8 @@ class ThreadSample:
 
     def has_moved(self, before: ThreadSample, wait: BlockingCall) -> bool:
         """Return whether the thread has made progress since an earlier sample."""
-        done = (self.place, self.collectives, self.reports)
-        if done != (before.place, before.collectives, before.reports):
+        done = (self.position, self.collectives, self.reports)
+        if done != (before.position, before.collectives, before.reports):
             return True
         is_computing = self.cpu - before.cpu >= THREAD_CPU
         switches = self.switches - before.switches

@@ -17,8 +17,8 @@ from nbddp.worker.watch.stall_detector import (
     ThreadSample,
 )
 
-HERE = ThreadSample(place=(5, 1, 8), collectives=3, reports=2, written=100, cpu=1.0, switches=40)
-DONE = {"place": (5, 1, 9), "collectives": 4, "reports": 3}
+HERE = ThreadSample(position=(5, 1, 8), collectives=3, reports=2, written=100, cpu=1.0, switches=40)
+DONE = {"position": (5, 1, 9), "collectives": 4, "reports": 3}
 SIGNS = {"written": 101, "switches": 41, "cpu": 1.0 + 2 * THREAD_CPU}
 
 
