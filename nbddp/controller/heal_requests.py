@@ -54,18 +54,18 @@ class HealRequests:
         self._donor = heal.donor
         self._namespace_requests: dict[int, int] = {}  # request number -> generation
         self._join_requests: dict[int, tuple[int, int]] = {}  # request number -> rank, generation
-        self._packed_names: Answer | None = None
+        self._pickled_names: Answer | None = None
         self._is_closed = False
         self._not_loaded: dict[str, str] = {}
         self._own_values: dict[int, OwnValues] = {}
         self._reported: dict[str, list[str]] = {"places": [], "taken": [], "unlike": []}
-        self._started_at = self._forked_at = self._packed_at = time.monotonic()
+        self._started_at = self._forked_at = self._pickled_at = time.monotonic()
 
     def perform(self, action: ev.Action) -> FailedRanks:
         """Carry out the next action of the heal. Return the ranks on which it failed."""
         match action:
             case ev.ReplacementsReady():
-                self._forked_at = self._packed_at = time.monotonic()
+                self._forked_at = self._pickled_at = time.monotonic()
             case ev.RequestNamespace(donor=donor):
                 return try_each([donor], lambda _donor: self._request_namespace(action))
             case ev.RequestJoin(ranks=ranks):
@@ -90,7 +90,7 @@ class HealRequests:
         self._executor.active_runtime.link.send(action.donor, command)
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
-        if self._packed_names is None:
+        if self._pickled_names is None:
             raise RuntimeError("ranks were asked to join before the names were packed")
         if not self._own_values:
             self._find_own_values()
@@ -101,8 +101,8 @@ class HealRequests:
             generation=action.generation,
             donor=self._donor,
             replacements=[*self.ranks],
-            payload=self._packed_names.payload,
-            storages=self._packed_names.content["storages"],
+            payload=self._pickled_names.payload,
+            storages=self._pickled_names.content["storages"],
             own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
         self._executor.active_runtime.link.send(rank, command)
@@ -114,7 +114,7 @@ class HealRequests:
 
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
-        self._packed_at = time.monotonic()
+        self._pickled_at = time.monotonic()
         executor = self._executor
         alive = [rank for rank in executor.life.alive if rank not in self.ranks]
         port = executor.active_runtime.link.reserved_port
@@ -128,7 +128,7 @@ class HealRequests:
         """Return the event that an answer causes; None if the answer is to another request."""
         attempt = self._executor.life.attempt
         if (generation := self._namespace_requests.pop(answer.request, None)) is not None:
-            self._packed_names = None if answer.error else answer
+            self._pickled_names = None if answer.error else answer
             if self._is_closed:
                 self._discard()
             reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
@@ -155,38 +155,38 @@ class HealRequests:
         self._discard()
 
     def _discard(self) -> None:
-        packed, self._packed_names = self._packed_names, None
-        if packed is not None:
-            self._executor.active_runtime.link.discard_payload(packed.payload)
+        pickled, self._pickled_names = self._pickled_names, None
+        if pickled is not None:
+            self._executor.active_runtime.link.discard_payload(pickled.payload)
 
     def _build_report(self) -> Healed:
-        if self._packed_names is None:
+        if self._pickled_names is None:
             raise RuntimeError("a heal finished without packed names")
-        packed, executor = self._packed_names, self._executor
+        pickled, executor = self._pickled_names, self._executor
         executor.rank_monitor.values.clear_deaths(self.ranks)
         own = self._reported["taken"]
-        left = self._not_loaded | packed.content["left"]
+        left = self._not_loaded | pickled.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
         unknown = [path for each in self._own_values.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._reported["unlike"]]))
         lost = [
-            path for path in unknown if path.isidentifier() and path not in packed.content["names"]
+            path for path in unknown if path.isidentifier() and path not in pickled.content["names"]
         ]
         left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,
-            names=len(packed.content["names"]),
+            names=len(pickled.content["names"]),
             left=left,
-            more=packed.content["more"],
+            more=pickled.content["more"],
             places=tuple(self._reported["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
             cells={name: cell_that_assigned(name, executor.replay_log.entries) for name in left},
-            size=packed.content["bytes"] + sum(size for size, _ in packed.content["storages"]),
+            size=pickled.content["bytes"] + sum(size for size, _ in pickled.content["storages"]),
             fork=self._forked_at - self._started_at,
-            carry=self._packed_at - self._forked_at,
-            meet=time.monotonic() - self._packed_at,
+            carry=self._pickled_at - self._forked_at,
+            meet=time.monotonic() - self._pickled_at,
         )
 
     def _record(self, healed: Healed) -> None:

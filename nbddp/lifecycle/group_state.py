@@ -105,7 +105,7 @@ class HealLife:
     donor: int
     checks: bool
     not_loaded: tuple[str, ...] = ()
-    is_packed: bool = False
+    is_pickled: bool = False
     joining: frozenset[int] = frozenset()
     failures: tuple[tuple[bool, str], ...] = ()
     must_repeat: bool = False

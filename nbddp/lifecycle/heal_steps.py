@@ -64,16 +64,16 @@ def on_replacement_ready(life: Life, heal: HealLife) -> Step:
 def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
     """Ask all ranks to join once the donor has packed its variables, or fail."""
     heal = life.heal
-    if heal is None or event.generation != life.generation or heal.is_packed:
+    if heal is None or event.generation != life.generation or heal.is_pickled:
         return life, []
     if event.reason:
         return fail_heal(life, heal, event.reason)
-    return _join_when_ready(life, replace(heal, is_packed=True))
+    return _join_when_ready(life, replace(heal, is_pickled=True))
 
 
 def _join_when_ready(life: Life, heal: HealLife) -> Step:
     """Ask all ranks to join, once the replacements are ready and the variables are packed."""
-    if not heal.is_packed or life.ranks_in_state(RankState.STARTING):
+    if not heal.is_pickled or life.ranks_in_state(RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, joining=frozenset(life.alive))
     join = ev.RequestJoin(

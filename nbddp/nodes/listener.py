@@ -34,7 +34,7 @@ from nbddp.nodes.node_connection import (
     forward,
 )
 from nbddp.nodes.rejoin import SurvivingRank, run_folder_of
-from nbddp.nodes.remote_start import pack_start
+from nbddp.nodes.remote_start import start_facts
 from nbddp.sigint import run_in_loop, start_thread, wait_for_result
 from nbddp.wire.rank_start import RankStart
 
@@ -382,7 +382,7 @@ class NodeListener:
         If the node is lost, the rank counts as exited.
         """
         handle = RemoteRankHandle(self, node, next(self._numbers), Path(start.log_path).parent)
-        facts = pack_start(start)
+        facts = start_facts(start)
 
         def add_handle() -> None:
             node.handles[handle._number] = handle

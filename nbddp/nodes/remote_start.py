@@ -30,7 +30,7 @@ _NODE_FIELDS = (
 _TORCHELASTIC = "TORCHELASTIC_"  # prefix of the variables of torchrun's agent
 
 
-def pack_start(start: RankStart) -> dict[str, Any]:
+def start_facts(start: RankStart) -> dict[str, Any]:
     """Return the parameters to send; the environment has only what the user asked for."""
     facts = {name: value for name, value in asdict(start).items() if name not in _NODE_FIELDS}
     secret = base64.b64encode(start.secret).decode()

@@ -131,8 +131,8 @@ def write_merged(
     with replace_file(path) as whole, ExitStack() as stack:
         file: Any = whole
         if is_big:
-            packed = gzip.GzipFile(filename="", fileobj=whole, mode="wb", compresslevel=5)
-            file = stack.enter_context(packed)
+            compressed = gzip.GzipFile(filename="", fileobj=whole, mode="wb", compresslevel=5)
+            file = stack.enter_context(compressed)
         file.write(f'{head}, "traceEvents": [\n'.encode())
         file.write(b",\n".join(each for each in pieces if each))
         file.write(b"\n]}\n")

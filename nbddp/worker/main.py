@@ -47,7 +47,7 @@ from nbddp.worker.output.outbox import Outbox, build_notice
 from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import ProcessGroup, describe_shared_gpus
 from nbddp.worker.process_group.regroup import Regrouper
-from nbddp.worker.requests import PULL_FILENAME, RequestHandler, pack_value
+from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.watch.dataloader_waits import (
@@ -371,7 +371,7 @@ class Rank:
         if command.wants_value and failure is None:
             store, key = self._clients.payloads, self._payload_key(f"cell{command.cell}")
             try:
-                payload = pack_value(store, key, value, name="the last value")
+                payload = store_pickled(store, key, value, name="the last value")
             except Exception as error:  # noqa: BLE001 - from pickle or from the store
                 failure = failure_outside_cells(error)
             if note := payload.get("note"):

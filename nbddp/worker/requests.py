@@ -142,7 +142,7 @@ class RequestHandler:
                 raise
             raise RequestError(NO_PROCESS_GROUP) from None
         payload_key, name = self._payload_key(f"request{command.request}"), command.expression
-        payload = pack_value(self._store, payload_key, value, name=name, check=check)
+        payload = store_pickled(self._store, payload_key, value, name=name, check=check)
         return Answer(request=command.request, payload=payload)
 
     def _send_trace(self, command: SendTrace) -> Answer:
@@ -151,7 +151,7 @@ class RequestHandler:
             return Answer(request=command.request, content=asdict(TraceSent(reason=CELL_GONE)))
         traced, files = profiler.export(command)
         payload_key = self._payload_key(f"request{command.request}")
-        payload = pack_value(self._store, payload_key, files, name="the trace") if files else {}
+        payload = store_pickled(self._store, payload_key, files, name="the trace") if files else {}
         return Answer(request=command.request, content=asdict(traced), payload=payload)
 
     def _complete(self, command: Complete) -> JsonDict:
@@ -215,7 +215,7 @@ class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return reduced
 
 
-def pack_value(
+def store_pickled(
     store: Store,
     payload_key: str,
     value: Any,
