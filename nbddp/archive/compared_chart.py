@@ -36,7 +36,7 @@ def compared_chart(
         for at, is_heal in comparison.runs[line.color or 0].resume_marks(over)
     )
     log, unit = is_log(lines, scale), UNITS[over]
-    return Chart(name=name, lines=lines, drawn=lines, marks=marks, is_log=log, unit=unit)
+    return Chart(name=name, lines=lines, drawn=lines, marks=marks, is_log=log, x_unit=unit)
 
 
 def _line(index: int, run: ComparedRun, name: str, over: XAxis) -> ChartLine | None:

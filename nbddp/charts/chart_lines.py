@@ -139,7 +139,7 @@ class Chart:
         drawn: the lines to draw, strong ones last.
         legend: the legend text of the strong line.
         value: the mean of the newest values of the ranks.
-        unit: the unit of the horizontal axis: "step", "samples" or "s".
+        x_unit: the unit of the horizontal axis: "step", "samples" or "s".
     """
 
     name: str
@@ -149,7 +149,7 @@ class Chart:
     is_log: bool = False
     legend: str = ""
     value: float | None = None
-    unit: str = "step"
+    x_unit: str = "step"
 
     @property
     def steps(self) -> tuple[float, float]:
@@ -201,9 +201,9 @@ class Chart:
         if not self.lines:
             return f"{self.name}: no values"
         if self.value is None:
-            over = "time" if self.unit == "s" else self.unit
+            over = "time" if self.x_unit == "s" else self.x_unit
             return f"{self.name} over {over}: {', '.join(line.key for line in self.lines)}"
-        at = f"{self.unit} {self.drawn[-1].steps[-1]:.0f}"
+        at = f"{self.x_unit} {self.drawn[-1].steps[-1]:.0f}"
         return f"{self.name}: {format_number(self.value)} at {at}, {self.legend}"
 
 

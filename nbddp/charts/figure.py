@@ -93,7 +93,7 @@ def draw_charts(
 
 def _draw_chart(ax: Axes, chart: Chart, *, is_smooth: bool) -> None:
     ax.grid(axis="y")
-    ax.set_xlabel(chart.unit, loc="left", labelpad=0)
+    ax.set_xlabel(chart.x_unit, loc="left", labelpad=0)
     if chart.is_log and chart.limits:
         ax.set_yscale("log")
         ticks = log_ticks(*padded(*np.log10(chart.limits).tolist()))

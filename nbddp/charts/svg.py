@@ -32,7 +32,7 @@ class Frame:
         ends = np.array(chart.limits or (0.0, 1.0))
         low, high = (np.log10(ends) if chart.is_log else ends).tolist()
         self._heights = padded(low, high) if chart.limits else (low, high)
-        self.unit = chart.unit
+        self.x_unit = chart.x_unit
         self.x_ticks = self._step_ticks() if chart.lines else []
         self.y_ticks: list[tuple[float, str]] = []
         if chart.limits and chart.is_log:
@@ -42,7 +42,7 @@ class Frame:
             ticks = round_ticks(*self._heights)
             self.y_ticks = list(zip(ticks, format_ticks(ticks), strict=True))
         letters = [len(text) for _, text in self.y_ticks]
-        self.left = 14 + FONT_SIZE * DIGIT_WIDTH * max([4, len(self.unit) - 2, *letters])
+        self.left = 14 + FONT_SIZE * DIGIT_WIDTH * max([4, len(self.x_unit) - 2, *letters])
         self.right, self.bottom, self.top = WIDTH - 8.0, 24.0, HEIGHT - 12.0
 
     def x_pixels(self, steps: Numbers) -> Numbers:
@@ -59,7 +59,7 @@ class Frame:
         return self.bottom + (heights - low) / (high - low) * (self.top - self.bottom)
 
     def _step_ticks(self) -> list[tuple[float, str]]:
-        least = 0.0 if self.unit == "s" else 1.0
+        least = 0.0 if self.x_unit == "s" else 1.0
         for at_most in (6, 4, 2):
             ticks = round_ticks(*self._steps, at_most=at_most, least=least)
             texts = format_ticks(ticks)
@@ -187,7 +187,7 @@ def _draw_axes(canvas: SvgCanvas, frame: Frame) -> None:
         first, text = frame.x_ticks[0]
         [x] = frame.x_pixels(np.array([first]))
         free = min(frame.left - 6, x - FONT_SIZE * DIGIT_WIDTH * len(text) / 2 - 4)
-        canvas.text(free, 9, frame.unit, "right")
+        canvas.text(free, 9, frame.x_unit, "right")
 
 
 def _draw_mark(canvas: SvgCanvas, frame: Frame, mark: ChartMark) -> None:

@@ -339,7 +339,7 @@ class Executor:
     def _finish_cell(self, *, is_outgrown: bool) -> None:
         if self.cell is not None:
             self.cell.is_outgrown = is_outgrown
-            self.rank_monitor.hangs.alarm = ""  # the cell has ended
+            self.rank_monitor.hangs.problem_text = ""  # the cell has ended
             result = self.cell.finish(self._record_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.payload:  # the values of a failed cell are not used

@@ -19,7 +19,7 @@ from nbddp.lifecycle.heal_steps import START_TIMEOUT, Step
 PEERS_TIMEOUT = 1.0  # seconds that the other ranks get to end by themselves after a failure
 DEATH_TIMEOUT = 0.1  # or a death: a rank that is not its neighbor in a ring does not notice it
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has had no effect yet
-CLEANUP_TIMEOUT = 60.0  # seconds that an interrupted cell gets to clean up, or to compute in C code
+INTERRUPT_TIMEOUT = 60.0  # seconds for an interrupted cell to clean up, or to leave C code
 
 
 def advance(life: Life, event: ev.Event) -> Step:
@@ -318,7 +318,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
         ev.SendInterrupt(cell=cell.number, ranks=waiting),
         life.set_deadline(ev.Deadline.STUCK, STUCK_AFTER),
         life.set_deadline(ev.Deadline.GRACE, life.grace),
-        life.set_deadline(ev.Deadline.CLEANUP, CLEANUP_TIMEOUT),
+        life.set_deadline(ev.Deadline.CLEANUP, INTERRUPT_TIMEOUT),
     ]
 
 
@@ -371,17 +371,19 @@ def _on_cell_deadline(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> S
             return life, [
                 ev.SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
                 life.set_deadline(ev.Deadline.GRACE, life.grace),
-                life.set_deadline(ev.Deadline.CLEANUP, CLEANUP_TIMEOUT),
+                life.set_deadline(ev.Deadline.CLEANUP, INTERRUPT_TIMEOUT),
             ]
         case ev.Deadline.STUCK:
             cell = replace(cell, is_stuck=True)
-            killed_in = life.grace - STUCK_AFTER, CLEANUP_TIMEOUT - STUCK_AFTER
+            killed_in = life.grace - STUCK_AFTER, INTERRUPT_TIMEOUT - STUCK_AFTER
             text = refusals.interrupt_pending(waiting, unresponsive, event, killed_in=killed_in)
             return replace(life, cell=cell), [ev.Notify(text=text)]
         case ev.Deadline.GRACE if unresponsive:
             return _kill_unresponsive(life, cell, unresponsive, event)
         case ev.Deadline.CLEANUP:
-            late = f"{format_ranks(waiting)} still ran {CLEANUP_TIMEOUT:.0f} s after the interrupt"
+            late = (
+                f"{format_ranks(waiting)} still ran {INTERRUPT_TIMEOUT:.0f} s after the interrupt"
+            )
             return _kill(life, cell, waiting, f"{late}: killed")
         case _:
             return life, []

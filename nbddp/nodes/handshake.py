@@ -36,7 +36,7 @@ HANDSHAKE_TIMEOUT = 20.0  # seconds for TLS and the first frame
 MAX_PENDING_PER_ADDRESS = 64  # pending connections of one address
 MAX_PENDING = 512  # pending connections of all addresses
 BACKLOG = 512
-RETRY_DELAY = 0.5  # seconds until the next attempt after ``accept`` failed
+ACCEPT_RETRY_DELAY = 0.5  # seconds until the next attempt after ``accept`` failed
 
 
 class Handshake:
@@ -84,7 +84,9 @@ class Handshake:
                 sock, name = await loop.sock_accept(listener)
             except OSError as error:  # the peer left, or there are no file descriptors left
                 logger.debug("no connection accepted: %s", error)
-                await asyncio.sleep(RETRY_DELAY if not isinstance(error, ConnectionError) else 0)
+                await asyncio.sleep(
+                    ACCEPT_RETRY_DELAY if not isinstance(error, ConnectionError) else 0
+                )
                 continue
             address = str(name[0])
             waiting = list(self._pending.values())

@@ -43,7 +43,7 @@ from nbddp.wire.rank_start import RankStart
 HEARTBEAT_PERIOD = 1.0  # seconds between two heartbeats
 LOG_PERIOD = 0.05  # seconds between two checks for new log data
 STOP_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL for ranks, as for local ranks
-RETRY_DELAY = 0.5  # seconds between two attempts to connect
+NOTEBOOK_RETRY_DELAY = 0.5  # seconds between two attempts to connect
 CONNECT_TIMEOUT = 5.0  # seconds for one attempt; with a cut cable the system tries for two minutes
 SILENT_AFTER = 6.0  # seconds without a frame from the listener, after which the agent reconnects
 BACKLOG = 512  # store connections of ranks that can wait while there is no notebook
@@ -146,7 +146,7 @@ class NodeAgent:
                 return control
             if time.monotonic() > deadline:
                 return None
-            await asyncio.sleep(RETRY_DELAY)
+            await asyncio.sleep(NOTEBOOK_RETRY_DELAY)
         return None
 
     async def _dial(self) -> FrameConnection | None:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 BUFFER = 1 << 20  # bytes that a stream reads ahead
 MAX_FRAME_BYTES = 16 << 20  # of one frame
 CHUNK_SIZE = 64 << 10  # bytes read at once
-RETRY_DELAY = 0.2  # seconds between two attempts to connect for a rank
+RANK_RETRY_DELAY = 0.2  # seconds between two attempts to connect for a rank
 # connections that one node opens at the same time; see handshake.MAX_PENDING_PER_ADDRESS
 MAX_DIALS = 8
 READ_ERRORS = (OSError, EOFError, ValueError, WireError)  # what FrameConnection.read raises
@@ -243,7 +243,7 @@ class StoreForwarder:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:  # the rank left, or there are no file descriptors left
                 logger.debug("no connection accepted: %s", error)
-                await asyncio.sleep(RETRY_DELAY)
+                await asyncio.sleep(RANK_RETRY_DELAY)
             else:
                 self._start(self._forward(sock))
 
@@ -252,7 +252,7 @@ class StoreForwarder:
         try:
             async with self._dials:
                 while (remote := await self._dial()) is None:
-                    await asyncio.sleep(RETRY_DELAY)
+                    await asyncio.sleep(RANK_RETRY_DELAY)
             remote.send(FrameType.STORE, self._number)
             await forward((reader, writer), remote, self._control, self._before)
         finally:

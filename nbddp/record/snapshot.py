@@ -169,7 +169,7 @@ def build_snapshot(
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
         cell = None  # it ran on ranks of an earlier attempt
     shown = cell if is_for_cell else None
-    folder, alarm = event_log.folder, rank_monitor.hangs.alarm
+    folder, alarm = event_log.folder, rank_monitor.hangs.problem_text
     ready_messages = sorted(dict(ready).items())
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.attempt)

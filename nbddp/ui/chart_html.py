@@ -174,7 +174,9 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
     for at, step in enumerate(steps.tolist()):
         here = [(line, values[at]) for line, values in values_by_line]
         present = [(line, value) for line, value in here if value is not None]
-        step_text = f"{format_number(step)} s" if chart.unit == "s" else f"{chart.unit} {step:.0f}"
+        step_text = (
+            f"{format_number(step)} s" if chart.x_unit == "s" else f"{chart.x_unit} {step:.0f}"
+        )
         text = "\n".join([step_text, *_rows(present)])
         left, width = edges[at], edges[at + 1] - edges[at]
         tooltips.append(Tooltip(float(left), float(width), float(pixels[at] - left), text))

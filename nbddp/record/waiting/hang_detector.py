@@ -34,7 +34,7 @@ class HangDetector:
     Attributes:
         hang_after: seconds without progress on any rank that make a hang.
         heartbeats: the last heartbeat of each rank.
-        alarm: the current problem: a hang, or a silent rank; empty if there is none.
+        problem_text: the current problem: a hang, or a silent rank; empty if there is none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HangDetector:
         self.hang_after = HANG_AFTER
         self.heartbeats: dict[int, Heartbeat] = {}
         self._reported: set[object] = set()
-        self.alarm = ""
+        self.problem_text = ""
 
     def memory_used(self) -> int:
         """Return the bytes that all ranks together used at their last heartbeat."""
@@ -56,12 +56,12 @@ class HangDetector:
     def clear(self) -> None:
         """Remove the heartbeats of ranks that were replaced."""
         self.heartbeats.clear()
-        self.alarm = ""
+        self.problem_text = ""
 
     def reset_for_cell(self, ranks: Iterable[int], now: float) -> None:
         """Reset the heartbeats and alarms at the start of a cell."""
         self._reported.clear()
-        self.alarm = ""
+        self.problem_text = ""
         for rank in ranks:
             self.heartbeats[rank] = Heartbeat(RankStatus(cell=0, line=0, function=""), now)
 
@@ -80,7 +80,7 @@ class HangDetector:
         text = (
             self._describe_silent(silent) if silent else self._describe_hang(cell, running, ranks)
         )
-        self.alarm = text
+        self.problem_text = text
         problem = tuple(silent) or text
         if not text or problem in self._reported:
             return ""

@@ -65,11 +65,11 @@ def make_action(fault: Fault) -> FaultAction:
     Raises:
         FaultError: this rank has no such target.
     """
-    if fault.kind in LASTING:
-        return LASTING[fault.kind](fault)
+    if fault.kind in LASTING_FAULTS:
+        return LASTING_FAULTS[fault.kind](fault)
     if fault.kind == "corrupt":
         return FaultAction(partial(flip_bytes, _newest_checkpoint(fault)))
-    return FaultAction(partial(IMMEDIATE[fault.kind], fault))
+    return FaultAction(partial(IMMEDIATE_FAULTS[fault.kind], fault))
 
 
 # ---- immediate faults
@@ -88,7 +88,7 @@ def _allocate_too_much(_fault: Fault) -> None:
     torch.empty(IMPOSSIBLE_BYTES, dtype=torch.uint8, device=this_rank.device())
 
 
-IMMEDIATE: dict[str, Callable[[Fault], object]] = {
+IMMEDIATE_FAULTS: dict[str, Callable[[Fault], object]] = {
     "raise": _raise,
     "kill": lambda _fault: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda _fault: ctypes.string_at(0),
@@ -280,7 +280,7 @@ def flip_bytes(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-LASTING: dict[str, Callable[[Fault], FaultAction]] = {
+LASTING_FAULTS: dict[str, Callable[[Fault], FaultAction]] = {
     "slow": SlowAction,
     "nan": NanAction,
     "skip": SkipAction,

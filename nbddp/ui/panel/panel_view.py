@@ -181,7 +181,7 @@ class PanelView:
             case OutputText(rank=rank, text=text):
                 self.log_buffer.write(rank, text)
             case ControllerMessage(text=text):
-                if self._widgets is None or text != self.session.rank_monitor.hangs.alarm:
+                if self._widgets is None or text != self.session.rank_monitor.hangs.problem_text:
                     self.log_buffer.write_notice(text)
             case RichOutput(rank=rank, message=message):
                 self._show_display(handle, rank, message)

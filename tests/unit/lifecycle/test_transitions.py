@@ -63,8 +63,8 @@ from nbddp.lifecycle.events import (
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.transitions import (
-    CLEANUP_TIMEOUT,
     DEATH_TIMEOUT,
+    INTERRUPT_TIMEOUT,
     PEERS_TIMEOUT,
     START_TIMEOUT,
     STUCK_AFTER,
@@ -94,7 +94,7 @@ def begins(attempt: int, world_size: int = 2) -> tuple[Any, ...]:
 
 def limits(grace: float = GRACE) -> tuple[SetDeadline, ...]:
     """Return the alarms of an interrupted cell."""
-    return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, CLEANUP_TIMEOUT)
+    return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, INTERRUPT_TIMEOUT)
 
 
 def regroup(*ranks: int, form: bool) -> SendRegroup:

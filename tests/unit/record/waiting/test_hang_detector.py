@@ -101,7 +101,7 @@ def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
     busy = [2]
     dog = HangDetector(is_stopped=lambda _rank: False, is_working=lambda rank: rank in busy)
     dog.reset_for_cell(ALL, now=0.0)
-    assert look(dog, elsewhere(0.0), elsewhere(0.0), now=LATE) == dog.alarm == ""
+    assert look(dog, elsewhere(0.0), elsewhere(0.0), now=LATE) == dog.problem_text == ""
     busy.clear()
     assert "rank 2" in look(dog, now=LATE)
 
@@ -112,29 +112,29 @@ def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
 def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(
     dog: HangDetector,
 ) -> None:
-    assert dog.alarm == ""
+    assert dog.problem_text == ""
     text = hang(dog)
-    assert dog.alarm == text != ""
+    assert dog.problem_text == text != ""
     assert hang(dog, 21.0) == ""
-    assert dog.alarm == text
+    assert dog.problem_text == text
     assert look(dog, waiting(), elsewhere(seconds=0.0), now=22.0) == ""  # it moves again
-    assert dog.alarm == ""
+    assert dog.problem_text == ""
     assert hang(dog, 40.0) == ""
-    assert dog.alarm == text
+    assert dog.problem_text == text
     dog.reset_for_cell(ALL, now=41.0)
-    assert dog.alarm == ""
+    assert dog.problem_text == ""
     assert hang(dog, 60.0) == text
     dog.clear()
-    assert dog.alarm == ""
+    assert dog.problem_text == ""
 
 
 def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangDetector) -> None:
     dog.heartbeats[2] = Heartbeat(elsewhere(seconds=0.0), LATE)
     text = look(dog, elsewhere(seconds=0.0), now=LATE)
-    assert dog.alarm == text
+    assert dog.problem_text == text
     assert "rank 1" in text
     dog.heartbeats[1] = Heartbeat(elsewhere(seconds=0.0), LATE + 1)
-    assert look(dog, now=LATE + 1) == dog.alarm == ""
+    assert look(dog, now=LATE + 1) == dog.problem_text == ""
 
 
 # ---- why ranks wait in vain
