@@ -27,11 +27,11 @@ class Repetition:
         rate: steps per second after the warm-up; cells per second if the cell reports no steps.
         counts_steps: whether ``rate`` counts steps.
         batch: samples of all ranks in a step; None if unknown.
-        waiting: share of the ranks' time in which they waited for another rank in a collective.
-        loading: share of their time in which they waited for a batch of a DataLoader.
-        communication: share of a step that is communication, as measured by DDP; None without a DDP
-            model.
-        exposed: share of a step that is communication without computation; None without a DDP
+        waiting: fraction of the ranks' time in which they waited for another rank in a collective.
+        loading: fraction of their time in which they waited for a batch of a DataLoader.
+        communication: fraction of a step that is communication, as measured by DDP; None without
+            a DDP model.
+        exposed: fraction of a step that is communication without computation; None without a DDP
             model.
         memory: bytes of the largest rank at the end.
         gpu_memory: bytes of its tensors on a GPU.
@@ -78,12 +78,12 @@ class WorldSizeResult:
 
     @property
     def spread(self) -> float:
-        """Range of the rates of the repetitions, as a share of their median."""
+        """Range of the rates of the repetitions, as a fraction of their median."""
         rates = [repetition.rate for repetition in self.rounds]
         return (max(rates) - min(rates)) / self.rate
 
     def share(self, name: str) -> float | None:
-        """Return the median of a share or of the memory; None if no repetition has it."""
+        """Return the median of a fraction or of the memory; None if no repetition has it."""
         values = [
             value for repetition in self.rounds if (value := getattr(repetition, name)) is not None
         ]
@@ -125,7 +125,7 @@ class Scaling:
         return size.rate / first.rate * growth
 
     def efficiency(self, size: WorldSizeResult) -> float:
-        """Return the speed-up as a share of the ideal speed-up of this number of ranks."""
+        """Return the speed-up as a fraction of the ideal speed-up of this number of ranks."""
         return self.speed_up(size) * self.sizes[0].ranks / size.ranks
 
     def rows(self) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def steady_rate(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float,
 
 
 def time_shares(timeline: Timeline, rate: float) -> dict[str, float | None]:
-    """Return the shares of the time of the steps, by the field names of :class:`Repetition`."""
+    """Return the fractions of the time of the steps, by the field names of :class:`Repetition`."""
     if not timeline.meetings:
         return {}
     # a long cell keeps only its last collectives: start with the first of these

@@ -23,8 +23,8 @@ MANY_RANKS = 8  # above that, only the lowest and the highest rank have a line, 
 MAX_POINTS = 160  # of a drawn line
 MAX_DOTS = 25  # a line with more points has dots only at isolated points
 MAX_STEPS = 2000  # of a mean line
-MAX_LAG = 0.05  # share of the steps; the mean line does not wait for ranks further behind
-SMOOTHING = 0.02  # share of the width over which a smooth line averages
+MAX_LAG = 0.05  # fraction of the steps; the mean line does not wait for ranks further behind
+SMOOTHING = 0.02  # fraction of the width over which a smooth line averages
 
 
 @dataclass(frozen=True, slots=True)

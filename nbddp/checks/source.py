@@ -258,7 +258,7 @@ class CellSource:
                     found[node.id] = self.line(node)
         return found
 
-    # ---- places
+    # ---- the surroundings and contents of a node
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node, from the inside out."""

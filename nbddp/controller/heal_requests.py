@@ -91,7 +91,7 @@ class HealRequests:
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
         if self._pickled_names is None:
-            raise RuntimeError("ranks were asked to join before the names were packed")
+            raise RuntimeError("ranks were asked to join before the names were pickled")
         if not self._own_values:
             self._find_own_values()
         number = next(self._executor.numbers)
@@ -150,7 +150,7 @@ class HealRequests:
         )
 
     def close(self) -> None:
-        """End the heal, and delete the packed variables."""
+        """End the heal, and delete the pickled variables."""
         self._is_closed = True
         self._discard()
 
@@ -161,7 +161,7 @@ class HealRequests:
 
     def _build_report(self) -> Healed:
         if self._pickled_names is None:
-            raise RuntimeError("a heal finished without packed names")
+            raise RuntimeError("a heal finished without pickled names")
         pickled, executor = self._pickled_names, self._executor
         executor.rank_monitor.values.clear_deaths(self.ranks)
         own = self._reported["taken"]

@@ -85,7 +85,7 @@ class HealAsked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSent(AttemptEvent):
-    """The donor has packed its variables for the replacements; ``reason``: why it could not."""
+    """The donor has pickled its variables for the replacements; ``reason``: why it could not."""
 
     generation: int
     reason: str = ""
@@ -272,7 +272,7 @@ class ReplacementsReady(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNamespace(Action):
-    """Ask the donor to pack its variables, except those in ``exclude``.
+    """Ask the donor to pickle its variables, except those in ``exclude``.
 
     ``replacements`` is empty if the user chose the donor.
     """

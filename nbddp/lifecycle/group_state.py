@@ -93,7 +93,7 @@ class HealLife:
         donor: the rank whose variables they get.
         checks: whether the donor checks that its variables can replace those of the dead ranks.
         not_loaded: variables that a replacement could not load: the donor leaves them out.
-        is_packed: whether the donor has packed its variables.
+        is_pickled: whether the donor has pickled its variables.
         joining: ranks that were asked to join the new group, and have not answered.
         failures: why ranks did not join, each with whether that is a consequence of another rank.
         must_repeat: whether the join failed because a name could not be loaded.

@@ -1,8 +1,8 @@
 """The steps of a heal: new processes replace dead ranks and get the variables of a donor.
 
-The replacements start while the donor packs its variables. Then all ranks join a new process
+The replacements start while the donor pickles its variables. Then all ranks join a new process
 group, in which the replacements load the variables. If a variable cannot be loaded,
-the join fails and the donor packs again without it. Any other failure, or an interrupt, ends the
+the join fails and the donor pickles again without it. Any other failure, or an interrupt, ends the
 heal: the replacements are killed, and the group is as before. Ranks that were asked to join are
 asked to give up, and the heal waits for their answers.
 """
@@ -23,7 +23,7 @@ CANCEL_TIMEOUT = 30.0  # seconds in which ranks must give up a failed join
 
 
 def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
-    """Start replacements for dead ranks; meanwhile the donor packs its variables."""
+    """Start replacements for dead ranks; meanwhile the donor pickles its variables."""
     reason = refusals.why_no_heal(life, event.ranks, event.donor)
     if reason:
         return life, [ev.Refuse(reason=reason)]
@@ -62,7 +62,7 @@ def on_replacement_ready(life: Life, heal: HealLife) -> Step:
 
 
 def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
-    """Ask all ranks to join once the donor has packed its variables, or fail."""
+    """Ask all ranks to join once the donor has pickled its variables, or fail."""
     heal = life.heal
     if heal is None or event.generation != life.generation or heal.is_pickled:
         return life, []
@@ -72,7 +72,7 @@ def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
 
 
 def _join_when_ready(life: Life, heal: HealLife) -> Step:
-    """Ask all ranks to join, once the replacements are ready and the variables are packed."""
+    """Ask all ranks to join, once the replacements are ready and the variables are pickled."""
     if not heal.is_pickled or life.ranks_in_state(RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, joining=frozenset(life.alive))

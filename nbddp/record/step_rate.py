@@ -20,7 +20,7 @@ class StepRate:
     Attributes:
         at: the rank's ``time.time()`` at that step: an old rate says nothing about the present.
         seconds: the time over which the rate was measured.
-        error: standard error of ``per_second``, as a share of it.
+        error: standard error of ``per_second``, as a fraction of it.
         loop: the first metric name that is reported with these steps.
     """
 

@@ -54,7 +54,7 @@ class Sink:
     """The receiver of reports. This one sends numbers and events to the logger, at level INFO."""
 
     def log(self, step: int | None, values: dict[str, float]) -> None:
-        """Receive the numbers of one step; with None, each name counts its own values."""
+        """Called with the numbers of a step; without a step, each name counts its own values."""
         shown = " ".join(f"{name}={value:.6g}" for name, value in values.items())
         if step is None:
             logger.info("%s", shown)
@@ -62,17 +62,17 @@ class Sink:
             logger.info("step %d: %s", step, shown)
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
-        """Receive an event for the run's event log."""
+        """Called with an event for the run's event log."""
         logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
     def open_bar(self, bar: ProgressBar) -> None:
-        """Receive the bar of a loop that starts."""
+        """Called when a loop starts."""
 
     def update_bar(self, bar: ProgressBar) -> None:
-        """Receive the progress of a bar."""
+        """Called when a loop has made progress."""
 
     def close_bar(self, bar: ProgressBar) -> None:
-        """Receive the bar of a loop that has ended."""
+        """Called when a loop has ended."""
 
     def flush(self) -> None:
         """Wait until all reports have been sent: the process may be about to die."""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_NAMED = 20  # metrics without a chart that are named
 MAX_TOOLTIPS = 60  # for each chart
-TOOLTIP_REACH = 0.03  # share of the steps; a tooltip lists the lines with a point this near
+TOOLTIP_REACH = 0.03  # fraction of the steps; a tooltip lists the lines with a point this near
 CHART_STYLE = (  # for pages that remove the style sheet
     f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
 )

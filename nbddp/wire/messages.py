@@ -264,9 +264,9 @@ class CellEnded:
         payload: reference to the pickled last value.
         facts: :class:`~nbddp.checks.facts.RankFacts` of the cell's variables, as a dict.
         values: changes of values since the last report. ``new`` maps paths such as ``trainer.rank``
-            to marks (texts that are equal if the values are). ``gone`` lists deleted paths.
-            ``late`` lists paths in ``new`` that an earlier cell may have set. ``is_all``: this
-            report replaces all earlier ones.
+            to texts that are equal if the values are; see :mod:`nbddp.wire.value_texts`. ``gone``
+            lists deleted paths. ``late`` lists paths in ``new`` that an earlier cell may have set.
+            ``is_all``: this report replaces all earlier ones.
         armed: the faults that have not fired yet on this rank, in the form of ``str()``.
     """
 

@@ -76,7 +76,7 @@ class JoinGroup:
         replacements: ranks with a new process.
         payload: reference to the pickled variables.
         storages: bytes and device type of each tensor's memory.
-        own_values: for a replacement, by path, the marks of the donor's value and of its own value.
+        own_values: for a replacement, by path, the texts of the donor's value and of its own value.
     """
 
     request: int

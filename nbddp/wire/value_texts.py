@@ -1,7 +1,7 @@
-"""Marks: short strings for comparing values between ranks.
+"""Short texts for comparing values between ranks.
 
-The mark of a plain value is an expression for it. The mark of any other value is a fingerprint:
-different marks mean different values, but equal marks may stand for different values.
+The text of a plain value is an expression for it. The text of any other value is a fingerprint:
+different fingerprints mean different values, but different values may have equal fingerprints.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
-MAX_LENGTH = 200  # characters of a plain value's mark
+MAX_LENGTH = 200  # characters of a plain value's text
 MAX_ITEMS, DEPTH = 20, 2  # items of a plain list, tuple or set, and levels of nesting
-# Prefixes of marks that are not expressions
+# Prefixes of texts that are not expressions
 DEVICE, NAMED_TUPLE, FINGERPRINT = "device ", "namedtuple ", "other "
 ATOMS = frozenset({bool, int, str, float, type(None), complex, bytes})
 _ITEMS: dict[type, str] = {list: "[{}]", tuple: "({},)", set: "{{{}}}"}
@@ -32,7 +32,7 @@ PLAIN = ATOMS.union(_ITEMS, _ARGUMENTS)  # types of plain values, in addition to
 
 
 def plain_text(value: object, depth: int = DEPTH) -> str:
-    """Return the mark of a plain value; empty for all other values.
+    """Return an expression for a plain value; empty for all other values.
 
     Plain values are bool, int, str, float, None, complex, bytes, NumPy's numbers, paths, ranges,
     slices, and lists, tuples, sets and frozensets of a few plain values. No code of the user runs.
@@ -61,7 +61,7 @@ def plain_text(value: object, depth: int = DEPTH) -> str:
 
 
 def _is_short(kind: type, value: Any) -> bool:
-    """Return whether the mark of a value is short and a valid expression."""
+    """Return whether the ``repr`` of a value is short and a valid expression."""
     if kind is str or kind is bytes:
         return len(value) <= MAX_LENGTH
     if kind is int:
@@ -85,18 +85,18 @@ def _items_text(kind: type, value: Any, depth: int) -> str:
 
 
 def is_fingerprint(text: str) -> bool:
-    """Return whether a mark is a fingerprint, from which the value cannot be restored."""
+    """Return whether a text is a fingerprint, from which the value cannot be restored."""
     return text.startswith(FINGERPRINT)
 
 
 def read_plain(text: str) -> Any:
-    """Return the value of a plain mark.
+    """Return the value of a plain value's text.
 
     >>> read_plain(plain_text("cuda:1")), read_plain(plain_text((slice(1, None), {2})))
     ('cuda:1', (slice(1, None, None), {2}))
 
     Raises:
-        ValueError: it is not the mark of a plain value, or its type is unknown in this process.
+        ValueError: it is not the text of a plain value, or its type is unknown in this process.
     """
     try:
         return _evaluate(ast.parse(text, mode="eval").body)

@@ -29,9 +29,9 @@ class OwnValues:
     """The values of a replacement.
 
     Attributes:
-        own: for each path, the mark of the donor's value and the mark of its own value. It keeps
-            the donor's value if the mark is a fingerprint.
-        unknown: paths at which it keeps the donor's value, because its own mark is unknown.
+        own: for each path, the text of the donor's value and the text of its own value. It keeps
+            the donor's value if its own text is a fingerprint.
+        unknown: paths at which it keeps the donor's value, because its own value is unknown.
     """
 
     own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class _KnownValue(NamedTuple):
     """A value that a rank reported.
 
     Attributes:
-        mark: the mark of the value; see :mod:`nbddp.wire.value_texts`.
+        text: the text of the value; see :mod:`nbddp.wire.value_texts`.
         since: the cell that first reported it.
         is_late: whether an earlier cell may have set it without time to report it.
     """
@@ -53,14 +53,17 @@ class _KnownValue(NamedTuple):
 
 
 class RankValues:
-    """Stores the marks of all ranks by path. A path is an expression such as ``trainer.rank``."""
+    """Stores the texts of all ranks' values by path.
+
+    A path is an expression such as ``trainer.rank``.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, _KnownValue]] = {}
         self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
 
     def clear(self) -> None:
-        """Remove all marks, because all ranks are new."""
+        """Remove all values, because all ranks are new."""
         self._known.clear()
         self._deaths.clear()
 
@@ -149,8 +152,8 @@ class _Derivation:
     """Derives a dead rank's value from the values of the living ranks, if only one is possible.
 
     Args:
-        living: marks of the living ranks.
-        before: marks of the dead rank before the cell in which it died.
+        living: texts of the living ranks' values.
+        before: texts of the dead rank's values before the cell in which it died.
         rank: the dead rank.
         topologies: of all ranks.
         source: the cell in which it died.
@@ -173,7 +176,7 @@ class _Derivation:
         }
 
     def own(self, path: str) -> str:
-        """Return the mark of the rank's own value; empty if it is uncertain."""
+        """Return the text of the rank's own value; empty if it is uncertain."""
         texts = {rank: values[path] for rank, values in self._living.items() if path in values}
         if len(texts) < len(self._living):
             return ""
@@ -232,7 +235,7 @@ def _text_of(value: object) -> str:
 
 
 def _value_of(text: str) -> object:
-    """Return the value of a mark; an ellipsis if it is mutable or unknown."""
+    """Return the value of a text; an ellipsis if it is mutable or unknown."""
     if text.startswith(DEVICE):
         return Device(text.removeprefix(DEVICE))
     try:

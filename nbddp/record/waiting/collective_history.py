@@ -132,7 +132,7 @@ class RankTrack:
         )
 
     def starved_share(self, began: float, ended: float) -> float:
-        """Return the share of this time in which the rank was ready to run and had no core."""
+        """Return the fraction of this time in which the rank was ready to run and had no core."""
         starved = total = 0.0
         for start, end, seconds in self.cpu_starvation:
             part = max(0.0, min(end, ended) - max(start, began))

@@ -106,7 +106,7 @@ class Straggler:
     """A rank for which the others wait.
 
     Attributes:
-        share: share of the last ``seconds`` in which they wait for it.
+        share: fraction of the last ``seconds`` in which they wait for it.
         seconds: the time in which that was measured.
         steps: number of steps in that time; 0 if none were reported.
         title: the kind of collective in which they wait most.

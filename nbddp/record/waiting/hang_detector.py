@@ -59,7 +59,7 @@ class HangDetector:
         self.problem_text = ""
 
     def reset_for_cell(self, ranks: Iterable[int], now: float) -> None:
-        """Reset the heartbeats and alarms at the start of a cell."""
+        """Reset the heartbeats and the problem at the start of a cell."""
         self._reported.clear()
         self.problem_text = ""
         for rank in ranks:

@@ -11,7 +11,7 @@ from statistics import mean, median_low, stdev
 
 from nbddp.record.step_rate import StepRate
 
-MIN_LAG = 0.2  # share; a busy machine can delay a rank by a tenth for long
+MIN_LAG = 0.2  # fraction of the time; a busy machine can delay a rank by a tenth for long
 MIN_Z_SCORE = 4.0  # standard errors: noise stays below this
 # The window is longer than MIN_WINDOW until ENOUGH_WAITS of its seconds have a wait.
 MIN_WINDOW = 20.0  # seconds
@@ -127,8 +127,8 @@ class WaitWindow:
         sometimes the same rank for seconds.
 
         Args:
-            starved_share: the share of a time in which a rank was ready to run and had no core. The
-                machine may cause that part of its lag, even if the others lacked a core too.
+            starved_share: the fraction of a time in which a rank was ready to run and had no core.
+                The machine may cause that part of its lag, even if the others lacked a core too.
         """
         parts = list(self._parts)[-STEADY_PARTS - 1 : -1]  # the last part is not over
         if not parts or parts[-1].number - parts[0].number > 2 * STEADY_PARTS:

@@ -50,10 +50,10 @@ class FaultAction:
         self._function()
 
     def on_step(self) -> None:
-        """Receive a later step of this rank."""
+        """Called at each later step of this rank."""
 
     def begin_cell(self) -> None:
-        """Receive the start of another cell."""
+        """Called when another cell starts."""
 
     def undo(self) -> None:
         """End the effect."""

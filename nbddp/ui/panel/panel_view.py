@@ -48,7 +48,7 @@ from nbddp.wire.messages import Display
 FIRST_DRAW_DELAY = 0.1  # seconds; a cell that ends earlier is shown as a record at once
 OPEN_DELAY = 1.0  # seconds until the panel opens; before that, a preview of the record is shown
 DRAW_PERIOD = 0.1  # seconds between two previews, at least
-PREVIEW_SHARE = 0.02  # the share of a core for drawing previews
+PREVIEW_SHARE = 0.02  # the fraction of a core for drawing previews
 CHECK_PERIOD = 0.05  # seconds between two checks for changes without a notice, such as a step
 POLL_PERIOD = 0.03  # seconds between two checks for pressed buttons on ipykernel 6
 PANELS_KEPT = 4  # panels that stay open after their cells, because a page may still draw them

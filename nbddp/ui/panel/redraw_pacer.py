@@ -1,4 +1,4 @@
-"""Limit how often a part of the panel is drawn, so that drawing takes a fixed share of a core.
+"""Limit how often a part of the panel is drawn, so that drawing takes a fixed fraction of a core.
 
 The cost of a drawing varies by a factor of 100: from 2 ranks that count steps to 64 ranks that
 print. So each drawing is timed, and the pause after it is proportional to its cost. A pause is at
@@ -20,7 +20,7 @@ class RedrawPacer:
     """Draws a part of the panel after a change, with pauses.
 
     Args:
-        share: the share of a core for drawing.
+        share: the fraction of a core for drawing.
         least: the shortest pause in seconds.
         most: the longest pause in seconds.
         tick: seconds between two drawings of an unchanged part, for elapsed times.

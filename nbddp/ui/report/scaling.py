@@ -72,7 +72,7 @@ def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
 
 
 def format_share(share: float | None) -> str:
-    """Return a share in percent; an empty text if it is unknown.
+    """Return a fraction in percent; an empty text if it is unknown.
 
     >>> format_share(0.123), format_share(0.004), format_share(None)
     ('12 %', '0.4 %', '')

@@ -115,7 +115,7 @@ def timeline_as_text(timeline: Timeline, columns: int = 72) -> Iterator[str]:
 
 
 def _add_to_columns(part: list[float], timeline: Timeline, began: float, end: float) -> None:
-    """Add an interval to the share of each letter that it overlaps."""
+    """Add to each column the fraction of it that an interval overlaps."""
     columns, seconds = len(part), max(timeline.seconds, 1e-9)
     a, b = ((at - timeline.span[0]) / seconds * columns for at in (began, end))
     for place in range(max(0, int(a)), min(columns, int(b) + 1)):
@@ -184,7 +184,7 @@ def _facts(timeline: Timeline) -> Iterator[str]:
 
 
 def _place_shares(lines: Mapping[str, float]) -> list[str]:
-    """Return the first lines of code, each with its share of the waiting if there are several.
+    """Return the first lines of code, each with its fraction of the waiting if there are several.
 
     >>> _place_shares({"line 9": 3.0, "line 4": 1.0}), _place_shares({"line 9": 2.0})
     (['line 9 (75 %)', 'line 4 (25 %)'], ['line 9'])

@@ -175,7 +175,7 @@ class _Stack(list[str]):
 
 
 class _FrameLocation(NamedTuple):
-    """The place of a frame in its source."""
+    """The source line of a stack frame, and its function."""
 
     filename: str
     line: int
@@ -184,7 +184,7 @@ class _FrameLocation(NamedTuple):
 
 
 def _locations(step: TracebackType | None) -> Iterator[_FrameLocation]:
-    """Yield the place of each frame, with the line of the function if Python knows no other.
+    """Yield the location of each frame; the line of its function if Python knows no other.
 
     An interrupt may arrive in an instruction without a line, as at the end of a ``with``.
     """
@@ -299,7 +299,7 @@ def _parameter_names(model: DistributedDataParallel, indices: str) -> list[str]:
 
 MAX_TENSORS = 5  # number of the largest tensors to show
 _GPU = re.compile(r"\bGPU (\d+)")
-# the share of reserved memory without tensors above which memory counts as fragmented
+# the fraction of reserved memory without tensors above which memory counts as fragmented
 FRAGMENTED = 0.2
 
 Names = Mapping[str, Any]

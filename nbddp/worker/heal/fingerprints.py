@@ -1,4 +1,4 @@
-"""Fingerprints: cheap marks that tell apart most values that are not plain."""
+"""Fingerprints: short texts that differ for most different values that are not plain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Facts = Iterable[object]
 
 
 def restorable_text(value: object) -> str:
-    """Return the mark from which a value can be restored; empty for all other values."""
+    """Return the text from which a value can be restored; empty for all other values."""
     kind = type(value)
     if kind in PLAIN or kind.__module__ == "numpy":
         return plain_text(value)
@@ -49,7 +49,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a mark that differs for most different values. Runs no code of the user."""
+    """Return a text that differs for most different values. Runs no code of the user."""
     return FINGERPRINT + _fingerprint(value, DEPTH)
 
 

@@ -26,7 +26,7 @@ from nbddp.wire.value_texts import ATOMS, DEVICE, NAMED_TUPLE, PLAIN, is_fingerp
 from nbddp.worker.heal.fingerprints import DICTS, fingerprint, is_named_tuple, restorable_text
 
 CPU_SECONDS = 0.003  # for the search; values that would take longer are not reported
-FINGERPRINT_SHARE = 1 / 3  # share of these seconds for values that are not plain
+FINGERPRINT_SHARE = 1 / 3  # fraction of these seconds for values that are not plain
 FIRST_FACTOR = 2  # more time for the first search: all values are new, and caches are cold
 MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes; attributes of one object
 # reported values; those of them that are not plain
@@ -48,14 +48,16 @@ _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 _OPAQUE_PACKAGES = frozenset({"builtins", "torch", "numpy", "random", "nbddp"})
 
 Container = dict[str, Any] | type  # the attributes of a class are in a read-only mapping
-FoundValue = tuple[str, Container, str, str]  # path, container of the value, key in it, mark
-# By path: a plain value, its items if they may be replaced, and its mark
+FoundValue = tuple[str, Container, str, str]  # path, container of the value, key in it, text
+# By path: a plain value, its items if they may be replaced, and its text
 Memo = dict[str, tuple[object, tuple[object, ...] | None, str]]
 Holder = tuple[str, Container]  # a format for the paths of its values, and their container
 
 
 class ReportedValues:
-    """The marks of a rank's values, and the changes since the last report.
+    """Reports how a rank's values changed, and restores the values of a replacement.
+
+    Values are reported as texts; see :mod:`nbddp.wire.value_texts`.
 
     Args:
         namespace: the user's variables.
@@ -68,11 +70,11 @@ class ReportedValues:
         self._skipped: set[str] = set()
 
     def report_all_next(self) -> None:
-        """Report all marks the next time."""
+        """Report all values the next time."""
         self._reported = None
 
     def changes(self) -> JsonDict:
-        """Return the new marks, and the paths of values that are gone.
+        """Return the texts of new values, and the paths of values that are gone.
 
         This runs at the end of each cell. It runs no code of the user and does not wait for a GPU.
         """
@@ -98,7 +100,7 @@ class ReportedValues:
         """Restore this rank's own values. Return the paths of the changed values.
 
         Args:
-            own: by path, the mark of the donor's value and the mark of this rank's own value.
+            own: by path, the text of the donor's value and the text of this rank's own value.
             preset: variables that each rank sets itself; they are restored even if their value
                 is not the donor's.
         """
@@ -158,12 +160,12 @@ class _Search:
 
     Args:
         namespace: the user's variables.
-        memo: plain values from earlier searches, because making a mark takes longer than finding
-            it.
+        memo: plain values from earlier searches, because making a text takes longer than
+            finding it.
         cpu_seconds: time limit.
 
     Attributes:
-        skipped: variables without a mark because of the time limit; "" stands for attributes and
+        skipped: variables without a text because of the time limit; "" stands for attributes and
             items.
     """
 
@@ -181,7 +183,7 @@ class _Search:
         self.skipped: set[str] = set()
 
     def values(self) -> Iterator[FoundValue]:
-        """Yield the values with their marks."""
+        """Yield the values with their texts."""
         holders: list[Holder] = [("", self._namespace)]
         for _ in range(MAX_DEPTH + 1):
             for form, holder in holders:
@@ -290,15 +292,15 @@ def _holders(path: str, value: Any) -> list[Holder]:
 
 
 def _write(holder: Container, key: str, text: str, written: dict[int, str]) -> bool:
-    """Set a value to that of a mark. Return whether this was possible.
+    """Set a value to that of a text. Return whether this was possible.
 
     A list or set is changed in place, because other objects may refer to it too.
 
     Args:
         holder: container of the value.
         key: key of the value in it.
-        mark: mark of the new value.
-        written: mark of each list and set that was changed, by its address.
+        text: text of the new value.
+        written: text of each list and set that was changed, by its address.
     """
     current: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
     if text.startswith(DEVICE):

@@ -57,7 +57,7 @@ class Migration:
 
     The ranks may have stopped on either side of an optimizer's step. So one rank sends parameters,
     buffers and the states of optimizers, schedules and gradient scalers to the others. This is rank
-    0, as for a new DDP model, or after a heal the donor. All ranks call this at the same place.
+    0, as for a new DDP model, or after a heal the donor. All ranks call this at the same line.
 
     First the ranks exchange lists of their objects and failures. So all later collectives are the
     same on all ranks.

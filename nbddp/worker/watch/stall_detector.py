@@ -1,6 +1,6 @@
 """Detect how long the main thread has made no progress, from samples and their times.
 
-A loop reaches the same place repeatedly, so the same frame, instruction and collective prove
+A loop reaches the same line repeatedly, so the same frame, instruction and collective prove
 nothing. A stuck rank also prints nothing, reports no step, starts no collective, uses no CPU and
 makes no context switch.
 
@@ -40,7 +40,7 @@ class ThreadSample:
     """A sample of the main thread.
 
     Attributes:
-        place: cell, frame and instruction; in a library call that waits for one event, the call.
+        position: cell, frame and instruction; in a library call that waits for one event, the call.
         collectives: the number of collectives that this process has started.
         reports: the number of reported steps and bars, and of prints by the main thread.
         written: bytes of output, including those of threads, C code and child processes.
