@@ -126,7 +126,7 @@ def test_an_export_runs_under_torchrun_in_a_folder_with_blanks_and_umlauts(
     odd_folder: Path,
 ) -> None:
     with Notebook(odd_folder) as notebook:
-        notebook.run(f"%%ddp --nproc 2\n{KEEP}\nprint('grüße von', kept)")
+        notebook.run(f"%%ddp --nproc 2\n{KEEP}\nprint(f'grüße von {{kept}}\\n', end='')")
         assert notebook.run("%ddp export 'mein Skript.py'").status == "ok"
         assert under_torchrun(odd_folder, "mein Skript.py") == ["grüße von 0", "grüße von 10"]
         assert_ranks_work(notebook)

@@ -173,8 +173,8 @@ def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
     tails.flush()
     record = CellReport(snapshot=group.snapshot(handle), lines=tails.lines())
     assert record_text(record) == log_text(tails.lines())
-    [text] = screen.shown
-    return str(text), record_text(record)
+    text = "".join(map(str, screen.shown))  # nothing is shown of a rank that dies before it prints
+    return text, record_text(record)
 
 
 def torn(written: Sequence[str], *, count: int) -> bool:
