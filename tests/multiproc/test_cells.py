@@ -24,7 +24,7 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-def test_the_process_group_is_ready_and_a_value_that_ranks_agree_on_is_shown_once(
+def test_process_group_is_ready_and_equal_last_values_are_shown_once(
     notebook: Notebook,
 ) -> None:
     reply = notebook.run(
@@ -73,7 +73,7 @@ def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     assert "nbddp/" not in reply.traceback
 
 
-def test_a_module_that_forgot_its_beginning_costs_no_rank(notebook: Notebook) -> None:
+def test_module_without_super_init_fails_the_cell_and_kills_no_rank(notebook: Notebook) -> None:
     notebook.run(
         "%%ddp --nproc 2\nclass Net(torch.nn.Module):\n    def __init__(self): pass\nnet = Net()"
     )
@@ -81,7 +81,7 @@ def test_a_module_that_forgot_its_beginning_costs_no_rank(notebook: Notebook) ->
     assert notebook.run("%%ddp\ndist.barrier()").status == "ok"
 
 
-def test_pasted_code_finds_torchruns_variables_and_may_init_again_and_again(
+def test_pasted_torchrun_code_can_init_the_process_group_repeatedly(
     notebook: Notebook,
 ) -> None:
     body = (
@@ -96,7 +96,7 @@ def test_pasted_code_finds_torchruns_variables_and_may_init_again_and_again(
     assert notebook.run("%%ddp\ndist.barrier()\ndist.is_initialized()").text.endswith("True\n")
 
 
-def test_values_go_to_the_ranks_and_come_back(notebook: Notebook) -> None:
+def test_push_and_pull_transfer_values(notebook: Notebook) -> None:
     notebook.run("config = {'lr': 0.1}\nclass Here:\n    value = 7\nthing = Here()")
     reply = notebook.run(
         "%%ddp --nproc 2 --push config,thing --out answers\nconfig['lr'] * rank + thing.value"
@@ -109,7 +109,7 @@ def test_values_go_to_the_ranks_and_come_back(notebook: Notebook) -> None:
     assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
 
 
-def test_a_semicolon_keeps_a_value_off_the_page_and_not_from_who_asks_for_it(
+def test_semicolon_hides_the_value_but_out_and_pull_return_it(
     notebook: Notebook,
 ) -> None:
     reply = notebook.run("%%ddp --nproc 2 --out kept\nrank + 1;")
@@ -120,7 +120,7 @@ def test_a_semicolon_keeps_a_value_off_the_page_and_not_from_who_asks_for_it(
     assert notebook.run("rank").result == "[0, 1]"
 
 
-def test_no_wait_returns_at_once_and_wait_waits_and_tells_a_failure(notebook: Notebook) -> None:
+def test_no_wait_returns_at_once_and_wait_reports_a_failure(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nimport os, time\nif os.path.exists('go_on'): os.remove('go_on')")
     reply = notebook.run(
         "%%ddp --no-wait\nwhile not os.path.exists('go_on'): time.sleep(0.01)\nprint('done')"
@@ -144,7 +144,7 @@ def test_auto_mode_sends_cells_to_the_ranks_and_local_keeps_one(notebook: Notebo
     assert notebook.run("%%local\n1 + 1").result == "2"
 
 
-def test_twenty_thousand_lines_of_each_rank_come_whole_and_in_order(notebook: Notebook) -> None:
+def test_twenty_thousand_lines_per_rank_arrive_complete_and_in_order(notebook: Notebook) -> None:
     source = "%%ddp --nproc 2\nfor i in range(20_000): print(f'{i:06d}' + 'x' * 94)"
     reply = notebook.run(source)
     assert reply.status == "ok"
@@ -160,7 +160,7 @@ print("trained")
 
 
 @pytest.mark.timeout(400)
-def test_an_executed_notebook_has_its_curves() -> None:
+def test_executed_notebook_contains_the_curves() -> None:
     cells = ["%load_ext nbddp", TRAIN, "%ddp stop"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
     NotebookClient(notebook, kernel_name="python3", timeout=150).execute()
@@ -171,7 +171,7 @@ def test_an_executed_notebook_has_its_curves() -> None:
     assert chart.data["text/plain"] == "loss 0.6"
 
 
-def test_a_cell_that_reports_nothing_stays_as_it_is(notebook: Notebook) -> None:
+def test_cell_without_metrics_shows_only_its_output(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\nprint('x')")
     assert sorted(reply.text.splitlines()) == ["[rank 0] x", "[rank 1] x"]
     assert reply.displays == []
@@ -239,7 +239,7 @@ def test_torchs_frames_are_folded_and_the_log_has_the_whole_traceback(
 NEEDLE = "%%ddp --nproc 4\nsay = 'nee' + 'dle'; dist.barrier()\nraise ValueError(say)"
 
 
-def test_the_same_error_of_all_ranks_is_shown_once_as_text(notebook: Notebook) -> None:
+def test_identical_errors_of_all_ranks_are_shown_once_as_text(notebook: Notebook) -> None:
     reply = notebook.run(NEEDLE)
     assert reply.text == ""
     headline, *lines = reply.traceback.splitlines()
@@ -247,7 +247,7 @@ def test_the_same_error_of_all_ranks_is_shown_once_as_text(notebook: Notebook) -
     assert [line for line in lines if "needle" in line] == ["ValueError: needle"]
 
 
-def test_the_same_error_of_all_ranks_is_shown_once_in_a_record(notebook: Notebook) -> None:
+def test_identical_errors_of_all_ranks_are_shown_once_in_a_record(notebook: Notebook) -> None:
     notebook.run("%ddp view panel")
     reply = notebook.run(NEEDLE)
     notebook.run("%ddp view auto")
@@ -281,7 +281,7 @@ def shown(reply: Reply) -> str:
     return reply.text + reply.traceback
 
 
-def test_the_number_is_that_of_the_prompt(notebook: Notebook) -> None:
+def test_cell_number_equals_the_prompt_number(notebook: Notebook) -> None:
     notebook.run("open('fails.ipy', 'w').write('%%ddp\\n1/0')")
     for name, cell in FAILS.items():
         reply = notebook.run(cell)
@@ -340,7 +340,7 @@ def test_an_executed_notebook_has_the_numbers_of_its_prompts(folder: Path) -> No
 
 
 @pytest.mark.full
-def test_it_is_so_in_a_terminal(folder: Path) -> None:
+def test_cell_number_equals_the_prompt_number_in_terminal_ipython(folder: Path) -> None:
     fail = "get_ipython().run_cell_magic('ddp', '--nproc 2', '1/0')"
     said = subprocess.run(
         [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],

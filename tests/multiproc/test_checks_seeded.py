@@ -236,7 +236,7 @@ whole = nn.Linear(4, 8)
 """
 
 
-def test_a_forward_on_one_rank_is_found_where_the_ranks_say_that_it_meets(
+def test_forward_on_one_rank_is_found_if_the_forward_synchronizes(
     shared_group: Ranks,
 ) -> None:
     shared_group.run(SETUP + MODELS, quiet=True)
@@ -247,7 +247,7 @@ def test_a_forward_on_one_rank_is_found_where_the_ranks_say_that_it_meets(
         assert found == (["ND102"] if is_found else []), name
 
 
-def test_a_cell_that_is_right_is_left_alone(shared_group: Ranks) -> None:
+def test_correct_cell_has_no_findings(shared_group: Ranks) -> None:
     assert found_in(shared_group, SETUP) == []
     assert found_in(shared_group, RIGHT) == []
 
@@ -255,7 +255,7 @@ def test_a_cell_that_is_right_is_left_alone(shared_group: Ranks) -> None:
 BAD = "%%ddp --nproc 2\nx = torch.ones(1)\nif rank * 0 == 1:\n    dist.all_reduce(x)\n"
 
 
-def test_the_last_cell_or_a_script_is_looked_at(notebook: Notebook, tmp_path: Path) -> None:
+def test_ddp_check_checks_the_last_cell_or_a_script(notebook: Notebook, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch.distributed as dist\nif dist.get_rank():\n    dist.barrier()\n")
     text = notebook.run(f"%ddp check {script}").text  # no rank is needed for that
@@ -283,7 +283,7 @@ it = DataLoader(data, 2, sampler=sampler)
 """
 
 
-def test_what_is_wrong_is_said_under_the_cell_once(notebook: Notebook) -> None:
+def test_finding_is_shown_once_below_the_cell(notebook: Notebook) -> None:
     notebook.run(
         "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader, DistributedSampler\n"
         "data = torch.arange(8.0)\nx = torch.ones(1)"
@@ -298,7 +298,7 @@ def test_what_is_wrong_is_said_under_the_cell_once(notebook: Notebook) -> None:
     assert notebook.run(quiet).text == ""
 
 
-def test_parameters_that_take_no_part_are_named_in_the_cell_that_fails(notebook: Notebook) -> None:
+def test_unused_parameters_are_named_in_the_failing_cell(notebook: Notebook) -> None:
     notebook.run(
         "%%ddp --nproc 2\nfrom torch import nn\n"
         "class Two(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -41,7 +41,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def test_the_probe_tells_a_driver_that_was_only_loaded_from_one_that_was_used(driver: Path) -> None:
+def test_probe_distinguishes_a_loaded_driver_from_a_used_driver(driver: Path) -> None:
     assert not has_used_cuda("libnbddp_is_not_there.so.1")
     code = (
         f"{imported(has_used_cuda)}import ctypes; print(has_used_cuda());"
@@ -53,7 +53,7 @@ def test_the_probe_tells_a_driver_that_was_only_loaded_from_one_that_was_used(dr
 
 
 @pytest.mark.full
-def test_ranks_are_spawned_where_an_import_of_the_helper_has_used_cuda(
+def test_ranks_are_spawned_if_an_import_in_the_forkserver_used_cuda(
     folder: Path, driver: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "uses_cuda.py").write_text(f"import ctypes\nctypes.CDLL({str(driver)!r}).cuInit(0)")

@@ -40,7 +40,7 @@ def await_others():
 @pytest.mark.gate_runs("dist")
 @pytest.mark.parametrize("source", DEATHS)
 @pytest.mark.parametrize("others", ["dist.barrier()", "time.sleep(60)"])
-def test_a_rank_that_dies_is_the_first_cause_and_the_others_keep_their_names(
+def test_dead_rank_is_the_first_cause_and_other_ranks_keep_their_names(
     make_group: MakeRanks, source: str, others: str
 ) -> None:
     group = make_group(3)
@@ -65,7 +65,7 @@ def test_a_rank_that_dies_is_the_first_cause_and_the_others_keep_their_names(
     group.assert_works()
 
 
-def test_a_rank_that_dies_after_it_ended_its_cell_makes_the_cell_fail_and_disturbs_nobody(
+def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_others(
     make_group: MakeRanks, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
@@ -99,7 +99,7 @@ MISFITS = {
 
 @pytest.mark.gate_runs("broadcast")
 @pytest.mark.parametrize("call", MISFITS)
-def test_sizes_that_gloo_aborts_for_are_said_with_the_call_and_the_line(
+def test_size_mismatch_that_aborts_gloo_is_reported_with_call_and_line(
     group: Ranks, call: str
 ) -> None:
     error = group.failure_of(f"{MISFITS[call]}\ndist.barrier()")
@@ -108,7 +108,7 @@ def test_sizes_that_gloo_aborts_for_are_said_with_the_call_and_the_line(
     assert error.report.splitlines()[1] == f"  {SIZE_MISMATCH}"
 
 
-def test_a_death_is_said_while_the_others_still_work(group: Ranks, folder: Path) -> None:
+def test_death_is_reported_while_other_ranks_still_run(group: Ranks, folder: Path) -> None:
     source = (  # whoever is interrupted meanwhile does not end before the test has looked
         "import os, pathlib, time\nif rank == 1: os._exit(7)\ntry:\n    time.sleep(60)\nfinally:\n"
         "    while not pathlib.Path('seen').exists(): time.sleep(0.01)"
@@ -126,7 +126,7 @@ def test_a_death_is_said_while_the_others_still_work(group: Ranks, folder: Path)
     handle.detach_reader()
 
 
-def test_a_kill_by_the_system_for_memory_is_hinted_at_and_one_that_was_asked_for_is_not(
+def test_report_mentions_memory_for_an_oom_kill_but_not_for_ddp_kill(
     group: Ranks, folder: Path
 ) -> None:
     counter = folder / "vmstat"

@@ -32,7 +32,7 @@ def values(text: str) -> list[str]:
     return sorted(line.rpartition(" ")[2] for line in text.splitlines() if "Out" in line)
 
 
-def test_each_rank_is_asked_in_its_turn_and_a_secret_is_hidden(notebook: Notebook) -> None:
+def test_input_prompts_one_rank_at_a_time_and_getpass_hides_the_text(notebook: Notebook) -> None:
     reply = notebook.converse(f"{PAIR}name = input('name? ')\nname", "anna", "bert")
     assert sorted(reply.asked) == [("[rank 0] name? ", False), ("[rank 1] name? ", False)]
     assert values(reply.text) == ["'anna'", "'bert'"]
@@ -43,7 +43,7 @@ def test_each_rank_is_asked_in_its_turn_and_a_secret_is_hidden(notebook: Noteboo
     assert reply.lines(1) == ["3"]
 
 
-def test_breakpoint_stops_the_first_rank_that_comes_and_steps_through_the_cell(
+def test_breakpoint_stops_the_first_rank_and_steps_through_the_cell(
     notebook: Notebook,
 ) -> None:
     source = f"{PAIR}y = 1\nbreakpoint()\nz = y + 1\nw = z * 10\ndist.barrier()\nw"
@@ -58,7 +58,7 @@ def test_breakpoint_stops_the_first_rank_that_comes_and_steps_through_the_cell(
     assert statistics.median(reply.waits[1:]) < 2  # 20 to 40 ms on a quiet machine
 
 
-def test_interact_prints_what_it_evaluates(notebook: Notebook) -> None:
+def test_interact_prints_results(notebook: Notebook) -> None:
     source = f"{PAIR}def f(a):\n    b = a + 21\n    breakpoint()\n    return b\nf(0)"
     reply = notebook.converse(source, "interact", "b * 2", "\x04", "!b = 9", "c")
     assert reply.asked[1][0].endswith("] >>> ")
@@ -74,7 +74,7 @@ def test_q_ends_the_cell_on_all_ranks_and_keeps_every_name(notebook: Notebook) -
     assert notebook.run(WORKS).status == "ok"
 
 
-def test_a_stop_while_a_rank_is_asked_ends_the_cell_and_keeps_every_name(
+def test_interrupt_during_input_ends_the_cell_and_keeps_all_names(
     notebook: Notebook,
 ) -> None:
     notebook.run(f"{PAIR}kept = rank")
@@ -85,7 +85,7 @@ def test_a_stop_while_a_rank_is_asked_ends_the_cell_and_keeps_every_name(
 
 
 @pytest.mark.full
-def test_nothing_times_out_while_somebody_looks(notebook: Notebook) -> None:
+def test_timeout_is_paused_while_the_debugger_is_open(notebook: Notebook) -> None:
     notebook.run("%ddp restart --nproc 2 --timeout 5")
     reply = notebook.converse(
         "%%ddp\nbreakpoint()\ndist.barrier()\nrank",
@@ -98,7 +98,7 @@ def test_nothing_times_out_while_somebody_looks(notebook: Notebook) -> None:
     notebook.run("%ddp restart --timeout 1800")
 
 
-def test_break_ranks_stops_those_one_after_the_other(notebook: Notebook) -> None:
+def test_break_ranks_stops_the_given_ranks_in_turn(notebook: Notebook) -> None:
     source = "%%ddp --nproc 2 --break-ranks all\nx = rank\nbreakpoint()\ndist.barrier()"
     reply = notebook.converse(source, "p x * 10", "c", "p x * 10", "c")
     ranks = [prompt[:8] for prompt, _ in reply.asked]
@@ -109,7 +109,7 @@ def test_break_ranks_stops_those_one_after_the_other(notebook: Notebook) -> None
 
 
 @pytest.mark.parametrize("line", ["%ddp debug", "%debug"])
-def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook, line: str) -> None:
+def test_ddp_debug_opens_the_first_cause(notebook: Notebook, line: str) -> None:
     notebook.run(f"{PAIR}def f(a):\n    b = a * 2\n    raise ValueError(b)\nif rank == 1: f(21)")
     reply = notebook.converse(line, "p a, b", "u", "p rank", "q")
     assert {prompt for prompt, _ in reply.asked} == {"[rank 1] ipdb> "}
@@ -120,7 +120,7 @@ def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook, line: str) -> 
     assert {prompt for prompt, _ in other.asked} <= {"[rank 0] ipdb> "}
 
 
-def test_where_nobody_can_type_it_is_said_at_once(notebook: Notebook) -> None:
+def test_input_without_an_input_box_fails_at_once(notebook: Notebook) -> None:
     for source in ("input('?')", "breakpoint()\nx = 1", "import pdb; pdb.set_trace()\nx = 1"):
         reply = notebook.run(f"{PAIR}{source}")
         assert "a console" in reply.error
@@ -135,7 +135,7 @@ def test_where_nobody_can_type_it_is_said_at_once(notebook: Notebook) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_that_is_asked_uses_no_cpu(notebook: Notebook) -> None:
+def test_rank_waiting_for_input_uses_no_cpu(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}import os")
     ranks = [psutil.Process(pid) for pid in pids(notebook)]
     used: list[float] = []
@@ -150,7 +150,7 @@ def test_a_rank_that_is_asked_uses_no_cpu(notebook: Notebook) -> None:
     assert used[0] < 0.5
 
 
-def test_a_box_that_was_left_open_answers_nothing_else(notebook: Notebook) -> None:
+def test_reply_to_a_stale_input_box_answers_no_other_prompt(notebook: Notebook) -> None:
     """Its rank is killed; whoever types in it later answers no other rank's question."""
     notebook.run(f"{PAIR}import os")
     ranks = pids(notebook)
@@ -174,7 +174,7 @@ def test_a_box_that_was_left_open_answers_nothing_else(notebook: Notebook) -> No
     assert two.lines(0) == ["bert"]
 
 
-def test_an_interrupted_rank_is_looked_into_from_its_own_line_on(notebook: Notebook) -> None:
+def test_debugger_opens_an_interrupted_rank_at_the_cell_line(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}kept = 1")
     ranks = pids(notebook)
     request = notebook.begin(
@@ -197,7 +197,7 @@ ONE = "%%ddp --nproc 2 --ranks 0\n"
 F = "def f(a):\n    b = a + 1\n    return b\n"
 
 
-def test_commands_that_go_elsewhere_come_back_to_the_cell(notebook: Notebook) -> None:
+def test_debugger_commands_debug_and_return_come_back_to_the_cell(notebook: Notebook) -> None:
     debugs = f"{ONE}{F}breakpoint()\nx = f(1)\nprint(x)"
     reply = notebook.converse(debugs, "debug f(5)", "s", "c", "c")
     assert "ENTERING RECURSIVE DEBUGGER" in reply.text
@@ -219,7 +219,7 @@ def test_a_breakpoint_on_the_last_line_stops_there(notebook: Notebook, last: str
     assert (reply.status, len(reply.asked)) == ("ok", 2)
 
 
-def test_a_step_into_a_function_of_nbddp_goes_over_it(notebook: Notebook) -> None:
+def test_step_skips_functions_of_nbddp(notebook: Notebook) -> None:
     source = f"{ONE}breakpoint()\nnbddp.log(step=1, loss=0.5)\nx = 1\ny = 2"
     reply = notebook.converse(source, "n", "s", "w", "s", "c")
     assert "----> 4 x = 1" in reply.text
@@ -256,7 +256,7 @@ def test_a_debugged_statement_leaves_no_names(notebook: Notebook) -> None:
     assert reply.lines(0) == ["[]"]
 
 
-def test_workers_and_threads_of_a_rank_are_told_that_they_cannot_ask(notebook: Notebook) -> None:
+def test_breakpoint_in_a_loader_worker_or_thread_is_refused(notebook: Notebook) -> None:
     reply = notebook.converse(
         f"{ONE}class Data(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 8\n"
@@ -268,7 +268,7 @@ def test_workers_and_threads_of_a_rank_are_told_that_they_cannot_ask(notebook: N
     assert notebook.converse(f"{ONE}breakpoint()\nx = 1", "c").status == "ok"
 
 
-def test_whoever_stops_the_cell_has_not_left_the_debugger(notebook: Notebook) -> None:
+def test_interrupt_is_not_reported_as_leaving_the_debugger(notebook: Notebook) -> None:
     meet = "dist.barrier(); x = rank; breakpoint()"
     source = f"%%ddp --nproc 2 --break-ranks all\n{meet}\ndist.barrier()"
     stopped = notebook.converse(source, notebook.interrupt)
@@ -299,9 +299,7 @@ def test_a_stop_while_the_debugger_prints_is_not_lost(notebook: Notebook) -> Non
     assert reply.seconds < 20
 
 
-def test_nothing_has_failed_before_something_did(
-    notebook: Notebook, snapshot: SnapshotAssertion
-) -> None:
+def test_ddp_debug_needs_a_failed_rank(notebook: Notebook, snapshot: SnapshotAssertion) -> None:
     notebook.run("%%ddp --nproc 2\n1 / 0")
     notebook.run("%ddp restart")
     reply = notebook.run("%ddp debug")
@@ -318,7 +316,7 @@ def test_nothing_has_failed_before_something_did(
 
 @pytest.mark.gate_runs("%debug")
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
-def test_ranks_that_were_interrupted_skip_the_debugger_and_can_be_looked_into_by_name(
+def test_interrupted_ranks_skip_the_debugger_unless_debug_names_the_rank(
     notebook: Notebook, source: str
 ) -> None:
     notebook.run("%%ddp --nproc 3\nif rank == 1: raise ValueError\nimport time\ntime.sleep(60)")
@@ -331,7 +329,7 @@ def test_ranks_that_were_interrupted_skip_the_debugger_and_can_be_looked_into_by
 
 @pytest.mark.gate_runs("%debug")
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
-def test_ranks_on_which_nothing_failed_skip_the_debugger(notebook: Notebook, source: str) -> None:
+def test_ranks_without_a_failure_skip_the_debugger(notebook: Notebook, source: str) -> None:
     notebook.run("%%ddp --nproc 2\nkept = rank * 21\nif rank == 1: raise ValueError(kept)")
 
     def outlast_the_grace() -> None:
@@ -345,7 +343,7 @@ def test_ranks_on_which_nothing_failed_skip_the_debugger(notebook: Notebook, sou
     assert reply.status == "ok"
 
 
-def test_a_rank_that_was_asked_is_looked_into_at_its_own_line(notebook: Notebook) -> None:
+def test_debugger_opens_a_rank_that_asked_for_input_at_the_cell_line(notebook: Notebook) -> None:
     notebook.converse(f"{ONE}x = 1\ninput('?')", notebook.interrupt)
     reply = notebook.converse("%ddp debug", "q")
     assert "----> 3 input('?')" in reply.text
@@ -356,7 +354,7 @@ def test_a_rank_that_was_asked_is_looked_into_at_its_own_line(notebook: Notebook
     assert "debugger.py" not in reply.text
 
 
-def test_what_an_error_came_from_is_looked_into_too(notebook: Notebook) -> None:
+def test_debugger_can_open_the_cause_of_an_exception(notebook: Notebook) -> None:
     notebook.run(
         f"{ONE}def f():\n    inner = 5\n    raise ValueError\n"
         "try: f()\nexcept ValueError as error: raise RuntimeError('outer') from error"
@@ -376,7 +374,7 @@ SOURCE = (
 )
 
 
-def test_a_replay_types_what_was_typed(notebook: Notebook) -> None:
+def test_replay_repeats_the_input_of_the_user(notebook: Notebook) -> None:
     """In a debugger too: whoever was stopped is stopped again, and what was set there is set."""
 
     def typed(prompt: str) -> str:

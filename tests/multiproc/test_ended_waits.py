@@ -63,7 +63,7 @@ def _be_interrupted(rank: int, port: int) -> None:
 
 
 @pytest.mark.full
-def test_whoever_sends_while_its_connections_are_ended_does_not_wait_on() -> None:
+def test_aborting_connections_frees_ranks_that_are_sending() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(

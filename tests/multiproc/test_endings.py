@@ -37,7 +37,7 @@ WAITS = (
 
 @pytest.mark.gate_runs("kill", "restart")
 @pytest.mark.parametrize("how", ["kill in a cell", "shutdown", "restart"])
-def test_when_the_kernel_goes_everything_it_started_goes(
+def test_all_processes_and_files_of_a_kernel_end_with_it(
     fresh_notebook: Notebook, how: str
 ) -> None:
     notebook = fresh_notebook
@@ -65,7 +65,7 @@ def test_when_the_kernel_goes_everything_it_started_goes(
     assert wait_until(lambda: not left()), left()
 
 
-def test_a_folder_deleted_under_the_kernel_does_not_break_the_next_start(
+def test_deleted_working_folder_does_not_break_the_next_start(
     make_group: MakeRanks, folder: Path
 ) -> None:
     gone = folder / "gone"
@@ -95,7 +95,7 @@ def test_a_module_edited_on_disk_is_seen_after_a_restart(
     assert group.pull("(edited.value, os.environ['SEEN_LATER'])", rank=0) == (22, "yes")
 
 
-def test_whatever_a_cell_does_to_its_process_the_next_cell_works(group: Ranks) -> None:
+def test_changes_to_the_process_by_a_cell_do_not_break_the_next_cell(group: Ranks) -> None:
     for source in (
         "import os\nos.chdir('/')",
         "import os\nif os.fork() == 0: print('child')\nelse: os.wait()",
@@ -130,7 +130,7 @@ def test_only_loopback_is_listened_on(group: Ranks) -> None:
     assert set(listening) == {"127.0.0.1"}
 
 
-def test_the_secret_is_nowhere_to_be_read(group: Ranks) -> None:
+def test_secret_is_not_readable_by_other_processes(group: Ranks) -> None:
     group.run("import os\nprint(dict(os.environ))")
     secret, folder = group.secret, group.run_folder
     forms = {secret, secret.hex().encode(), repr(secret).encode()}
@@ -144,7 +144,7 @@ def test_the_secret_is_nowhere_to_be_read(group: Ranks) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_start_that_fails_says_which_rank_and_why_and_leaves_nobody(
+def test_failed_start_names_rank_and_reason_and_leaves_no_process(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-device")
@@ -169,7 +169,7 @@ def slow_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_helper")
-def test_a_start_can_be_stopped_while_its_helper_still_imports() -> None:
+def test_start_can_be_stopped_while_the_forkserver_imports() -> None:
     group = Ranks(nproc=2)
     failed: list[StartError] = []
 
@@ -191,7 +191,7 @@ def test_a_start_can_be_stopped_while_its_helper_still_imports() -> None:
 
 
 @pytest.mark.usefixtures("slow_helper")
-def test_a_helper_that_is_just_being_started_is_closed_at_once(
+def test_forkserver_that_is_starting_closes_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, begun, closing = forkserver.Forkserver(), threading.Event(), threading.Event()
@@ -222,7 +222,7 @@ def test_a_helper_that_is_just_being_started_is_closed_at_once(
     assert time.monotonic() - began < 25
 
 
-def test_where_there_is_no_room_for_a_run_the_start_says_so_and_a_later_one_works(
+def test_start_without_a_writable_run_folder_fails_and_a_later_start_works(
     make_group: MakeRanks, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / ".nbddp").write_text("a file in the way")
@@ -234,7 +234,7 @@ def test_where_there_is_no_room_for_a_run_the_start_says_so_and_a_later_one_work
     assert make_group(2).is_idle
 
 
-def test_groups_that_were_closed_leave_no_thread_and_no_descriptor(make_group: MakeRanks) -> None:
+def test_closed_groups_leave_no_thread_and_no_descriptor(make_group: MakeRanks) -> None:
     make_group(2).close()
     threads = {thread.name for thread in threading.enumerate()}
     descriptors = psutil.Process().num_fds()
@@ -251,7 +251,7 @@ def test_groups_that_were_closed_leave_no_thread_and_no_descriptor(make_group: M
 
 
 @pytest.mark.full
-def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
+def test_groups_started_at_the_same_time_use_different_folders(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path_factory.mktemp("x")  # a short name: a socket's may have 107 characters

@@ -122,7 +122,7 @@ WRONG = [
 ]
 
 
-def test_each_answer_is_tried_out_and_all_ranks_hear_the_same(
+def test_check_answer_returns_the_same_verdict_on_all_ranks(
     make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
 ) -> None:
     group = make_group(RANKS)

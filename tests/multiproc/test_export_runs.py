@@ -69,7 +69,7 @@ def again_in(notebook: Notebook, script: str) -> list[str]:
 
 
 @pytest.mark.full
-def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(
+def test_exported_script_gives_the_numbers_of_the_notebook_bit_for_bit(
     there: Notebook, folder: Path
 ) -> None:
     there.run("rate, rows = 0.05, list(range(30))")
@@ -96,7 +96,7 @@ def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(
 
 
 @pytest.mark.full
-def test_cells_that_make_or_leave_their_group_are_exported(there: Notebook) -> None:
+def test_cells_that_create_or_destroy_the_process_group_are_exported(there: Notebook) -> None:
     own = f"dist.init_process_group('gloo')\n{REDUCE}\ndist.destroy_process_group()\nx.item()"
     for source in (
         f"%%ddp --nproc 2\n{REDUCE}",
@@ -113,7 +113,7 @@ def test_cells_that_make_or_leave_their_group_are_exported(there: Notebook) -> N
 
 
 @pytest.mark.full
-def test_a_cell_begins_when_all_ranks_have_ended_the_one_before(
+def test_exported_cell_starts_after_all_ranks_finished_the_previous_cell(
     there: Notebook, folder: Path
 ) -> None:
     there.run("%%ddp --nproc 2 --ranks 1\nimport time; time.sleep(1); open('data', 'w').close()")
@@ -124,7 +124,7 @@ def test_a_cell_begins_when_all_ranks_have_ended_the_one_before(
 
 
 @pytest.mark.full
-def test_ranks_that_never_wait_for_each_other_all_come_to_the_end(
+def test_exported_script_without_collectives_finishes_on_late_ranks(
     there: Notebook, folder: Path
 ) -> None:
     there.run("%%ddp --nproc 2\nx = 1")
@@ -173,7 +173,7 @@ SHOWN = (
 )
 
 
-def test_cells_of_all_habits_do_the_same_in_a_script(there: Notebook) -> None:
+def test_exported_cells_of_all_kinds_print_the_same_in_a_script(there: Notebook) -> None:
     there.run("import torch\ntable = torch.arange(6.0)")
     for source in OTHERS:
         assert there.run(source).status == "ok"
@@ -184,7 +184,7 @@ def test_cells_of_all_habits_do_the_same_in_a_script(there: Notebook) -> None:
     assert again_in(there, "train.py") == sorted(expected)
 
 
-def test_what_cannot_be_exported_is_refused(
+def test_export_refuses_bad_file_names_and_an_empty_history(
     there: Notebook, folder: Path, snapshot: SnapshotAssertion
 ) -> None:
     there.run("%ddp start --nproc 2")

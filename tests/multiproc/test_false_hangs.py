@@ -29,7 +29,7 @@ WORKS.pop("torch.compile")  # it takes its own time
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
-def test_what_takes_long_is_not_called_a_hang(
+def test_long_work_is_not_reported_as_a_hang(
     group: Ranks, capsys: pytest.CaptureFixture[str], work: str
 ) -> None:
     deadline = time.monotonic() + SECONDS

@@ -67,7 +67,7 @@ def assert_struck_once(group: Ranks, fault: str) -> None:
 # ---- those that end a rank, or its cell
 
 
-def test_raise_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> None:
+def test_raise_fault_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> None:
     report = group.failure_of(arm("raise") + LOOP).report
     assert "rank 1: FaultError: fault: raise@rank=1,step=3, line 8" in report.splitlines()[0]
     assert "in log(" not in report, "the traceback goes from the cell to the fault"
@@ -78,7 +78,7 @@ def test_raise_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> None:
     assert_struck_once(group, "raise@rank=1,step=3")
 
 
-def test_a_death_is_the_first_cause_and_its_fault_is_told_before_it_however_late_one_reads(
+def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collect = StoreLink.get
@@ -99,7 +99,7 @@ def test_a_death_is_the_first_cause_and_its_fault_is_told_before_it_however_late
 # ---- those after which nothing moves
 
 
-def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
+def test_hang_fault_is_reported_and_an_interrupt_keeps_all_names(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_of_a_hang(group, arm("hang") + LOOP, capsys)
@@ -111,7 +111,7 @@ def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
     assert_struck_once(group, "hang@rank=1,step=3")
 
 
-def test_a_stopped_rank_that_is_continued_goes_on(group: Ranks) -> None:
+def test_rank_stopped_by_a_fault_continues_after_sigcont(group: Ranks) -> None:
     pid = group.pids[1]
     act_when_said(group, "SIGSTOP", lambda: os.kill(pid, signal.SIGCONT))
     group.run(arm("stop") + LOOP)
@@ -122,7 +122,7 @@ def test_a_stopped_rank_that_is_continued_goes_on(group: Ranks) -> None:
 # ---- those with which it goes on
 
 
-def test_nan_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
+def test_nan_fault_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
     group.run(arm("nan") + MODEL + TRAIN)
     assert_struck_once(group, "nan@rank=1,step=3")
     for rank in (0, 1):
@@ -131,7 +131,7 @@ def test_nan_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
     assert group.pull("len(model.module.weight._backward_hooks or ())") == [0, 0]
 
 
-def test_skip_of_one_all_reduce_leaves_a_wrong_sum_and_a_rank_that_waits_at_the_end(
+def test_skip_fault_gives_a_wrong_sum_and_a_hang_at_the_last_all_reduce(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_of_a_hang(group, arm("skip") + LOOP, capsys)
@@ -159,7 +159,7 @@ for step in range(begin, {end}):
 """
 
 
-def test_corrupt_makes_the_next_resume_take_the_checkpoint_before(
+def test_corrupt_fault_makes_resume_load_the_previous_checkpoint(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(MODEL)
@@ -173,7 +173,7 @@ def test_corrupt_makes_the_next_resume_take_the_checkpoint_before(
     assert_struck_once(group, "corrupt@rank=1,step=3")
 
 
-def test_a_restart_by_hand_is_a_new_experiment(group: Ranks) -> None:
+def test_manual_restart_rearms_faults(group: Ranks) -> None:
     for count in (1, 2):
         group.failure_of(arm("exit") + LOOP)
         kinds = [line["kind"] for line in group.read_lines("events.jsonl")]

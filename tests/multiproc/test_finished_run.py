@@ -15,7 +15,7 @@ SHARES_KERNEL = True
 
 
 @pytest.mark.full
-def test_values_without_a_step_count_by_themselves_in_each_cell(group: Ranks) -> None:
+def test_values_without_a_step_are_numbered_per_cell(group: Ranks) -> None:
     for _ in range(2):
         group.run("for _ in range(2):\n    for i in range(3 + rank):\n        nbddp.log(loss=i)")
     live = group.metrics(most=12)
@@ -33,7 +33,7 @@ def test_values_without_a_step_count_by_themselves_in_each_cell(group: Ranks) ->
     assert run.metrics(run.cells[1]).curves("loss") == live.curves["loss"]
 
 
-def test_a_run_whose_kernel_was_killed_is_shown_by_the_next_and_says_so(
+def test_run_of_a_killed_kernel_is_shown_by_the_next_kernel(
     fresh_notebook: Notebook, notebook: Notebook
 ) -> None:
     killed = fresh_notebook

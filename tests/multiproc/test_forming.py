@@ -46,7 +46,7 @@ if rank == 0: c10d.ProcessGroupGloo = die_before_it_dials
         pytest.param("pass", "dist.new_group([0, 1, 2])\ndist.barrier()", id="group of some"),
     ],
 )
-def test_a_rank_that_dies_before_it_has_connected_costs_the_others_no_name(
+def test_death_before_connecting_keeps_the_names_of_other_ranks(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str], before: str, cell: str
 ) -> None:
     group = make_group(4)
@@ -66,7 +66,7 @@ def test_a_rank_that_dies_before_it_has_connected_costs_the_others_no_name(
     ("ranks", "who"), [("(0,)", "rank 0"), ("(1,)", "rank 1"), ("(0, 1)", "ranks 0-1")]
 )
 @pytest.mark.parametrize("left", [0, 5])
-def test_a_rank_without_descriptors_for_a_process_group_tells_the_others_at_once(
+def test_rank_without_file_descriptors_fails_the_group_at_once(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, ranks: str, who: str, left: int
 ) -> None:
     if who == "ranks 0-1":  # each has time to find it out

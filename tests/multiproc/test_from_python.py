@@ -35,7 +35,7 @@ def run_script(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     return run(folder, "script.py")
 
 
-def test_the_examples_of_the_page_run(folder: Path) -> None:
+def test_examples_of_the_python_page_run(folder: Path) -> None:
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
         (folder / name).write_text(code)
     done = run(folder, "train.py")  # which needs no main guard
@@ -98,13 +98,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-def test_an_interrupt_of_the_kernels_group_ends_no_rank_that_is_being_spawned(folder: Path) -> None:
+def test_interrupt_of_the_kernels_process_group_spares_spawning_ranks(folder: Path) -> None:
     done = run_script(folder, INTERRUPTED)
     assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
 
 
 @pytest.mark.full
-def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
+def test_forked_child_cannot_use_the_parents_group_but_can_start_its_own(
     folder: Path,
 ) -> None:
     done = run_script(

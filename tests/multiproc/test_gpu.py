@@ -61,7 +61,7 @@ SEVERAL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GP
 
 
 @SEVERAL
-def test_two_ranks_with_nccl_train_on_a_gpu_each_and_end_a_wait_that_never_ends(
+def test_two_nccl_ranks_train_and_an_interrupt_ends_a_hang(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2)
@@ -101,7 +101,7 @@ def test_ranks_start_twenty_times_while_the_kernel_uses_cuda(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_mixed_precision_trains_and_fp16_has_its_scaler(make_group: MakeRanks, kind: str) -> None:
+def test_mixed_precision_trains_and_fp16_uses_a_scaler(make_group: MakeRanks, kind: str) -> None:
     group = make_group(1)
     group.run(TRAIN.replace("KIND", kind))
     losses = group.pull("losses", rank=0)
@@ -124,7 +124,7 @@ def test_the_snapshot_shows_the_gpus_memory(make_group: MakeRanks) -> None:
     assert wait_until(lambda: group.snapshot().ranks[0].gpu_memory >= 4 << 20)
 
 
-def test_a_full_gpu_is_told_with_the_rank_the_line_and_the_largest_tensors(
+def test_gpu_out_of_memory_report_names_rank_line_and_largest_tensors(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(1)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.multiproc
 Capture = pytest.CaptureFixture[str]
 
 
-def test_mismatched_collectives_and_ranks_that_do_not_come_are_shown(
+def test_hang_card_shows_mismatched_collectives_and_absent_ranks(
     make_group: MakeRanks, capsys: Capture
 ) -> None:
     source = (
@@ -72,7 +72,7 @@ WAKES = {
 
 @pytest.mark.gate_runs("a loader whose worker sleeps")
 @pytest.mark.parametrize("source", WAKES.values(), ids=WAKES)
-def test_a_rank_that_waits_in_a_call_that_wakes_by_itself_is_shown(
+def test_hang_card_shows_a_rank_in_a_call_that_polls(
     make_group: MakeRanks, capsys: Capture, source: str
 ) -> None:
     group = make_group(2)
@@ -125,7 +125,7 @@ PLACES = {
 
 @pytest.mark.gate_runs("both threads", "await")
 @pytest.mark.parametrize("case", PLACES)
-def test_the_card_names_the_thread_and_the_line_that_wait(
+def test_hang_card_names_the_waiting_thread_and_line(
     group: Ranks, capsys: Capture, case: str
 ) -> None:
     source, place = PLACES[case]
@@ -141,7 +141,7 @@ def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> N
     assert re.search("rank 0: .*barrier #1, line 4", caught.value.report)
 
 
-def test_a_rank_that_is_stopped_is_named_and_kill_works(group: Ranks, capsys: Capture) -> None:
+def test_rank_stopped_by_a_signal_is_named_and_can_be_killed(group: Ranks, capsys: Capture) -> None:
     pid = group.pids[1]
     os.kill(pid, signal.SIGSTOP)
     assert wait_until(lambda: f"`kill -CONT {pid}`" in group.snapshot().ranks[1].state)
@@ -152,7 +152,7 @@ def test_a_rank_that_is_stopped_is_named_and_kill_works(group: Ranks, capsys: Ca
     assert re.search("rank 1: .*`%ddp kill 1`", told[0])
 
 
-def test_a_pull_from_a_rank_that_dies_comes_back(group: Ranks) -> None:
+def test_pull_from_a_dying_rank_returns(group: Ranks) -> None:
     with pytest.raises(RequestError, match=r"rank 1 .*\b3\b.*`group.heal\(\)`"):
         group.pull("__import__('os')._exit(3) if rank == 1 else 0")
     assert group.pull("rank", rank=0) == 0
@@ -166,7 +166,7 @@ def told_by(rank: int, text: str) -> list[str]:
     return re.findall(rf"^\[rank {rank}\] nbddp: (.*)", text, re.MULTILINE)
 
 
-def test_a_full_disk_is_said_once_for_each_cell_and_training_goes_on(
+def test_full_disk_is_reported_once_per_cell_and_training_continues(
     group: Ranks, capsys: Capture
 ) -> None:
     group.run("print('fits')")
@@ -184,7 +184,7 @@ def test_a_full_disk_is_said_once_for_each_cell_and_training_goes_on(
         assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
 
 
-def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
+def test_unwritable_run_folder_is_reported_once_and_the_ranks_start(
     make_group: MakeRanks, folder: Path, capsys: Capture
 ) -> None:
     (folder / ".nbddp").write_text("a file in its place")
@@ -194,7 +194,7 @@ def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
     assert lines == ["[rank 0] works"]
 
 
-def test_output_that_a_cell_closed_is_said_to_be_lost_until_its_end_and_is(
+def test_closed_stdout_is_reported_as_lost_until_the_cell_ends(
     group: Ranks, capsys: Capture
 ) -> None:
     group.run("import os\nif rank == 0: os.close(1)\nprint('not seen' if rank == 0 else 'seen')")
@@ -210,7 +210,7 @@ def test_output_that_a_cell_closed_is_said_to_be_lost_until_its_end_and_is(
 TIMEOUT = 4.0  # seconds, of groups in which a rank may stand still for shorter
 
 
-def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
+def test_timeout_blames_the_hanging_rank_not_the_waiting_rank(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2, timeout=TIMEOUT)
@@ -224,7 +224,7 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
 
 
 @pytest.mark.full
-def test_a_backward_that_times_out_ends_the_cell_and_not_the_next(make_group: MakeRanks) -> None:
+def test_timeout_in_backward_fails_only_its_cell(make_group: MakeRanks) -> None:
     group = make_group(2, timeout=TIMEOUT)
     group.failure_of(
         "import time\nmodel = nbddp.prepare(torch.nn.Linear(4, 1))\n"
@@ -235,7 +235,7 @@ def test_a_backward_that_times_out_ends_the_cell_and_not_the_next(make_group: Ma
     group.assert_works()
 
 
-def test_a_rank_that_came_with_another_size_and_went_on_is_not_called_absent(
+def test_rank_with_a_mismatched_size_is_not_reported_as_absent(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2, timeout=TIMEOUT)
@@ -276,7 +276,7 @@ OWN_TIMEOUTS = {
 
 @pytest.mark.gate_runs("[0, 1, 2]", "monitored", "reduce #1 of group [0, 1]")
 @pytest.mark.parametrize("call", OWN_TIMEOUTS)
-def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
+def test_timeout_of_a_call_or_subgroup_blames_the_absent_rank(
     make_group: MakeRanks, call: str
 ) -> None:
     group = make_group(3)
@@ -286,7 +286,7 @@ def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
     group.assert_works()
 
 
-def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
+def test_debug_detail_reports_mismatched_collectives(
     make_group: MakeRanks, capsys: Capture
 ) -> None:
     group = make_group(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
@@ -296,7 +296,7 @@ def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
     assert "Warning" not in capsys.readouterr().out
 
 
-def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_it(
+def test_interrupt_reports_a_sigstopped_rank_and_how_to_continue_it(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     set_limits(monkeypatch, stuck_after=3.0)  # rank 0 may be slow
@@ -352,7 +352,7 @@ def seen_while(
     return seen
 
 
-def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
+def test_slow_rank_is_marked_even_if_all_ranks_are_at_the_same_step(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
@@ -363,7 +363,7 @@ def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
     assert 0.3 < seen[1].share < 0.9
 
 
-def test_ranks_that_never_meet_are_marked_by_their_steps(
+def test_slow_rank_is_marked_by_its_steps_without_collectives(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
@@ -410,7 +410,7 @@ def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
 
 @pytest.mark.gate_runs("one call of C", "a child", "into a pipe", "a thread that prints", "lock")
 @pytest.mark.parametrize("name", EACH)
-def test_a_rank_that_works_is_waited_for(
+def test_working_rank_is_not_reported_as_a_hang(
     hasty: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     if name == "Python's lock":  # no sign of life comes then
@@ -419,7 +419,7 @@ def test_a_rank_that_works_is_waited_for(
 
 
 @pytest.mark.full
-def test_a_rank_whose_loader_is_slow_is_waited_for(hasty: Ranks, capsys: Capture) -> None:
+def test_rank_with_a_slow_loader_is_not_reported_as_a_hang(hasty: Ranks, capsys: Capture) -> None:
     hasty.hang_after(7.0)  # torch looks for its workers every 5 s
     assert said_while(hasty, LOADS, capsys) == []
 
@@ -437,7 +437,7 @@ threading.Thread(target=talk, daemon=True).start()
 
 @pytest.mark.gate_runs("a lock")
 @pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
-def test_a_rank_that_is_idle_is_named(hasty: Ranks, capsys: Capture, idle: str) -> None:
+def test_idle_rank_is_reported_as_a_hang(hasty: Ranks, capsys: Capture, idle: str) -> None:
     # a thread that prints beside who waits is no progress
     source = waits_for(idle, WORK).replace("\ndist.barrier()", f"\n{TALKS}dist.barrier()")
     said = said_of_a_hang(hasty, source, capsys)

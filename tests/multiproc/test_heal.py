@@ -30,7 +30,9 @@ def group(make_group: MakeRanks) -> Ranks:
 
 
 @pytest.mark.parametrize("dead", [(1,), (0, 2)], ids=str)
-def test_the_others_keep_all_and_the_new_ones_get_it(group: Ranks, dead: tuple[int, ...]) -> None:
+def test_heal_keeps_surviving_ranks_and_copies_state_to_new_ranks(
+    group: Ranks, dead: tuple[int, ...]
+) -> None:
     before = group.pids
     kill(group, *dead)
     healed = group.heal()
@@ -48,7 +50,7 @@ def test_the_others_keep_all_and_the_new_ones_get_it(group: Ranks, dead: tuple[i
     assert states[0]["position"] == (0, 5)  # in the same epoch
 
 
-def test_a_rank_is_replaced_while_the_system_still_ends_its_process(make_group: MakeRanks) -> None:
+def test_heal_replaces_a_rank_whose_process_is_still_exiting(make_group: MakeRanks) -> None:
     group = make_group(3)
     for dead in [(1,), (0, 2)]:
         pids = group.pids
@@ -64,7 +66,7 @@ def _is_killed(pid: int) -> bool:
     return True
 
 
-def test_a_healed_rank_looks_names_up_where_it_lives_and_can_die_again(group: Ranks) -> None:
+def test_functions_of_a_healed_rank_use_its_own_globals(group: Ranks) -> None:
     group.run("def fails(x):\n    raise ValueError('in here')  # the line", quiet=True)
     group.run("beside = dist.new_group()\nwhole = dist.new_group([0, 1, 2], backend='gloo')")
     for _ in range(2):
@@ -76,7 +78,7 @@ def test_a_healed_rank_looks_names_up_where_it_lives_and_can_die_again(group: Ra
     assert "raise ValueError('in here')  # the line" in error.report
 
 
-def test_dead_ranks_are_replaced_all_at_once_or_not_at_all(make_group: MakeRanks) -> None:
+def test_heal_replaces_all_dead_ranks_or_none(make_group: MakeRanks) -> None:
     group = make_group(3)
     kill(group, 1, 2)
     with pytest.raises(RequestError, match=r"rank 2 .*`group.heal\(\)`"):
@@ -100,7 +102,7 @@ for step in range(done, 12):
 """
 
 
-def test_a_cell_that_loses_a_rank_goes_on_where_its_model_is(
+def test_cell_with_heal_resumes_from_the_model_after_a_death(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = group.pids
@@ -141,7 +143,7 @@ SHARDED = {
 
 @pytest.mark.gate_runs("FSDP")
 @pytest.mark.parametrize("kind", SHARDED)
-def test_what_died_in_part_is_refused_and_nothing_changes(group: Ranks, kind: str) -> None:
+def test_heal_refuses_sharded_objects_and_changes_nothing(group: Ranks, kind: str) -> None:
     group.run(SHARDED[kind], quiet=True)
     kill(group, 1)
     with pytest.raises(RequestError, match=rf"rank 0: .*{kind}.*`%ddp restart --replay`"):
@@ -155,7 +157,7 @@ def test_what_died_in_part_is_refused_and_nothing_changes(group: Ranks, kind: st
 
 @pytest.mark.gate_runs("ranks0")
 @pytest.mark.parametrize("ranks", [[0, 2], [1, 2]])
-def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_right(
+def test_heal_asks_for_a_donor_if_ranks_were_in_different_subgroups(
     group: Ranks, ranks: list[int]
 ) -> None:
     group.run(f"part = dist.new_group({ranks})\nalone = dist.new_group([rank])\nshare = 'mine'")
@@ -172,7 +174,7 @@ def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_ri
     assert group.heal().ranks == (1,)
 
 
-def test_what_cannot_be_healed_is_restarted(
+def test_failed_heal_falls_back_to_a_restart(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(SHARDED["FSDP"], quiet=True)
@@ -216,7 +218,7 @@ def while_all_are_told(
 
 
 @pytest.mark.parametrize("late", ["the new rank", "another"])
-def test_a_new_rank_that_dies_while_all_meet_keeps_nobody_waiting(
+def test_death_of_the_new_rank_during_rendezvous_fails_the_heal_at_once(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     kill(group, 1)
@@ -234,7 +236,7 @@ def test_a_new_rank_that_dies_while_all_meet_keeps_nobody_waiting(
     assert group.evaluate("dist.barrier()\nbig.sum().item()") == [499999500000] * 3
 
 
-def test_a_rank_that_does_not_come_back_from_the_meeting_is_named(
+def test_rank_that_hangs_after_the_rendezvous_is_named(
     group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
@@ -274,7 +276,7 @@ while loader.epoch < 2:
 """
 
 
-def test_a_training_that_is_healed_ends_with_the_same_bits(make_group: MakeRanks) -> None:
+def test_healed_training_ends_with_identical_bits(make_group: MakeRanks) -> None:
     """Its cell notes where it is after each step of the optimizer, and goes on from there.
 
     With more than two ranks the first step may round in another way: DDP's buckets are new.
@@ -290,7 +292,7 @@ def test_a_training_that_is_healed_ends_with_the_same_bits(make_group: MakeRanks
         assert again == calm, f"rank {rank} died after step {step}"
 
 
-def test_a_loop_over_a_loader_goes_on_where_it_was(group: Ranks) -> None:
+def test_heal_resumes_a_loader_loop_in_the_middle_of_the_epoch(group: Ranks) -> None:
     """In the middle of the epoch, on every rank at the same batch, each with its own share."""
     group.run(
         "import os, signal, time\nfrom pathlib import Path\n"
@@ -332,7 +334,7 @@ weights = first.detach().clone()
 """
 
 
-def test_large_tensors_agree_whether_they_had_to_be_sent_or_not(make_group: MakeRanks) -> None:
+def test_large_tensors_are_equal_on_all_ranks_after_a_heal(make_group: MakeRanks) -> None:
     """Those that all have in the same way are not; the others are the donor's again."""
     group = make_group(3)
     group.run(LARGE, quiet=True)

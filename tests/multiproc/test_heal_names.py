@@ -30,7 +30,7 @@ def group(make_group: MakeRanks) -> Ranks:
     return group
 
 
-def test_a_name_that_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: Ranks) -> None:
+def test_name_that_fails_to_unpickle_is_left_out_of_the_heal(group: Ranks) -> None:
     group.run(
         "class Here:\n    def __reduce__(self): return made, ()\n"
         "def made():\n    if rank == 1: raise OSError('not on this rank')\n    return 7\n"
@@ -47,7 +47,9 @@ def test_a_name_that_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group
     assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]
 
 
-def test_a_new_rank_finds_what_cells_have_set_in_the_process(group: Ranks, tmp_path: Path) -> None:
+def test_heal_copies_working_folder_path_environment_and_default_dtype(
+    group: Ranks, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text("class Mine:\n    value = 3\n")
     group.run(
         f"import os, sys\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, {str(tmp_path)!r})\n"
@@ -79,7 +81,7 @@ settings = {"local_rank": rank, "seed": 1}
 """
 
 
-def test_objects_that_keep_a_rank_get_the_new_one_and_lose_what_belongs_to_a_process(
+def test_healed_objects_get_the_new_rank_and_lose_process_local_parts(
     group: Ranks,
 ) -> None:
     """The new rank would train on the donor's share else, and write the donor's files."""
@@ -132,7 +134,7 @@ def owns(rank: int) -> tuple[object, ...]:
     return (*[rank] * 5, rank == 0, rank == 0, f"run of {rank}", f"meta:{rank}")
 
 
-def test_a_new_rank_has_the_dead_ones_own_values(group: Ranks) -> None:
+def test_new_rank_gets_the_rank_specific_values_of_the_dead_rank(group: Ranks) -> None:
     """With the donor's two ranks would log and save the checkpoint, or none would."""
     group.run(RANKS_OWN, quiet=True)
     kill(group, 0)
@@ -145,7 +147,7 @@ def test_a_new_rank_has_the_dead_ones_own_values(group: Ranks) -> None:
 @pytest.mark.gate_runs("2-1", "3-0")
 @pytest.mark.parametrize("nproc", [2, 3])
 @pytest.mark.parametrize("dead", [0, 1])
-def test_values_that_the_dying_cell_set_follow_from_the_rank(
+def test_values_set_by_the_failing_cell_are_derived_from_the_rank(
     make_group: MakeRanks, nproc: int, dead: int
 ) -> None:
     """No report tells them; one rank alone that lives cannot be compared with another."""
@@ -169,12 +171,12 @@ is_main, step
 """
 
 
-def test_a_loop_that_a_heal_resumes_has_one_main_process(make_group: MakeRanks) -> None:
+def test_resumed_loop_has_one_main_process(make_group: MakeRanks) -> None:
     """Also where the cell makes its names only once, and rank 0 is the one that died."""
     assert make_group(3).evaluate(LOOP, heal=1) == [(rank == 0, 4) for rank in range(3)]
 
 
-def test_names_that_are_not_those_of_the_dead_rank_are_told_with_the_way_to_set_them(
+def test_heal_reports_names_that_may_differ_from_the_dead_rank(
     group: Ranks, snapshot: SnapshotAssertion
 ) -> None:
     group.push({"share": "all"})
@@ -199,7 +201,7 @@ def test_names_that_are_not_those_of_the_dead_rank_are_told_with_the_way_to_set_
     assert re.sub(r"in \S+ s \(.*\)", "in S s (NAMES, BYTES)", str(healed)) == snapshot
 
 
-def test_a_name_that_only_the_dead_rank_had_is_told(group: Ranks) -> None:
+def test_heal_reports_a_name_that_existed_only_on_the_dead_rank(group: Ranks) -> None:
     group.run("only = {'a': torch.ones(2)}\nkept = rank", ranks=[1], quiet=True)
     group.kill(1)
     healed = group.heal()
@@ -209,7 +211,7 @@ def test_a_name_that_only_the_dead_rank_had_is_told(group: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: Ranks) -> None:
+def test_heal_ignores_globals_created_by_torch_compile(group: Ranks) -> None:
     group.run(
         "plus = torch.compile(lambda x: x + scale, backend='eager')\nplus(torch.ones(1))\n"
         "def split(x):\n    print(x)\n    return x * 2\n"
@@ -246,7 +248,7 @@ train(sharp), train(wrapper)
 TRAIN_AGAIN = "train(sharp), train(wrapper)\nsharp.radius, model.module.weight.tolist()"
 
 
-def test_optimizers_that_wrap_another_are_carried_whole(
+def test_heal_copies_wrapped_optimizers_completely(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(WRAPPED)
@@ -259,7 +261,7 @@ def test_optimizers_that_wrap_another_are_carried_whole(
     assert re.findall("nbddp: (.*):", told) == ["model, sharp.inner, sharp, loader"]
 
 
-def test_a_loader_that_cannot_go_on_as_the_donors_is_named(
+def test_heal_names_a_loader_that_cannot_resume(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("own = nbddp.loader(range(40 - 8 * (rank == 2)), 4)", quiet=True)
@@ -298,7 +300,7 @@ for _ in keeps: pass
 """
 
 
-def test_references_checkpoints_and_loaders_with_workers_are_carried(
+def test_heal_copies_references_checkpoints_and_loaders_with_workers(
     group: Ranks, tmp_path: Path
 ) -> None:
     (tmp_path / "sharing.py").write_text(SHARING)
@@ -327,7 +329,7 @@ ROUNDS = 5
 
 
 @pytest.mark.full
-def test_a_newcomer_that_dies_while_it_is_given_much_keeps_nobody_waiting() -> None:
+def test_death_of_the_new_rank_during_a_large_transfer_fails_the_heal() -> None:
     """Gloo does not always wake who was sending to it: about every third time it does not."""
     with Ranks(nproc=3) as group:
         group.run(f"much = torch.ones({FLOATS})", quiet=True)

@@ -47,7 +47,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.findall(r"^\[rank \d\] nbddp: rank \d (.*)", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_one_rank_runs_it_and_the_others_wait(
+def test_one_rank_runs_the_package_manager_and_the_others_wait(
     group: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
 ) -> None:
     log = use_managers(group, tmp_path)
@@ -71,7 +71,7 @@ def test_one_rank_runs_it_and_the_others_wait(
     assert [*said, *told(capsys)] == snapshot
 
 
-def test_a_rank_that_installs_alone_waits_for_no_other(group: Ranks, tmp_path: Path) -> None:
+def test_install_on_some_ranks_does_not_wait_for_the_others(group: Ranks, tmp_path: Path) -> None:
     log = use_managers(group, tmp_path)
     group.run("if rank == 2:\n    !pip install one", quiet=True)
     group.run("!pip install two", ranks=[1, 2], quiet=True)
@@ -94,7 +94,7 @@ def wheel(folder: Path, version: str) -> Path:
     return path
 
 
-def test_pip_installs_once_and_says_what_the_ranks_need_to_see_it(
+def test_pip_installs_once_and_recommends_a_restart_for_an_upgrade(
     group: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = tmp_path / "there"
@@ -110,7 +110,7 @@ def test_pip_installs_once_and_says_what_the_ranks_need_to_see_it(
     assert re.search("`%ddp restart` .*nbddp_mine", said)
 
 
-def test_a_package_manager_is_told_from_other_commands() -> None:
+def test_package_manager_commands_are_recognized() -> None:
     for command, is_manager in {
         f"{sys.executable} -m pip install x": True,
         '"/opt/my python/bin/python" -m pip install x': True,

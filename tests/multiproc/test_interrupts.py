@@ -105,7 +105,7 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
 
 
 @pytest.mark.full
-def test_what_a_rank_imports_when_it_is_interrupted_can_be_imported_afterwards(
+def test_import_interrupted_halfway_works_in_later_cells(
     notebook: Notebook,
 ) -> None:
     patient = limits_source(interrupted_import=90.0)  # a library gets its time on a slow machine
@@ -123,7 +123,7 @@ def test_what_a_rank_imports_when_it_is_interrupted_can_be_imported_afterwards(
     assert notebook.run(f"%%ddp\n{step}").text.count("stepped") == 2
 
 
-def test_a_cell_that_catches_the_interrupt_may_clean_up_and_is_told_if_it_ends_well(
+def test_cell_can_catch_the_interrupt_and_a_swallowed_one_is_reported(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = f"import time\ntry:\n    {BEGUN}\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
@@ -136,7 +136,7 @@ def test_a_cell_that_catches_the_interrupt_may_clean_up_and_is_told_if_it_ends_w
     assert "nbddp: the interrupt" in capsys.readouterr().out
 
 
-def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
+def test_c_code_that_never_returns_is_killed_after_the_grace(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_limits(monkeypatch, stuck_after=3.0)  # rank 0 may be slow
@@ -161,7 +161,7 @@ def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
     ],
     ids=["sum", "itertools"],
 )
-def test_c_code_that_computes_with_pythons_lock_is_waited_for(
+def test_interrupt_waits_for_c_code_that_holds_the_gil(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str], compute: str
 ) -> None:
     group = make_group(2, grace=1.0)
@@ -182,14 +182,12 @@ LOOKS_FOR_SIGNALS = "re.match('(a+)+$', 'a' * 28 + 'b')"  # for minutes, with Py
     [LOOKS_FOR_SIGNALS, "str(many_digits)", "ctypes.PyDLL(None).sleep(60)"],
     ids=["re", "int", "sleep"],
 )
-def test_c_code_that_looks_for_signals_is_interrupted_as_in_a_plain_kernel(
-    group: Ranks, compute: str
-) -> None:
+def test_c_code_that_checks_signals_is_interrupted(group: Ranks, compute: str) -> None:
     check_interrupt(group, compute, rests=[0, 1] if "sleep" in compute else [])
 
 
 @pytest.mark.full
-def test_c_code_of_a_rank_that_was_spawned_is_interrupted(
+def test_c_code_in_a_spawned_rank_is_interrupted(
     folder: Path,  # noqa: ARG001 - where the run is recorded
 ) -> None:
     group = Ranks(nproc=2, launcher=new_launcher("spawn"))
@@ -214,7 +212,7 @@ def check_interrupt(group: Ranks, compute: str, *, rests: Sequence[int] = ()) ->
 
 
 @pytest.mark.full
-def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(make_group: MakeRanks) -> None:
+def test_rank_with_a_slow_error_report_is_not_killed(make_group: MakeRanks) -> None:
     group = make_group(2, grace=4.0)
     group.run(
         "import time\nkept = rank\nclass Slow(Exception):\n    asked = 0\n"
@@ -228,7 +226,7 @@ def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(make_group: Ma
 
 
 @pytest.mark.full
-def test_a_notebook_that_stood_still_takes_nobody_for_deaf(notebook: Notebook) -> None:
+def test_suspended_notebook_does_not_kill_interrupted_ranks(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2 --grace 3\nimport os, time\nkept = rank")
     request = notebook.begin(
         "%%ddp\ntry:\n    print('begun', os.getpid()); time.sleep(60)\n"
@@ -246,7 +244,7 @@ def test_a_notebook_that_stood_still_takes_nobody_for_deaf(notebook: Notebook) -
     assert "kept 1" in notebook.run("%%ddp --ranks 1\nprint('kept', kept)").text
 
 
-def test_a_second_interrupt_kills_at_once_when_the_user_was_told_of_it(
+def test_second_interrupt_kills_at_once_after_the_notice(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2, grace=40.0)
@@ -296,7 +294,7 @@ TRAINING = (
 
 @pytest.mark.gate_runs("0.37")
 @pytest.mark.parametrize("delay", [0.31, 0.37, 0.43])
-def test_an_interrupted_training_goes_on_with_the_same_model(
+def test_interrupted_training_continues_with_the_same_model(
     notebook: Notebook, delay: float
 ) -> None:
     notebook.run(
@@ -341,7 +339,7 @@ def test_after_a_failure_on_one_rank_models_and_optimizers_agree_again(
     assert one[1] == {0: 1.0, 1: 1.0}
 
 
-def test_a_signal_between_cells_does_not_meet_a_handler_that_a_cell_has_set(group: Ranks) -> None:
+def test_signal_between_cells_does_not_run_a_handler_set_by_a_cell(group: Ranks) -> None:
     group.run("import signal\nkept = rank\nsignal.signal(signal.SIGINT, signal.SIG_DFL)")
     for pid in group.pids.values():
         os.kill(pid, signal.SIGINT)

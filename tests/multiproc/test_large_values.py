@@ -41,7 +41,7 @@ def stop_when(condition: Callable[[], bool]) -> None:
 # ---- on a page
 
 
-def test_a_value_of_nine_megabytes_ends_the_cell_and_nothing_of_torch_is_seen(
+def test_nine_megabyte_value_is_cut_and_torch_prints_nothing(
     notebook: Notebook,
 ) -> None:
     reply = notebook.run("%%ddp --nproc 2\n'x' * 9_000_000")
@@ -54,7 +54,7 @@ def test_a_value_of_nine_megabytes_ends_the_cell_and_nothing_of_torch_is_seen(
     assert pulled.result == "[9000000, 9000000]"
 
 
-def test_a_picture_of_twelve_megabytes_arrives_whole_and_in_its_place(notebook: Notebook) -> None:
+def test_twelve_megabyte_picture_arrives_complete_and_in_order(notebook: Notebook) -> None:
     reply = notebook.run(
         "%%ddp --nproc 2 --ranks 0\nfrom IPython.display import display\nprint('before')\n"
         "display({'image/png': 'A' * 12_000_000}, raw=True)\nprint('after')"
@@ -65,7 +65,7 @@ def test_a_picture_of_twelve_megabytes_arrives_whole_and_in_its_place(notebook: 
     assert is_free_of_traces(reply.text)
 
 
-def test_an_error_of_nine_megabytes_is_an_error_like_any_other(notebook: Notebook) -> None:
+def test_nine_megabyte_error_fails_the_cell(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\nname = 7\nraise ValueError('y' * 9_000_000)")
     assert reply.status == "error"
     assert "ValueError: yyyy" in reply.error
@@ -90,7 +90,7 @@ def test_out_and_push_carry_values_of_any_size(notebook: Notebook) -> None:
     )
 
 
-def test_a_flood_is_stopped_like_any_cell_and_the_page_is_told_what_it_does_not_show(
+def test_output_flood_can_be_interrupted_and_the_page_names_the_log_file(
     notebook: Notebook,
 ) -> None:
     assert notebook.run("%ddp start --nproc 4").status == "ok"
@@ -111,7 +111,7 @@ def test_a_flood_is_stopped_like_any_cell_and_the_page_is_told_what_it_does_not_
 # ---- in a script
 
 
-def test_huge_numbers_events_and_expressions_pass(shared_group: Ranks) -> None:
+def test_large_metrics_events_and_expressions_are_delivered(shared_group: Ranks) -> None:
     group = shared_group
     group.run(
         "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
@@ -123,14 +123,14 @@ def test_huge_numbers_events_and_expressions_pass(shared_group: Ranks) -> None:
     assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
 
 
-def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(shared_group: Ranks) -> None:
+def test_nine_megabyte_error_of_a_pull_is_cut(shared_group: Ranks) -> None:
     shared_group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
     with pytest.raises(RequestError, match=r"^rank 1: ValueError: yyyy.*\n.*8,990,012") as caught:
         shared_group.pull("fail()", rank=1)
     assert len(str(caught.value)) < 20_000
 
 
-def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: Ranks) -> None:
+def test_unsendable_cell_result_is_reported_and_the_cell_ends(group: Ranks) -> None:
     handle = group.begin(
         "from IPython import get_ipython\nhook = get_ipython().displayhook\n"
         "type(hook).write_format_data = lambda self, data, md=None: "
@@ -144,7 +144,7 @@ def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: Ranks) -> Non
     assert handle.result.is_ok
 
 
-def test_a_rank_that_dies_with_a_large_picture_in_the_mail_ends_the_cell(group: Ranks) -> None:
+def test_rank_that_dies_while_sending_a_large_picture_ends_the_cell(group: Ranks) -> None:
     error = group.failure_of(
         "import os, signal, threading\nfrom IPython.display import display\n"
         "if rank == 1:\n"
@@ -164,7 +164,7 @@ FLOOD = "line = 'x' * 99\nwhile True:\n    print(line)\n"
 
 
 @pytest.mark.full
-def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
+def test_output_flood_does_not_delay_heartbeats_or_an_interrupt(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(4)
@@ -190,7 +190,7 @@ def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
     assert group.run("rank", quiet=True).is_ok
 
 
-def test_a_value_that_nobody_waits_for_any_more_holds_up_no_cell(group: Ranks) -> None:
+def test_abandoned_pull_does_not_delay_the_next_cell(group: Ranks) -> None:
     group.run(
         "import pathlib, time\nclass Slow:\n    def __reduce__(self):\n"
         "        pathlib.Path(f'begun{rank}').touch()\n        time.sleep(0.1)\n"
@@ -212,7 +212,7 @@ def test_a_value_that_nobody_waits_for_any_more_holds_up_no_cell(group: Ranks) -
 NOTE = re.compile(r"nbddp: (.*): .*\bDistributedDataParallel\b.*")  # that a model comes without it
 
 
-def test_a_wrapped_model_comes_as_the_module_in_it(
+def test_pull_of_a_ddp_model_returns_the_inner_module(
     shared_group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = shared_group
@@ -224,7 +224,7 @@ def test_a_wrapped_model_comes_as_the_module_in_it(
     assert isinstance(group.pull("{'nets': [model]}", rank=0)["nets"][0], nn.Linear)
 
 
-def test_a_cells_last_value_may_be_a_wrapped_model(notebook: Notebook) -> None:
+def test_last_value_of_a_cell_can_be_a_ddp_model(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2 --out nets\nnbddp.prepare(torch.nn.Linear(2, 1));")
     assert len(NOTE.findall(reply.text)) == len(reply.text.splitlines()) == 2
     assert notebook.run("[type(each).__name__ for each in nets]").result == "['Linear', 'Linear']"
@@ -234,7 +234,7 @@ def test_a_cells_last_value_may_be_a_wrapped_model(notebook: Notebook) -> None:
     assert reply.result == "Linear(in_features=2, out_features=1, bias=True)"
 
 
-def test_of_a_sharded_model_the_way_to_its_parameters_is_said_and_leads_there(
+def test_pull_of_a_sharded_model_suggests_code_that_gets_its_parameters(
     shared_group: Ranks,
 ) -> None:
     group = shared_group
@@ -256,7 +256,9 @@ ONLY_THERE = (
 )
 
 
-def test_a_value_that_the_notebook_cannot_open_is_said_in_one_line(notebook: Notebook) -> None:
+def test_value_that_the_notebook_cannot_unpickle_is_reported_in_one_line(
+    notebook: Notebook,
+) -> None:
     notebook.run(f"%%writefile only_there.py\n{ONLY_THERE}")
     assert notebook.run("%%ddp --nproc 2\nimport only_there\nt = only_there.T()").status == "ok"
     for cell in ("%ddp pull t", "%%ddp --out kept\nt;"):
@@ -267,7 +269,7 @@ def test_a_value_that_the_notebook_cannot_open_is_said_in_one_line(notebook: Not
     assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
 
 
-def test_a_last_value_that_cannot_be_sent_fails_the_cell_without_a_line_of_ours(
+def test_unpicklable_last_value_fails_the_cell_without_nbddp_frames(
     notebook: Notebook,
 ) -> None:
     reply = notebook.run("%%ddp --nproc 1 --out kept\n{'a': (each for each in ())}")
@@ -275,7 +277,7 @@ def test_a_last_value_that_cannot_be_sent_fails_the_cell_without_a_line_of_ours(
     assert "nbddp/" not in reply.traceback
 
 
-def test_a_function_that_was_pushed_fails_with_its_own_lines_also_when_it_is_pushed_again(
+def test_traceback_of_a_pushed_function_shows_its_source_lines(
     notebook: Notebook,
 ) -> None:
     notebook.run("def inner(x):\n    # of a cell of its own\n    return 1 / x")
@@ -294,7 +296,7 @@ def test_a_function_that_was_pushed_fails_with_its_own_lines_also_when_it_is_pus
     assert "return [inner(each)" in text
 
 
-def test_the_line_of_an_earlier_cells_function_is_named_with_its_cell(notebook: Notebook) -> None:
+def test_error_in_a_function_of_an_earlier_cell_names_that_cell(notebook: Notebook) -> None:
     defined = notebook.run("%%ddp --nproc 2\ndef half(x):\n    return 1 / x")
     [number] = defined.counts
     told = notebook.run("%%ddp\n\nhalf(rank)").traceback

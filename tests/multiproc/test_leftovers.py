@@ -79,7 +79,7 @@ def patient(make_group: MakeRanks) -> Ranks:
 
 
 @pytest.mark.parametrize("how", ["stop", "restart"])
-def test_what_a_cell_started_holds_up_no_end_and_survives_none(patient: Ranks, how: str) -> None:
+def test_processes_and_threads_of_a_cell_end_with_the_ranks(patient: Ranks, how: str) -> None:
     patient.run(IMPORTS + "\n".join([ALL_CHILDREN, *THREADS.values()]), quiet=True)
     started = [each for pid in patient.pids.values() for each in started_by(pid)]
     began = time.monotonic()
@@ -90,7 +90,7 @@ def test_what_a_cell_started_holds_up_no_end_and_survives_none(patient: Ranks, h
         patient.run("assert 'time' not in globals()\ndist.barrier()")
 
 
-def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
+def test_child_processes_end_only_with_their_own_rank(
     patient: Ranks,
 ) -> None:
     patient.run(IMPORTS + ALL_CHILDREN, quiet=True)
@@ -105,7 +105,7 @@ def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
 
 @pytest.mark.gate_runs("stopped")
 @pytest.mark.parametrize("state", ["running", "stopped"])
-def test_what_ranks_started_ends_with_the_kernel(fresh_notebook: Notebook, state: str) -> None:
+def test_child_processes_of_ranks_end_with_the_kernel(fresh_notebook: Notebook, state: str) -> None:
     assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{ALL_CHILDREN}").status == "ok"
     pids = json.loads(fresh_notebook.run("%ddp pull __import__('os').getpid()").result)
     started = [each for pid in pids for each in started_by(pid)]
@@ -116,7 +116,7 @@ def test_what_ranks_started_ends_with_the_kernel(fresh_notebook: Notebook, state
     assert wait_until(lambda: not alive(started)), alive(started)
 
 
-def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(group: Ranks, folder: Path) -> None:
+def test_stopped_rank_runs_exit_handlers(group: Ranks, folder: Path) -> None:
     group.run(
         f"{IMPORTS}import tempfile, weakref\n"
         "class Kept: pass\nkept = Kept()\n"
@@ -135,7 +135,7 @@ def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(group: Ranks, folder:
         assert f"goodbye from {rank}" in logs[rank].read_text()
 
 
-def test_a_rank_that_does_not_end_is_killed_and_named(
+def test_rank_that_ignores_stop_is_killed_and_named(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2, grace=4.0)  # rank 0 ends in it, on a slow machine too
@@ -145,7 +145,7 @@ def test_a_rank_that_does_not_end_is_killed_and_named(
     assert re.search("^nbddp: rank 1 .* 4 s.*killed$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_name(
+def test_exception_of_a_signal_handler_between_cells_fails_the_next_cell(
     group: Ranks,
 ) -> None:
     group.run(
@@ -163,7 +163,7 @@ def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_
 
 @pytest.mark.gate_runs("True")
 @pytest.mark.parametrize("is_persistent", [True, False])
-def test_a_loaders_worker_that_is_killed_between_two_cells_costs_no_name(
+def test_loader_worker_killed_between_cells_keeps_all_names(
     group: Ranks, *, is_persistent: bool
 ) -> None:
     group.run(
@@ -179,7 +179,7 @@ def test_a_loaders_worker_that_is_killed_between_two_cells_costs_no_name(
 
 
 @pytest.mark.full
-def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_folder(
+def test_importing_forkserver_exits_cleanly_after_a_kill_of_the_kernels_group(
     fresh_notebook: Notebook,
 ) -> None:
     assert fresh_notebook.run("%load_ext nbddp\n%ddp status").status == "ok"
@@ -192,7 +192,7 @@ def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_fo
     assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))
 
 
-def test_a_helper_starts_where_reset_took_a_name_of_python_away(
+def test_forkserver_starts_after_ipython_reset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     main = ModuleType("__main__")
@@ -205,7 +205,7 @@ def test_a_helper_starts_where_reset_took_a_name_of_python_away(
 
 
 @pytest.mark.full
-def test_a_temporary_folder_with_a_long_name_holds_up_nothing(tmp_path: Path) -> None:
+def test_long_temporary_folder_name_works(tmp_path: Path) -> None:
     folder = tmp_path / ("a-cluster-names-it-after-its-job-" * 3)
     folder.mkdir()
     with Notebook(folder) as notebook:

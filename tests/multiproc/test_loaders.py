@@ -26,7 +26,7 @@ def stopped(group: Ranks, source: str) -> None:
         run_and_act(group, source, is_begun, interrupt)
 
 
-def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collector(
+def test_objects_of_an_interrupted_cell_are_freed_before_the_next_cell(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2, init=False)
@@ -40,7 +40,7 @@ def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collec
     assert group.pull("held") == [False, False]
 
 
-def test_workers_of_a_stopped_loop_hold_up_no_cell(group: Ranks) -> None:
+def test_loader_workers_of_an_interrupted_loop_do_not_delay_the_next_cell(group: Ranks) -> None:
     group.run(
         "import multiprocessing, time\nfrom torch.utils.data import DataLoader, _utils\n"
         "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
@@ -55,7 +55,7 @@ def test_workers_of_a_stopped_loop_hold_up_no_cell(group: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_freeing_what_a_stopped_cell_held_is_a_sign_of_life(
+def test_slow_freeing_of_objects_still_sends_heartbeats(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2, init=False)
@@ -68,7 +68,7 @@ def test_freeing_what_a_stopped_cell_held_is_a_sign_of_life(
     assert "no sign of life" not in capsys.readouterr().out
 
 
-def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
+def test_persistent_workers_survive_an_interrupt_at_the_start_of_an_epoch(
     group: Ranks,
 ) -> None:
     group.run(
@@ -88,7 +88,7 @@ def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
     )
 
 
-def test_workers_send_back_what_a_cell_has_defined(group: Ranks) -> None:
+def test_loader_workers_return_classes_and_functions_of_a_cell(group: Ranks) -> None:
     group.run(
         "from enum import Enum\nfrom torch.utils.data import DataLoader, Dataset\n"
         "class Kind(Enum):\n    ODD = 1\n"

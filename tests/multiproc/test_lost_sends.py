@@ -42,7 +42,7 @@ if rank == 1:
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_who_waits_for_a_send_that_is_lost_keeps_its_names(
+def test_rank_waiting_for_a_lost_send_keeps_its_names(
     make_group: MakeRanks, folder: Path, nproc: int
 ) -> None:
     group = make_group(nproc, grace=60)  # seconds until who does not answer is killed

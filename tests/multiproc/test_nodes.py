@@ -76,9 +76,7 @@ def test_a_rank_that_computes_on_a_node_is_interrupted(
     assert group.pull("kept, has_gone_on") == [(rank, False) for rank in range(4)]
 
 
-def test_ranks_on_nodes_do_what_ranks_do(
-    on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_run_on_two_nodes(on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]) -> None:
     group = on_nodes.start()
     result = group.run(
         "import os\nx = torch.ones(3) * rank\ndist.all_reduce(x)\n"
@@ -166,9 +164,7 @@ def _leave(on_nodes: OnNodes) -> None:
     [_kill_node_agent, _leave],  # the soak kills the agent, and all of it
     ids=["its agent is killed", "it is sent home"],
 )
-def test_a_node_goes_and_another_one_takes_its_place(
-    on_nodes: OnNodes, end: Callable[[OnNodes], None]
-) -> None:
+def test_new_node_replaces_a_lost_node(on_nodes: OnNodes, end: Callable[[OnNodes], None]) -> None:
     group = on_nodes.start()
     group.run(
         "model = nbddp.prepare(torch.nn.Linear(2, 2))\nmine = rank\n"
@@ -197,7 +193,7 @@ def test_a_node_goes_and_another_one_takes_its_place(
     assert len(set(sums)) == 1
 
 
-def test_a_rank_is_killed_while_its_node_starts_it(on_nodes: OnNodes) -> None:
+def test_rank_can_be_killed_while_its_node_starts_it(on_nodes: OnNodes) -> None:
     on_nodes.bring(2)
     group = on_nodes.group
     group.spec = on_nodes.nodes.fit(group.spec)
@@ -270,7 +266,7 @@ def a_notebook(orphan_timeout: float) -> Iterator[tuple[subprocess.Popen[str], p
         yield notebook, psutil.Process(next(int(line) for line in lines if line.strip().isdigit()))
 
 
-def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
+def test_nodes_end_their_processes_after_the_kernel_is_killed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
@@ -287,7 +283,7 @@ def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
     assert all_ended(its)
 
 
-def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
+def test_stop_does_not_wait_for_agents_that_are_still_connecting(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_limits(monkeypatch, agents_ending=50.0)
@@ -310,7 +306,7 @@ def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
 
 
 @pytest.mark.full
-def test_a_notebook_that_stands_still_for_a_while_keeps_its_nodes(
+def test_notebook_suspended_for_a_while_keeps_its_nodes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))

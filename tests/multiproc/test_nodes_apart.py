@@ -65,7 +65,7 @@ def apart(make_nodes: Callable[..., Apart]) -> Apart:
     return make_nodes(Apart)
 
 
-def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: Apart) -> None:
+def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(apart: Apart) -> None:
     spaces = [apart.bring_apart("--orphan-timeout=3", with_agent=True) for _ in range(2)]
     group = apart.start_ranks()
     assert [node.address for node in apart.nodes.listener.nodes] == [f"{NET}.2", f"{NET}.3"]
@@ -140,7 +140,7 @@ def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float
     return int(count)
 
 
-def test_a_slow_cable_makes_cells_slow_and_nothing_else(
+def test_slow_network_only_slows_cells_down(
     on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     link = on_nodes.link(delay=SLOW)
@@ -158,7 +158,7 @@ def test_a_slow_cable_makes_cells_slow_and_nothing_else(
     assert re.search(r"\+?-?\d+\.\d ± [234]\d\d\.\d ms", on_nodes.nodes.table())
 
 
-def test_a_cable_that_stands_still_for_a_while_costs_that_while(
+def test_short_network_stall_loses_no_node(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # beats come each second, and a slow machine is late with them
@@ -183,7 +183,7 @@ def _stall(link: Link, times: int, seconds: float) -> None:
         link.flow()
 
 
-def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
+def test_long_network_stall_loses_the_node_until_it_reconnects(
     on_nodes: OnNodes,
 ) -> None:
     link = on_nodes.link()
@@ -204,7 +204,7 @@ def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
     assert group.evaluate("dist.barrier()\nmine[0]") == [0, 0]
 
 
-def test_a_cable_that_is_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None:
+def test_node_reconnects_after_a_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None:
     link = on_nodes.link()
     group = behind(on_nodes, link)
     survivor = group.pids[0]
@@ -231,7 +231,7 @@ def one_or_two(make_nodes: Callable[..., OnNodes]) -> OnNodes:
     return make_nodes(least=1, most=2)
 
 
-def test_a_machine_of_two_ranks_and_one_of_one(one_or_two: OnNodes) -> None:
+def test_nodes_can_have_different_numbers_of_ranks(one_or_two: OnNodes) -> None:
     for nproc, threads in ((2, "1"), (1, "3")):
         env = os.environ | {"MACHINE": f"of {nproc}", "OMP_NUM_THREADS": threads}
         one_or_two.start_node_agent(nproc, env=env, with_agent=True)
@@ -249,7 +249,7 @@ def test_a_machine_of_two_ranks_and_one_of_one(one_or_two: OnNodes) -> None:
     assert [each.node for each in group.snapshot().ranks] == [first, first, second]
 
 
-def test_a_spare_that_is_too_small_takes_no_place_and_makes_a_smaller_world(
+def test_small_spare_node_cannot_replace_a_larger_node_but_a_restart_uses_it(
     one_or_two: OnNodes,
 ) -> None:
     lost = one_or_two.start_node_agent(2)
@@ -298,7 +298,7 @@ def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
     assert wait_until(lambda: listener.refused == before + count), listener.refused - before
 
 
-def test_ten_thousand_forged_messages_disturb_nobody(
+def test_ten_thousand_forged_messages_are_rejected(
     one_node: OnNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     listener = one_node.nodes.listener

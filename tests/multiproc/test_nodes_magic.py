@@ -28,7 +28,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
             yield notebook
 
 
-def test_nodes_that_are_waited_for_are_there_in_the_next_cell(notebook: Notebook) -> None:
+def test_next_cell_runs_on_the_nodes_that_wait_waited_for(notebook: Notebook) -> None:
     text = notebook.run("%ddp nodes --local 2 --nproc-per-node 2 --wait 110").text
     assert re.search(r"\b2 nodes\b.* (\S+) \(2 ranks\), \1#2 \(2 ranks\)", text), text
     text = notebook.run(RANKS).text
@@ -49,7 +49,7 @@ def test_nodes_that_are_waited_for_are_there_in_the_next_cell(notebook: Notebook
 
 
 @pytest.mark.full
-def test_an_agent_that_ends_before_it_comes_in_is_named(notebook: Notebook) -> None:
+def test_wait_names_an_agent_that_exits_before_it_connects(notebook: Notebook) -> None:
     assert notebook.run("%ddp nodes --nnodes 2 --local 1").status == "ok"
     children = psutil.Process(notebook.pid).children()
     [agent] = [each for each in children if "torch.distributed.run" in each.cmdline()]
@@ -62,7 +62,7 @@ def test_an_agent_that_ends_before_it_comes_in_is_named(notebook: Notebook) -> N
 
 
 @pytest.mark.full
-def test_a_stop_ends_the_wait_and_the_listener_stays_open(notebook: Notebook) -> None:
+def test_interrupt_ends_the_wait_and_keeps_the_listener_open(notebook: Notebook) -> None:
     assert notebook.run("%ddp nodes --nnodes 2 --local 1").status == "ok"
     reply = notebook.run_and_stop("%ddp nodes --wait 110", 0.5)
     assert reply.error.startswith("CommandInterruptedError: ")
@@ -70,7 +70,7 @@ def test_a_stop_ends_the_wait_and_the_listener_stays_open(notebook: Notebook) ->
     assert "2 nodes" in notebook.run("%ddp nodes --local 1 --wait 110").text
 
 
-def test_what_needs_a_listener_opens_none(notebook: Notebook) -> None:
+def test_options_that_need_a_listener_do_not_open_it(notebook: Notebook) -> None:
     for line, words in {
         "--wait 1": "no nodes can join",
         "--leave x": "no nodes can join",
@@ -143,7 +143,7 @@ def left(first: Notebook) -> Iterator[list[psutil.Process]]:
 ALL_BACK = re.compile(r"\b4 ranks\b.* back\b")
 
 
-def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
+def test_next_notebook_adopts_the_ranks_of_a_killed_notebook(
     second: Callable[[], Notebook], left: list[psutil.Process]
 ) -> None:
     kernel, *its = left
@@ -167,7 +167,7 @@ def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
 
 
 @pytest.mark.full
-def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them_home(
+def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
     left: list[psutil.Process], first: Notebook
 ) -> None:
     first.restart()
@@ -179,7 +179,7 @@ def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them
 
 
 @pytest.mark.full
-def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kept(
+def test_adoption_interrupts_the_running_cell_and_keeps_names(
     second: Callable[[], Notebook], left: list[psutil.Process], first: Notebook
 ) -> None:
     kernel = left[0]
@@ -194,7 +194,7 @@ def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kep
 
 
 @pytest.mark.full
-def test_a_node_that_did_not_last_is_missing_and_its_ranks_are_healed_on_another(
+def test_ranks_of_a_node_lost_before_adoption_are_healed_on_another_node(
     second: Callable[[], Notebook], left: list[psutil.Process]
 ) -> None:
     agents = [each for each in left[1:] if "torch.distributed.run" in each.cmdline()]
