@@ -314,7 +314,7 @@ add("-n --lines LINES", "how many lines (default: 50)", positive_int, default=50
 
 # ---- runs on disk
 
-_RUN_NAME = "a name, a part of one, or a path (default: last)"
+_RUN_NAME = "a name, a part of one, or a path (default: the newest)"
 
 _SCALE = "y axis (default: auto, log for values of many magnitudes)"
 _SCALES = [each.value for each in AxisScale]

@@ -198,6 +198,7 @@ def test_help_shows_a_command_or_an_option_of_a_cell() -> None:
         assert help_text(name).startswith("an option of %%ddp:\n  --sweep lr=0.1,0.01 ")
         assert "--scale" not in help_text(name)
     assert "did you mean `%ddp kill`" in refusal(UsageError, help_text, "kil")
+    assert "(default: the newest)" in help_text("show")  # "last" is the name of no run
 
 
 def test_a_backend_that_does_not_exist_is_refused_with_those_that_do() -> None:
