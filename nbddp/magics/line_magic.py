@@ -58,6 +58,8 @@ class LineMagics(Magics):
         try:
             if name in HELP or rest.partition(" ")[0] in HELP:
                 name, rest = "help", "" if name in HELP else name
+            if name == "help":
+                rest = rest.lstrip("-")  # `%ddp help --sweep` has no option: it asks about one
             name = name or "status"
             args = parse_line(command_parser(name), rest)
             args.line = rest

@@ -117,6 +117,7 @@ def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Not
 
 
 def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
+    assert "an option of %%ddp" in notebook.run("%ddp help --sweep").text
     text = notebook.run("%ddp help").text
     for command in ("status", "restart", "kill", "pull", "auto"):
         assert re.search(rf"^    {command} +[A-Z].*\.$", text, re.MULTILINE)
