@@ -154,7 +154,7 @@ def _leave_nan_out(is_left_out: Any) -> str:
         answers[case] = bool(is_left_out(loss))
     for case, ranks in cases.items():
         if answers[case] and not ranks:
-            return f"When {case}, it leaves the step out."
+            return f"When {case}, the function leaves out the step, but it should not."
         if not answers[case] and ranks:
             return f"When {case}, rank {rank} calls `backward()`: either all ranks may, or none."
     return RIGHT

@@ -207,7 +207,7 @@ def test_heal_reports_a_name_that_existed_only_on_the_dead_rank(group: Ranks) ->
     healed = group.heal()
     assert healed.left["only"] == "rank 0 does not have it"
     assert "only" not in healed.unknown
-    assert "run that line with --ranks 1" in str(healed)
+    assert "run that line again with --ranks 1" in str(healed)
 
 
 @pytest.mark.full

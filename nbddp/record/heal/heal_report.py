@@ -91,7 +91,7 @@ class Healed:
             return f"; make it again, {ranks}"
         if not self.cells.get(name):
             return ""
-        return f"; cell [{self.cells[name]}] makes it: run that line {ranks}"
+        return f"; a line of cell [{self.cells[name]}] makes it: run that line again {ranks}"
 
 
 def _join_few(paths: Sequence[str], most: int = MAX_SHOWN_PLACES) -> str:

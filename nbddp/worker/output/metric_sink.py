@@ -122,7 +122,7 @@ class MetricSink(Sink):
         self._outbox.notify()
 
     def begin_cell(self) -> None:
-        """Remove the steps and bars of the earlier cell."""
+        """Remove the step numbers and the progress bars of the earlier cell."""
         with self._lock:
             self.steps = {}
             self._bars = []

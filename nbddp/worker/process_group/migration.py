@@ -308,7 +308,10 @@ def unbind(model: DistributedDataParallel) -> None:
 
 
 def _bind(model: DistributedDataParallel) -> None:
-    """Bind a model in place, as torch does when it unpickles one. Nothing is sent."""
+    """Rebuild the DDP reducer of a model on the current process group, without any communication.
+
+    Torch does the same when it unpickles a DDP model.
+    """
     state = {key: value for key, value in model.__dict__.items() if key not in GROUP_ATTRIBUTES}
     old = model.__dict__.get("process_group")
     unbind(model)
