@@ -135,7 +135,11 @@ class RankValues:
         return OwnValues(own, unknown)
 
     def _known_before(self, rank: int, cell: int) -> dict[str, _KnownValue]:
-        """Return the known values, except values that this cell or an earlier one may have set."""
+        """Return the known values of a rank before a cell.
+
+        Leave out a value that was first reported in this cell or later if an earlier cell may have
+        set it: it is unknown which cell did.
+        """
         known = self._known.get(rank, {})
         return {
             path: value

@@ -17,7 +17,7 @@ import torch.distributed as dist
 LARGE_BYTES = 1 << 20  # bytes; larger tensors are compared before they are sent, and sent alone
 BATCH_BYTES = 16 << 20  # bytes of small tensors that are sent together
 FRAME_BYTES = 512  # bytes that each rank sends in any case; the rest follows
-POLL_INTERVAL = 0.05  # seconds between two checks whether the group is abandoned
+POLL_INTERVAL = 0.05  # seconds between two checks whether the group is broken
 _LENGTH = struct.Struct("<q")
 _ROWS = 64
 T = TypeVar("T")
@@ -90,19 +90,19 @@ def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Itera
 
 
 def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
-    """Wait until a message was sent or received, or until its process group is abandoned.
+    """Wait until a message was sent or received, or until its process group is broken.
 
     If the other end of a message has died, Gloo may never wake the wait for it; see
     :class:`~nbddp.worker.process_group.connections.Connections`. So on the CPU a separate thread
-    waits. If the group is abandoned, that thread is left behind; it ends with the group's timeout.
+    waits. If the group is broken, that thread keeps waiting; it ends with the group's timeout.
 
     Args:
         work: result of ``isend`` or ``irecv``.
         device: device of the bytes.
-        is_lost: returns whether the group was abandoned.
+        is_lost: returns whether the group is broken.
 
     Raises:
-        RuntimeError: the group was abandoned, or the message was lost.
+        RuntimeError: the group is broken, or Gloo reported an error.
     """
     if device.type != "cpu":  # with NCCL, wait() makes the stream of this thread wait
         work.wait()
@@ -120,7 +120,7 @@ def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool
     threading.Thread(target=wait, name="nbddp-message", daemon=True).start()
     while not is_over.wait(POLL_INTERVAL):
         if is_lost():
-            raise RuntimeError("Gloo has lost a message: its process group was abandoned")
+            raise RuntimeError("Gloo will not deliver the message: its process group is broken")
     if failed:
         raise failed[0]
 
