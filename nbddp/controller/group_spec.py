@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.formatting import plural
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.refusals import unknown_rank
 from nbddp.topology import cores_here
@@ -108,8 +109,8 @@ class GroupSpec:
         found = torch.cuda.device_count() if self.gpus is None else len(set(self.gpus))
         if found < self.nproc:
             raise RequestError(
-                f"backend nccl needs a GPU for every rank: {self.nproc} ranks, "
-                f"{found} {'GPU' if found == 1 else 'GPUs'}; use --backend gloo, or fewer ranks"
+                f"backend nccl needs a GPU for every rank: {plural(self.nproc, 'rank')}, "
+                f"{plural(found, 'GPU')}; use --backend gloo, or fewer ranks"
             )
 
     def threads_per_rank(self) -> int:

@@ -255,7 +255,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "recovery": lambda facts: f"recovery: {describe_recovery(facts)}",
     "resumed": lambda facts: (
         f"resumed at step {facts['step']:g}, {format_seconds(facts['seconds'])} after the failure"
-        + ("" if facts["lost"] is None else f", {facts['lost']} steps lost")
+        + ("" if facts["lost"] is None else f", {plural(facts['lost'], 'step')} lost")
         + f" ({describe_recovery(facts)})"
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
+from nbddp.formatting import plural
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import name_in_tracker
 from nbddp.publish.tracker import Target, parse_target, require_package
@@ -49,5 +50,5 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     name = name_in_tracker(path, args.tracker.kind, is_again=args.again)
     done = Publication(args.tracker, path, name, is_live=False).wait()
     notebook.presenter.print_line(
-        f"nbddp: {done['steps']} steps published to {args.tracker.kind}: {done['where']}"
+        f"nbddp: {plural(done['steps'], 'step')} published to {args.tracker.kind}: {done['where']}"
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import format_ranks
-from nbddp.formatting import format_bytes
+from nbddp.formatting import format_bytes, plural
 from nbddp.wire.request_messages import MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
@@ -60,7 +60,7 @@ class Healed:
         """Return the result in one line, then lines for values and variables that differ."""
         lines = [
             f"{format_ranks(self.ranks)} healed with the variables of rank {self.donor} in "
-            f"{self.seconds:.2f} s ({self.names} variables, {format_bytes(self.size)})"
+            f"{self.seconds:.2f} s ({plural(self.names, 'variable')}, {format_bytes(self.size)})"
         ]
         if self.places:
             lines.append(f"set to the new rank's own number: {_join_few(self.places)}")

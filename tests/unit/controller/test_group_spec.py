@@ -62,6 +62,10 @@ def test_nccl_with_too_few_gpus_is_refused_with_their_number(
     specs = [GroupSpec(nproc=2, backend="nccl", gpus=gpus) for gpus in few]
     [said] = {refusal(RequestError, spec.check_gpus) for spec in specs}
     assert said == snapshot
+    pretend_gpus(monkeypatch, 0)
+    assert ": 1 rank, 0 GPUs;" in refusal(
+        RequestError, GroupSpec(nproc=1, backend="nccl").check_gpus
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo"])

@@ -70,6 +70,7 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("recovery", {"attempt": 1, **HEAL.facts()}),
     ("resumed", RESTART.resumed(31, 0.9)),
     ("resumed", {**RESTART.resumed(31, 0.9), "lost": None}),
+    ("resumed", {**RESTART.resumed(31, 0.9), "lost": 1}),
     ("healed", HEALED),
     ("healed", HEALED | {"more": {"": 2995}}),
     ("not healed", {"reason": "it was interrupted"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -35,6 +36,7 @@ def test_the_first_line_says_who_was_healed_from_whom_and_how_long_all_of_it_too
     assert done.seconds == done.fork + done.carry + done.meet
     [line] = done.lines()
     assert line.startswith("rank 1 healed with the variables of rank 0 in 0.30 s (3 variables, ")
+    assert "(1 variable, " in str(replace(done, names=1))
 
 
 def test_the_lines_of_what_was_not_carried(snapshot: SnapshotAssertion) -> None:
