@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nbddp.errors import StartError
+from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
@@ -285,7 +285,11 @@ def short_error(error: Exception) -> str:
 
     >>> short_error(OSError(28, "No space left on device", "/runs")), short_error(EOFError())
     ('No space left on device: /runs', 'EOFError')
+    >>> short_error(RequestError("the nodes have room for 2 ranks"))
+    'the nodes have room for 2 ranks'
     """
+    if isinstance(error, RequestError):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
