@@ -1,4 +1,4 @@
-"""What ranks would tell of a cell that is made up: a letter for each rank and second."""
+"""Status messages of ranks in an invented cell: one message per rank and second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KIND = ["all_reduce", "float [72]", "", True, 0]
 def letters(
     came: list[float], *, cell: int = 1, first: int = 1, kind: list[Any] = KIND, **more: Any
 ) -> Iterator[CollectiveArrivals]:
-    """A rank's letters, one for each second in which it came to a collective; the last is its end.
+    """Return a rank's messages, one per second with a collective; the last ends the cell.
 
     ``came`` are seconds since the cell began.
     """
@@ -38,7 +38,7 @@ def told(
     steps: int = 40,
     ahead: Callable[[int], float] = lambda _rank: 0.0,
 ) -> CollectiveMatcher:
-    """Ranks that work, come to a collective, and go on when all are there."""
+    """Return the messages of ranks that work, enter a collective, and continue together."""
     came: list[list[float]] = [[] for _ in range(ranks)]
     now = 0.0
     for step in range(steps):

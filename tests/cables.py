@@ -26,7 +26,7 @@ class Cables:
         ip("link", "set", self.switch, "up")
 
     def add(self) -> str:
-        """One more; its name."""
+        """Add a namespace with a cable. Return its name."""
         number = len(self._spaces) + 2
         space = f"{self._name}{number}"
         ip("netns", "add", space)
@@ -43,16 +43,16 @@ class Cables:
         ip("link", "set", space, "down")
 
     def mend(self, space: str) -> None:
-        """Put it in again."""
+        """Connect the cable to the switch again."""
         ip("link", "set", space, "up")
 
     @staticmethod
     def inside(space: str) -> tuple[str, ...]:
-        """What a command begins with that is for the machine with this name."""
+        """Return the prefix of a command that runs in this namespace."""
         return ("ip", "netns", "exec", space)
 
     def close(self) -> None:
-        """Take all of it away."""
+        """Remove the switch and all namespaces."""
         for space in self._spaces:
             subprocess.run(["ip", "link", "del", space], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
@@ -60,7 +60,7 @@ class Cables:
 
 
 def has_namespaces() -> bool:
-    """Whether all of it can be made here; some containers allow namespaces and no bridge."""
+    """Return whether namespaces and bridges are allowed; some containers forbid bridges."""
     if os.getuid() or shutil.which("ip") is None:
         return False
     name = f"nbt{os.getpid() % 100_000}x"

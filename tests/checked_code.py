@@ -1,4 +1,4 @@
-"""Code for the rules to look at, and what they find in it."""
+"""Code samples for the rules of `%ddp check`, and their findings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ON_FIRST = "if rank == 0"
 
 
 def under(head: str, *texts: str) -> str:
-    """A statement with a body."""
+    """Return a statement with this body."""
     return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
 
 
 def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> list[str]:
-    """The rules that find something."""
+    """Return the rules that report a finding."""
     return [each.rule for each in check_source(CellSource(text, kinds, **options))]
 
 

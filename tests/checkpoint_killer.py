@@ -18,7 +18,7 @@ VALUES = 250_000  # 1 MB
 
 
 def write_forever(folder: Path, step: int, told: int) -> None:
-    """Save one step after the other, and tell each that is whole."""
+    """Save one step after another, and report each complete checkpoint."""
     checkpoint = Checkpoint(folder)
     while True:
         step += 1
@@ -29,7 +29,7 @@ def write_forever(folder: Path, step: int, told: int) -> None:
 
 
 def kill_one(folder: Path, step: int) -> int:
-    """Let a child write for a moment; the last step that it told."""
+    """Kill a child that writes checkpoints. Return the last step that it reported."""
     heard, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -46,7 +46,7 @@ def kill_one(folder: Path, step: int) -> int:
 
 
 def main(folder: Path, times: int) -> None:
-    """Print how many drafts were left, and the last step."""
+    """Print the number of leftover drafts and the last step."""
     torch.set_num_threads(1)
     step, n_drafts = 0, 0
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""What all tests share: nothing that a test starts may outlive it."""
+"""Shared fixtures: they check that each test ends its processes and threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the unit tests; what takes longest comes first, or all but one worker wait for it."""
+    """Mark the unit tests, and run the slowest tests first, so that no worker idles at the end."""
     first = [TESTS / "notebooks" / "test_notebooks.py", TESTS / "browser"]
     items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in first))
     for item in items:
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class BrowserInOneWorker(LoadFileScheduling):
-    """Each worker takes one file after the other; one of them takes all that need a page."""
+    """Distribute whole files to workers, and all browser tests to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -64,13 +64,13 @@ class BrowserInOneWorker(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BrowserInOneWorker:
-    """How ``pytest -n`` shares the tests out."""
+    """Set the scheduler of ``pytest -n``."""
     return BrowserInOneWorker(config, log)
 
 
 @pytest.fixture(autouse=True)
 def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every rank, and every child of a rank, that a test starts must be gone when it ends."""
+    """Check that each rank and child process that a test starts has ended."""
     if not any(request.node.get_closest_marker(name) for name in STARTS_PROCESSES):
         children = own_children()
         yield
@@ -93,7 +93,7 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_thread_stays_behind() -> Iterator[None]:
-    """Every thread of nbddp that a test starts must have ended when it ends."""
+    """Check that each nbddp thread that a test starts has ended."""
     before = set(threading.enumerate())
     yield
 
@@ -107,6 +107,6 @@ def no_thread_stays_behind() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, so that runs are recorded there."""
+    """Change to an empty working folder, so that runs are recorded there."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""``%ddp`` typed into a console that has no ranks: what it says, and why it refuses a line."""
+"""Run ``%ddp`` lines in a console without ranks, and return the output or the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbddp.magics.presenter import Presenter
 
 
 def ddp(line: str, **state: Any) -> str:
-    """Type ``%ddp`` and the line, and return what it says; ``state`` is what the notebook has."""
+    """Run a ``%ddp`` line and return its output; ``state`` is the state of the notebook."""
     said: list[str] = []
     presenter = Presenter(Mock(spec=[]), Mock())
     presenter.print_line = said.append  # type: ignore[method-assign]
@@ -31,7 +31,7 @@ def ddp(line: str, **state: Any) -> str:
 
 
 def refused(line: str, **state: Any) -> str:
-    """Type a line that is refused, and return the reason."""
+    """Run a line that is refused, and return the reason."""
     with pytest.raises(UsageError) as caught:
         ddp(line, **state)
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Who comes to a door, and is no real node."""
+"""Fake nodes that connect to a listener."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
 
 
 class FakeNode:
-    """Who comes to a door, on a thread of its own."""
+    """A fake node that connects to a listener, on a separate thread."""
 
     def __init__(self, listener: NodeListener, secret: bytes | None = None) -> None:
         self.frames: list[tuple[FrameType, bytes]] = []
@@ -65,7 +65,7 @@ class FakeNode:
 
 
 class FakeNodes:
-    """All who come to a door until a test is over."""
+    """All fake nodes of a test."""
 
     def __init__(self, listener: NodeListener) -> None:
         self.listener = listener
@@ -76,7 +76,7 @@ class FakeNodes:
         return self._all[-1]
 
     def bring(self, nproc: int = 4, **facts: Any) -> FakeNode:
-        """Have a node come in, or be refused."""
+        """Connect a node; the listener accepts or refuses it."""
         seen, fake_node = self._seen, self.come()
         fake_node.tell(FrameType.HELLO, **node_facts(nproc) | facts)
         assert wait_until(lambda: self._seen > seen)

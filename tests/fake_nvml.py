@@ -8,12 +8,12 @@ from typing import Any
 
 
 class NVMLError(Exception):
-    """What every function raises."""
+    """The error that every NVML function raises."""
 
 
 @dataclass
 class FakeNvml:
-    """GPUs by UUID; what one of them does not know, it raises for."""
+    """GPUs by UUID; a missing value raises an error."""
 
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: bool = True
@@ -46,7 +46,7 @@ class FakeNvml:
 
 
 def gpu(*, load: int, used: int, total: int, processes: dict[int, int | None]) -> dict[str, Any]:
-    """What NVML says of a GPU."""
+    """Return the values that NVML has for a GPU."""
     return {
         "memory": SimpleNamespace(used=used, total=total),
         "rates": SimpleNamespace(gpu=load),

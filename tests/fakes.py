@@ -36,7 +36,7 @@ PIDS = itertools.count(1_000_000_000)  # beyond those of any process
 
 
 class FakeHandle:
-    """A rank's process, which ends when it is told to, or when the test says so."""
+    """A fake process of a rank; it ends when nbddp or the test ends it."""
 
     exit_reason = ""
 
@@ -61,14 +61,14 @@ class FakeHandle:
         return self._pipe[0]
 
     def end(self, exitcode: int) -> None:
-        """Be gone."""
+        """End the process."""
         if self.exitcode is None:
             self.exitcode = exitcode
             if self._pipe is not None:
                 os.close(self._pipe[1])
 
     def join(self) -> None:
-        """Let go, as a process that has ended does; a test that would wait here hangs for ever."""
+        """Release the process after its end; a test that waits here hangs."""
         assert self.exitcode is not None, "somebody waits for a process that runs"
         if self._pipe is not None and not self.is_joined:
             os.close(self._pipe[0])
@@ -105,11 +105,11 @@ class FakeLauncher(Launcher):
     """Makes fake processes.
 
     Attributes:
-        handles: what was launched, by attempt and rank.
-        faults: raised at the next launches, one each; None lets one pass.
-        gate: while it is not set, a launch waits, as for a helper that still imports.
-        on_launch: called with what a new rank was told.
-        obeys: whether the processes end when they are told to.
+        handles: launched processes, by attempt and rank.
+        faults: errors for the next launches, one each; None lets a launch succeed.
+        gate: launches wait until it is set, as for a forkserver that still imports.
+        on_launch: called with the settings of a new rank.
+        obeys: whether the processes end on request.
         room: whether a restart would make more ranks.
     """
 
@@ -149,16 +149,16 @@ class FakeLauncher(Launcher):
         self.gate.set()
 
     def living(self) -> list[FakeHandle]:
-        """The processes that there are."""
+        """Return the running processes."""
         return [handle for handle in self.handles.values() if handle.exitcode is None]
 
 
 class FakeLink:
-    """Keeps what is sent, and delivers what the test has a rank say.
+    """Records sent commands, and delivers messages that the test makes ranks send.
 
     Attributes:
         sent: rank and command, in order.
-        faults: raised at the next sends, one each; None lets one pass.
+        faults: errors for the next sends, one each; None lets a send succeed.
         is_broken: whether every send fails.
         on_send: called with attempt, rank and command.
     """
@@ -197,14 +197,14 @@ class FakeLink:
         self.on_send(self.attempt, rank, command)
 
     def say(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
-        """Have a rank say something."""
+        """Deliver a message of a rank."""
         number = self.attempt if attempt is None else attempt
         envelope = Envelope(rank, number, next(self._sequence), message)
         (self.urgent if isinstance(message, URGENT_MESSAGES) else self.envelopes).put(envelope)
         return envelope
 
     def fail(self, error: Exception) -> None:
-        """Have whoever collects fail."""
+        """Make the reader of the link fail."""
         self.envelopes.put(error)
 
     def get(self) -> Envelope | None:
@@ -233,7 +233,7 @@ class FakeLink:
 
 
 class SilentLink(FakeLink):
-    """Brings no letter by itself: the test reads them to the session one by one."""
+    """Delivers no message by itself: the test passes messages to the session one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class SilentLink(FakeLink):
 
 
 class HandTurnedActor(EventThread):
-    """Does on the test's own thread what it was told, when the test turns it."""
+    """Runs queued calls on the thread of the test, when the test calls ``turn``."""
 
     def __init__(self) -> None:
         self.inbox: deque[Callable[[], Any]] = deque()
@@ -257,7 +257,7 @@ class HandTurnedActor(EventThread):
         self.due: list[tuple[float, Callable[[], Any]]] = []
 
     def run(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In its turn, that is after all that was told before."""
+        """Queue a call after all earlier calls."""
         done: Future[Any] = Future()
 
         def work() -> None:
@@ -288,21 +288,21 @@ class HandTurnedActor(EventThread):
         self.turn_all()
 
     def turn(self) -> None:
-        """Do the next thing."""
+        """Run the next queued call."""
         (self.first or self.inbox).popleft()()
 
     def turn_all(self) -> None:
-        """Do all that was told, and what follows from it."""
+        """Run all queued calls, and the calls that they queue."""
         while self.inbox or self.first:
             self.turn()
 
     def ring(self, number: int = 0) -> None:
-        """Let the time come for one thing that is due later."""
+        """Run one delayed call now."""
         self.due.pop(number)[1]()
 
 
 class HandTurnedWatcher(ExitWatcher):
-    """Notices that processes have ended when the test says so."""
+    """Reports ended processes when the test calls ``notice``."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[RankHandle, Callable[[RankHandle], Any]]] = []
@@ -314,7 +314,7 @@ class HandTurnedWatcher(ExitWatcher):
         self.watched.append((handle, on_exit))
 
     def notice(self) -> bool:
-        """Tell of one process that has ended; whether there was one."""
+        """Report one ended process. Return whether there was one."""
         for watched in self.watched:
             handle, on_exit = watched
             if handle.exitcode is not None:
@@ -327,17 +327,17 @@ class HandTurnedWatcher(ExitWatcher):
 
 
 def hand_turned(link: FakeLink) -> Runtime:
-    """A runtime without a thread."""
+    """Return a runtime without threads."""
     return Runtime(link, HandTurnedActor(), HandTurnedActor(), HandTurnedWatcher())
 
 
 def with_threads(link: FakeLink) -> Runtime:
-    """A runtime with all their threads."""
+    """Return a runtime with all threads."""
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher())
 
 
 def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
-    """Have ranks be ready as soon as they are launched, and do at once what they are told."""
+    """Make ranks ready when they are launched, and obey commands at once."""
 
     def answer(attempt: int, rank: int, command: MessageToRank) -> None:
         match command:
@@ -360,5 +360,5 @@ def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
 
 
 def ready(rank: int) -> Ready:
-    """What a rank says when it is ready."""
+    """Return the message of a rank that is ready."""
     return Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")

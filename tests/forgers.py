@@ -1,9 +1,9 @@
-"""Strangers at a door, many at once: none of them has the secret.
+"""Many clients that connect to a listener at once, without its secret.
 
     python tests/forgers.py PORT COUNT RECORDED
 
-They run in a process of their own, so that their sockets and their work are not the notebook's.
-``RECORDED`` holds what a real node once said, as it went over the wire.
+They run in a separate process, so that their sockets and CPU time are not the notebook's.
+``RECORDED`` holds the recorded bytes of a real node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELLO = b'{"host": "forged", "nproc": 1}'
 
 
 class Forgers:
-    """Each way of coming in is a method; it returns when the door has sent it away."""
+    """Each attack is a method; it returns when the listener has closed the connection."""
 
     def __init__(self, port: int, recorded: bytes) -> None:
         self._port = port
@@ -38,7 +38,7 @@ class Forgers:
         self.heard = 0  # of those that were told anything but TLS's own words
 
     async def say(self, data: bytes, *, and_end: bool = False) -> None:
-        """Say something that is no proof, and wait until the door has ended it."""
+        """Send invalid bytes, and wait until the listener closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         with suppress(OSError):  # it has ended already
             writer.write(data)
@@ -48,7 +48,7 @@ class Forgers:
         writer.close()
 
     async def prove(self, context: ssl.SSLContext) -> None:
-        """Dial as a node does, with what is no proof."""
+        """Connect as a node does, with an invalid proof."""
         with suppress(*READ_ERRORS):
             streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
             connection = FrameConnection(*streams)
@@ -83,16 +83,16 @@ class Forgers:
         await self.say(head + HELLO, and_end=True)
 
     async def silent(self) -> None:
-        """Nothing at all, until the door has had enough, or somebody else needs the place."""
+        """Send nothing until the listener times out or needs the connection slot."""
         await self.say(b"")
 
     def ways(self) -> list[Callable[[], Awaitable[None]]]:
-        """One after the other."""
+        """Return the attacks in turn."""
         cheap = [self.garbage, self.replayed, self.truncated, self.huge, self.bare_frame]
         return [self.another_key, *cheap, self.no_certificate, *cheap, self.silent, *cheap]
 
     async def come(self, count: int) -> None:
-        """So many, some hundred at once."""
+        """Run this many attacks, some hundred at once."""
         ways = self.ways()
         numbers = iter(range(count))
 
@@ -104,7 +104,7 @@ class Forgers:
 
 
 def main() -> None:
-    """Come; print how many were told anything."""
+    """Run the attacks; print how many got an answer."""
     port, count, recorded = sys.argv[1:]
     os.nice(5)  # there may be many of them; here they take turns with the notebook on one machine
     forgers = Forgers(int(port), Path(recorded).read_bytes())

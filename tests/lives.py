@@ -1,4 +1,4 @@
-"""Lives of a worker group of two ranks, one in each state, and the events that lead there."""
+"""A life cycle of a two-rank worker group in each state, and the events that lead there."""
 
 from __future__ import annotations
 

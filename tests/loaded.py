@@ -1,4 +1,4 @@
-"""Loaders in one process that is each rank in turn."""
+"""Loaders in one process that plays each rank in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbddp.train.loader import Loader
 
 @contextmanager
 def be_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Be some rank of several, as far as a loader can tell."""
+    """Make loaders see this rank and world size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(this_rank, "rank", lambda: rank)
         patch.setattr(this_rank, "world_size", lambda: world_size)
@@ -23,7 +23,7 @@ def be_rank(rank: int, world_size: int) -> Iterator[None]:
 
 
 def on_ranks(world_size: int, make: Callable[[], Any], epochs: int = 1) -> list[list[Any]]:
-    """The batches of each rank in some epochs."""
+    """Return the batches of each rank in some epochs."""
     found = []
     for rank in range(world_size):
         with be_rank(rank, world_size):
@@ -33,7 +33,7 @@ def on_ranks(world_size: int, make: Callable[[], Any], epochs: int = 1) -> list[
 
 
 def resumed(make: Callable[[], Loader], state: dict[str, Any] | None) -> Loader:
-    """A new loader that goes on from a state."""
+    """Return a new loader that resumes from a state."""
     made = make()
     assert state is not None
     made.load_state_dict(state)
@@ -41,5 +41,5 @@ def resumed(make: Callable[[], Loader], state: dict[str, Any] | None) -> Loader:
 
 
 def samples_of(batches: Iterable[Any]) -> list[int]:
-    """What is in all batches, in its order."""
+    """Return the samples of all batches, in order."""
     return [int(index) for batch in batches for index in torch.as_tensor(batch).reshape(-1)]

@@ -1,4 +1,4 @@
-"""Curves of a loss, for charts to be drawn of."""
+"""Loss curves for charts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbddp.record.metrics import Curve, MetricStore
 def losses(
     value: Callable[[int, int], float], *, ranks: int = 1, steps: int = 100
 ) -> dict[int, Curve]:
-    """The curve of each rank; ``value`` is given a rank and a step."""
+    """Return the curve of each rank; ``value`` maps a rank and a step to a loss."""
     metrics = MetricStore()
     for step in range(steps):
         for rank in range(ranks):

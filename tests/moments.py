@@ -1,4 +1,4 @@
-"""Moments at which tests act, as facts: a cell runs, words were said, ranks rest or hang."""
+"""Wait for a condition before a test acts: a running cell, an output, waiting ranks, a hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the u
 
 
 def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
-    """Do something, on a thread, as soon as something is so."""
+    """Call a function on a thread as soon as a condition is true."""
 
     def wait_and_act() -> None:
         assert wait_until(condition)
@@ -39,7 +39,7 @@ def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.
 
 
 def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
-    """Do something, on a thread, as soon as the ranks have a cell."""
+    """Call a function on a thread as soon as the ranks run a cell."""
     return when(lambda: group.has_cell, act)
 
 
@@ -49,7 +49,7 @@ def run_and_act(
     wanted: Callable[[str], bool],
     act: Callable[[], object],
 ) -> None:
-    """Run a cell, do something once when what it has said is what is wanted; raise its failure."""
+    """Run a cell, call a function once its output matches, and raise its failure."""
 
     has_acted = False
 
@@ -63,12 +63,12 @@ def run_and_act(
 
 
 def come_to_rest(pids: Collection[int]) -> bool:
-    """Wait until the main thread of each process waits for something; whether it came to that."""
+    """Wait until the main thread of each process is blocked. Return whether it is."""
     return wait_until(lambda: _rest(pids))
 
 
 def are_computing(pids: Collection[int]) -> bool:
-    """Wait until each process has computed for a moment from now on; whether it came to that."""
+    """Wait until each process has used CPU time from now on. Return whether it has."""
     began = {pid: cpu_time(pid) for pid in pids}
     return wait_until(lambda: all(cpu_time(pid) > began[pid] + COMPUTING for pid in pids))
 
@@ -81,14 +81,14 @@ def _rest(pids: Collection[int]) -> bool:
 
 
 def _seen_of_main_thread(pid: int) -> tuple[str, str, str]:
-    """Its state, and how often it went to sleep and was put to sleep."""
+    """Return the state and the numbers of context switches of the main thread."""
     lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
     found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return found["State"], found["voluntary_ctxt_switches"], found["nonvoluntary_ctxt_switches"]
 
 
 def act_when_said(group: Ranks, words: str, act: Callable[[], None]) -> None:
-    """Do something as soon as the group's alarm says these words."""
+    """Call a function as soon as the group's alarm contains these words."""
 
     def wait_and_act() -> None:
         wait_until(lambda: words in group.snapshot().alarm, timeout=60.0)
@@ -100,7 +100,7 @@ def act_when_said(group: Ranks, words: str, act: Callable[[], None]) -> None:
 def said_of_a_hang(
     group: Ranks, source: str, capsys: pytest.CaptureFixture[str], after: float = SHORT
 ) -> str:
-    """What is printed for a cell in which nothing moves, until it is interrupted."""
+    """Return the output of a hanging cell until it is interrupted."""
     group.hang_after(after)
     act_when_said(group, "no progress", group.interrupt)
     with pytest.raises(CellInterruptedError):

@@ -1,4 +1,4 @@
-"""Nodes that are all on this machine, each with processes of its own, and a group on them."""
+"""Nodes that all run on this machine, with separate processes, and a group on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALONE = 20.0  # seconds that a keeper waits for a door that is gone
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process is there, and more than its exit status."""
+    """Return whether a process runs and is no zombie."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -30,17 +30,17 @@ def lives(process: psutil.Process) -> bool:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """A process, and all that it has started."""
+    """Return a process and all its descendants."""
     return [process, *process.children(recursive=True)]
 
 
 def all_ended(processes: list[psutil.Process], *, timeout: float = 40.0) -> bool:
-    """Wait until none of these processes lives. Return whether it came to that."""
+    """Wait until all these processes have ended. Return whether they have."""
     return wait_until(lambda: not any(map(lives, processes)), timeout=timeout)
 
 
 class OnNodes:
-    """A group on nodes, and what it said."""
+    """A group on nodes, and its messages."""
 
     def __init__(
         self,
@@ -59,23 +59,23 @@ class OnNodes:
 
     @property
     def said(self) -> list[str]:
-        """What was said of nodes that came and went."""
+        """Return the messages about nodes that joined or left."""
         events = self.group.events()
         return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
     def start(self, count: int = 2) -> Ranks:
-        """Start so many agents, and ranks on the nodes."""
+        """Start this many agents, and ranks on the nodes."""
         self.bring(count)
         return self.start_ranks()
 
     def start_ranks(self) -> Ranks:
-        """Start ranks on the nodes that are here."""
+        """Start ranks on the connected nodes."""
         self.group.spec = self.nodes.fit(self.group.spec)
         self.group.start()
         return self.group
 
     def restart_ranks(self) -> Ranks:
-        """Restart with those that are here now."""
+        """Restart the ranks on the connected nodes."""
         self.group.spec = self.nodes.fit(self.group.spec)
         self.group.restart()
         return self.group
@@ -97,15 +97,15 @@ class OnNodes:
         prefix: tuple[str, ...] = (),
         with_agent: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Have a node come in, without an agent in a quarter of the time.
+        """Connect a node; without an agent it takes a quarter of the time.
 
         Args:
-            nproc: its ranks.
-            options: more of them, for ``python -m nbddp.nodes``.
-            port: of this machine where it dials; else the door's.
-            env: its environment; else this process's.
-            prefix: what starts it.
-            with_agent: whether torchrun does.
+            nproc: number of ranks of the node.
+            options: more options for ``python -m nbddp.nodes``.
+            port: local port to connect to; by default that of the listener.
+            env: environment of the node; by default that of this process.
+            prefix: first words of the command.
+            with_agent: whether torchrun starts the node.
         """
         enough = len(self.nodes.listener.nodes) + 1
         join = self.nodes.listener.join
@@ -122,7 +122,7 @@ class OnNodes:
         return node_agent
 
     def link(self, *, delay: float = 0.0) -> Link:
-        """A cable to the door, which goes with it."""
+        """Return a proxy to the listener; it closes with the listener."""
         self._links.append(Link(self.nodes.listener.join.port, delay=delay))
         return self._links[-1]
 
@@ -130,23 +130,23 @@ class OnNodes:
         return self.nodes.launcher.assignment_of(rank).node
 
     def agent_of(self, rank: int) -> psutil.Process:
-        """The agent that started it."""
+        """Return the torchrun agent of a node."""
         return self.agent_at(self.node_of(rank))
 
     def agent_at(self, node: Any) -> psutil.Process:
-        """The agent that started a node's keeper."""
+        """Return the torchrun agent that started this node agent."""
         agent = psutil.Process(node.facts["pid"]).parent()
         assert agent is not None
         return agent
 
     def bring_all(self, *nprocs: int) -> Ranks:
-        """Have nodes of so many ranks come in, without agents, and start the ranks."""
+        """Connect nodes with these numbers of ranks, without agents, and start the ranks."""
         for nproc in nprocs:
             self.start_node_agent(nproc)
         return self.start_ranks()
 
     def close(self) -> None:
-        """End all of it; agents and keepers go with their door."""
+        """End the group and the listener; agents and node agents end with the listener."""
         self.group.close()
         for node_agent in self.node_agents:
             node_agent.wait(60)
@@ -155,20 +155,20 @@ class OnNodes:
 
 
 class Apart(OnNodes):
-    """A group on nodes that have a network each, and a cable that can be cut; for root."""
+    """A group on nodes with separate networks and cables that can be cut; needs root."""
 
     def __init__(self) -> None:
         self.cables = Cables(f"nb{os.getpid() % 100_000}x")
         super().__init__(host=self.cables.address)
 
     def bring_apart(self, *options: str, with_agent: bool = False) -> str:
-        """Have a node of two ranks come in. Return its network."""
+        """Connect a node of two ranks. Return its network namespace."""
         space = self.cables.add()
         prefix = self.cables.inside(space)
         self.start_node_agent(2, *options, prefix=prefix, with_agent=with_agent)
         return space
 
     def close(self) -> None:
-        """End all of it, and take the networks away."""
+        """End the group and the nodes, and remove the networks."""
         super().close()
         self.cables.close()

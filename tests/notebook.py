@@ -1,4 +1,4 @@
-"""A real ipykernel, driven as a front end would."""
+"""A real ipykernel, driven as by a front end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Reply:
-    """What came back for one cell."""
+    """The output of one cell."""
 
     status: str = ""
     text: str = ""
@@ -86,7 +86,7 @@ class Notebook:
     def run(self, source: str, *, timeout: float = PATIENCE) -> Reply:
         """Run a cell and wait for its end.
 
-        For a moment after an error ipykernel 6 turns away what comes; a person is slower.
+        For a moment after an error ipykernel 6 aborts new requests; a person types more slowly.
         """
         while True:
             reply = self.finish(self.begin(source), timeout=timeout)
@@ -94,10 +94,10 @@ class Notebook:
                 return reply
 
     def converse(self, source: str, *answers: Answer, timeout: float = PATIENCE) -> Reply:
-        """Run a cell that asks; each answer is what is typed, or what is done instead.
+        """Run a cell that asks for input; each answer is a text to type, or a function to call.
 
         Returns:
-            All that it said, with the prompts in ``asked``.
+            The output, with the prompts in ``asked``.
         """
         request, began, reply = self.begin(source, asks=True), time.monotonic(), Reply()
         left = list(answers)
@@ -126,11 +126,11 @@ class Notebook:
         return False
 
     def begin(self, source: str, *, asks: bool = False) -> str:
-        """Send a cell, from a front end that can ask the user or not; returns its message's id."""
+        """Send a cell, from a front end with or without input boxes. Return the message id."""
         return str(self.client.execute(source, store_history=True, allow_stdin=asks))
 
     def await_input(self, request: str) -> None:
-        """Wait until the kernel has taken a cell up: an interrupt before that is for nobody."""
+        """Wait until the kernel runs the cell: an earlier interrupt has no effect."""
         while True:
             message = self.client.get_iopub_msg(timeout=PATIENCE)
             is_ours = message["parent_header"].get("msg_id") == request
@@ -146,7 +146,7 @@ class Notebook:
         times: int = 1,
         so_far: Reply | None = None,
     ) -> Reply:
-        """Collect what a cell says, to its end or until some text was seen so many times."""
+        """Collect the output of a cell, to its end or until a text occurred this many times."""
         reply, began = so_far or Reply(), time.monotonic()
         while True:
             left = timeout - (time.monotonic() - began)
@@ -161,9 +161,9 @@ class Notebook:
         return reply
 
     def _status(self, request: str, reply: Reply, *, timeout: float) -> str:
-        """What the answer says; "dropped" where an interrupt made ipykernel drop the request.
+        """Return the status of the reply; "dropped" if an interrupt dropped the request.
 
-        It does so when it is interrupted in its own code, before the cell (seen with 7.4).
+        It drops the request if it is interrupted in its own code, before the cell (seen with 7.4).
         """
         is_stopped, self._is_stopped = self._is_stopped, False
         try:
@@ -208,7 +208,7 @@ class Notebook:
         return False
 
     def run_until(self, source: str, wanted: Callable[[Reply], bool]) -> Reply:
-        """Run a cell that goes on until there is a file ``go_on``; it comes once this was seen."""
+        """Run a cell that waits for a file ``go_on``; create it once the condition is true."""
         go_on = self.folder / "go_on"
         go_on.unlink(missing_ok=True)
         request, reply = self.begin(source), Reply()
@@ -220,23 +220,23 @@ class Notebook:
         return self.finish(request, so_far=reply)
 
     def read_next(self, request: str, reply: Reply, *, timeout: float = 20.0) -> bool:
-        """Read the next message, whoever's it is; return false if it ends the cell.
+        """Read the next message of any request. Return false if it ends the cell.
 
         Raises:
-            Empty: none came in time.
+            Empty: no message arrived in time.
         """
         message = self.client.get_iopub_msg(timeout=timeout)
         is_ours = message["parent_header"].get("msg_id") == request
         return not (is_ours and self._read(message, reply))
 
     def complete(self, code: str) -> list[str]:
-        """What Tab would make of the last word, dots and all."""
+        """Return the completions of Tab for the last dotted word."""
         said = self.client.complete(code, reply=True, timeout=PATIENCE)["content"]
         word_begins = len(code) - len(code.split()[-1])
         return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]
 
     def hint(self, code: str) -> str:
-        """What Shift+Tab would show at the end of some code; empty if nothing."""
+        """Return the text of Shift+Tab at the end of some code; empty if there is none."""
         said = self.client.inspect(code, len(code), reply=True, timeout=PATIENCE)["content"]
         return _ANSI.sub("", said["data"].get("text/plain", ""))
 
@@ -245,10 +245,10 @@ class Notebook:
         self._manager.interrupt_kernel()
 
     def run_and_stop(self, source: str, seconds: float) -> Reply:
-        """Run a cell and press stop so many seconds after the kernel has taken it up.
+        """Run a cell and interrupt it this many seconds after its start.
 
-        A stop can end ipykernel itself where it strikes between cells: without nbddp, on two busy
-        cores, one of 9,700 did. So the first in all tests that does is followed by another kernel.
+        An interrupt between cells can end ipykernel itself: without nbddp, on two busy
+        cores, one of 9,700 did. So the first kernel that ends in this way is replaced.
         """
         while True:
             try:
@@ -268,7 +268,7 @@ class Notebook:
                 return reply
 
     def run_and_stop_at(self, source: str, *marks: str) -> Reply:
-        """Run a cell and press stop once it has made these files, in the kernel's first folder."""
+        """Run a cell and interrupt it once these files exist in the kernel's first folder."""
         paths = [self.folder / mark for mark in marks]
         for path in paths:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Reading HTML as a browser would, and whatever ranks and users may have named or written."""
+"""Parse HTML as a browser does, and provide hostile names and texts of ranks and users."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PICTURE = re.compile(r"data:image/svg\+xml;base64,[A-Za-z0-9+/]*=*")
 
 
 class Page(HTMLParser):
-    """The text of some HTML, whose tags and attributes are ours or it is refused.
+    """The text of some HTML; tags and attributes that nbddp does not use are refused.
 
     Attributes:
-        text: what is read on the page, the style sheet left out; ``sheet`` is that.
-        said: the text, and what is said when one points at something.
+        text: the visible text, without the style sheet, which is in ``sheet``.
+        said: the visible text and the tooltips.
         tags: every tag with its attributes, in order.
         by_tag: the text inside each tag of a kind.
     """
@@ -88,11 +88,11 @@ class Page(HTMLParser):
     handle_comment = handle_decl = unknown_decl = handle_pi = _refuse
 
     def holds(self, text: str) -> bool:
-        """Whether all words of this text can be read, by looking or by pointing at it."""
+        """Return whether all words of this text are visible or in a tooltip."""
         return strip(text) in self.said
 
     def values(self, name: str) -> list[str]:
-        """Every value of an attribute."""
+        """Return every value of an attribute."""
         return [known[name] for _, known in self.tags if name in known]
 
 
@@ -127,7 +127,7 @@ BARS = st.builds(LoopProgress, TEXT, COUNTS, COUNTS, SECONDS)
 
 
 def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
-    """A rank in any state."""
+    """Return a rank in any state."""
     return st.builds(
         RankSnapshot,
         rank=st.just(rank),
@@ -195,14 +195,14 @@ def titles(table: Page) -> list[str]:
 
 
 def cells(table: Page) -> list[list[str]]:
-    """The texts of the table, row by row."""
+    """Return the texts of the table, row by row."""
     width = len(titles(table))
     found = table.by_tag.get("td", [])
     return [found[at : at + width] for at in range(0, len(found), width)]
 
 
 def column(table: Page, word: str) -> list[str]:
-    """The texts under the title that has this word in it."""
+    """Return the texts of the column whose title contains this word."""
     [place] = [at for at, title in enumerate(titles(table)) if word in title]
     return [row[place] for row in cells(table)]
 

@@ -21,7 +21,7 @@ os.environ[MARKER] = uuid.uuid4().hex  # inherited by whatever a test starts
 
 
 def own_children() -> set[int]:
-    """The process ids of this process's children; a test run asks twice for every test."""
+    """Return the process ids of this process's children; called twice per test."""
     try:
         lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
     except OSError:  # a thread has ended meanwhile
@@ -34,7 +34,7 @@ def _children() -> set[int]:
 
 
 def marked(but: Collection[int] = ()) -> dict[int, psutil.Process]:
-    """Every other process that descends from this test run, orphans included."""
+    """Return every other process that descends from this test run, with orphans."""
     found = {}
     for pid in psutil.pids():
         if pid in but:
@@ -51,7 +51,7 @@ def marked(but: Collection[int] = ()) -> dict[int, psutil.Process]:
 
 
 def in_child(act: Callable[[], object], *, timeout: float = 30.0) -> int:
-    """Do something in a forked child, such as a DataLoader's worker; its exit code."""
+    """Call a function in a forked child, as in a DataLoader worker. Return the exit code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # we have threads, it needs none
         pid = os.fork()
@@ -85,7 +85,7 @@ def is_helper(process: psutil.Process) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:
-    """Poll a condition; whether it came true in time, on a slow machine too."""
+    """Poll a condition. Return whether it became true in time; slow machines get more time."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -95,7 +95,7 @@ def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody has just now, of those that the system gives nobody by itself."""
+    """Return a free port outside the range of ports that the system assigns itself."""
     while True:
         port = random.SystemRandom().randrange(15_000, 29_000)
         with socket.socket() as probe, suppress(OSError):

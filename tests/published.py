@@ -1,4 +1,4 @@
-"""What trackers have of a run, read by their own packages; and what they are to have."""
+"""Read published runs with the packages of the trackers, and compute the expected values."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def init(**options):
 
 
 def run_folder(base: Path) -> Path:
-    """The folder of the one run that was made here."""
+    """Return the folder of the only run in this folder."""
     [folder] = (base / ".nbddp" / "runs").iterdir()
     return folder
 
 
 def fake_wandb(base: Path) -> Path:
-    """A folder with a package ``wandb`` that does what ``FAKE_WANDB`` says, for ``sys.path``."""
+    """Return a folder for ``sys.path`` with a fake ``wandb`` package, see ``FAKE_WANDB``."""
     folder = base / "packages" / "wandb"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(FAKE)
@@ -56,7 +56,7 @@ def fake_wandb(base: Path) -> Path:
 
 
 def expected(folder: Path) -> Curves:
-    """What ``metrics.jsonl`` makes, where each attempt has one cell whose steps ascend."""
+    """Return the curves of ``metrics.jsonl``, if each attempt has one cell with rising steps."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     groups: dict[tuple[str, int, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
@@ -73,7 +73,7 @@ def expected(folder: Path) -> Curves:
 
 
 def same(curve: Sequence[tuple[int, float]], wanted: Sequence[tuple[int, float]]) -> bool:
-    """Whether these are the same, in the precision of 32 bits that TensorBoard has."""
+    """Return whether these are equal in 32-bit precision, which TensorBoard uses."""
     ours, theirs = sorted(curve), sorted(wanted)
     return len(ours) == len(theirs) and all(
         one == other and (math.isclose(its, value, rel_tol=1e-6) or (its != its and value != value))
@@ -128,7 +128,7 @@ def of_wandb(folder: Path) -> tuple[Curves, dict[str, Any], dict[str, Any]]:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """What W&B's file is made of: LevelDB's log, whose records may go over several blocks."""
+    """Return the records of a W&B file, a LevelDB log whose records can span blocks."""
     at, begun = WANDB_HEAD, b""
     while at < len(data):
         left = BLOCK - at % BLOCK

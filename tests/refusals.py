@@ -1,4 +1,4 @@
-"""What the user reads when something is refused."""
+"""The error text that the user reads when nbddp refuses a call."""
 
 from __future__ import annotations
 

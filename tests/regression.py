@@ -1,4 +1,4 @@
-"""A small regression to train with other people's packages, and what one process makes of it."""
+"""A small regression to train with other packages, and its result in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_loader(repeats=1):
 
 
 def trained(*, epochs: int, shuffles: bool = False) -> list[float]:
-    """The weights after training on one process, with the batches of two ranks put together.
+    """Return the weights after training in one process on the joined batches of two ranks.
 
     ``shuffles``: as torch's DistributedSampler does.
     """

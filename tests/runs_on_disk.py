@@ -1,4 +1,4 @@
-"""Runs as they lie on disk, made without ranks: whole, killed, old, damaged."""
+"""Run folders on disk, written without ranks: complete, killed, old, damaged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARTED = "2027-01-15T08:00:00+0000"
 def rows_of(
     steps: int, *, ranks: int = 2, pace: float = 10.0, begin: float = 2.0, attempt: int = 1
 ) -> list[dict[str, Any]]:
-    """What ranks report whose loss falls, each a little apart."""
+    """Return metric rows of ranks with a falling loss that differs a little by rank."""
     return [
         {
             "time": BEGAN + 1 + step / pace + rank / 1000,
@@ -35,7 +35,7 @@ def rows_of(
 def events_of(
     *cells: tuple[str, str], ranks: int = 2, is_stopped: bool = True, seconds: float = 10.0
 ) -> list[dict[str, Any]]:
-    """What happens in a run whose cells have these sources and outcomes ("": it still runs)."""
+    """Return the events of a run whose cells have these sources and outcomes ("": running)."""
     found: list[dict[str, Any]] = [
         {"attempt": 1, "world_size": ranks, "time": BEGAN, "kind": "start"},
         {"attempt": 1, "time": BEGAN + 0.1, "kind": "ready"},
@@ -56,7 +56,7 @@ def events_of(
 def facts_of(
     cells: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]], **more: Any
 ) -> dict[str, Any]:
-    """What ``run.json`` says when all of it was written."""
+    """Return the content of a complete ``run.json``."""
     metrics = MetricStore()
     for row in rows:
         values = {
@@ -156,7 +156,7 @@ def failed_run(
     torn: str = "",
     **facts: Any,
 ) -> Path:
-    """The folder of that run below ``base``; both files end with what is ``torn``."""
+    """Return the run folder below ``base``; both files end with the text ``torn``."""
     path = base / ".nbddp" / "runs" / name
     path.mkdir(parents=True)
     (path / "events.jsonl").write_text(lines(events) + torn)

@@ -1,4 +1,4 @@
-"""A screen that keeps what was put on it."""
+"""A screen that records its content."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ Rich = tuple[Any, Any, str, bool]  # data, metadata, the id of the display, whet
 
 
 class KeptScreen:
-    """A screen for the views of a cell.
+    """A recording screen for the views of a cell.
 
     Attributes:
-        things: what was put on it, in order: text, or something rich.
-        visible: how many of these were shown by the last flush; there were so many ``flushes``.
+        things: shown texts and rich outputs, in order.
+        visible: number of things at the last flush; ``flushes`` counts the flushes.
     """
 
     def __init__(self) -> None:

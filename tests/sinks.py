@@ -1,4 +1,4 @@
-"""A sink that keeps what a training reports."""
+"""A sink that records the metrics of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cable between nodes and a door, which can be slow, stand still, be cut, and be listened at."""
+"""A proxy between nodes and a listener that can delay, stall, cut and record connections."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PIECE = 64 << 10
 
 
 class Link:
-    """A proxy on this machine, with a thread of its own.
+    """A proxy on this machine, on a separate thread.
 
     Args:
-        port: of the door, on this machine.
-        delay: seconds that everything takes, each way.
+        port: local port of the listener.
+        delay: seconds of delay in each direction.
     """
 
     def __init__(self, port: int, *, delay: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class Link:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def stall(self) -> None:
-        """Nothing arrives any more, either way; nobody is told."""
+        """Stop forwarding in both directions, without closing connections."""
         self._loop.call_soon_threadsafe(self._flows.clear)
 
     def flow(self) -> None:
@@ -44,7 +44,7 @@ class Link:
         self._loop.call_soon_threadsafe(self._flows.set)
 
     def cut(self, after: int = 0) -> None:
-        """End all connections, when so many more bytes have gone to the door."""
+        """Close all connections after this many more bytes to the listener."""
         self._loop.call_soon_threadsafe(self._cut, after)
 
     def _cut(self, after: int) -> None:

@@ -20,7 +20,7 @@ PACKAGE = Path(nbddp.__file__).parent
 MAX_LINES = 500
 
 
-def test_a_file_is_read_in_one_sitting() -> None:
+def test_source_files_are_short() -> None:
     lengths = {
         str(path.relative_to(PACKAGE)): len(path.read_text().splitlines())
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -29,7 +29,7 @@ def test_a_file_is_read_in_one_sitting() -> None:
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
 
 
-def test_the_public_names_are_sorted_all_there_and_complete() -> None:
+def test_public_names_are_sorted_importable_and_complete() -> None:
     assert nbddp.__all__ == sorted(set(nbddp.__all__))
     assert [name for name in nbddp.__all__ if getattr(nbddp, name) is None] == []
     defined = {
@@ -42,7 +42,7 @@ def test_the_public_names_are_sorted_all_there_and_complete() -> None:
     assert defined <= set(nbddp.__all__)
 
 
-def test_a_name_that_does_not_exist_is_missed_in_the_usual_words() -> None:
+def test_missing_attribute_raises_the_usual_message() -> None:
     with pytest.raises(AttributeError) as caught:
         nbddp.nothing_of_this_name  # noqa: B018 - asking is the test
     assert str(caught.value) == "module 'nbddp' has no attribute 'nothing_of_this_name'"
@@ -64,7 +64,7 @@ STAGES = {  # what a fresh Python does, one after the other, and what it has not
 
 
 @pytest.mark.process
-def test_nothing_is_loaded_before_it_is_needed(tmp_path: Path) -> None:
+def test_modules_are_imported_lazily(tmp_path: Path) -> None:
     show = "print(*{name.split('.')[0] for name in sys.modules})"
     program = "\n".join(["import sys", *(f"{stage}\n{show}" for stage in STAGES)])
     done = subprocess.run(
@@ -97,7 +97,7 @@ def imports_of(path: Path) -> set[str]:
     return found & set(MODULES)
 
 
-def test_no_module_imports_one_that_imports_it() -> None:
+def test_modules_have_no_import_cycles() -> None:
     waiting = {name: imports_of(path) - {name} for name, path in MODULES.items()}
     while free := {name for name, imports in waiting.items() if not imports & set(waiting)}:
         waiting = {name: imports for name, imports in waiting.items() if name not in free}
@@ -124,6 +124,6 @@ SHARED_NAMES = {  # one topic at several layers
 }
 
 
-def test_a_name_of_a_file_stands_for_one_topic() -> None:
+def test_file_name_is_used_for_one_topic() -> None:
     counts = Counter(path.stem for path in MODULES.values())
     assert {name for name, count in counts.items() if count > 1} == SHARED_NAMES

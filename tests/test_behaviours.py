@@ -1,4 +1,4 @@
-"""Each thing that a user can ask for has a test: ``behaviours.ini`` says which one."""
+"""Check that each behaviour for users has a test in the table ``behaviours.ini``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INSTEAD = {
 
 
 def options(parser: ArgumentParser) -> dict[str, list[str]]:
-    """The arguments of a command by their longest names, each with its names."""
+    """Return the arguments of a command by longest name, each with all names."""
     actions = [each for each in parser._actions if each.dest != "help"]
     return {
         max(each.option_strings, key=len, default=each.dest): each.option_strings
@@ -48,9 +48,9 @@ def options(parser: ArgumentParser) -> dict[str, list[str]]:
 
 
 def public_names() -> dict[str, list[str]]:
-    """The public names, and the public methods and attributes of public classes.
+    """Return the public names, and public methods and attributes of public classes.
 
-    The fields of a dataclass have no rows: who makes one, or is given one, reads them.
+    The fields of a dataclass have no rows: every use of the class reads them.
     """
     names: dict[str, list[str]] = {}
     for name in nbddp.__all__:
@@ -65,7 +65,7 @@ def public_names() -> dict[str, list[str]]:
 
 
 def behaviours() -> dict[str, dict[str, list[str]]]:
-    """All that the package offers by section and row, and what the file of a test has of each."""
+    """Return all behaviours by section and row, with the names that their test files mention."""
     parsers = {"%%ddp": CELL} | {f"%ddp {name}": parser for name, parser in COMMANDS.items()}
     found = {}
     for magic, parser in parsers.items():
@@ -80,13 +80,13 @@ def behaviours() -> dict[str, dict[str, list[str]]]:
 
 
 def functions_in(name: str) -> set[str]:
-    """The tests in a file."""
+    """Return the tests in a file."""
     nodes = ast.walk(ast.parse((TESTS / name).read_text()))
     functions = [each.name for each in nodes if isinstance(each, ast.FunctionDef)]
     return {f"{name}::{each}" for each in functions if each.startswith("test_")}
 
 
-def test_everything_that_the_package_offers_has_a_row_and_nothing_else() -> None:
+def test_table_has_a_row_for_each_behaviour_and_no_other() -> None:
     rows = {name: set(TABLE[name]) for name in TABLE.sections() if name not in WRITTEN}
     assert rows == {name: set(each) for name, each in behaviours().items()}
 
@@ -97,7 +97,7 @@ def test_the_tests_in_the_table_exist() -> None:
     assert named - set().union(*map(functions_in, files)) == set()
 
 
-def test_the_file_of_a_test_names_what_it_tests() -> None:
+def test_test_file_mentions_the_behaviour_of_its_row() -> None:
     texts: dict[str, str] = {}
     unnamed = []
     for section, rows in behaviours().items():

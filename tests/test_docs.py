@@ -35,7 +35,7 @@ FOR_USERS = "\n".join(path.read_text() for path in PAGES if path.stem != "CONTRI
 
 
 def parsers() -> dict[str, ArgumentParser]:
-    """Every magic's parser, by what one types."""
+    """Return the parser of each magic, by its command."""
     return {"%%ddp": CELL, **{f"%ddp {name}": parser for name, parser in COMMANDS.items()}}
 
 
@@ -49,7 +49,7 @@ def options(parser: ArgumentParser) -> set[str]:
 
 
 def public_functions() -> list[Any]:
-    """The public names that one calls, methods of public classes among them."""
+    """Return the public functions, with methods of public classes."""
     found: list[Any] = []
     for name in nbddp.__all__:
         thing = getattr(nbddp, name)
@@ -65,7 +65,7 @@ def public_functions() -> list[Any]:
     return found
 
 
-def test_the_readme_is_read_in_two_minutes_and_leads_to_every_page() -> None:
+def test_readme_is_short_and_links_to_every_page() -> None:
     assert len(README.split()) <= 1500
     linked = {ROOT / target for target in re.findall(r"\]\(([^)#:]+)", README)}
     assert set(PAGES) - {ROOT / "README.md"} <= linked
@@ -81,7 +81,7 @@ def test_the_reference_names_every_command_and_every_option_of_a_cell() -> None:
     assert flags <= set(re.findall(r"--[a-z-]+", FOR_USERS))
 
 
-def test_the_pages_use_only_options_that_there_are() -> None:
+def test_pages_use_only_existing_options() -> None:
     ours = set().union(*map(options, parsers().values()))
     others = {  # of pip, torchrun, Jupyter and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
@@ -92,7 +92,7 @@ def test_the_pages_use_only_options_that_there_are() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", FOR_USERS)) <= ours | others
 
 
-def test_every_kind_of_fault_is_written_about() -> None:
+def test_every_kind_of_fault_is_documented() -> None:
     [line] = [each for each in REFERENCE.splitlines() if each.startswith("| `%ddp fault")]
     docstring, help_text = nbddp.faults.at.__doc__ or "", parsers()["%ddp fault"].format_help()
     for kind in KINDS:
@@ -101,7 +101,7 @@ def test_every_kind_of_fault_is_written_about() -> None:
         assert kind in help_text
 
 
-def test_the_pages_use_only_names_that_there_are_and_all_of_them() -> None:
+def test_pages_use_all_public_names_and_no_others() -> None:
     names = set(re.findall(r"\bnbddp\.([A-Za-z_]+)", FOR_USERS))
     assert names - {"nbddp", "nodes"} <= set(nbddp.__all__)
     public = {name for name in nbddp.__all__ if not name[0].isupper() or name == "Checkpoint"}
@@ -110,7 +110,7 @@ def test_the_pages_use_only_names_that_there_are_and_all_of_them() -> None:
     )
 
 
-def test_the_moving_picture_is_there_for_light_and_dark_and_is_small() -> None:
+def test_animated_picture_exists_for_both_themes_and_is_small() -> None:
     for theme in ("light", "dark"):
         name = f"notebooks/pictures/heal-{theme}.webp"
         assert name in README
@@ -122,7 +122,7 @@ def test_the_moving_picture_is_there_for_light_and_dark_and_is_small() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_and_pictures_lead_somewhere_and_code_can_be_read(page: Path) -> None:
+def test_links_and_pictures_of_pages_exist_and_code_parses(page: Path) -> None:
     text = page.read_text()
     targets = re.findall(r'\]\(([^)#:]+)\)|(?:src|srcset)="([^":]+)"', text)
     assert [a or b for a, b in targets if not (page.parent / (a or b)).exists()] == []
@@ -131,7 +131,7 @@ def test_links_and_pictures_lead_somewhere_and_code_can_be_read(page: Path) -> N
         ast.parse(TransformerManager().transform_cell(body))
 
 
-def test_the_map_of_the_course_names_all_notebooks_and_says_how_each_topic_is_taught() -> None:
+def test_course_map_lists_all_notebooks_and_how_each_topic_is_taught() -> None:
     text = (NOTEBOOKS / "README.md").read_text()
     links = re.findall(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]+)?\)", text)
     notebooks = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
@@ -146,7 +146,7 @@ def test_the_map_of_the_course_names_all_notebooks_and_says_how_each_topic_is_ta
     assert [row for row in topics if "](" not in row[1] or not told.search(row[2])] == []
 
 
-def test_contributing_names_every_room_and_only_files_that_there_are() -> None:
+def test_contributing_names_every_package_and_only_existing_files() -> None:
     rooms = {
         path.stem
         for path in (ROOT / "nbddp").iterdir()
@@ -158,7 +158,7 @@ def test_contributing_names_every_room_and_only_files_that_there_are() -> None:
 
 
 def gaps(function: Any) -> set[str]:
-    """What a function takes, raises or returns, and its docstring or ours does not tell."""
+    """Return arguments, errors or results of a function that its docstring does not document."""
     words = set(re.findall(r"\w+", inspect.getdoc(function) or ""))
     signature, plain = inspect.signature(function), inspect.unwrap(function)
     named = {
@@ -177,12 +177,12 @@ def gaps(function: Any) -> set[str]:
     return found
 
 
-def test_public_functions_say_what_goes_in_and_what_comes_out() -> None:
+def test_public_functions_document_arguments_returns_and_raises() -> None:
     functions = {each.__qualname__: each for each in public_functions()}
     assert {name: found for name, each in functions.items() if (found := gaps(each))} == {}
 
 
-def test_the_kit_and_its_classes_show_examples_that_run_as_doctests() -> None:
+def test_training_kit_docstrings_have_doctest_examples() -> None:
     shown = ["Checkpoint", "Resumed", "WorkerGroup", "Topology"]
     for name in nbddp.__all__:
         thing = getattr(nbddp, name)
@@ -193,7 +193,7 @@ def test_the_kit_and_its_classes_show_examples_that_run_as_doctests() -> None:
     assert [name for name, doc in docs.items() if ">>> " not in doc] == []
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     # read, not imported: some need a package that nbddp does not
     paths = list((ROOT / "nbddp").rglob("*.py"))
     assert len(paths) > 10
@@ -222,11 +222,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_no_link_no_anchor_and_no_picture_of_the_site_leads_nowhere(site: Path) -> None:
+def test_site_has_no_dead_links_anchors_or_pictures(site: Path) -> None:
     assert dead_links(site) == []
 
 
-def test_the_first_page_has_the_course_in_its_order_and_the_map_leads_into_it(site: Path) -> None:
+def test_first_page_lists_the_course_in_order_and_the_map_links_to_it(site: Path) -> None:
     text = (site / "index.html").read_text()
     main_part = text[text.index("<main") :]
     linked = list(dict.fromkeys(re.findall(r'href="(\d\d_\w+)\.html"', main_part)))
@@ -238,7 +238,7 @@ def test_the_first_page_has_the_course_in_its_order_and_the_map_leads_into_it(si
     assert 'href="05_faults_and_recovery.html#What-torchrun-does-with-it"' in text
 
 
-def test_each_page_lists_all_pages_and_says_which_it_is(site: Path) -> None:
+def test_each_page_lists_all_pages_and_marks_itself(site: Path) -> None:
     names = {path.name for path in site.glob("*.html")}
     for path in site.glob("*.html"):
         text = path.read_text()
@@ -247,7 +247,7 @@ def test_each_page_lists_all_pages_and_says_which_it_is(site: Path) -> None:
         assert [name for name, is_here in listed if is_here] == [path.name]
 
 
-def test_outputs_stand_on_the_page_as_jupyter_would_show_them(site: Path) -> None:
+def test_site_shows_outputs_as_jupyter_does(site: Path) -> None:
     text = (site / f"{lessons()[0].stem}.html").read_text()
     assert OUTPUT in text
     assert "as text" not in text  # where there is HTML
@@ -260,7 +260,7 @@ def test_outputs_stand_on_the_page_as_jupyter_would_show_them(site: Path) -> Non
         assert f"pre span[{printed}] {{ color: {look[0]} !important; }}" in part
 
 
-def test_a_folded_cell_is_there_under_its_first_line(site: Path) -> None:
+def test_folded_cell_is_collapsed_under_its_first_line(site: Path) -> None:
     found = 0
     for path in lessons():
         cells = nbformat.read(path, as_version=4).cells
@@ -280,7 +280,7 @@ def test_a_folded_cell_is_there_under_its_first_line(site: Path) -> None:
     assert found
 
 
-def test_the_names_of_nbddp_are_all_explained(site: Path) -> None:
+def test_api_page_explains_all_public_names(site: Path) -> None:
     text = (site / "api.html").read_text()
     names = {name for name in nbddp.__all__ if "ipython" not in name}
     assert {f"nbddp.{name}" for name in names} <= set(re.findall(r'id="([^"]+)"', text))
@@ -289,7 +289,9 @@ def test_the_names_of_nbddp_are_all_explained(site: Path) -> None:
     assert not re.search(r":(func|class|meth|mod):", text)
 
 
-def test_a_docstring_keeps_its_sections_examples_and_code(snapshot: SnapshotAssertion) -> None:
+def test_docstring_to_markdown_keeps_sections_examples_and_code(
+    snapshot: SnapshotAssertion,
+) -> None:
     said = as_markdown(
         "Do it.\n\nLike so::\n\n    a = 1\n\nArgs:\n    x: one\n        and more.\n    y: ``two``."
         "\n\nReturns:\n    The rest.\n\n>>> 1\n1"
@@ -297,7 +299,7 @@ def test_a_docstring_keeps_its_sections_examples_and_code(snapshot: SnapshotAsse
     assert said == snapshot
 
 
-def test_a_signature_says_types_without_quotes() -> None:
+def test_api_signatures_show_types_without_quotes() -> None:
     found = re.search(r"```python\nnbddp\.log\((.*?)```", reference(), re.DOTALL)
     assert found
     assert "step: int | None = None" in found[1]
@@ -306,7 +308,7 @@ def test_a_signature_says_types_without_quotes() -> None:
 PAGE = '<a href="{}">x</a><h1 id="here">x</h1>'
 
 
-def test_a_target_is_found_where_it_is_not_there(tmp_path: Path) -> None:
+def test_dead_links_finds_missing_targets(tmp_path: Path) -> None:
     (tmp_path / "b.html").write_text('<img src="here.png"><source srcset="a.html">')
     (tmp_path / "here.png").touch()
     gone = ("other.html", "#there", "a.html#there", "b.html#here", "pictures/x.png")
@@ -317,7 +319,7 @@ def test_a_target_is_found_where_it_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "code"), [("gone.html", 1), ("#here", 0)])
-def test_a_dead_link_fails_the_command(
+def test_site_command_fails_for_a_dead_link(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -338,7 +340,7 @@ def test_a_dead_link_fails_the_command(
     ("name", "why"),
     [("file", "File exists"), ("file/site", "Not a directory"), ("locked", "Permission denied")],
 )
-def test_where_the_site_cannot_be_written_nothing_is_executed(
+def test_unwritable_site_folder_fails_before_notebooks_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -355,7 +357,7 @@ def test_where_the_site_cannot_be_written_nothing_is_executed(
     assert said.endswith(f": {why}\n")
 
 
-def test_a_copy_that_is_missing_is_named_and_nothing_is_written(
+def test_missing_executed_copy_is_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copies, folder = tmp_path / "copies", tmp_path / "site"

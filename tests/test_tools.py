@@ -1,4 +1,4 @@
-"""The scripts of the repository: the installer, and the tests for a day with a GPU."""
+"""The scripts of the repository: the installer, and the GPU test day."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_on(machine: Machine, *arguments: str) -> int:
     return code
 
 
-def test_the_docstring_examples_hold() -> None:
+def test_docstring_examples_pass() -> None:
     assert doctest.testmod(install) == (0, 1)
 
 
@@ -95,7 +95,7 @@ def test_the_docstring_examples_hold() -> None:
         *((each, False) for each in (None, "1.13.1", "2.8.0+cu128", "2.9.0.dev2025", "unknown")),
     ],
 )
-def test_a_supported_torch_is_kept_and_else_the_machine_decides(
+def test_supported_torch_is_kept_else_chosen_for_the_machine(
     installed: str | None, is_kept: bool
 ) -> None:
     for platform, has_gpu, otherwise in (
@@ -108,7 +108,7 @@ def test_a_supported_torch_is_kept_and_else_the_machine_decides(
         assert plan is (Plan.KEEP if is_kept else otherwise)
 
 
-def test_a_gpu_is_seen_in_the_drivers_folder_and_by_nvidia_smi_when_it_succeeds(
+def test_gpu_is_detected_by_driver_folder_or_nvidia_smi(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(install, "GPU_FOLDER", tmp_path / "gpus")
@@ -143,7 +143,7 @@ MACHINES: dict[str, tuple[dict[str, Any], int, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_torch_is_installed_where_it_is_needed_and_what_is_done_is_said(
+def test_installer_installs_torch_if_needed_and_reports_it(
     name: str, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
 ) -> None:
     options, code, torches = MACHINES[name]
@@ -166,7 +166,7 @@ def test_torch_is_installed_where_it_is_needed_and_what_is_done_is_said(
         (["--test"], "test", "pytest"),
     ],
 )
-def test_the_package_is_installed_with_constraints_and_what_to_do_next_is_said(
+def test_installer_uses_constraints_and_prints_the_next_command(
     capsys: pytest.CaptureFixture[str], arguments: list[str], extras: str, next_command: str
 ) -> None:
     machine = Machine("2.99.0+local")
@@ -178,7 +178,7 @@ def test_the_package_is_installed_with_constraints_and_what_to_do_next_is_said(
     assert capsys.readouterr().out.endswith(f" {next_command}\n")
 
 
-def test_a_python_that_cannot_do_it_is_refused_with_the_way_out(
+def test_unsuitable_python_is_refused_with_a_solution(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     (tmp_path / "EXTERNALLY-MANAGED").touch()
@@ -194,14 +194,14 @@ def test_a_python_that_cannot_do_it_is_refused_with_the_way_out(
     assert "Python 3.10" in refusal(install.InstallError, install.check_python)
 
 
-def test_the_constraints_leave_torch_alone() -> None:
+def test_constraints_do_not_pin_torch() -> None:
     names = [line.split("==")[0] for line in install.CONSTRAINTS.read_text().splitlines()]
     assert "ipykernel" in names
     assert "torch" not in names
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there pip finds the newest by itself")
-def test_the_constraints_are_the_versions_that_these_tests_run_with() -> None:
+def test_constraints_match_the_installed_versions() -> None:
     text = install.CONSTRAINTS.read_text()
     lines = [line.partition(";")[0].split("==") for line in text.splitlines() if "==" in line]
     wanted = {name.strip(): version.strip() for name, version in lines}
@@ -215,7 +215,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.process
 @pytest.mark.full
 @pytest.mark.timeout(180)
-def test_without_a_gpu_each_part_says_so_and_none_fails() -> None:
+def test_gpu_day_without_a_gpu_skips_each_part() -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
     day = ["bash", str(ROOT / "tools" / "gpu_day.sh")]
     done = subprocess.run(day, env=env, capture_output=True, text=True, timeout=150)
@@ -235,12 +235,12 @@ def test_without_a_gpu_each_part_says_so_and_none_fails() -> None:
         (3, "Traceback\n", "FAILED: exit status 3"),
     ],
 )
-def test_a_part_ends_in_words(status: int, said: str, verdict: str) -> None:
+def test_gpu_day_part_has_a_verdict(status: int, said: str, verdict: str) -> None:
     assert verdict_of(status, said) == verdict
 
 
 @pytest.mark.full
-def test_what_does_not_end_is_ended_and_the_day_is_never_longer_than_it_may() -> None:
+def test_gpu_day_ends_slow_parts_and_keeps_its_time_limit() -> None:
     slow = Part("Slow", ("-c", "import time; print('began', flush=True); time.sleep(60)"), 11.0)
     gone = run(slow, 1, time.monotonic())
     assert gone.verdict == "not run: the ten minutes are over"

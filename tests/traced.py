@@ -1,4 +1,4 @@
-"""How much memory something keeps."""
+"""Measure the memory that objects keep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def keeps_less_than(size: int) -> Iterator[None]:
-    """Check that what is made within it, and stays, takes fewer bytes."""
+    """Check that the objects created in the block keep fewer bytes."""
     tracemalloc.start()
     try:
         yield

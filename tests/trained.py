@@ -1,4 +1,4 @@
-"""A group that has trained, what can be seen of that, and deaths in it."""
+"""A trained group, expressions that show its state, and deaths in it."""
 
 from __future__ import annotations
 

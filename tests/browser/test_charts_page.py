@@ -94,7 +94,7 @@ def fills(area: Locator, charts: Locator) -> bool:
     return place is not None and abs(place["x"] + place["width"] - right) < 14
 
 
-def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
+def test_charts_of_a_running_cell_react_to_pointer_and_controls(
     desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.run(2)
@@ -136,7 +136,7 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     notebook.await_text(4, r"\b13\b.*\(m0, .*\): `%ddp show --metrics NAME`")
 
 
-def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture: Picture) -> None:
+def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook, picture: Picture) -> None:
     notebook.run(1)
     notebook.run(4)
     notebook.save()
@@ -156,7 +156,7 @@ def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture
     picture(notebook, "chart-focus")
 
 
-def test_a_notebook_that_is_not_trusted_has_its_curves_and_its_failures_in_colour(
+def test_untrusted_notebook_shows_curves_and_coloured_failures(
     desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.run(3)

@@ -59,7 +59,9 @@ def running(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]
         assert notebook.problems == []
 
 
-def test_stop_asks_and_takes_the_question_back(running: LabNotebook, picture: Picture) -> None:
+def test_stop_button_asks_for_confirmation_and_resets(
+    running: LabNotebook, picture: Picture
+) -> None:
     running.button("Stop").click()
     running.button(r"Stop\?").wait_for()
     picture(running, "stop-asked")
@@ -70,9 +72,7 @@ def test_stop_asks_and_takes_the_question_back(running: LabNotebook, picture: Pi
     assert running.text(1).startswith("ended by a stop · ")
 
 
-def test_the_header_stays_in_sight_while_one_scrolls(
-    running: LabNotebook, picture: Picture
-) -> None:
+def test_panel_header_stays_visible_while_scrolling(running: LabNotebook, picture: Picture) -> None:
     running.page.set_viewport_size({"width": 1000, "height": 500})
     running.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
     running.page.locator(".jp-WindowedPanel-outer").hover()
@@ -92,7 +92,7 @@ def test_the_header_stays_in_sight_while_one_scrolls(
     assert running.text(1).startswith("interrupted · ")
 
 
-def test_no_button_is_cut_off_in_a_narrow_page(running: LabNotebook, picture: Picture) -> None:
+def test_buttons_fit_in_a_narrow_page(running: LabNotebook, picture: Picture) -> None:
     running.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
     running.page.set_viewport_size(NARROW)
     running.code_cell(1).locator(".nbddp-head").scroll_into_view_if_needed()
@@ -109,7 +109,7 @@ def test_no_button_is_cut_off_in_a_narrow_page(running: LabNotebook, picture: Pi
     assert row.evaluate_all(CUT_OFF) == []
 
 
-def test_a_short_cell_grows_and_never_shrinks(desk: Desk) -> None:
+def test_output_of_a_short_cell_never_shrinks(desk: Desk) -> None:
     cells = [limits_source(panel_opens_after=seconds) for seconds in (60.0, 1.0)]
     write_notebook(desk.notebooks / "short.ipynb", START, SHORT, *cells)
     with desk.open("short.ipynb") as notebook:
@@ -140,9 +140,7 @@ for step in nbddp.track(range(40)):
     dist.barrier()"""
 
 
-def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
-    desk: Desk, picture: Picture
-) -> None:
+def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk, picture: Picture) -> None:
     cells = [START, "%%ddp\nimport time\nkept = [rank]", DIES, "%%ddp --quiet\nkept", DIES_ONCE]
     write_notebook(desk.notebooks / "heal.ipynb", *cells)
     with desk.open("heal.ipynb") as notebook:
@@ -166,9 +164,7 @@ def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
         assert notebook.problems == []
 
 
-def test_after_a_failure_the_ranks_can_be_started_anew_by_a_button(
-    desk: Desk, picture: Picture
-) -> None:
+def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk, picture: Picture) -> None:
     fails = "%%ddp\nkept = 1\nraise ValueError"
     write_notebook(desk.notebooks / "anew.ipynb", START, fails, "%%ddp --quiet\nkept")
     with desk.open("anew.ipynb") as notebook:
@@ -189,7 +185,7 @@ def test_after_a_failure_the_ranks_can_be_started_anew_by_a_button(
         assert "model not found" not in notebook.code_cell(1).inner_text()
 
 
-def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
+def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(
     desk: Desk, picture: Picture
 ) -> None:
     write_notebook(desk.notebooks / "gone.ipynb", START, TRAIN)

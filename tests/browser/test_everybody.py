@@ -78,7 +78,7 @@ def found(notebook: LabNotebook, where: str) -> list[str]:
     ]
 
 
-def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) -> None:
+def test_running_panel_is_accessible(notebook: LabNotebook, theme: str, picture: Picture) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"step 20$")
     notebook.code_cell(1).locator(".nbddp-shots svg").first.wait_for()
@@ -95,7 +95,9 @@ def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) ->
     assert notebook.code_cell(1).locator("[role=status]").inner_text() == "interrupted"
 
 
-def test_the_record_of_a_failure(notebook: LabNotebook, theme: str, picture: Picture) -> None:
+def test_record_of_a_failure_is_accessible(
+    notebook: LabNotebook, theme: str, picture: Picture
+) -> None:
     notebook.run(2)
     notebook.button("Restart").wait_for()
     picture(notebook, f"everybody-failed-{theme}")
@@ -105,7 +107,7 @@ def test_the_record_of_a_failure(notebook: LabNotebook, theme: str, picture: Pic
     assert "failed on " in notebook.code_cell(2).locator("[role=status]").first.inner_text()
 
 
-def test_who_wants_no_motion_sees_none(notebook: LabNotebook) -> None:
+def test_reduced_motion_setting_disables_animation(notebook: LabNotebook) -> None:
     notebook.page.emulate_media(reduced_motion="reduce")
     notebook.begin(1)
     notebook.await_text(1, r"step 20$")

@@ -13,9 +13,7 @@ from browser.desk import Desk
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
 
-def test_tab_and_shift_tab_offer_options_kinds_and_names_with_their_help(
-    desk: Desk, picture: Picture
-) -> None:
+def test_tab_and_shift_tab_complete_options_kinds_and_names(desk: Desk, picture: Picture) -> None:
     define = "%%ddp --nproc 2\ndef train(steps, rate=0.1):\n    'Trains a little.'"
     write_notebook(desk.notebooks / "found.ipynb", "%load_ext nbddp", define, "", "", "")
     with desk.open("found.ipynb") as notebook:

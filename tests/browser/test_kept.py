@@ -64,7 +64,7 @@ def command(notebook: LabNotebook, name: str) -> None:
     )
 
 
-def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
+def test_cell_moved_while_running_shows_its_record(
     desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     command(notebook, "notebook:move-cell-down")
@@ -77,7 +77,7 @@ def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
     picture(notebook, "moved")
 
 
-def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_once(
+def test_cell_cleared_while_running_shows_its_record_once(
     desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     command(notebook, "notebook:clear-cell-output")
@@ -110,9 +110,7 @@ def begin_brief(notebook: LabNotebook) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.6, 3], ids=["short", "long"])
-def test_a_cell_whose_outputs_were_cleared_in_its_first_moments_ends_with_its_record(
-    desk: Desk, seconds: float
-) -> None:
+def test_cell_cleared_just_after_its_start_shows_its_record(desk: Desk, seconds: float) -> None:
     name = f"cleared-soon-{seconds}.ipynb"
     write_notebook(desk.notebooks / name, START, BRIEF.format(seconds=seconds), "1 + 1")
     with desk.open(name) as notebook:
@@ -126,7 +124,7 @@ def test_a_cell_whose_outputs_were_cleared_in_its_first_moments_ends_with_its_re
         assert notebook.problems == []
 
 
-def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_it(
+def test_reloaded_notebook_shows_the_record_and_saves_its_command(
     desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.save()
@@ -164,9 +162,7 @@ def cut_off(log: Locator) -> float:
     )
 
 
-def test_after_a_kill_on_a_page_that_was_loaded_again_the_group_is_healed_by_a_button(
-    notebook: LabNotebook, picture: Picture
-) -> None:
+def test_heal_button_works_on_a_reloaded_page(notebook: LabNotebook, picture: Picture) -> None:
     notebook.save()
     notebook.reload()
     notebook.await_text(1, r"running [\s\S]* step [4-9]0$")
@@ -185,9 +181,7 @@ def test_after_a_kill_on_a_page_that_was_loaded_again_the_group_is_healed_by_a_b
     assert notebook.problems == []
 
 
-def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(
-    desk: Desk, notebook: LabNotebook
-) -> None:
+def test_undisturbed_cell_leaves_no_extra_line_or_space(desk: Desk, notebook: LabNotebook) -> None:
     end(desk)
     notebook.await_idle()
     notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
@@ -196,9 +190,7 @@ def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(
     assert notebook.problems == []
 
 
-def test_a_saved_notebook_shows_the_record_when_its_kernel_is_gone(
-    desk: Desk, picture: Picture
-) -> None:
+def test_saved_notebook_shows_the_record_without_its_kernel(desk: Desk, picture: Picture) -> None:
     path = desk.notebooks / "saved.ipynb"
     write_notebook(path, START, SHORT, "%ddp status")
     with desk.open(path.name) as notebook:
@@ -224,7 +216,7 @@ raise ValueError("\\n".join(map(str, range(100))))
 """
 
 
-def test_a_record_that_is_put_on_paper_is_whole(desk: Desk) -> None:
+def test_printed_record_is_complete(desk: Desk) -> None:
     path = desk.notebooks / "paper.ipynb"
     write_notebook(path, START, PRINTS)
     with desk.open(path.name) as notebook:

@@ -125,7 +125,7 @@ def below_view(scroll: Any) -> float:
     )
 
 
-def test_what_is_selected_stays_selected_while_lines_come(printing: LabNotebook) -> None:
+def test_text_selection_survives_new_lines(printing: LabNotebook) -> None:
     before = printing.page.evaluate(SELECT, "step 3 of rank 2")
     assert before == "[rank 2] step 3 of rank 2"
     until = time.monotonic() + 5
@@ -134,7 +134,7 @@ def test_what_is_selected_stays_selected_while_lines_come(printing: LabNotebook)
         assert printing.page.evaluate(SELECTED) == before
 
 
-def test_at_its_end_the_log_follows_and_scrolled_up_it_stays(printing: LabNotebook) -> None:
+def test_log_follows_new_lines_only_at_its_end(printing: LabNotebook) -> None:
     scroll = log(printing)
     assert scroll.evaluate("it => it.clientHeight") <= 260
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_at_its_end_the_log_follows_and_scrolled_up_it_stays(printing: LabNotebo
     assert below_view(scroll) <= 1
 
 
-def test_times_are_shown_on_demand_and_the_selection_stays(
+def test_times_button_shows_times_and_keeps_the_selection(
     printing: LabNotebook, picture: Picture
 ) -> None:
     assert not re.search(r"\d\d:\d\d:\d\d", log(printing).inner_text())
@@ -167,7 +167,7 @@ def test_times_are_shown_on_demand_and_the_selection_stays(
     log(printing).locator(".nbddp-time").first.wait_for(state="hidden")
 
 
-def test_the_record_has_a_log_as_high_as_the_panel_and_the_cell_below_does_not_jump(
+def test_log_of_the_record_is_as_high_as_that_of_the_panel(
     notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.begin(3)

@@ -22,7 +22,7 @@ for step in nbddp.track(range(1000)):
 """
 
 
-def test_the_ranks_are_a_line_that_opens_and_the_record_is_not_much_higher(
+def test_many_ranks_are_one_expandable_line_and_the_record_is_short(
     desk: Desk, picture: Picture
 ) -> None:
     write_notebook(desk.notebooks / "many.ipynb", START, TRAIN)
@@ -60,7 +60,7 @@ dist.barrier()
 """
 
 
-def test_many_ranks_on_nodes_are_a_row_for_each_node_and_who_differs_stands_below(
+def test_many_ranks_on_nodes_are_one_row_per_node_and_outliers_follow(
     desk: Desk, picture: Picture
 ) -> None:
     write_notebook(desk.notebooks / "nodes.ipynb", NODES, HANG, "%ddp stop")

@@ -32,7 +32,7 @@ def pictures(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_it_opens_and_its_first_ranks_leave_their_record(desk: Desk, path: Path) -> None:
+def test_notebook_opens_and_its_first_cell_leaves_a_record(desk: Desk, path: Path) -> None:
     shutil.copy(path, desk.notebooks)
     with desk.open(path.name) as notebook:
         first = next(at for at, each in enumerate(notebook.sources()) if each.startswith("%%ddp"))
@@ -47,7 +47,7 @@ def test_it_opens_and_its_first_ranks_leave_their_record(desk: Desk, path: Path)
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.soak  # half a minute each; the quickstart runs whole in every run
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_run_all_shows_no_error_and_nothing_on_the_console(
+def test_run_all_shows_no_unexpected_error_or_console_message(
     lab: Lab, path: Path, picture: Picture
 ) -> None:
     shutil.copy(path, lab.notebooks)

@@ -93,7 +93,7 @@ def test_interrupt_ends_the_cell_and_leaves_a_record_in_its_place(
     assert "Out [rank 1] (1, 2.0)" in notebook.text(2)
 
 
-def test_kill_ends_the_chosen_rank_and_the_record_says_who_and_how(
+def test_kill_ends_the_chosen_rank_and_the_record_names_rank_and_signal(
     notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.begin(1)
@@ -107,7 +107,7 @@ def test_kill_ends_the_chosen_rank_and_the_record_says_who_and_how(
     picture(notebook, "killed")
 
 
-def test_restart_ends_the_cell_and_the_next_one_finds_new_ranks(
+def test_restart_button_ends_the_cell_and_the_next_cell_has_new_ranks(
     notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.begin(1)
@@ -129,7 +129,7 @@ def test_buttons_work_for_a_cell_that_does_not_block(notebook: LabNotebook) -> N
     notebook.await_text(4, "^interrupted · ")
 
 
-def test_what_ranks_write_and_name_is_text_and_nothing_else(
+def test_output_and_names_of_ranks_are_escaped_as_text(
     notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.begin(3)
@@ -142,9 +142,7 @@ def test_what_ranks_write_and_name_is_text_and_nothing_else(
     assert notebook.page.evaluate("window.hacked ?? 'safe'") == "safe"
 
 
-def test_a_message_of_thousands_of_lines_is_scrolled(
-    notebook: LabNotebook, picture: Picture
-) -> None:
+def test_message_of_thousands_of_lines_scrolls(notebook: LabNotebook, picture: Picture) -> None:
     notebook.run(5)
     notebook.await_text(5, "^failed on ranks 0-1 · ")
     notebook.button("Restart").scroll_into_view_if_needed()

@@ -17,7 +17,7 @@ QUICKSTART = Path(__file__).parents[2] / "notebooks" / "00_quickstart.ipynb"
 pytestmark = [pytest.mark.notebook, *IN_BROWSER]
 
 
-def test_run_all_trains_loses_a_rank_and_starts_again(lab: Lab) -> None:
+def test_quickstart_run_all_trains_loses_a_rank_and_restarts(lab: Lab) -> None:
     shutil.copy(QUICKSTART, lab.notebooks)
     with lab.open(QUICKSTART.name) as notebook:
         notebook.run_all()
@@ -37,7 +37,7 @@ def test_run_all_trains_loses_a_rank_and_starts_again(lab: Lab) -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(not IS_LAB, reason="mybinder.org opens JupyterLab, as binder/ tells it to")
-def test_a_binder_opens_it(lab: Lab, tmp_path: Path) -> None:
+def test_binder_configuration_opens_the_quickstart(lab: Lab, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(QUICKSTART.parent, root / "notebooks" / "notebooks")
     shutil.copytree(QUICKSTART.parents[1] / "binder", root / "jupyter_config_dir")

@@ -46,7 +46,7 @@ def output(notebook: LabNotebook) -> Locator:
     return notebook.code_cell(1).locator(".jp-Cell-outputArea")
 
 
-def test_the_rank_that_the_others_wait_for_is_marked_and_its_memory_is_a_curve(
+def test_slow_rank_is_marked_and_memory_is_shown_as_curves(
     notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.begin(1)
@@ -76,7 +76,7 @@ def test_the_rank_that_the_others_wait_for_is_marked_and_its_memory_is_a_curve(
     assert image.evaluate("it => it.decode().then(() => it.naturalWidth)") == 32
 
 
-def test_of_many_ranks_the_slow_one_is_marked_in_the_grid(
+def test_slow_rank_is_marked_in_the_grid_of_many_ranks(
     notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.run(2)

@@ -37,7 +37,7 @@ print("trained")
 """
 
 
-def test_a_cell_has_one_line_that_unfolds(desk: Desk, picture: Picture) -> None:
+def test_finding_is_one_line_that_unfolds(desk: Desk, picture: Picture) -> None:
     write_notebook(desk.notebooks / "checks.ipynb", START, WRAPS, WRONG, "%ddp check")
     with desk.open("checks.ipynb") as notebook:
         for cell in range(4):
@@ -68,7 +68,7 @@ for step in range(8):
 """
 
 
-def test_the_link_downloads_the_file_and_the_table_says_what_differs(
+def test_trace_link_downloads_the_file_and_the_table_compares_ranks(
     desk: Desk, picture: Picture
 ) -> None:
     name = "trace.ipynb"
@@ -106,7 +106,7 @@ for step in range(2000):
 """
 
 
-def test_the_late_rank_is_named_in_the_panel_and_the_picture_is_saved(desk: Desk) -> None:
+def test_timeline_panel_names_the_late_rank_and_saves_the_picture(desk: Desk) -> None:
     name, enough = "timeline.ipynb", desk.notebooks / "enough"
     enough.unlink(missing_ok=True)
     write_notebook(desk.notebooks / name, THREE_RANKS, TIMED)
@@ -159,7 +159,7 @@ def wrong_for_somebody(page: Page, *tables: str) -> list[str]:
     return [f"{each['id']}: {each['nodes'][0]['html']}" for each in results["violations"]]
 
 
-def test_runs_are_listed_and_compared_and_the_saved_notebook_shows_both(
+def test_saved_notebook_shows_list_and_comparison_of_runs(
     desk: Desk, picture: Picture, tmp_path: Path
 ) -> None:
     name = "beside.ipynb"
@@ -211,7 +211,7 @@ SWEEPS = [
 ]
 
 
-def test_a_sweep_shows_how_far_it_is_and_stays_in_the_notebook(desk: Desk) -> None:
+def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
     name = "sweep.ipynb"
     write_notebook(desk.notebooks / name, *SWEEPS)
     with desk.open(name) as notebook:
@@ -272,9 +272,7 @@ def test_the_panels_buttons_end_the_whole_sweep(desk: Desk) -> None:
         assert notebook.problems == []
 
 
-def test_a_page_that_was_saved_and_loaded_again_in_a_sweep_sees_how_it_goes_on_and_ends(
-    desk: Desk, picture: Picture
-) -> None:
+def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk, picture: Picture) -> None:
     path = desk.notebooks / "saved-and-loaded-again.ipynb"
     cell = "%%ddp --sweep lr=1,2,3\ntrain(lr)\nwhile not os.path.exists(f'go_on_{lr}'):\n"
     write_notebook(path, *SWEEPS[:2], f"{cell}    time.sleep(0.05)", "1 + 1")

@@ -91,7 +91,9 @@ def names_are_kept(notebook: LabNotebook) -> None:
     assert "kept 1 2.0" in notebook.text(AFTER)
 
 
-def test_a_breakpoint_is_looked_into_and_left(notebook: LabNotebook, picture: Picture) -> None:
+def test_debugger_opens_at_a_breakpoint_and_continues(
+    notebook: LabNotebook, picture: Picture
+) -> None:
     notebook.begin(BREAK)
     await_box(notebook, "[rank 1] ipdb>")
     notebook.await_text(BREAK, r"in the debugger\s+4 breakpoint")
@@ -115,7 +117,7 @@ def test_a_secret_is_not_shown(notebook: LabNotebook) -> None:
     assert "abcdef" not in notebook.text(SECRET)
 
 
-def test_the_last_failure_is_looked_into(notebook: LabNotebook, picture: Picture) -> None:
+def test_debugger_opens_the_last_failure(notebook: LabNotebook, picture: Picture) -> None:
     notebook.run(FAIL)
     notebook.begin(DEBUG)
     answer(notebook, "[rank 0] ipdb>", "p n")
@@ -188,7 +190,7 @@ def turn_away(notebook: LabNotebook, leave: Callable[[LabNotebook], None]) -> No
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("leave", WAYS_OUT, ids=lambda each: each.__name__)
-def test_who_turns_away_is_not_waited_for(
+def test_input_box_is_abandoned_when_the_user_leaves_the_cell(
     notebook: LabNotebook, leave: Callable[[LabNotebook], None], times: int
 ) -> None:
     for _ in range(times):
@@ -214,7 +216,7 @@ def await_no_box(notebook: LabNotebook) -> None:
     ],
     ids=["input", "debugger", "death"],
 )
-def test_a_box_is_closed_when_another_rank_fails_or_its_own_dies(
+def test_input_box_closes_when_a_rank_fails_or_dies(
     notebook: LabNotebook, lasting: Desk, cell: int, prompt: str, said: str
 ) -> None:
     go_on = lasting.notebooks / "go_on"
@@ -230,7 +232,7 @@ def test_a_box_is_closed_when_another_rank_fails_or_its_own_dies(
     names_are_kept(notebook)
 
 
-def test_a_box_is_closed_by_the_panels_interrupt(notebook: LabNotebook) -> None:
+def test_panel_interrupt_closes_the_input_box(notebook: LabNotebook) -> None:
     notebook.run(KEEP)
     notebook.begin(NAME)
     await_box(notebook, "name?")
@@ -239,7 +241,7 @@ def test_a_box_is_closed_by_the_panels_interrupt(notebook: LabNotebook) -> None:
     names_are_kept(notebook)
 
 
-def test_who_scrolls_away_may_come_back(notebook: LabNotebook) -> None:
+def test_input_box_survives_scrolling_away(notebook: LabNotebook) -> None:
     notebook.begin(BREAK)
     await_box(notebook, "[rank 1] ipdb>")
     notebook.js("await panel.content.scrollToItem(panel.content.widgets.length - 1)")

@@ -53,7 +53,7 @@ def test_ranks_that_die_are_healed_and_restarted_with_their_names(notebook: Note
     assert_ranks_work(notebook, 3)
 
 
-def test_a_heal_replaces_the_rank_and_asks_the_donor_that_it_is_told(notebook: Notebook) -> None:
+def test_heal_replaces_the_given_rank_from_the_given_donor(notebook: Notebook) -> None:
     notebook.run(f"%%ddp --nproc 3\n{KEEP}\nweights = torch.full((2,), float(rank))")
     first = pids(notebook, range(3))
     assert notebook.run("%ddp kill 1").status == "ok"
@@ -84,7 +84,7 @@ SLEEPING = "%%ddp\nimport os, time\nopen(f'begun{rank}', 'w').close()\n"
     ],
     ids=["all ranks sleep", "one rank waits for the other"],
 )
-def test_a_machine_that_stands_still_in_a_cell_goes_on(fresh_notebook: Notebook, cell: str) -> None:
+def test_machine_suspended_during_a_cell_continues(fresh_notebook: Notebook, cell: str) -> None:
     notebook, folder = fresh_notebook, fresh_notebook.folder
     notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     before = pids(notebook, range(2))
@@ -101,7 +101,7 @@ def test_a_machine_that_stands_still_in_a_cell_goes_on(fresh_notebook: Notebook,
 
 
 @pytest.mark.full
-def test_a_machine_that_stands_still_between_cells_goes_on(fresh_notebook: Notebook) -> None:
+def test_machine_suspended_between_cells_continues(fresh_notebook: Notebook) -> None:
     fresh_notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     before = pids(fresh_notebook, range(2))
     stand_still(fresh_notebook)

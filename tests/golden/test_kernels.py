@@ -92,7 +92,7 @@ def odd_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_folder_with_blanks_and_umlauts_is_a_folder(odd_folder: Path) -> None:
+def test_kernel_works_in_a_folder_with_blanks_and_umlauts(odd_folder: Path) -> None:
     with Notebook(odd_folder) as notebook:
         notebook.run(f"%%ddp --nproc 2 --name 'erster ü'\n{KEEP}\nprint('grüße von', rank)")
         [run] = run_folders(odd_folder)

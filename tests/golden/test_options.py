@@ -78,7 +78,7 @@ def compared(notebook: Notebook, options: str = "") -> dict[str, Any]:
     return shown
 
 
-def test_runs_are_compared_as_the_options_say(notebook: Notebook, runs: Path) -> None:
+def test_compare_follows_its_options(notebook: Notebook, runs: Path) -> None:
     plain = compared(notebook)
     assert re.search(r"^.*\blr +0\.1 +0\.5$", plain["text/plain"], re.MULTILINE)
     assert "val/loss" in plain["text/plain"]
@@ -108,7 +108,7 @@ def test_runs_are_compared_as_the_options_say(notebook: Notebook, runs: Path) ->
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_run_is_shown_whole_or_in_part(notebook: Notebook) -> None:
+def test_show_prints_a_run_or_a_part_of_it(notebook: Notebook) -> None:
     notebook.run("%%ddp\nprint('in the second cell')")
     text = notebook.run("%ddp show fast").text
     assert "in the second cell" in text
@@ -137,7 +137,7 @@ def tracker(notebook: Notebook, runs: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tracker")
-def test_a_run_is_published_a_second_time_only_if_asked(notebook: Notebook, runs: Path) -> None:
+def test_run_is_published_again_only_with_the_again_option(notebook: Notebook, runs: Path) -> None:
     [slow] = run_folders(runs, "slow")
 
     def published() -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_a_fault_slows_a_rank_by_the_factor(notebook: Notebook, base: Path) -> N
 
 
 @pytest.mark.usefixtures("base")
-def test_as_many_lines_of_a_log_are_shown_as_asked(notebook: Notebook) -> None:
+def test_logs_command_shows_the_requested_number_of_lines(notebook: Notebook) -> None:
     notebook.run(f"%%ddp --nproc 2\n{KEEP}\nfor i in range(9): print('line', i, 'of', rank)")
     text = notebook.run("%ddp logs 1 --lines 2").text
     assert re.findall(r"line (\d) of (\d)", text) == [("7", "1"), ("8", "1")]
@@ -191,7 +191,7 @@ def test_as_many_lines_of_a_log_are_shown_as_asked(notebook: Notebook) -> None:
 
 
 @pytest.mark.usefixtures("base")
-def test_the_debugger_does_the_commands_that_are_typed_ahead(notebook: Notebook) -> None:
+def test_debugger_runs_the_commands_of_the_command_line(notebook: Notebook) -> None:
     notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     assert notebook.run("%%ddp\ndef fail(n):\n    1 / n\nfail(rank - 1)").status == "error"
     reply: Reply = notebook.converse("%ddp debug --command 'p n, kept' --command q")

@@ -52,7 +52,7 @@ def restarts(reply: Reply, rank: int) -> list[int]:
     return [int(line.split()[1]) for line in reply.lines(rank) if line.startswith("restarts")]
 
 
-def test_a_script_sees_the_options_that_it_was_started_with(notebook: Notebook, base: Path) -> None:
+def test_script_gets_the_options_of_ddp_run(notebook: Notebook, base: Path) -> None:
     options = "--nproc 2 --env MINE=yes --name tried --timeout 50"
     reply = notebook.run(f"%ddp run {options} script.py --env other --lr 0.1")
     assert reply.status == "ok", said(reply)

@@ -29,14 +29,14 @@ def spawned(folder: Path) -> Iterator[Ranks]:  # noqa: ARG001 - where the run is
         group.close()
 
 
-def test_they_start_and_have_names_and_a_process_group(spawned: Ranks) -> None:
+def test_spawned_ranks_have_names_and_a_process_group(spawned: Ranks) -> None:
     assert spawned.alive == [0, 1]
     spawned.push({"sent": [1, 2]})
     assert spawned.pull("sum(sent) + rank") == [3, 4]
     assert spawned.run("world_size, local_rank", wants_value=True).values() == [(2, 0), (2, 1)]
 
 
-def test_an_interrupt_ends_a_cell_on_all_of_them(spawned: Ranks, folder: Path) -> None:
+def test_interrupt_ends_a_cell_on_all_spawned_ranks(spawned: Ranks, folder: Path) -> None:
     handle = spawned.begin(
         "import time\nopen(f'begun{rank}', 'w').close()\nif rank == 0: dist.barrier()\n"
         "while True: time.sleep(0.01)"
@@ -47,7 +47,7 @@ def test_an_interrupt_ends_a_cell_on_all_of_them(spawned: Ranks, folder: Path) -
         spawned.finish(handle).raise_for_failure()
 
 
-def test_one_that_is_killed_is_named_and_a_restart_starts_all_again(spawned: Ranks) -> None:
+def test_killed_spawned_rank_is_named_and_restart_replaces_all_ranks(spawned: Ranks) -> None:
     before = spawned.pids
     spawned.kill(1)
     with pytest.raises(nbddp.RequestError, match=r"rank 1.*SIGKILL.*heal"):
@@ -58,7 +58,7 @@ def test_one_that_is_killed_is_named_and_a_restart_starts_all_again(spawned: Ran
     spawned.run("kept = rank * 10", quiet=True)
 
 
-def test_a_heal_replaces_one_and_leaves_the_other(spawned: Ranks) -> None:
+def test_heal_replaces_one_spawned_rank_and_keeps_the_other(spawned: Ranks) -> None:
     before = spawned.pids
     with pytest.raises(nbddp.CellFailedError, match=r"rank 1.*\b3\b"):
         spawned.run("import os\nif rank == 1: os._exit(3)\ndist.barrier()")

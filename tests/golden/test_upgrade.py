@@ -34,7 +34,7 @@ assert "healed" in [each["kind"] for each in slow.events]
 """
 
 
-def test_runs_of_an_earlier_version_are_opened(notebook: Notebook, tmp_path: Path) -> None:
+def test_runs_of_an_earlier_version_can_be_opened(notebook: Notebook, tmp_path: Path) -> None:
     shutil.copytree(RECORDED, tmp_path / ".nbddp" / "runs")
     notebook.run(f"%cd -q {tmp_path}")
     reply = notebook.run(OPEN)

@@ -52,7 +52,7 @@ while True:
 
 
 @pytest.mark.parametrize("nproc", [2, 3, 4])
-def test_a_rank_that_dies_at_any_moment_is_replaced(make_group: MakeRanks, nproc: int) -> None:
+def test_heal_replaces_a_rank_killed_at_a_random_moment(make_group: MakeRanks, nproc: int) -> None:
     chance = random.Random(nproc)
     group = make_group(nproc)
     group.run(SETUP, quiet=True)
@@ -72,7 +72,7 @@ def test_a_rank_that_dies_at_any_moment_is_replaced(make_group: MakeRanks, nproc
 
 
 @pytest.mark.parametrize("nproc", [16, 64])
-def test_one_of_many_is_replaced(make_group: MakeRanks, nproc: int) -> None:
+def test_heal_replaces_one_of_many_ranks(make_group: MakeRanks, nproc: int) -> None:
     group = make_group(nproc)
     group.run(SETUP, quiet=True)
     for victim in (3, 0, nproc - 1):
@@ -122,7 +122,7 @@ def named_in(launcher: WarmLauncher, number: int) -> Straggler | None:
     return found[0] if found else None
 
 
-def test_of_a_hundred_runs_with_equal_ranks_at_most_one_names_a_rank(
+def test_equal_ranks_are_marked_as_slow_in_at_most_one_of_100_runs(
     launcher: WarmLauncher,
     folder: Path,  # noqa: ARG001 - where the runs are recorded
 ) -> None:
@@ -222,7 +222,7 @@ def kill_all(on_nodes: OnNodes) -> None:
 
 
 @pytest.mark.parametrize("strike", [kill_agent, kill_all])
-def test_a_node_is_killed(rounds: Rounds, strike: Callable[[OnNodes], None]) -> None:
+def test_heal_after_a_node_is_killed(rounds: Rounds, strike: Callable[[OnNodes], None]) -> None:
     on_nodes = rounds.on_nodes
     on_nodes.bring(3)
     on_nodes.start_ranks()
@@ -245,7 +245,7 @@ def apart(make_nodes: Callable[..., Apart]) -> Apart:
     return make_nodes(Apart)
 
 
-def test_a_cable_is_cut(apart: Apart) -> None:
+def test_heal_after_a_network_cable_is_cut(apart: Apart) -> None:
     rounds = Rounds(apart)
     spaces = {f"{NET}.{number}": apart.bring_apart() for number in (2, 3)}
     apart.start_ranks()
@@ -262,7 +262,7 @@ def test_a_cable_is_cut(apart: Apart) -> None:
     rounds.report("cable cut")
 
 
-def test_a_partition_that_heals(apart: Apart) -> None:
+def test_nodes_return_after_a_network_partition(apart: Apart) -> None:
     rounds = Rounds(apart)
     spaces = [apart.bring_apart("--orphan-timeout", "60") for _ in (2, 3)]
     apart.start_ranks()

@@ -91,7 +91,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # ---- in the ranks themselves
 
 
-def test_arguments_and_variables_win_over_the_ranks_own_place(group: Ranks) -> None:
+def test_init_arguments_and_variables_override_rank_and_world_size(group: Ranks) -> None:
     run_bare(
         group,
         "import os\nassert dist.is_torchelastic_launched()\n"
@@ -106,7 +106,7 @@ def test_arguments_and_variables_win_over_the_ranks_own_place(group: Ranks) -> N
     assert group.pull("(by_argument, by_variable, alone)") == [(1, 1, (0, 1)), (0, 0, (0, 1))]
 
 
-def test_a_part_of_the_ranks_may_form_a_group(make_group: MakeRanks) -> None:
+def test_some_ranks_can_init_a_process_group(make_group: MakeRanks) -> None:
     group = make_group(3)
     run_bare(
         group,
@@ -119,7 +119,7 @@ def test_a_part_of_the_ranks_may_form_a_group(make_group: MakeRanks) -> None:
     assert group.pull("x.item() if rank else 0.0") == [0.0, 3.0, 3.0]
 
 
-def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
+def test_tutorial_function_can_init_and_destroy_repeatedly(
     own_group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_address = [f"tcp://{host}:{free_port()}" for host in ("localhost", "127.0.0.1")]
@@ -132,7 +132,7 @@ def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
     own_group.assert_works()
 
 
-def test_ranks_meet_in_the_store_of_whoever_serves_one(group: Ranks) -> None:
+def test_ranks_can_use_a_store_of_another_process(group: Ranks) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -153,7 +153,7 @@ def test_ranks_meet_in_the_store_of_whoever_serves_one(group: Ranks) -> None:
     del store
 
 
-def test_a_group_of_one_rank_ends_no_connection_of_ranks_that_still_meet(group: Ranks) -> None:
+def test_single_rank_groups_do_not_break_other_groups(group: Ranks) -> None:
     run_bare(
         group,
         "for _ in range(50):\n"
@@ -164,7 +164,7 @@ def test_a_group_of_one_rank_ends_no_connection_of_ranks_that_still_meet(group: 
     group.run("dist.barrier()")
 
 
-def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(group: Ranks) -> None:
+def test_init_on_one_rank_does_not_break_later_cells(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 0: "):
         run_bare(
             group,
@@ -175,7 +175,7 @@ def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(group: R
     group.assert_works()
 
 
-def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(group: Ranks) -> None:
+def test_new_group_on_one_rank_does_not_break_later_groups(group: Ranks) -> None:
     group.run("if rank == 0: dist.new_group([0])")
     group.run(
         "pair = dist.new_group([0, 1])\nx = torch.ones(1)\n"
@@ -193,7 +193,7 @@ def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(group: Ra
     ],
     ids=["one raises", "the other waits for it", "both raise"],
 )
-def test_a_script_that_failed_may_run_again(group: Ranks, ends: str) -> None:
+def test_failed_code_with_init_can_run_again(group: Ranks, ends: str) -> None:
     with pytest.raises(CellFailedError, match="ValueError: on purpose"):
         run_bare(group, pasted(ends))
     for _ in range(2):
@@ -207,14 +207,14 @@ def test_a_script_that_failed_may_run_again(group: Ranks, ends: str) -> None:
     ["begin(); time.sleep(600)", "begin()\nwhile True: step()", "begin()\nif rank == 0: step()"],
     ids=["sleep", "steps", "one waits"],
 )
-def test_a_script_that_was_stopped_may_run_again(group: Ranks, ends: str) -> None:
+def test_interrupted_code_with_init_can_run_again(group: Ranks, ends: str) -> None:
     run_until_stopped(group, pasted(f"{ends}\ntime.sleep(600)"))
     for _ in range(2):
         run_bare(group, pasted())
     group.assert_works()
 
 
-def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
+def test_code_interrupted_in_a_file_rendezvous_can_run_again(
     group: Ranks, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"file://{folder}/meeting"
@@ -228,7 +228,7 @@ def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
     assert group.pull("kept") == [0, 1]
 
 
-def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_again(
+def test_code_interrupted_inside_init_process_group_can_run_again(
     group: Ranks,
 ) -> None:
     with pytest.raises(CellFailedError, match="KeyboardInterrupt in init_process_group"):
@@ -242,7 +242,7 @@ def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_
     group.assert_works()
 
 
-def test_a_group_that_a_part_of_the_ranks_left_behind_is_destroyed_with_a_rank_missing(
+def test_leftover_group_of_some_ranks_is_destroyed_after_another_rank_died(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
@@ -254,13 +254,13 @@ def test_a_group_that_a_part_of_the_ranks_left_behind_is_destroyed_with_a_rank_m
         run_bare(group, pair, ranks=(0, 1))
 
 
-def test_a_look_at_a_failure_leaves_the_group_as_it_is(group: Ranks) -> None:
+def test_failure_report_keeps_the_users_process_group(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 1: ValueError"):
         run_bare(group, pasted("if rank == 1: raise ValueError('no')\nstep()"))
     group.run_cell("assert dist.get_world_size() == 2", needs_group=None)
 
 
-def test_a_second_group_is_refused_with_the_way_out(group: Ranks) -> None:
+def test_second_init_is_refused_with_a_hint_at_no_init(group: Ranks) -> None:
     failure = str(group.failure_of("dist.init_process_group('gloo')"))
     assert failure.startswith("ranks 0-1: ValueError: ")
     assert "--no-init" in failure
@@ -270,7 +270,7 @@ def test_a_second_group_is_refused_with_the_way_out(group: Ranks) -> None:
     group.run("dist.barrier()")
 
 
-def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks) -> None:
+def test_failure_to_form_the_group_fails_only_its_cell(group: Ranks) -> None:
     group.run(
         f"{imported(process_group)}from datetime import timedelta\n"
         "form = process_group.ProcessGroup.init\n"
@@ -300,7 +300,7 @@ SPAWNS = {
 }
 
 
-def test_a_cell_that_starts_processes_is_told_the_call_to_write(own_group: Ranks) -> None:
+def test_spawn_in_a_cell_is_refused_with_the_call_to_write(own_group: Ranks) -> None:
     begin = "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn\n"
     own_group.run(f"{begin}def main(index, *args): pass\nargs = [7]")
     for source, call in SPAWNS.items():
@@ -308,7 +308,7 @@ def test_a_cell_that_starts_processes_is_told_the_call_to_write(own_group: Ranks
         own_group.run_cell("main(rank, args)")
 
 
-def test_a_file_that_a_cell_runs_may_start_processes(own_group: Ranks, folder: Path) -> None:
+def test_file_run_by_a_cell_can_start_processes(own_group: Ranks, folder: Path) -> None:
     (folder / "starts.py").write_text(
         "import torch.multiprocessing as mp\ndef main(index): print(f'index {index}')\n"
         "if __name__ == '__main__': mp.spawn(main, nprocs=1)"
@@ -317,7 +317,7 @@ def test_a_file_that_a_cell_runs_may_start_processes(own_group: Ranks, folder: P
 
 
 @pytest.mark.full
-def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
+def test_subprocess_scripts_of_all_ranks_can_form_a_group(
     group: Ranks, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     (folder / "script.py").write_text(
@@ -335,7 +335,7 @@ def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
 # ---- what is said of groups
 
 
-def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
+def test_subgroup_collective_is_reported_with_its_number_and_group(
     make_group: MakeRanks,
 ) -> None:
     failure = make_group(3).failure_of(
@@ -349,7 +349,7 @@ def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
     assert re.search(r"rank 0: .* all_reduce #2 of group \[0, 2\], line 5$", failure.report, re.M)
 
 
-def test_calls_of_other_ranks_outlive_the_process_group(own_group: Ranks) -> None:
+def test_rpc_continues_after_destroy_process_group(own_group: Ranks) -> None:
     own_group.run(
         "import torch.distributed.rpc as rpc\n"
         "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
@@ -393,7 +393,7 @@ def test_destroyed_groups_keep_no_sockets_and_no_threads(own_group: Ranks, body:
     own_group.assert_works()
 
 
-def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(group: Ranks) -> None:
+def test_group_of_a_backend_without_sequence_numbers_can_be_destroyed(group: Ranks) -> None:
     group.run(
         "import torch.testing._internal.distributed.fake_pg\n"
         "pair = dist.new_group([0, 1], backend='fake')\ndist.destroy_process_group(pair)"
@@ -401,7 +401,7 @@ def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(group:
     group.run("dist.barrier()")
 
 
-def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Ranks) -> None:
+def test_destroyed_group_fails_the_collective_of_the_other_rank(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match=r"^rank 1: connection .* all_reduce"):
         group.run(
             "x = torch.ones(1)\ndist.all_reduce(x)\nkept = dist.group.WORLD\n"
@@ -410,7 +410,7 @@ def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Ranks)
     group.run("dist.barrier()")
 
 
-def test_a_launcher_that_every_rank_starts_is_explained(group: Ranks) -> None:
+def test_launcher_started_by_every_rank_gets_an_explanation(group: Ranks) -> None:
     launch = (
         "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
         "def train(): import time; time.sleep(30)\n"

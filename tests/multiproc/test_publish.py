@@ -34,7 +34,7 @@ def with_tracker(notebook: Notebook, tmp_path: Path) -> Iterator[Callable[[str],
     assert notebook.run(code).status == "ok"
 
 
-def test_a_tracker_that_does_not_answer_holds_no_cell_up_and_no_stop(
+def test_unresponsive_tracker_does_not_delay_cells_or_stop(
     notebook: Notebook, with_tracker: Callable[[str], Path]
 ) -> None:
     base = with_tracker("blocks")
@@ -49,7 +49,7 @@ def test_a_tracker_that_does_not_answer_holds_no_cell_up_and_no_stop(
     assert len((run_folder(base) / "metrics.jsonl").read_text().splitlines()) == 5 * 30 * 2
 
 
-def test_a_run_is_published_to_its_stop_and_later_cells_with_it(
+def test_run_is_published_until_stop_including_later_cells(
     notebook: Notebook, with_tracker: Callable[[str], Path]
 ) -> None:
     base = with_tracker("well")
@@ -66,7 +66,7 @@ def test_a_run_is_published_to_its_stop_and_later_cells_with_it(
     assert "finished 0" in log
 
 
-def test_a_script_is_a_run_there_and_the_run_of_the_cells_goes_on(
+def test_script_is_published_as_its_own_run_beside_the_run_of_the_cells(
     notebook: Notebook, with_tracker: Callable[[str], Path]
 ) -> None:
     base = with_tracker("well")
@@ -84,7 +84,7 @@ def test_a_script_is_a_run_there_and_the_run_of_the_cells_goes_on(
 
 
 @pytest.mark.full
-def test_each_run_of_a_sweep_is_a_run_there_with_its_settings(
+def test_each_run_of_a_sweep_is_published_with_its_settings(
     notebook: Notebook, with_tracker: Callable[[str], Path]
 ) -> None:
     base = with_tracker("well")

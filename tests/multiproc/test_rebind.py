@@ -75,7 +75,7 @@ def agree(group: Ranks, *expressions: str) -> bool:
     ],
     ids=["object", "closure", "compiled"],
 )
-def test_a_model_is_found_wherever_it_lives(
+def test_model_in_any_container_moves_to_the_new_process_group(
     group: Ranks, capsys: pytest.CaptureFixture[str], made: str, model: str, name: str
 ) -> None:
     group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}")
@@ -87,7 +87,7 @@ def test_a_model_is_found_wherever_it_lives(
     assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
 
 
-def test_nothing_is_kept_alive_by_being_noted(group: Ranks) -> None:
+def test_tracking_a_model_does_not_keep_it_alive(group: Ranks) -> None:
     group.run(f"{DDP}import gc, weakref\nmodel = DDP(torch.nn.Linear(4, 4))")
     group.run("gone = weakref.ref(model)\ndel model\ngc.collect()")
     assert group.pull("gone() is None") == [True, True]
@@ -105,7 +105,7 @@ def test_nothing_is_kept_alive_by_being_noted(group: Ranks) -> None:
     ],
     ids=["an empty one", "groups", "zero", "lbfgs"],
 )
-def test_no_optimizer_stops_the_next_cell(
+def test_no_kind_of_optimizer_breaks_the_next_cell(
     group: Ranks, capsys: pytest.CaptureFixture[str], made: str
 ) -> None:
     group.run(
@@ -121,7 +121,7 @@ def test_no_optimizer_stops_the_next_cell(
     assert agree(group, "[p.tolist() for p in model.parameters()]")
 
 
-def test_a_first_step_that_one_rank_alone_took_is_taken_over_by_all(
+def test_first_optimizer_step_of_one_rank_is_copied_to_all_ranks(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
@@ -146,7 +146,7 @@ def test_a_first_step_that_one_rank_alone_took_is_taken_over_by_all(
     assert group.pull("type(optimizer.param_groups[0]['betas']).__name__") == ["tuple"] * 2
 
 
-def test_an_accumulation_begins_again_and_a_scaler_is_as_rank_0_has_it(
+def test_gradient_accumulation_restarts_and_the_scaler_is_copied_from_rank_0(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The gradients of its micro-steps are gone, and the ranks had done differently many."""
@@ -170,7 +170,7 @@ def test_an_accumulation_begins_again_and_a_scaler_is_as_rank_0_has_it(
     assert agree(group, "[p.tolist() for p in model.parameters()]")
 
 
-def test_communication_hooks_go_on_too(group: Ranks) -> None:
+def test_communication_hooks_move_to_the_new_process_group(group: Ranks) -> None:
     group.run(
         f"{DDP}from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "calls = []\n"
@@ -204,7 +204,7 @@ NAMED = {  # what is not taken along, by why
 
 
 @pytest.mark.parametrize("made", NAMED.values(), ids=NAMED)
-def test_what_cannot_go_on_is_named_and_costs_nothing_but_itself(
+def test_objects_that_cannot_move_to_the_new_group_are_named(
     group: Ranks, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion, made: str
 ) -> None:
     group.run(f"{DDP}{made}")
@@ -214,7 +214,7 @@ def test_what_cannot_go_on_is_named_and_costs_nothing_but_itself(
     group.assert_works()
 
 
-def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
+def test_failed_migration_is_reported_once_and_the_next_cell_runs(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
@@ -230,7 +230,7 @@ def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
     assert " model: " in line
 
 
-def test_a_model_survives_a_cell_without_a_group(
+def test_model_survives_a_cell_without_a_process_group(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{DDP}model = DDP(torch.nn.Linear(4, 4))")
@@ -239,7 +239,7 @@ def test_a_model_survives_a_cell_without_a_group(
     assert taken_along(capsys) == ["model"]
 
 
-def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: Ranks) -> None:
+def test_ranks_without_models_exchange_one_message(group: Ranks) -> None:
     count = "dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()"
     group.run(imported(gather_objects) + "before = " + count)
     group.run(f"gather_objects(None, device)\none_exchange = {count} - before")
@@ -248,7 +248,7 @@ def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: Ranks) 
     assert group.pull("one_exchange == regroup > 0") == [True, True]
 
 
-def test_what_ranks_tell_each_other_may_be_of_any_length(make_group: MakeRanks) -> None:
+def test_gather_objects_accepts_objects_of_any_length(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(
         imported(gather_objects) + "long = gather_objects('ä' * 1000 * (2 - rank), device)\n"
@@ -258,7 +258,7 @@ def test_what_ranks_tell_each_other_may_be_of_any_length(make_group: MakeRanks) 
     assert group.pull("long, none") == [(said, [None] * 3)] * 3
 
 
-def test_tensors_of_all_kinds_are_sent_as_one(group: Ranks) -> None:
+def test_broadcast_tensors_sends_all_dtypes_and_layouts(group: Ranks) -> None:
     group.run(
         imported(broadcast_tensors) + "def kinds(seed):\n"
         "    torch.manual_seed(seed)\n"
@@ -272,7 +272,7 @@ def test_tensors_of_all_kinds_are_sent_as_one(group: Ranks) -> None:
     assert group.pull(f"{same}, not torch.equal(kinds(0)[1], theirs[1])") == [(True, True)] * 2
 
 
-def test_a_model_that_only_one_rank_still_holds_in_a_circle_keeps_no_other_from_going_on(
+def test_model_in_a_reference_cycle_on_one_rank_does_not_block_other_models(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nkept = [DDP(torch.nn.Linear(4, 4))]")
@@ -284,7 +284,7 @@ def test_a_model_that_only_one_rank_still_holds_in_a_circle_keeps_no_other_from_
     assert taken_along(capsys) == ["model"]
 
 
-def test_a_model_that_every_rank_holds_in_a_circle_alone_is_not_taken_along(
+def test_model_in_a_garbage_cycle_on_all_ranks_is_not_moved(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nmodel = DDP(torch.nn.Linear(4, 4))")

@@ -37,7 +37,7 @@ def train(fail: str) -> str:
     return TRAIN.replace("FAIL", fail)
 
 
-def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
+def test_recovery_loses_only_the_steps_since_the_checkpoint(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
@@ -60,7 +60,7 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
     assert curve.resume_points == (10.0,)
 
 
-def test_a_failure_at_the_same_step_twice_ends_it_early_and_says_so(
+def test_second_failure_at_the_same_step_ends_the_recovery(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
@@ -83,7 +83,7 @@ def test_cells_marked_once_and_cells_that_failed_are_not_replayed(notebook: Note
     assert "NameError" in notebook.run("%%ddp\nran").error
 
 
-def test_in_a_replay_a_fault_that_struck_is_armed_no_more(notebook: Notebook) -> None:
+def test_replay_does_not_rearm_a_fault_that_fired(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nkept = rank")
     notebook.run("%ddp fault kill --rank 1 --step 3")
     train = "%%ddp\nfor step in range(5):\n    nbddp.log(step=step)\nkept"
@@ -94,7 +94,7 @@ def test_in_a_replay_a_fault_that_struck_is_armed_no_more(notebook: Notebook) ->
     assert "SIGKILL" in notebook.run(train).error
 
 
-def test_after_a_recovery_the_same_fault_can_be_asked_for_again(group: Ranks) -> None:
+def test_fault_can_be_armed_again_after_a_recovery(group: Ranks) -> None:
     cell = (
         "nbddp.faults.clear()\nnbddp.faults.at(step=3, rank=1, kind='kill')\n"
         "for step in range(5):\n    nbddp.log(step=step)"
@@ -105,7 +105,7 @@ def test_after_a_recovery_the_same_fault_can_be_asked_for_again(group: Ranks) ->
         assert group.attempt == before + 1
 
 
-def test_a_cell_recovers_in_the_notebook_and_the_cells_around_it_work(notebook: Notebook) -> None:
+def test_cell_with_max_restarts_recovers_in_a_notebook(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nimport os, signal\nfrom pathlib import Path")
     reply = notebook.run(
         "%%ddp --max-restarts 1\nif rank == 1 and not Path('once').exists():\n"
@@ -131,9 +131,7 @@ dist.barrier()
 
 
 @pytest.mark.parametrize("how", ["%ddp restart --replay", "%%ddp --max-restarts 3\n1 / 0"])
-def test_an_interrupt_ends_a_replay_as_any_cell_and_what_was_replayed_is_kept(
-    notebook: Notebook, how: str
-) -> None:
+def test_interrupt_ends_a_replay_and_keeps_replayed_names(notebook: Notebook, how: str) -> None:
     for name in ("again", "stuck"):
         (notebook.folder / name).unlink(missing_ok=True)
     notebook.run("%%ddp --nproc 2 --fresh\nkept = rank")

@@ -36,7 +36,7 @@ def facts_at_end(group: Ranks) -> dict[str, Any]:
     return read_facts(folder)
 
 
-def test_a_run_is_known_by_its_facts(make_group: MakeRanks) -> None:
+def test_run_json_has_the_facts_of_the_run(make_group: MakeRanks) -> None:
     group = make_group(2)
     group.run(TRAIN)
     group.run("test = nbddp.loader(data.test, batch_size=50)\nfor x, y in test: pass")
@@ -59,7 +59,7 @@ def test_a_run_is_known_by_its_facts(make_group: MakeRanks) -> None:
     assert "git" not in facts
 
 
-def test_the_next_run_of_the_same_kernel_begins_anew(make_group: MakeRanks) -> None:
+def test_second_run_of_a_kernel_has_no_facts_of_the_first(make_group: MakeRanks) -> None:
     group = make_group(1)
     group.run(TRAIN)
     group.stop()
@@ -79,7 +79,7 @@ for step in range(100_000):
 """
 
 
-def test_a_cell_that_goes_on_is_written_down_and_has_not_failed_when_it_is_stopped(
+def test_running_cell_is_recorded_and_an_interrupt_is_no_failure(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_limits(monkeypatch, time_between_facts=0.0)
@@ -103,9 +103,7 @@ def test_a_cell_that_goes_on_is_written_down_and_has_not_failed_when_it_is_stopp
     assert 'aria-label="failure"' not in page
 
 
-def test_git_is_asked_in_the_background_where_there_is_a_repository(
-    make_group: MakeRanks, folder: Path
-) -> None:
+def test_git_state_is_recorded_in_the_background(make_group: MakeRanks, folder: Path) -> None:
     git = ["git", "-c", "user.name=Somebody", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "-q", "-b", "main"], check=True, cwd=folder)
     (folder / "train.py").write_text("lr = 0.1\n")

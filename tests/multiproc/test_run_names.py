@@ -22,16 +22,14 @@ def runs_of(base: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.full
-def test_fresh_ranks_with_a_name_are_a_run_of_their_own(notebook: Notebook, base: Path) -> None:
+def test_fresh_with_a_name_begins_a_new_run(notebook: Notebook, base: Path) -> None:
     for line in ("--nproc 1 --name alone", "--fresh --nproc 2 --name pair", "--fresh", ""):
         assert notebook.run(f"%%ddp {line}\nnbddp.log(loss=1.0)").status == "ok"
     assert runs_of(base) == [("alone", 1), ("pair", 6)]
     assert "the next run will be named other" in notebook.run("%%ddp --name other\n1").text
 
 
-def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_is_meant(
-    notebook: Notebook, base: Path
-) -> None:
+def test_repeated_run_name_means_the_newest_run(notebook: Notebook, base: Path) -> None:
     for loss in (1.0, 2.0):
         cell = f"%%ddp --fresh --nproc 1 --name again\nnbddp.log(loss={loss})"
         assert notebook.run(cell).status == "ok"
@@ -41,7 +39,7 @@ def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_
 
 
 @pytest.mark.full
-def test_a_restart_with_a_name_begins_a_run_in_which_the_cells_are_done_again(
+def test_restart_with_a_name_replays_the_cells_into_a_new_run(
     notebook: Notebook, base: Path
 ) -> None:
     cell = "%%ddp --nproc 2 --name first\nx = rank\nnbddp.log(loss=x)"

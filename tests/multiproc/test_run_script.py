@@ -89,7 +89,7 @@ def lines(capsys: Capture, rank: int = 0) -> list[str]:
     return [line.removeprefix(mark) for line in said if line.startswith(mark)]
 
 
-def test_it_does_what_it_does_under_torchrun(
+def test_script_prints_the_same_as_under_torchrun(
     group: Ranks, write: Write, capsys: Capture, folder: Path
 ) -> None:
     write(TRAIN.replace("INIT", "'gloo'").replace("ENDING", DESTROY))
@@ -121,7 +121,7 @@ BY_ADDRESS = (
         pytest.param("'gloo', init_method='env://'", DESTROY, id="env", marks=pytest.mark.full),
     ],
 )
-def test_it_may_meet_by_address_and_leave_its_group_behind(
+def test_script_can_init_by_address_and_leave_its_group_open(
     group: Ranks, write: Write, capsys: Capture, how: str, ending: str
 ) -> None:
     how = how.replace("PORT", str(free_port()))
@@ -132,7 +132,7 @@ def test_it_may_meet_by_address_and_leave_its_group_behind(
     group.assert_works()
 
 
-def test_what_it_imports_of_its_own_is_as_it_is_now(
+def test_script_imports_the_current_version_of_its_modules(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write("import own, package.part\nprint(own.value, package.part.value)")
@@ -148,7 +148,7 @@ def test_what_it_imports_of_its_own_is_as_it_is_now(
 # ---- how it ends
 
 
-def test_exit_code_0_is_done(group: Ranks, write: Write) -> None:
+def test_script_with_exit_code_0_succeeds(group: Ranks, write: Write) -> None:
     for ending in ("sys.exit()", "sys.exit(0)", "sys.exit(256)", "raise SystemExit(None)"):
         write(f"import sys\n{ending}")
         assert group.run_script("work/script.py").is_ok, ending
@@ -170,7 +170,7 @@ def test_exit_code_0_is_done(group: Ranks, write: Write) -> None:
     ],
     ids=["number", "text", "float", "argparse", "error"],
 )
-def test_another_end_fails_and_names_rank_and_code(
+def test_script_with_another_exit_code_fails_with_rank_and_code(
     group: Ranks, write: Write, capsys: Capture, source: str, printed: list[str], failure: str
 ) -> None:
     write(f"import os; RANK = os.environ['RANK'] == '1'\n{source}")
@@ -181,7 +181,7 @@ def test_another_end_fails_and_names_rank_and_code(
     assert lines(capsys) == printed
 
 
-def test_its_traceback_shows_its_own_lines_and_none_of_ours(group: Ranks, write: Write) -> None:
+def test_script_traceback_shows_no_nbddp_frames(group: Ranks, write: Write) -> None:
     write("import own\ndef main():\n    own.fail()\nmain()")
     write("def fail():\n    raise ValueError('too high')", "work/own.py")
     with pytest.raises(CellFailedError) as error:
@@ -192,7 +192,7 @@ def test_its_traceback_shows_its_own_lines_and_none_of_ours(group: Ranks, write:
     assert "nbddp" not in report.partition("Traceback")[2]
 
 
-def test_what_python_does_at_the_end_of_a_program_is_done(
+def test_script_runs_exit_handlers_and_joins_threads(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write(
@@ -234,7 +234,7 @@ dist.barrier()
 """
 
 
-def test_a_process_that_it_forks_ends_as_a_program_ends(
+def test_forked_child_of_a_script_exits_normally(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write(FORKS)
@@ -249,7 +249,9 @@ def test_a_process_that_it_forks_ends_as_a_program_ends(
     assert lines(capsys) == ["4"]
 
 
-def test_its_forkserver_ends_with_it(group: Ranks, write: Write, capsys: Capture) -> None:
+def test_forkserver_of_a_script_ends_with_the_script(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
     write(
         "import multiprocessing, os\n"
         "if __name__ == '__main__':\n"
@@ -270,7 +272,7 @@ def test_its_forkserver_ends_with_it(group: Ranks, write: Write, capsys: Capture
     ],
     ids=["script", "its threads"],
 )
-def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(
+def test_interrupt_ends_the_script_and_keeps_names_of_cells(
     group: Ranks, write: Write, folder: Path, source: str
 ) -> None:
     write(f"import os\nBEGUN = 'begun' + os.environ['RANK']\n{source}")
@@ -321,7 +323,9 @@ sys.path = ["/mine", *sys.path]
 """
 
 
-def test_it_finds_what_a_program_finds(group: Ranks, write: Write, capsys: Capture) -> None:
+def test_script_sees_the_same_environment_as_a_plain_program(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
     write(FOUND)
     alone = subprocess.run(
         [sys.executable, "work/script.py"], check=True, capture_output=True, text=True
@@ -332,7 +336,7 @@ def test_it_finds_what_a_program_finds(group: Ranks, write: Write, capsys: Captu
     group.run("assert display and __IPYTHON__\nassert torch.get_default_dtype() == torch.float32")
 
 
-def test_its_arguments_are_its_own_and_a_module_is_found(
+def test_script_gets_its_arguments_and_can_be_a_module(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write("import sys\nprint(__package__, __spec__.name, sys.argv[1:], sys.path[0])", "pack/go.py")
@@ -349,7 +353,7 @@ def test_its_arguments_are_its_own_and_a_module_is_found(
     assert lines(capsys) == [str([str(path), "data", "--fast"])]
 
 
-def test_the_processes_that_it_starts_know_its_classes(group: Ranks, write: Write) -> None:
+def test_spawned_processes_of_a_script_can_unpickle_its_classes(group: Ranks, write: Write) -> None:
     write(
         "import multiprocessing as mp\nclass Box: pass\n"
         "def work(queue, box):\n    queue.put(box if type(box) is Box else None)\n"
@@ -362,7 +366,7 @@ def test_the_processes_that_it_starts_know_its_classes(group: Ranks, write: Writ
         group.run_script("work/script.py")
 
 
-def test_a_value_that_needs_the_group_is_for_a_cell(group: Ranks) -> None:
+def test_pull_that_needs_the_process_group_fails_without_it(group: Ranks) -> None:
     size = "dist.get_world_size()"
     assert group.pull(size) == [2, 2]
     group.run_cell("pass", needs_group=False)
@@ -375,7 +379,9 @@ def test_a_value_that_needs_the_group_is_for_a_cell(group: Ranks) -> None:
     assert group.pull(size) == [2, 2]
 
 
-def test_its_names_stay_when_asked(group: Ranks, write: Write, capsys: Capture) -> None:
+def test_script_run_with_keeps_leaves_its_names(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "global kept; kept = model"))
     group.run_script("work/script.py", keeps=True)
     group.run("kept(torch.ones(2, 4)).sum().backward()\nSquares()[3][1].item(), rank")
@@ -387,9 +393,7 @@ def test_its_names_stay_when_asked(group: Ranks, write: Write, capsys: Capture) 
 
 
 @pytest.mark.full
-def test_ten_runs_leave_nothing_in_the_process_that_asks_for_them(
-    group: Ranks, write: Write
-) -> None:
+def test_ten_script_runs_leak_nothing_in_the_controller(group: Ranks, write: Write) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "pass"))
     me = psutil.Process()
 
@@ -411,7 +415,7 @@ def test_ten_runs_leave_nothing_in_the_process_that_asks_for_them(
 # ---- in a notebook
 
 
-def test_names_are_filled_in_and_ranks_are_chosen(notebook: Notebook, write: Write) -> None:
+def test_run_expands_notebook_variables_and_accepts_ranks(notebook: Notebook, write: Write) -> None:
     write("import os, sys\nprint(sys.argv[1:], os.environ['WORLD_SIZE'])")
     notebook.run(f"%cd -q {Path.cwd()}\nrate = 0.5")
     reply = notebook.run("%ddp run --nproc 3 --quiet work/script.py")
@@ -424,7 +428,7 @@ def test_names_are_filled_in_and_ranks_are_chosen(notebook: Notebook, write: Wri
 # ---- what cannot be run
 
 
-def test_what_is_no_script_is_refused_before_anything_starts(
+def test_invalid_script_is_refused_before_ranks_start(
     folder: Path, snapshot: SnapshotAssertion
 ) -> None:
     refused = {

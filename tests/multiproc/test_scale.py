@@ -42,7 +42,7 @@ def table(reply: Reply) -> list[list[str]]:
 
 
 @pytest.mark.full
-def test_rounds_of_each_world_size_are_runs_and_make_a_table(
+def test_scale_records_each_round_as_a_run_and_shows_a_table(
     notebook: Notebook, base: Path
 ) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")
@@ -68,9 +68,7 @@ def test_rounds_of_each_world_size_are_runs_and_make_a_table(
     assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"
 
 
-def test_a_world_size_on_which_it_fails_does_not_end_the_others(
-    notebook: Notebook, base: Path
-) -> None:
+def test_scale_continues_after_a_world_size_that_fails(notebook: Notebook, base: Path) -> None:
     reply = notebook.run("%%ddp --scale 1-3\nassert world_size != 2, 'no pairs'\n1")
     assert reply.status == "ok", reply.traceback
     assert [row[0] for row in table(reply)] == ["1", "3"]
@@ -80,7 +78,7 @@ def test_a_world_size_on_which_it_fails_does_not_end_the_others(
     assert len(runs_in(base)) == 9
 
 
-def test_more_ranks_than_cores_are_said_aloud(notebook: Notebook, base: Path) -> None:
+def test_scale_warns_about_more_ranks_than_cores(notebook: Notebook, base: Path) -> None:
     notebook.run("import os\nall_cores = os.sched_getaffinity(0)")
     notebook.run("os.sched_setaffinity(0, {min(all_cores)})")
     try:
@@ -91,7 +89,7 @@ def test_more_ranks_than_cores_are_said_aloud(notebook: Notebook, base: Path) ->
     assert len(runs_in(base)) == 6
 
 
-def test_a_stop_ends_all_and_shows_what_is_known(notebook: Notebook, base: Path) -> None:
+def test_interrupt_ends_the_scale_and_shows_finished_rounds(notebook: Notebook, base: Path) -> None:
     request = notebook.begin(
         "%%ddp --scale 1,2\nimport time\nif world_size == 2:\n    print('here')\n    time.sleep(60)"
     )
@@ -117,9 +115,7 @@ def test_a_stop_ends_all_and_shows_what_is_known(notebook: Notebook, base: Path)
     ],
     ids=["record", "folder"],
 )
-def test_a_round_that_loses_its_record_or_its_folder_leaves_the_cells_time(
-    notebook: Notebook, lose: str
-) -> None:
+def test_scale_uses_the_cell_time_if_a_round_has_no_record(notebook: Notebook, lose: str) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")
     reply = notebook.run(f"%%ddp --scale 1,2\nimport glob, os, shutil\n{lose}")
     assert reply.status == "ok", reply.text + reply.traceback

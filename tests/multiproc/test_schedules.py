@@ -264,7 +264,7 @@ COUNTS = pytest.mark.parametrize(
 
 @COUNTS
 @pytest.mark.parametrize("nproc", [2, 3, 4])
-def test_whatever_strikes_no_name_is_lost_unsaid(
+def test_random_failures_lose_no_name_without_a_report(
     make_group: MakeRanks, nproc: int, count: int
 ) -> None:
     play(Schedules(make_group(nproc, grace=2.0), SEED * 100 + nproc), count)
@@ -305,7 +305,7 @@ class NodeSchedules(Schedules):
 
 
 @COUNTS
-def test_whatever_strikes_on_nodes_no_name_is_lost_unsaid(
+def test_random_failures_on_nodes_lose_no_name_without_a_report(
     make_nodes: Callable[..., OnNodes], count: int
 ) -> None:
     play(NodeSchedules(make_nodes(), SEED), count)

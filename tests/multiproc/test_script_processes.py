@@ -65,7 +65,7 @@ def run_until_stopped(group: Ranks, script: str) -> None:
     ],
     ids=["executor", "pool"],
 )
-def test_a_pool_that_stays_open_ends_with_its_script(
+def test_open_process_pool_ends_with_its_script(
     group: Ranks, write: Write, capsys: Capture, pool: str
 ) -> None:
     script = write(
@@ -91,7 +91,7 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.parametrize("ending", ["time.sleep(600)", "1 / 0"], ids=["stopped", "failed"])
-def test_what_a_run_held_is_free_in_the_next_one_and_in_a_cell(
+def test_resources_of_a_failed_script_are_free_in_the_next_run(
     group: Ranks, write: Write, ending: str
 ) -> None:
     source = HOLDS.replace("PORT", str(free_port()))
@@ -106,7 +106,7 @@ def test_what_a_run_held_is_free_in_the_next_one_and_in_a_cell(
     group.run(source.replace("ENDING", "pass"))
 
 
-def test_a_process_that_a_script_leaves_running_is_ended(
+def test_process_left_running_by_a_script_is_ended(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
     script = write("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)")
@@ -115,7 +115,7 @@ def test_a_process_that_a_script_leaves_running_is_ended(
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_stop_ends_the_processes_that_a_script_has_spawned(group: Ranks, write: Write) -> None:
+def test_interrupt_ends_processes_spawned_by_a_script(group: Ranks, write: Write) -> None:
     script = write(
         "import os, pathlib, time\nimport torch.multiprocessing as mp\n"
         "def work(place):\n    pathlib.Path(f'pid{place}').write_text(str(os.getpid()))\n"
@@ -132,7 +132,7 @@ def test_a_stop_ends_the_processes_that_a_script_has_spawned(group: Ranks, write
 # ---- what a run finds
 
 
-def test_a_script_finds_the_environment_and_the_folder_of_the_moment(
+def test_script_runs_in_the_current_environment_and_working_folder(
     notebook: Notebook, write: Write, folder: Path
 ) -> None:
     script = write("import os\nprint(os.environ.get('FOO'), os.getcwd())")
@@ -148,7 +148,7 @@ def test_a_script_finds_the_environment_and_the_folder_of_the_moment(
     notebook.run("%env FOO=")
 
 
-def test_the_timeout_is_for_the_groups_of_a_script_too(
+def test_timeout_option_applies_to_groups_of_a_script(
     make_group: Callable[..., Ranks], write: Write
 ) -> None:
     group = make_group(2, timeout=2.0)
@@ -162,7 +162,7 @@ def test_the_timeout_is_for_the_groups_of_a_script_too(
     assert time.monotonic() - began < 20
 
 
-def test_a_script_after_a_stop_was_not_restarted(notebook: Notebook, write: Write) -> None:
+def test_restart_count_of_a_script_is_0_after_a_stop(notebook: Notebook, write: Write) -> None:
     script = write("import os\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])")
     for _ in range(2):
         assert notebook.run(f"%ddp run {script}").lines(0) == ["0"]
@@ -172,7 +172,9 @@ def test_a_script_after_a_stop_was_not_restarted(notebook: Notebook, write: Writ
 # ---- its ranks
 
 
-def test_the_cells_keep_their_ranks_and_names(group: Ranks, write: Write, capsys: Capture) -> None:
+def test_script_keeps_the_ranks_and_names_of_the_cells(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
     script = write(
         "import os, torch.distributed as dist\ndist.init_process_group()\ndist.barrier()\n"
         "print('kept' in globals(), os.getpid())\nif os.environ['RANK'] == '1': os._exit(3)\n"
@@ -192,7 +194,7 @@ def test_the_cells_keep_their_ranks_and_names(group: Ranks, write: Write, capsys
     group.assert_works()
 
 
-def test_only_chosen_ranks_are_started_with_their_own_environment(
+def test_script_on_some_ranks_starts_only_those(
     make_group: Callable[..., Ranks], write: Write, capsys: Capture
 ) -> None:
     group = make_group(3)
@@ -210,7 +212,7 @@ def test_only_chosen_ranks_are_started_with_their_own_environment(
         group.run_script(script, ranks=[3])
 
 
-def test_a_restart_begins_the_script_again_and_no_cell(
+def test_max_restarts_reruns_the_script_but_no_cell(
     group: Ranks, write: Write, capsys: Capture, folder: Path
 ) -> None:
     script = write(
@@ -233,7 +235,7 @@ for step in range(6):
 """
 
 
-def test_faults_are_handed_to_a_script_and_strike_once(group: Ranks, write: Write) -> None:
+def test_armed_faults_fire_once_in_a_script(group: Ranks, write: Write) -> None:
     script = write(STEPS)
     for step in (3, 90):
         group.run(f"nbddp.faults.at(step={step}, rank=1, kind='raise')")
@@ -247,7 +249,7 @@ def test_faults_are_handed_to_a_script_and_strike_once(group: Ranks, write: Writ
     assert group.pull("len(nbddp.faults.armed())") == [0, 1]
 
 
-def test_a_second_session_leaves_the_launcher_and_the_first_one_alone(group: Ranks) -> None:
+def test_script_session_does_not_disturb_the_session_of_the_cells(group: Ranks) -> None:
     other = group.session.create_sibling()
     other.start(GroupSpec(nproc=3))
     handle = other.submit(CellRequest(source="x = torch.ones(1); dist.all_reduce(x); print(x)"))
@@ -288,7 +290,7 @@ def assert_kept(notebook: Notebook) -> None:
     assert [reply.lines(rank) for rank in range(2)] == [["2 0"], ["2 10"]], reply.traceback
 
 
-def test_commands_are_for_the_script_while_it_runs(waits: Notebook) -> None:
+def test_commands_apply_to_the_running_script(waits: Notebook) -> None:
     assert wait_until(lambda: "waits.py:" in waits.run("%ddp status").text)
     for magic in ("%%ddp\npass", "%ddp run waits.py"):
         assert "`%ddp wait` waits for it" in waits.run(magic).text
@@ -298,14 +300,14 @@ def test_commands_are_for_the_script_while_it_runs(waits: Notebook) -> None:
     assert_kept(waits)
 
 
-def test_an_interrupt_is_for_the_script_while_it_runs(waits: Notebook) -> None:
+def test_interrupt_command_applies_to_the_running_script(waits: Notebook) -> None:
     assert waits.run("%ddp interrupt").status == "ok"
     assert waits.run("%ddp wait").error.startswith("CellInterruptedError: ranks 0-1 interrupted")
     assert "no cell is running" in waits.run("%ddp interrupt").text
     assert_kept(waits)
 
 
-def test_a_debugger_looks_into_a_script_until_the_next_cell(waits: Notebook, folder: Path) -> None:
+def test_debugger_opens_a_failed_script_until_the_next_cell(waits: Notebook, folder: Path) -> None:
     (folder / "go").touch()
     assert (
         waits.run("%ddp wait").error
@@ -321,12 +323,12 @@ def test_a_debugger_looks_into_a_script_until_the_next_cell(waits: Notebook, fol
     assert "nothing to debug" in waits.run("%ddp debug").text
 
 
-def test_a_stop_ends_the_script_too(waits: Notebook) -> None:
+def test_stop_ends_the_running_script(waits: Notebook) -> None:
     assert waits.run("%ddp stop").status == "ok"
     assert "the cell was ended by a stop" in waits.run("%ddp wait").error
 
 
-def test_a_script_needs_no_ranks_of_cells_and_has_a_run_of_its_own(
+def test_script_without_a_worker_group_records_its_own_run(
     notebook: Notebook, write: Write, folder: Path
 ) -> None:
     write("print('here')")
@@ -340,7 +342,7 @@ def test_a_script_needs_no_ranks_of_cells_and_has_a_run_of_its_own(
     assert len(list((folder / ".nbddp" / "runs").glob("*"))) == 2
 
 
-def test_a_script_that_is_kept_runs_in_the_ranks_of_the_cells(
+def test_script_with_keep_runs_in_the_ranks_of_the_cells(
     notebook: Notebook, write: Write, folder: Path
 ) -> None:
     write("import own, sys\nkept = kept + own.value\nprint(__name__, sys.argv)")
@@ -369,7 +371,7 @@ def test_nothing_of_a_script_outlives_the_kernel(
 
 
 @pytest.mark.full
-def test_it_runs_on_nodes_beside_the_ranks_of_the_cells(
+def test_script_runs_on_nodes_beside_the_ranks_of_the_cells(
     on_nodes: Ranks, write: Write, capsys: Capture
 ) -> None:
     script = write(
@@ -396,7 +398,7 @@ def test_it_runs_on_nodes_beside_the_ranks_of_the_cells(
 
 
 @pytest.mark.full
-def test_it_begins_again_with_the_ranks_of_a_node_that_comes(
+def test_elastic_script_restarts_when_a_node_joins(
     fresh_notebook: Notebook, write: Write, folder: Path
 ) -> None:
     write(

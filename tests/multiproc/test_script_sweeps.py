@@ -32,7 +32,7 @@ with nbddp.WorkerGroup(nproc=2) as group:
 """
 
 
-def test_a_plain_script_sweeps_scales_and_compares(folder: Path) -> None:
+def test_python_script_can_sweep_scale_and_compare(folder: Path) -> None:
     (folder / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "script.py"],
@@ -57,7 +57,7 @@ def test_a_plain_script_sweeps_scales_and_compares(folder: Path) -> None:
     assert len(runs(folder)) == 1 + 2 + 6
 
 
-def test_a_sweep_needs_no_ranks_and_goes_on_where_it_was(group: Ranks, folder: Path) -> None:
+def test_repeated_sweep_runs_only_failed_combinations(group: Ranks, folder: Path) -> None:
     group.stop()
     source = f"import pathlib\nassert lr == 1 or pathlib.Path({str(folder / 'there')!r}).exists()"
     first = group.sweep(source, {"lr": [1, 2]}, quiet=True)
@@ -71,7 +71,7 @@ def test_a_sweep_needs_no_ranks_and_goes_on_where_it_was(group: Ranks, folder: P
     assert not group.is_live
 
 
-def test_other_objects_of_the_same_look_are_another_sweep(group: Ranks) -> None:
+def test_objects_with_equal_repr_are_different_settings(group: Ranks) -> None:
     class Model:
         def __init__(self, size: int) -> None:
             self.size = size
@@ -86,13 +86,13 @@ def test_other_objects_of_the_same_look_are_another_sweep(group: Ranks) -> None:
     assert (logged(1), logged(2)) == (1, 2)
 
 
-def test_seeds_are_tried_and_earlier_cells_left_out(group: Ranks) -> None:
+def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: Ranks) -> None:
     group.run("x = 1", quiet=True)
     found = group.sweep("assert 'x' not in globals()", repeat=2, fresh=True, quiet=True)
     assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
 
 
-def test_an_interrupt_ends_the_sweep_and_the_names_stay(
+def test_interrupt_ends_a_python_sweep_and_keeps_names(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("kept = 7", quiet=True)
@@ -114,7 +114,7 @@ def test_an_interrupt_ends_the_sweep_and_the_names_stay(
     assert "lr=1: ended" in capsys.readouterr().out
 
 
-def test_a_sweep_that_is_stopped_as_its_ranks_start_has_recorded_its_values(group: Ranks) -> None:
+def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) -> None:
     main = threading.main_thread().ident or 0
 
     def interrupt() -> None:
@@ -131,7 +131,7 @@ def test_a_sweep_that_is_stopped_as_its_ranks_start_has_recorded_its_values(grou
     assert run.config == {"lr": 1}
 
 
-def test_an_interrupt_between_two_runs_ends_the_sweep(
+def test_interrupt_between_two_runs_ends_the_sweep(
     group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def describe_row(_row: SweepEntry) -> str:
@@ -143,7 +143,7 @@ def test_an_interrupt_between_two_runs_ends_the_sweep(
         group.sweep("1", {"lr": [1, 2]})
 
 
-def test_what_is_no_sweep_is_refused_and_one_without_success_fails(group: Ranks) -> None:
+def test_invalid_sweep_is_refused_and_a_sweep_without_success_fails(group: Ranks) -> None:
     for settings in ({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}, {"lr": 0.1}, {"net": "cnn"}):
         with pytest.raises(ArgumentError):
             group.sweep("1", settings)

@@ -38,7 +38,7 @@ def test_a_script_that_raises_fails_the_cell(notebook: Notebook, options: str) -
     assert notebook.run("%%ddp\nx").text == "Out [ranks 0-1] 1\n"
 
 
-def test_other_files_that_fail_fail_the_cell(notebook: Notebook) -> None:
+def test_failing_files_of_other_kinds_fail_the_cell(notebook: Notebook) -> None:
     notebook.run(f"%%writefile boom.ipy\n{BOOM}")
     assert "ValueError: boom" in notebook.run("%%ddp\n%run boom.ipy").error
     assert "File `'none.py'` not found" in notebook.run("%%ddp\n%run none.py").error
@@ -48,7 +48,7 @@ def test_other_files_that_fail_fail_the_cell(notebook: Notebook) -> None:
     ("source", "handled"),
     [("import sys; sys.exit(3)", "x.py"), ("int('x')", "x.py"), ("int('x')", "x.ipy")],
 )
-def test_what_a_cell_catches_of_a_script_is_no_failure(
+def test_caught_exception_of_a_run_script_is_no_failure(
     notebook: Notebook, source: str, handled: str
 ) -> None:
     notebook.run(f"%%writefile {handled}\n{source}")
@@ -58,7 +58,7 @@ def test_what_a_cell_catches_of_a_script_is_no_failure(
     assert (reply.status, reply.lines(0)[0]) == ("ok", "caught")
 
 
-def test_a_scripts_exit_code_is_said_and_0_is_no_failure(notebook: Notebook) -> None:
+def test_nonzero_exit_code_of_a_run_script_fails_the_cell(notebook: Notebook) -> None:
     notebook.run("%%writefile three.py\nimport sys\nsys.exit(3)")
     notebook.run("%%writefile zero.py\nimport sys\nmade = 5\nsys.exit(0)")
     reply = notebook.run("%%ddp --ranks 0\n%run three.py")
@@ -77,7 +77,7 @@ def test_an_error_below_a_cell_magic_fails_the_cell_with_its_line(notebook: Note
     assert notebook.run("%%ddp\nsaid.stdout").text == "Out [ranks 0-1] 'before\\n'\n"
 
 
-def test_a_cell_within_the_cell_fails_the_cell_and_leaves_its_value(notebook: Notebook) -> None:
+def test_error_in_a_nested_run_cell_fails_the_outer_cell(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp\nget_ipython().run_cell('1 / 0')\nprint('after')")
     assert reply.error.startswith("CellFailedError: ranks 0-1: ZeroDivisionError: ")
     assert reply.lines(0) == ["after"]
@@ -85,7 +85,7 @@ def test_a_cell_within_the_cell_fails_the_cell_and_leaves_its_value(notebook: No
     assert notebook.run("kept").result == "[41, 41]"
 
 
-def test_of_two_errors_the_later_ends_the_cell_and_the_other_is_shown(notebook: Notebook) -> None:
+def test_later_of_two_errors_fails_the_cell_and_both_are_shown(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp\nget_ipython().run_cell('1 / 0')\nint('x')")
     assert "ValueError: invalid literal" in reply.error
     assert "ZeroDivisionError: division by zero" in reply.text
@@ -94,7 +94,7 @@ def test_of_two_errors_the_later_ends_the_cell_and_the_other_is_shown(notebook: 
 @pytest.mark.parametrize(
     "source", ["%tb", "try:\n    int('x')\nexcept ValueError:\n    get_ipython().showtraceback()"]
 )
-def test_a_traceback_that_is_asked_for_is_output(notebook: Notebook, source: str) -> None:
+def test_traceback_magics_print_output(notebook: Notebook, source: str) -> None:
     notebook.run("%%ddp\nint('x')")
     reply = notebook.run(f"%%ddp\n{source}\nprint('after')")
     assert (reply.status, reply.error) == ("ok", "")
@@ -102,13 +102,13 @@ def test_a_traceback_that_is_asked_for_is_output(notebook: Notebook, source: str
     assert reply.lines(0)[-1] == "after"
 
 
-def test_an_exit_ends_the_cell_without_a_word(notebook: Notebook) -> None:
+def test_exit_ends_the_cell_silently(notebook: Notebook) -> None:
     for source in ("exit()", "exit", "import sys\nsys.exit()", "if True: quit()\nprint('no')"):
         reply = notebook.run(f"%%ddp\n{source}")
         assert (reply.status, reply.text) == ("ok", ""), source
 
 
-def test_an_exit_with_a_code_is_a_failure_that_says_it(notebook: Notebook) -> None:
+def test_exit_with_a_code_fails_the_cell_with_the_code(notebook: Notebook) -> None:
     for source in ("exit(4)", "raise SystemExit(4)"):
         reply = notebook.run(f"%%ddp\n%%capture\n{source}")
         assert reply.error == "CellFailedError: ranks 0-1: SystemExit: 4, line 3"
@@ -125,7 +125,7 @@ def pictures(notebook: Notebook, source: str, kind: str = "image/png") -> int:
     return sum(kind in data for data in reply.displays)
 
 
-def test_figures_come_as_pictures(notebook: Notebook) -> None:
+def test_matplotlib_figures_are_shown_as_images(notebook: Notebook) -> None:
     assert pictures(notebook, "%matplotlib inline") == 1
     format_svg = "%config InlineBackend.figure_format = 'svg'"
     assert pictures(notebook, format_svg, "image/svg+xml") == 1
@@ -136,7 +136,7 @@ def test_figures_come_as_pictures(notebook: Notebook) -> None:
         assert pictures(notebook, f"%matplotlib {kind}") == 1
 
 
-def test_a_rank_says_what_to_use_in_place_of_what_it_does_not_have(notebook: Notebook) -> None:
+def test_unsupported_features_of_a_rank_name_an_alternative(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --ranks 0\n%matplotlib notebook\n")
     assert "%matplotlib inline" in reply.lines(0)[0]
     reply = notebook.run(
@@ -161,21 +161,21 @@ def test_a_rank_says_what_to_use_in_place_of_what_it_does_not_have(notebook: Not
     ],
     ids=["plain", "auto", "notebook"],
 )
-def test_a_bar_is_one_line_of_text_and_ends_full(notebook: Notebook, statement: str) -> None:
+def test_progress_bar_prints_one_final_line(notebook: Notebook, statement: str) -> None:
     reply = notebook.run(f"%%ddp\n{statement}\nfor _ in bar: pass")
     for rank in (0, 1):
         assert len(reply.lines(rank)) == 1
         assert "20/20" in reply.lines(rank)[0]
 
 
-def test_nothing_in_a_rank_says_that_somebody_types(shared_group: Ranks) -> None:
+def test_rank_is_not_an_interactive_session(shared_group: Ranks) -> None:
     assert shared_group.pull("hasattr(__import__('sys'), 'ps1')") == [False, False]
 
 
 ODD = "class Odd(Exception):\n    def __str__(self): raise RuntimeError('inner')\n"
 
 
-def test_an_exception_without_a_text_ends_the_cell_under_its_own_name(shared_group: Ranks) -> None:
+def test_exception_with_a_failing_str_is_reported_by_its_class(shared_group: Ranks) -> None:
     error = shared_group.failure_of(f"{ODD}raise Odd")
     assert str(error).startswith("ranks 0-1: Odd: ")
     assert str(error).endswith("RuntimeError, line 3")
@@ -208,7 +208,7 @@ def test_the_members_of_an_exception_group_are_in_the_report(
     ],
     ids=["input", "getpass", "breakpoint", "debug"],
 )
-def test_what_waits_for_somebody_to_type_says_what_to_do(
+def test_input_calls_fail_with_a_hint_without_an_input_box(
     notebook: Notebook, source: str, what: str
 ) -> None:
     notebook.run("%%ddp\nint('x')")
@@ -225,9 +225,7 @@ def test_what_waits_for_somebody_to_type_says_what_to_do(
     ["!{}", "%pip --version; {}", "names = !{}", 'import os; os.system("{}")'],
     ids=["!", "pip", "names", "system"],
 )
-def test_a_command_that_asks_shows_its_prompt_and_gets_the_end_of_file(
-    notebook: Notebook, command: str
-) -> None:
+def test_shell_command_that_reads_input_gets_end_of_file(notebook: Notebook, command: str) -> None:
     asks = "printf 'Proceed? '; read x; printf 'and? '; read y || echo end"
     reply = notebook.run(f"%%ddp --ranks 0\n{command.format(asks)}\nprint('after')")
     assert reply.status == "ok"
@@ -236,7 +234,7 @@ def test_a_command_that_asks_shows_its_prompt_and_gets_the_end_of_file(
     assert reply.lines(0)[-1] == "after"
 
 
-def test_a_command_writes_to_a_terminal_and_leaves_its_exit_code(notebook: Notebook) -> None:
+def test_shell_command_writes_to_a_terminal_and_sets_exit_code(notebook: Notebook) -> None:
     reply = notebook.run(
         '%%ddp --ranks 0\ntext = "it\'s"\n!test -t 1 && echo "{text}" grüße\n'
         "codes = []\nfor command in ('exit 3', 'kill -9 $$', 'exit 200', 'true'):\n"
@@ -251,7 +249,7 @@ def test_a_command_writes_to_a_terminal_and_leaves_its_exit_code(notebook: Noteb
     ["!{}", "names = !{}", "%system {}", "import os; os.system('{}')"],
     ids=["!", "names", "magic", "system"],
 )
-def test_a_stop_ends_a_loop_of_commands(notebook: Notebook, command: str) -> None:
+def test_interrupt_ends_a_loop_of_shell_commands(notebook: Notebook, command: str) -> None:
     notebook.run("%%ddp\nkept = rank")
     sleeps = command.format("touch begun$RANK; exec sleep 60")
     reply = notebook.run_and_stop_at(f"%%ddp\nfor _ in range(9):\n    {sleeps}", "begun0", "begun1")
@@ -259,14 +257,14 @@ def test_a_stop_ends_a_loop_of_commands(notebook: Notebook, command: str) -> Non
     assert notebook.run("%%ddp\nkept").text.count("Out") == 2
 
 
-def test_a_very_deep_recursion_is_told_in_a_moment(notebook: Notebook) -> None:
+def test_recursion_error_is_reported_quickly(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp\ndef call(n): return call(n + 1)\ncall(0)")
     assert reply.error.startswith("CellFailedError: ranks 0-1: RecursionError: maximum recursion")
     assert "more times\n" in reply.traceback
     assert reply.seconds < 20
 
 
-def test_output_that_a_cell_closed_is_open_in_the_next(notebook: Notebook) -> None:
+def test_stdout_closed_by_a_cell_is_open_in_the_next_cell(notebook: Notebook) -> None:
     for source in (
         "sys.stdout.close()",
         "sys.stdout.buffer.detach()",
@@ -280,7 +278,7 @@ def test_output_that_a_cell_closed_is_open_in_the_next(notebook: Notebook) -> No
 
 
 @pytest.mark.parametrize("fd", [1, 2])
-def test_output_that_a_failed_cell_redirected_comes_back(
+def test_stdout_redirected_by_a_failed_cell_is_restored(
     group_here: Ranks, capsys: pytest.CaptureFixture[str], fd: int
 ) -> None:
     with pytest.raises(CellFailedError, match="rank 0: ValueError: own, line 3"):
@@ -296,7 +294,7 @@ def test_output_that_a_failed_cell_redirected_comes_back(
     assert not Path("elsewhere.txt").read_text()
 
 
-def test_what_an_object_shows_of_itself_is_shown(notebook: Notebook) -> None:
+def test_custom_mime_bundles_and_repr_errors_are_shown(notebook: Notebook) -> None:
     reply = notebook.run(
         "%%ddp --ranks 0\nimport numpy\nclass Chart:\n"
         "    def _repr_mimebundle_(self, **_):\n"
@@ -312,7 +310,7 @@ def test_what_an_object_shows_of_itself_is_shown(notebook: Notebook) -> None:
     assert "KeyError: 'nothing'" in reply.text
 
 
-def test_commands_in_the_wrong_place_are_explained(notebook: Notebook) -> None:
+def test_ddp_commands_in_the_wrong_place_are_explained(notebook: Notebook) -> None:
     for source in ("%ddp status", "x = 1\n%%ddp\ny = 2", "%%local\nx = 1", "# first\n%%local\nx"):
         reply = notebook.run(f"%%ddp\n{source}")
         assert "separate cell" in reply.error, source
@@ -323,7 +321,7 @@ def test_commands_in_the_wrong_place_are_explained(notebook: Notebook) -> None:
         assert "not found" not in reply.text + reply.error
 
 
-def test_a_cell_of_the_notebook_that_is_meant_for_the_ranks_is_explained(
+def test_ddp_cell_without_the_cell_magic_is_explained(
     notebook: Notebook,
 ) -> None:
     for source in ('nbddp.check_answer("00.1", 12)', "print(rank)"):

@@ -262,7 +262,7 @@ def notebook(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.param("env -u SLURM_NODEID ", 1, "alpha", "zeta", id="by name"),
     ],
 )
-def test_ranks_are_in_order_though_the_second_node_arrives_first(
+def test_ranks_follow_slurm_order_even_if_the_second_node_joins_first(
     notebook: Notebook, cluster: Cluster, prefix: str, held: int, first: str, second: str
 ) -> None:
     command = f"%ddp nodes --nnodes 2 --nproc-per-node 2 --host {cluster.address} --slurm"

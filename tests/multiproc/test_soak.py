@@ -165,7 +165,7 @@ def walk(launcher: WarmLauncher, *, seed: int, steps: int) -> None:
         ),
     ],
 )
-def test_a_random_walk_leaves_the_group_well_and_nothing_behind(
+def test_random_operations_leave_a_working_group_and_no_process(
     launcher: WarmLauncher, seed: int, steps: int
 ) -> None:
     walk(launcher, seed=seed, steps=steps)

@@ -29,7 +29,7 @@ REFUSED = {  # with what the refusal names
 }
 
 
-def test_bad_input_gets_one_clear_line_and_starts_nothing(notebook: Notebook) -> None:
+def test_bad_input_gets_a_one_line_error_and_starts_no_ranks(notebook: Notebook) -> None:
     for cell, words in REFUSED.items():
         reply = notebook.run(cell)
         assert reply.status == "error", cell
@@ -38,7 +38,7 @@ def test_bad_input_gets_one_clear_line_and_starts_nothing(notebook: Notebook) ->
     assert "no worker group" in notebook.run("%ddp status").text
 
 
-def test_a_heal_whose_new_rank_dies_says_the_way_on(notebook: Notebook) -> None:
+def test_heal_that_fails_names_the_next_commands(notebook: Notebook) -> None:
     notebook.run(
         "%%ddp --nproc 2\nimport os\nclass Deadly:\n"
         "    def __reduce__(self): return os._exit, (9,)\nit = Deadly()"
@@ -51,7 +51,7 @@ def test_a_heal_whose_new_rank_dies_says_the_way_on(notebook: Notebook) -> None:
     assert notebook.run("%ddp heal").status == "ok"
 
 
-def test_other_options_do_not_throw_state_away(notebook: Notebook) -> None:
+def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 1")
     text = notebook.run("%%ddp --nproc 3\npass").text
     for words in ("UsageError: ", "%ddp restart --nproc 3", "--fresh"):
@@ -75,7 +75,7 @@ def test_status_shows_every_rank(notebook: Notebook) -> None:
     assert wait_until(lambda: known.search(notebook.run("%ddp status").text) is not None)
 
 
-def test_environment_folder_and_path_reach_the_ranks_and_options_win(
+def test_ranks_inherit_environment_folder_and_path_and_options_override(
     notebook: Notebook, tmp_path: Path
 ) -> None:
     (tmp_path / "only_here.py").write_text("value = 'imported'\n")
@@ -100,7 +100,7 @@ def test_pull_takes_one_expression(notebook: Notebook) -> None:
     assert notebook.run("%ddp pull a, b").result == "[(1, 2)]"
 
 
-def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Notebook) -> None:
+def test_push_and_pull_errors_are_one_line(notebook: Notebook) -> None:
     notebook.run("import threading\nlock = threading.Lock()\nfine = 1")
     notebook.run("%ddp start --nproc 2")
     text = notebook.run("%ddp push fine lock").text
@@ -116,7 +116,7 @@ def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Not
     assert notebook.run("%%ddp\nworld_size").status == "ok"
 
 
-def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
+def test_help_and_question_mark_show_the_documentation(notebook: Notebook) -> None:
     assert "an option of %%ddp" in notebook.run("%ddp help --sweep").text
     text = notebook.run("%ddp help").text
     for command in ("status", "restart", "kill", "pull", "auto"):
@@ -152,7 +152,7 @@ def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
     assert notebook.hint("%%ddp --nproc")
 
 
-def test_other_extensions_are_loaded_as_ever(notebook: Notebook) -> None:
+def test_load_ext_still_loads_other_extensions(notebook: Notebook) -> None:
     text = notebook.run("%load_ext autoreload\n%load_ext autoreload").text
     assert text.startswith("The autoreload extension is already loaded.")
     notebook.run("%unload_ext nbddp")

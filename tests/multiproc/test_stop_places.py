@@ -69,7 +69,7 @@ def last_place(stopped_at: Callable[[int], bool]) -> int:
         pytest.param(1_000_000, id="every", marks=pytest.mark.soak),
     ],
 )
-def test_a_stop_at_places_of_a_start_and_a_first_cell(
+def test_interrupt_at_any_point_of_start_and_first_cell(
     stopped_at: Callable[[int], bool], most: int
 ) -> None:
     places = last_place(stopped_at)

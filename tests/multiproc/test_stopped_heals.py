@@ -50,7 +50,7 @@ def stopped_at(group: Ranks) -> Iterator[Callable[[int], bool]]:
     return stop_at
 
 
-def test_a_stop_at_places_of_a_heal(stopped_at: Callable[[int], bool]) -> None:
+def test_interrupt_at_any_point_of_a_heal(stopped_at: Callable[[int], bool]) -> None:
     for place in range(BEGINS, BEGINS + 20, 2):
         assert stopped_at(place)
     for place in random.Random(7).sample(range(BEGINS + 20, 400), 4):
@@ -72,7 +72,7 @@ Session.request_heal = stopped
 
 @pytest.mark.gate_runs("3")
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_heal_that_is_stopped_as_it_begins_is_given_up(notebook: Notebook, times: int) -> None:
+def test_heal_interrupted_at_its_beginning_is_aborted(notebook: Notebook, times: int) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")
     notebook.run("%ddp kill 1")
     notebook.run(STOPPED_AS_IT_BEGAN.format(times=times))

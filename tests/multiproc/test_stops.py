@@ -61,7 +61,7 @@ def check_names(notebook: Notebook, nproc: int) -> None:
 
 @pytest.mark.gate_runs("0.002")
 @pytest.mark.parametrize("seconds", [0.002, 0.02, 0.5])
-def test_stop_rerun_and_stop_again_with_fifty_million_parameters(
+def test_interrupt_rerun_and_interrupt_with_fifty_million_parameters(
     notebook: Notebook, seconds: float
 ) -> None:
     notebook.run(MODEL.format(nproc=2, width=4096))
@@ -76,7 +76,7 @@ def test_stop_rerun_and_stop_again_with_fifty_million_parameters(
 
 
 @pytest.mark.parametrize("presses", [4, pytest.param(12, marks=pytest.mark.full)])
-def test_a_stop_in_the_first_milliseconds_leaves_no_cell_running(
+def test_interrupt_in_the_first_milliseconds_leaves_no_cell_running(
     notebook: Notebook, presses: int
 ) -> None:
     notebook.run("%%ddp --nproc 2\nimport time")
@@ -115,7 +115,7 @@ def walk(notebook: Notebook, *, nproc: int, seed: int, steps: int) -> None:
 )
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_stops_at_random_moments_of_random_cells(
+def test_interrupts_at_random_moments_of_random_cells(
     notebook: Notebook, nproc: int, steps: int
 ) -> None:
     seed = int(os.environ.get("NBDDP_SOAK_SEED", str(nproc)))
@@ -123,7 +123,7 @@ def test_stops_at_random_moments_of_random_cells(
 
 
 @pytest.mark.full
-def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
+def test_death_of_one_of_64_ranks_in_a_barrier_keeps_other_names(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(64)
@@ -140,7 +140,7 @@ def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
     assert group.evaluate("kept", ranks=alive) == alive
 
 
-def test_an_interrupt_that_comes_before_a_cell_is_for_that_cell(group: Ranks) -> None:
+def test_interrupt_just_before_a_cell_interrupts_that_cell(group: Ranks) -> None:
     group.run("kept = rank")
     group.before_next_cell(group.interrupt)  # nothing runs: nobody hears it
     with pytest.raises(CellInterruptedError, match="interrupted"):
@@ -154,7 +154,7 @@ def press(group: Ranks) -> None:
     group.interrupt()
 
 
-def test_ranks_that_used_up_their_descriptors_can_be_stopped_and_go_on(group: Ranks) -> None:
+def test_ranks_without_free_file_descriptors_can_be_interrupted(group: Ranks) -> None:
     group.run(
         "import resource\nkept, opened = rank, []\n"
         "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
@@ -170,7 +170,7 @@ def test_ranks_that_used_up_their_descriptors_can_be_stopped_and_go_on(group: Ra
     group.run("dist.barrier()")
 
 
-def test_a_stop_while_a_large_value_is_on_its_way_costs_no_name(group: Ranks) -> None:
+def test_interrupt_while_sending_a_large_value_keeps_all_names(group: Ranks) -> None:
     group.run(
         "kept = rank\nlarge = torch.ones(40_000_000)\n"
         "class Sent:\n    def __reduce__(self):\n"
@@ -185,7 +185,7 @@ def test_a_stop_while_a_large_value_is_on_its_way_costs_no_name(group: Ranks) ->
     assert group.pull("kept") == [0, 1]
 
 
-def test_a_rank_that_dies_while_the_group_forms_again_leaves_the_others_their_names(
+def test_death_while_the_group_re_forms_keeps_other_names(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
@@ -234,7 +234,7 @@ ONE_LINE = re.compile(r"`%ddp \w+` was interrupted; [^\n]+")
 @pytest.mark.gate_runs(*IN_GATE)
 @pytest.mark.parametrize("presses", [2, pytest.param(5, marks=pytest.mark.full)])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_stop_at_a_random_moment_of_a_command_is_one_line_or_nothing(
+def test_interrupt_at_a_random_moment_of_a_command_prints_one_line_at_most(
     notebook: Notebook, command: str, presses: int
 ) -> None:
     chance = random.Random(command)
@@ -272,7 +272,7 @@ slow = Slow()
 
 
 @pytest.mark.parametrize("command", ["push slow", "pull slow()"])
-def test_a_push_or_pull_that_is_stopped_says_what_became_of_it(
+def test_interrupted_push_or_pull_reports_its_outcome(
     notebook: Notebook, snapshot: SnapshotAssertion, command: str
 ) -> None:
     code = f"{marking(notebook)}.close() or __import__('time').sleep(5)"
@@ -302,7 +302,7 @@ def does_not_end(notebook: Notebook) -> str:
     return f"import signal\nsignal.signal(signal.SIGTERM, {asked})"
 
 
-def test_a_start_or_restart_that_is_stopped_says_what_is_so(
+def test_interrupted_start_or_restart_reports_the_state_of_the_ranks(
     fresh_notebook: Notebook, snapshot: SnapshotAssertion
 ) -> None:
     notebook = fresh_notebook
@@ -316,7 +316,7 @@ def test_a_start_or_restart_that_is_stopped_says_what_is_so(
     assert reply.traceback.splitlines()[-1] == snapshot
 
 
-def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
+def test_replay_interrupted_in_its_restart_reports_the_skipped_cells(
     notebook: Notebook,
 ) -> None:
     notebook.run(READY)
@@ -332,7 +332,7 @@ def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
     )
 
 
-def test_a_pull_that_never_ends_is_stopped_in_the_ranks_too(notebook: Notebook) -> None:
+def test_interrupt_ends_an_endless_pull_on_the_ranks(notebook: Notebook) -> None:
     notebook.run(
         f"{READY}\nimport time\ndef ever():\n    {marking(notebook)}.close()\n"
         "    while True: time.sleep(0.1)"
@@ -343,7 +343,7 @@ def test_a_pull_that_never_ends_is_stopped_in_the_ranks_too(notebook: Notebook) 
     assert [after.lines(rank) for rank in range(2)] == [["0"], ["1"]]
 
 
-def test_a_pull_that_exits_costs_no_name(notebook: Notebook) -> None:
+def test_pull_that_calls_exit_keeps_all_names(notebook: Notebook) -> None:
     notebook.run(READY)
     assert "rank 0: SystemExit" in notebook.run("%ddp pull exit()").text
     assert notebook.run("%ddp pull kept").result == "[0, 1]"
@@ -364,7 +364,7 @@ sys.meta_path.insert(0, Stop())
 
 @pytest.mark.full
 @pytest.mark.parametrize("command", ["compare first second", "timeline"])
-def test_a_stop_while_pictures_are_prepared_breaks_none_that_follow(
+def test_interrupt_while_drawing_does_not_break_later_pictures(
     fresh_notebook: Notebook, command: str
 ) -> None:
     cell = "%%ddp --nproc 1 --quiet --name {}\ndist.barrier()\nnbddp.log(x=1)"

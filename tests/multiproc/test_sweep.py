@@ -47,7 +47,7 @@ def table(reply: Reply) -> list[str]:
     return [line for line in lines if re.match(r"\d{8}-\d{6}-lr", line)]
 
 
-def test_each_combination_is_a_run_of_its_own(notebook: Notebook, base: Path) -> None:
+def test_each_combination_of_a_sweep_is_a_run(notebook: Notebook, base: Path) -> None:
     notebook.run(SETUP)
     reply = notebook.run(f"{SIX}\ntrain(lr, batch)\nnbddp.log(lr_was=lr)")
     assert reply.status == "ok", reply.traceback
@@ -74,7 +74,9 @@ def test_each_combination_is_a_run_of_its_own(notebook: Notebook, base: Path) ->
     assert "def train(lr, batch):" in (base / "train.py").read_text()
 
 
-def test_six_survive_a_killed_rank_an_exception_and_a_stop(notebook: Notebook, base: Path) -> None:
+def test_sweep_survives_a_killed_rank_an_exception_and_an_interrupt(
+    notebook: Notebook, base: Path
+) -> None:
     notebook.run(SETUP)
     cell = f"""{SIX}
 import os, signal, time, pathlib
@@ -118,7 +120,9 @@ if (lr, batch) == (0.3, 16) and not pathlib.Path("go_on").exists():
     assert "sweep of 6: 4 ok, 2 failed" in last.text  # another cell is another sweep
 
 
-def test_what_is_done_is_run_again_only_if_asked_for(notebook: Notebook, base: Path) -> None:
+def test_finished_combinations_are_skipped_unless_start_over(
+    notebook: Notebook, base: Path
+) -> None:
     notebook.run(SETUP)
     cell = "%%ddp --sweep lr=0.1,0.2\ntrain(lr, 1)"
     notebook.run(cell)
@@ -132,7 +136,7 @@ def test_what_is_done_is_run_again_only_if_asked_for(notebook: Notebook, base: P
     assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 6
 
 
-def test_seeds_make_what_a_cell_draws_and_what_earlier_cells_draw(
+def test_seeds_control_random_numbers_of_the_cell_and_earlier_cells(
     notebook: Notebook, base: Path
 ) -> None:
     notebook.run("%%ddp --nproc 2\nweight = torch.rand(1).item()")
@@ -154,7 +158,7 @@ def test_seeds_make_what_a_cell_draws_and_what_earlier_cells_draw(
     assert all(one[name] != other[name] for name in ("weight", "drawn", "numpy", "seed_was"))
 
 
-def test_values_that_are_pushed_are_there_each_time(notebook: Notebook, base: Path) -> None:
+def test_pushed_values_exist_in_each_run_of_a_sweep(notebook: Notebook, base: Path) -> None:
     notebook.run("scale, lr = 10, 1")
     reply = notebook.run(
         "%%ddp --nproc 1 --push scale,lr --name first --sweep lr=1,2\nnbddp.log(x=scale * lr)"
@@ -165,9 +169,7 @@ def test_values_that_are_pushed_are_there_each_time(notebook: Notebook, base: Pa
     assert list(runs) == ["first-lr1", "first-lr2"]
 
 
-def test_other_values_or_another_environment_are_another_sweep(
-    notebook: Notebook, base: Path
-) -> None:
+def test_changed_values_or_environment_begin_another_sweep(notebook: Notebook, base: Path) -> None:
     cell = "%%ddp --nproc 1 --push scale --sweep lr=1,2 --env SHIFT={}\nimport os\n"
     cell += "nbddp.log(x=scale * lr + int(os.environ['SHIFT']))"
 
@@ -186,7 +188,7 @@ def test_other_values_or_another_environment_are_another_sweep(
     assert len(found()) == 6
 
 
-def test_what_earlier_cells_report_again_is_no_part_of_a_combination(
+def test_metrics_of_replayed_cells_are_no_part_of_a_combination(
     notebook: Notebook, base: Path
 ) -> None:
     notebook.run(SETUP)
@@ -209,7 +211,7 @@ def test_what_earlier_cells_report_again_is_no_part_of_a_combination(
     assert len(lines) == 2 * (50 + 4)  # they are recorded all the same
 
 
-def test_another_kernel_goes_on_where_it_was_unless_functions_were_pushed(
+def test_sweep_resumes_in_another_kernel_unless_functions_were_pushed(
     fresh_notebook: Notebook, tmp_path: Path
 ) -> None:
     """Whether two functions are the same cannot be told across kernels."""
@@ -226,7 +228,7 @@ def test_another_kernel_goes_on_where_it_was_unless_functions_were_pushed(
         fresh_notebook.restart()
 
 
-def test_what_earlier_cells_made_is_left_out_if_asked_for(notebook: Notebook, base: Path) -> None:
+def test_sweep_with_fresh_skips_earlier_cells(notebook: Notebook, base: Path) -> None:
     notebook.run(SETUP)
     reply = notebook.run("%%ddp --fresh --sweep n=1,2\nnbddp.log(there='train' in globals())")
     assert re.search(r"^nbddp: 2 runs\b", reply.text, re.MULTILINE)
@@ -234,9 +236,7 @@ def test_what_earlier_cells_made_is_left_out_if_asked_for(notebook: Notebook, ba
     assert notebook.run(LR).text == AS_BEFORE
 
 
-def test_a_cell_that_fails_when_it_is_done_again_fails_that_combination_alone(
-    notebook: Notebook, base: Path
-) -> None:
+def test_failed_replay_fails_only_its_combination(notebook: Notebook, base: Path) -> None:
     notebook.run(
         "%%ddp --nproc 2\nimport pathlib\npath = pathlib.Path(f'times{rank}')\n"
         "times = int(path.read_text()) if path.exists() else 0\n"
@@ -252,7 +252,7 @@ ENDED = re.compile(r"(ended by you: sweep of |`%%ddp` was interrupted)[^\n]+")
 
 
 @pytest.mark.parametrize("presses", [4, pytest.param(50, marks=pytest.mark.full)])
-def test_a_stop_at_a_random_moment_is_one_line_and_all_names_stay(
+def test_interrupt_of_a_sweep_prints_one_line_and_keeps_all_names(
     notebook: Notebook, base: Path, presses: int
 ) -> None:
     notebook.run(SETUP)
@@ -273,7 +273,7 @@ def test_a_stop_at_a_random_moment_is_one_line_and_all_names_stay(
     assert all(runs_in(base).values())
 
 
-def test_a_sweep_after_a_stop_knows_what_was_done_before_it(notebook: Notebook, base: Path) -> None:
+def test_sweep_after_a_stop_replays_the_cells_before_it(notebook: Notebook, base: Path) -> None:
     notebook.run("%%ddp --fresh --nproc 2\nmade = 7")
     notebook.run("%ddp stop")
     reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(x=made * lr)")
@@ -281,7 +281,7 @@ def test_a_sweep_after_a_stop_knows_what_was_done_before_it(notebook: Notebook, 
     assert [facts["last"]["x"]["mean"] for facts in swept(base).values()] == [7, 14]
 
 
-def test_a_cell_that_failed_keeps_no_sweep_from_running(notebook: Notebook, base: Path) -> None:
+def test_failed_cell_does_not_prevent_a_sweep(notebook: Notebook, base: Path) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")
     notebook.run("%%ddp\n1 / 0")
     notebook.run("%%ddp --ranks 0\ninput()")
@@ -292,7 +292,7 @@ def test_a_cell_that_failed_keeps_no_sweep_from_running(notebook: Notebook, base
 
 
 @pytest.mark.full
-def test_a_sweep_runs_on_nodes_and_they_stay(notebook: Notebook, base: Path) -> None:
+def test_sweep_runs_on_nodes_and_keeps_them(notebook: Notebook, base: Path) -> None:
     opened = notebook.run("%ddp nodes --nnodes 2 --nproc-per-node 1 --local 2 --wait 60")
     assert opened.status == "ok", opened.traceback
     try:
@@ -320,7 +320,7 @@ Sweep._run_one = stopped
 """
 
 
-def test_a_sweep_that_is_stopped_before_its_first_run_starts_nothing(
+def test_sweep_interrupted_before_its_first_run_starts_nothing(
     notebook: Notebook, base: Path
 ) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")

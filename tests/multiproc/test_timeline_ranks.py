@@ -84,7 +84,7 @@ def named(
     return awaited, int(step or 0)
 
 
-def test_a_fault_that_slows_a_rank_is_named_soon_with_its_line(
+def test_slow_fault_is_named_soon_with_rank_and_line(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
@@ -97,7 +97,7 @@ def test_a_fault_that_slows_a_rank_is_named_soon_with_its_line(
     assert awaited.place is not None
 
 
-def test_the_waiting_is_what_the_ranks_see_of_it(make_group: MakeRanks) -> None:
+def test_timeline_waits_match_the_clocks_of_the_ranks(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(TRAIN)
     group.run("train(0.09 if rank == 1 else 0.04, 60)", quiet=True)
@@ -113,7 +113,7 @@ def test_the_waiting_is_what_the_ranks_see_of_it(make_group: MakeRanks) -> None:
     assert [row["rank"] for row in last.rows()[:3]] == [0, 1, 2]
 
 
-def test_a_rank_whose_loader_is_slow_is_told_apart(group: Ranks) -> None:
+def test_timeline_separates_loader_time_of_a_slow_rank(group: Ranks) -> None:
     awaited, _ = named(group, LOAD, lambda awaited: awaited.is_loading)
     assert (awaited.rank, awaited.is_loading) == (1, True)
     line = group.timeline()
@@ -126,7 +126,7 @@ def test_a_rank_whose_loader_is_slow_is_told_apart(group: Ranks) -> None:
     assert line.loading_awaited() == pytest.approx(sum(each.loading for each in line.meetings))
 
 
-def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_runs(
+def test_timeline_shows_the_last_cell_even_if_running_or_without_collectives(
     group: Ranks,
 ) -> None:
     group.run("import time\ndist.all_reduce(torch.ones(1))")
@@ -145,7 +145,7 @@ def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_run
     assert group.timeline().is_over
 
 
-def test_after_a_restart_and_a_heal_it_begins_anew(
+def test_timeline_starts_again_after_a_restart_or_heal(
     make_group: MakeRanks,
 ) -> None:
     def line() -> Timeline:
@@ -169,7 +169,7 @@ for _ in range(12):
 """
 
 
-def test_what_ddp_has_measured_of_its_models_stands_beside_it(
+def test_timeline_includes_the_overlap_measured_by_ddp(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2)
@@ -200,7 +200,7 @@ dist.barrier()
 """
 
 
-def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
+def test_timeline_draws_an_unfinished_collective_as_waiting(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
@@ -223,7 +223,7 @@ def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
     assert group.timeline().unmet == (), "the cell went well: nobody waited for that"
 
 
-def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(group: Ranks) -> None:
+def test_timeline_names_missing_ranks_while_running_and_after_an_interrupt(group: Ranks) -> None:
     handle = group.begin(APART.format(seconds=60))
     assert wait_until(lambda: len(group.timeline().unmet) == 1, timeout=30.0)
     now = group.timeline()
@@ -236,7 +236,7 @@ def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(grou
     assert last.wait_seconds[0] > now.unmet[0].wait_seconds[0]
 
 
-def test_a_script_is_told_of_as_a_cell_is(group: Ranks, folder: Path) -> None:
+def test_timeline_of_a_script_equals_that_of_a_cell(group: Ranks, folder: Path) -> None:
     Path("train.py").write_text(
         "import time, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo'); x, came = torch.ones(1), []\n"
@@ -265,7 +265,7 @@ def test_a_script_is_told_of_as_a_cell_is(group: Ranks, folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: Ranks) -> None:
+def test_timeline_corrects_node_clocks_within_the_stated_error(on_nodes: Ranks) -> None:
     nodes = on_nodes.nodes
     assert nodes is not None
     clocks = [each.clock for each in nodes.listener.nodes]
@@ -281,7 +281,7 @@ SLOW = "import time\nfor step in range(30):\n    time.sleep(0.05 if rank else 0.
 SLOW += "    dist.all_reduce(torch.ones(1))\n    nbddp.log(step=step, loss=1.0)\n"
 
 
-def test_the_magic_and_the_option_show_a_picture_and_python_has_the_numbers(
+def test_timeline_command_and_option_show_a_picture(
     notebook: Notebook,
 ) -> None:
     reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{SLOW}")
@@ -298,7 +298,7 @@ def test_the_magic_and_the_option_show_a_picture_and_python_has_the_numbers(
     assert "timeline()" in notebook.run("%%ddp\nnbddp.timeline()").error
 
 
-def test_a_cell_that_asks_for_it_and_fails_has_it_too(notebook: Notebook) -> None:
+def test_failed_cell_with_the_timeline_option_shows_a_timeline(notebook: Notebook) -> None:
     reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{APART.format(seconds=2)}")
     [shown] = reply.displays
     for rank, words in ((0, "barrier #"), (1, "line 7")):

@@ -80,7 +80,7 @@ def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
     return found
 
 
-def test_one_file_has_all_ranks_on_one_clock_and_the_late_one_is_in_the_table(
+def test_trace_file_has_all_ranks_on_one_clock(
     make_group: MakeRanks,
 ) -> None:
     trace, result = run(make_group(3), f"from pathlib import Path{LATE.format()}", 5, 8)
@@ -106,7 +106,7 @@ def test_one_file_has_all_ranks_on_one_clock_and_the_late_one_is_in_the_table(
     assert own["distributedInfo"]["rank"] == 1
 
 
-def test_memory_is_there_where_it_is_asked_for(shared_group: Ranks) -> None:
+def test_trace_has_memory_events_only_with_the_memory_option(shared_group: Ranks) -> None:
     trace, _ = run(shared_group, TRAIN.format(slow=0.005), 2, 3, with_memory=True)
     names = [each["name"] for each in document(trace.path)["traceEvents"]]
     assert "[memory]" in names
@@ -114,7 +114,7 @@ def test_memory_is_there_where_it_is_asked_for(shared_group: Ranks) -> None:
     assert "[memory]" not in [each["name"] for each in document(trace.path)["traceEvents"]]
 
 
-def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(shared_group: Ranks) -> None:
+def test_failed_trace_is_reported_and_the_cell_continues(shared_group: Ranks) -> None:
     group = shared_group
     before = {*group.run_folder.glob("traces/cell*")}
     loop = "for step in range(4):\n        nbddp.log(step=step, a=1)"
@@ -132,7 +132,7 @@ def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(shared_group: Ranks)
     assert trace.steps == [2, 3], "the next one works"
 
 
-def test_a_loader_counts_where_nothing_is_logged(shared_group: Ranks) -> None:
+def test_loader_batches_count_as_steps_without_log_calls(shared_group: Ranks) -> None:
     loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
     trace, _ = run(shared_group, loop, 0, 2)
     assert trace.steps == [0, 2]
@@ -140,7 +140,7 @@ def test_a_loader_counts_where_nothing_is_logged(shared_group: Ranks) -> None:
     assert names.count("gloo:all_reduce") == 2 * 3
 
 
-def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
+def test_interrupted_cell_leaves_a_trace_of_its_steps(group: Ranks) -> None:
     asked = TraceSteps(first=2, last=10**6)
     source = TRAIN.format(slow=0.005).replace("range(12)", "range(10**6)")
     handle = group.begin(source, trace=asked)
@@ -155,7 +155,7 @@ def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
+def test_interrupt_kills_no_rank_while_torch_finishes_a_large_trace(
     make_group: MakeRanks, folder: Path
 ) -> None:
     group = make_group(2, grace=2.0)  # shorter than the end of such a trace
@@ -193,7 +193,7 @@ def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
     ],
     ids=["ends", "goes on"],
 )
-def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(group: Ranks, own: str) -> None:
+def test_trace_ends_when_the_cell_starts_its_own_profiler(group: Ranks, own: str) -> None:
     source = (
         f"for step in range(8):\n    if step == 3:\n        {own}\n"
         "    torch.ones(3) + 1\n    nbddp.log(step=step)\n"
@@ -208,7 +208,7 @@ def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(group: Ranks,
     assert trace.path is not None
 
 
-def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> None:
+def test_trace_names_a_dead_rank_and_has_the_other_ranks(group: Ranks) -> None:
     source = TRAIN.format(slow=0.005).replace(
         "    dist",
         "    if step == 8 and rank == 1:\n        import os; os.kill(os.getpid(), 9)\n    dist",
@@ -221,7 +221,7 @@ def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> N
     assert "rank 1" in shown(trace)
 
 
-def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
+def test_trace_of_stopped_ranks_is_empty(group: Ranks) -> None:
     asked = TraceSteps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
     group.restart()
@@ -232,7 +232,7 @@ def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ranks) -> None:
+def test_trace_collects_files_from_nodes_and_corrects_clocks(on_nodes: Ranks) -> None:
     assert on_nodes.nodes is not None
     clocks = [each.clock for each in on_nodes.nodes.listener.nodes]
     assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)
@@ -253,7 +253,7 @@ def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ran
 # ---- in a notebook
 
 
-def test_the_magic_traces_the_next_cell_only(notebook: Notebook) -> None:
+def test_trace_command_traces_only_the_next_cell(notebook: Notebook) -> None:
     said = notebook.run("%ddp trace --steps 5:8 --memory").text
     assert re.match("nbddp: .*5 to 8.*memory", said)
     reply = notebook.run(f"%%ddp --nproc 2 --quiet\n{TRAIN.format(slow=0.03)}")
@@ -263,7 +263,7 @@ def test_the_magic_traces_the_next_cell_only(notebook: Notebook) -> None:
     assert notebook.run("%%ddp --quiet\nnbddp.log(step=5, a=1)").text == ""
 
 
-def test_the_option_does_so_for_its_cell_and_for_a_script(notebook: Notebook) -> None:
+def test_trace_option_traces_a_cell_or_a_script(notebook: Notebook) -> None:
     reply = notebook.run(f"%%ddp --nproc 2 --trace 3\n{TRAIN.format(slow=0.0)}")
     assert " · step 3 · 2 ranks · " in reply.text
     notebook.run(
@@ -279,7 +279,7 @@ def test_the_option_does_so_for_its_cell_and_for_a_script(notebook: Notebook) ->
     assert " · steps 3 to " in reply.text
 
 
-def test_a_cell_in_the_background_is_traced_too(notebook: Notebook) -> None:
+def test_background_cell_is_traced(notebook: Notebook) -> None:
     look = "len([*__import__('pathlib').Path('.nbddp/runs').glob('*/traces/cell*.json')])"
     before = int(notebook.run(look).result)
     notebook.run(f"%%ddp --nproc 2 --no-wait --trace 3:5\n{TRAIN.format(slow=0.0)}")
@@ -291,7 +291,7 @@ def test_a_cell_in_the_background_is_traced_too(notebook: Notebook) -> None:
     assert "trace" not in notebook.run("%ddp wait").text
 
 
-def test_what_is_asked_for_is_told_and_can_be_taken_back(notebook: Notebook) -> None:
+def test_trace_request_is_shown_and_can_be_cancelled(notebook: Notebook) -> None:
     for nothing in ("%ddp trace", "%ddp trace --off"):
         assert "`%ddp trace --steps 10:15`" in notebook.run(nothing).text
     notebook.run("%ddp trace --steps 0:2 --memory")

@@ -100,7 +100,7 @@ words = [str(each.message) for each in caught]
 """
 
 
-def test_another_world_size_is_taken_up_with_a_warning(make_group: MakeRanks, folder: Path) -> None:
+def test_resume_with_another_world_size_warns(make_group: MakeRanks, folder: Path) -> None:
     group = make_group(2)
     group.run(RUN + "run = Run()\nrun.train(0, 10, Checkpoint('kept'))")
     weights = torch.tensor(group.pull("run.net[0].weight.tolist()", rank=0))
@@ -116,7 +116,7 @@ def test_another_world_size_is_taken_up_with_a_warning(make_group: MakeRanks, fo
     assert (found - weights).abs().max() < 0.1
 
 
-def test_all_ranks_take_the_same_one_when_the_newest_is_damaged_and_rank_0_reports(
+def test_all_ranks_resume_the_same_checkpoint_if_the_newest_is_damaged(
     group: Ranks, folder: Path
 ) -> None:
     group.run(RUN + "run = Run()\nrun.train(0, 20, Checkpoint('kept'))")
@@ -160,7 +160,7 @@ def fill_disk(group: Ranks, most: str, save: str) -> list[str]:
     return words
 
 
-def test_a_full_disk_at_rank_0_is_an_error_on_all_and_the_old_one_stays(
+def test_full_disk_on_rank_0_fails_all_ranks_and_keeps_the_old_checkpoint(
     group: Ranks, folder: Path
 ) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
@@ -174,7 +174,7 @@ def test_a_full_disk_at_rank_0_is_an_error_on_all_and_the_old_one_stays(
     assert group.pull("resumed.step") == [1, 1]
 
 
-def test_what_fails_on_another_rank_is_an_error_on_all(group: Ranks) -> None:
+def test_save_or_resume_error_on_one_rank_fails_all_ranks(group: Ranks) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
     for bad, act in (
         ("state_dict = lambda: 1 / 0 if rank == 1 else {}", "save(2, **run.parts)"),
@@ -214,7 +214,7 @@ class Spread(Run):
         pytest.param("Spread(accumulate=2)", False, id="spread", marks=pytest.mark.full),
     ],
 )
-def test_a_killed_and_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
+def test_killed_and_resumed_run_ends_bit_for_bit_as_an_unbroken_run(
     make_group: MakeRanks, folder: Path, made: str, asynchronous: bool
 ) -> None:
     group = make_group(2)
@@ -235,7 +235,7 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
     assert [each.stem for each in (folder / "kept").iterdir()] == ["step-00000059"]
 
 
-def test_a_damaged_piece_of_a_spread_one_is_noticed_and_a_plain_model_can_load_it(
+def test_damaged_shard_is_noticed_and_a_plain_model_loads_a_sharded_checkpoint(
     make_group: MakeRanks, group: Ranks, folder: Path
 ) -> None:
     kept = folder / "kept"
@@ -293,7 +293,7 @@ def state_of(parts):
 """
 
 
-def test_several_models_with_their_optimizers_come_back_by_their_names(group: Ranks) -> None:
+def test_several_models_and_optimizers_are_restored_by_name(group: Ranks) -> None:
     group.run(
         f"{RUN}{SPREAD}{GAN}saved, again = gan(1), gan(2)\nsaved['sampler'].place += 3\n"
         "checkpoint = Checkpoint('kept')\n"
@@ -315,9 +315,7 @@ def test_several_models_with_their_optimizers_come_back_by_their_names(group: Ra
         assert words.startswith("CheckpointError: generator_optimizer trains")
 
 
-def test_what_is_spread_and_what_is_whole_of_one_step_are_one_checkpoint(
-    group: Ranks, folder: Path
-) -> None:
+def test_sharded_and_plain_saves_of_one_step_replace_each_other(group: Ranks, folder: Path) -> None:
     group.run(
         f"{RUN}{SPREAD}run, plain = Spread(), Run()\ncheckpoint = Checkpoint('kept')\n"
         "checkpoint.save(3, model=run.net)\nmodel = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), "
@@ -328,7 +326,7 @@ def test_what_is_spread_and_what_is_whole_of_one_step_are_one_checkpoint(
     assert [each.name for each in (folder / "kept").iterdir()] == ["step-00000003"]
 
 
-def test_a_full_disk_under_one_piece_is_an_error_on_all(group: Ranks, folder: Path) -> None:
+def test_full_disk_for_one_shard_fails_all_ranks(group: Ranks, folder: Path) -> None:
     group.run(
         RUN
         + SPREAD
@@ -344,7 +342,7 @@ def test_a_full_disk_under_one_piece_is_an_error_on_all(group: Ranks, folder: Pa
     assert found == ["step-00000009", "step-00000011"]
 
 
-def test_a_spread_model_takes_no_other_spread_one_and_no_whole_one(
+def test_sharded_model_rejects_other_sharded_and_plain_checkpoints(
     group: Ranks, folder: Path
 ) -> None:
     group.run(

@@ -86,7 +86,7 @@ def kit(shared_group: Ranks) -> Ranks:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_with_parts_of_the_data_do_what_one_process_does_with_the_whole(
+def test_distributed_training_matches_training_in_one_process(
     make_group: MakeRanks, world_size: int
 ) -> None:
     group = make_group(world_size)
@@ -107,7 +107,7 @@ def test_ranks_with_parts_of_the_data_do_what_one_process_does_with_the_whole(
 # ---- prepare
 
 
-def test_prepare_wraps_once_and_knows_its_models(kit: Ranks) -> None:
+def test_prepare_wraps_a_model_once(kit: Ranks) -> None:
     kit.run(
         "torch.manual_seed(rank)\nplain = nn.Linear(2, 2)\nmodel = prepare(plain)\n"
         "by_hand = DistributedDataParallel(nn.Linear(2, 2))\n"
@@ -128,7 +128,9 @@ def test_prepare_wraps_once_and_knows_its_models(kit: Ranks) -> None:
     assert first == second
 
 
-def test_what_is_not_ddps_to_wrap_is_refused(kit: Ranks, snapshot: SnapshotAssertion) -> None:
+def test_prepare_refuses_models_that_ddp_cannot_wrap(
+    kit: Ranks, snapshot: SnapshotAssertion
+) -> None:
     kit.run(
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "from torch.distributed.fsdp import fully_shard\n"
@@ -145,7 +147,7 @@ def test_what_is_not_ddps_to_wrap_is_refused(kit: Ranks, snapshot: SnapshotAsser
     assert first == second == snapshot
 
 
-def test_synchronized_batch_norm_is_left_out_on_the_cpu_and_rank_0_says_why(kit: Ranks) -> None:
+def test_sync_batch_norm_is_skipped_on_the_cpu_with_a_warning_on_rank_0(kit: Ranks) -> None:
     kit.run(
         "def said(model, **options):\n"
         "    with warnings.catch_warnings(record=True) as caught:\n"
@@ -171,7 +173,7 @@ def test_synchronized_batch_norm_is_left_out_on_the_cpu_and_rank_0_says_why(kit:
 # ---- all_reduce and all_gather
 
 
-def test_numbers_of_all_ranks_come_together(kit: Ranks) -> None:
+def test_all_reduce_combines_numbers(kit: Ranks) -> None:
     kit.run(
         "big = 2**53 + 1\n"
         "ops = {op: all_reduce({'int': rank + 1, 'float': rank + 0.5}, op)\n"
@@ -197,7 +199,7 @@ def test_numbers_of_all_ranks_come_together(kit: Ranks) -> None:
     assert kit.pull("orders == {'a': 2, 'b': 20}") == [True] * 2
 
 
-def test_tensors_of_all_ranks_come_together(kit: Ranks) -> None:
+def test_all_reduce_combines_tensors(kit: Ranks) -> None:
     kit.run(
         "mine = [torch.arange(6.0).view(2, 3).T + rank, torch.tensor([rank == 0, True]),\n"
         "        torch.tensor(rank, dtype=torch.bfloat16), torch.ones(0)]\n"
@@ -211,7 +213,7 @@ def test_tensors_of_all_ranks_come_together(kit: Ranks) -> None:
         assert total[3].shape == (0,)
 
 
-def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
+def test_all_reduce_of_mismatched_values_fails_on_all_ranks(
     kit: Ranks, snapshot: SnapshotAssertion
 ) -> None:
     first, second = kit.evaluate(
@@ -227,7 +229,7 @@ def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
     assert kit.evaluate("all_reduce(1)") == [2, 2]
 
 
-def test_every_rank_gets_the_objects_of_all(kit: Ranks) -> None:
+def test_all_gather_returns_the_objects_of_all_ranks(kit: Ranks) -> None:
     kit.run(
         "all_of_them = all_gather({'rank': rank, 'text': 'x' * rank * 1000})\n"
         "bad = outcome(all_gather, (lambda: 1) if rank else 1)\n"
@@ -244,7 +246,7 @@ def test_every_rank_gets_the_objects_of_all(kit: Ranks) -> None:
 # ---- rank 0 first, or alone
 
 
-def test_on_main_runs_once_and_all_have_the_result(kit: Ranks) -> None:
+def test_on_main_runs_once_and_returns_the_result_on_all_ranks(kit: Ranks) -> None:
     kit.run(
         "calls = []\n"
         "def load(name, *, size):\n    calls.append(rank)\n    return {name: [rank] * size}\n"
@@ -254,7 +256,7 @@ def test_on_main_runs_once_and_all_have_the_result(kit: Ranks) -> None:
     assert kit.pull("calls") == [[0], []]
 
 
-def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(
+def test_error_on_rank_0_in_on_main_fails_all_ranks(
     kit: Ranks, snapshot: SnapshotAssertion
 ) -> None:
     kit.run(
@@ -279,7 +281,7 @@ def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(
     assert kit.pull("after") == [2, 2]
 
 
-def test_what_is_made_for_rank_0_may_call_what_is_made_so_too(kit: Ranks) -> None:
+def test_on_main_functions_can_be_nested(kit: Ranks) -> None:
     kit.run(
         "@on_main\ndef inner():\n    return rank\n"
         "@on_main\ndef outer():\n    with main_rank_first():\n        return [inner(), rank]\n"
@@ -288,7 +290,7 @@ def test_what_is_made_for_rank_0_may_call_what_is_made_so_too(kit: Ranks) -> Non
     assert kit.pull("both, after") == [([0, 0], 2)] * 2
 
 
-def test_collectives_where_ranks_are_not_together_are_refused_on_all(
+def test_collectives_inside_on_main_are_refused_on_all_ranks(
     kit: Ranks, snapshot: SnapshotAssertion
 ) -> None:
     kit.run(
@@ -302,7 +304,7 @@ def test_collectives_where_ranks_are_not_together_are_refused_on_all(
     assert kit.pull("after") == [2, 2]
 
 
-def test_ranks_in_different_calls_are_an_error_on_all_and_they_go_on(
+def test_different_calls_on_different_ranks_fail_on_all_ranks(
     kit: Ranks, snapshot: SnapshotAssertion
 ) -> None:
     kit.run(
@@ -316,7 +318,7 @@ def test_ranks_in_different_calls_are_an_error_on_all_and_they_go_on(
     assert kit.pull("ran, after") == [([], 2)] * 2
 
 
-def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
+def test_on_main_called_only_on_rank_0_is_explained_as_a_hang(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
@@ -327,7 +329,7 @@ def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
     assert group.pull("ran") == [[1], []]
 
 
-def test_a_rank_in_its_backward_is_waited_for_and_nobody_is_aborted(
+def test_on_main_waits_for_a_rank_in_backward_and_aborts_no_rank(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
@@ -340,7 +342,7 @@ def test_a_rank_in_its_backward_is_waited_for_and_nobody_is_aborted(
     assert group.pull("kept") == [1, 1]
 
 
-def test_some_ranks_may_meet_without_the_others(make_group: MakeRanks) -> None:
+def test_collectives_accept_a_subgroup(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(
         f"{KIT}pair = dist.new_group([0, 2])\n"
@@ -360,7 +362,7 @@ def test_some_ranks_may_meet_without_the_others(make_group: MakeRanks) -> None:
     assert group.pull("after") == [3, 3, 3]
 
 
-def test_the_others_come_after_rank_0(make_group: MakeRanks) -> None:
+def test_main_rank_first_runs_the_other_ranks_after_rank_0(make_group: MakeRanks) -> None:
     group = make_group(4)
     group.run(
         KIT + "import os, time\n"

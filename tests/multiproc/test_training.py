@@ -92,7 +92,7 @@ def train(group: Ranks, folder: Path, *, strikes: bool, **options: object) -> An
     ],
     ids=["all at once", "plain"],
 )
-def test_a_run_that_loses_a_rank_at_step_30_ends_as_one_that_does_not(
+def test_run_that_loses_a_rank_at_step_30_ends_as_an_unbroken_run(
     make_group: MakeRanks, folder: Path, options: dict[str, object]
 ) -> None:
     whole, its_metrics, attempts = train(make_group(2), folder / "a", strikes=False, **options)

@@ -27,7 +27,7 @@ def kept_in_store(group: Ranks) -> int:
     return sum(store.check([f"{name}/0"]) for name in names)
 
 
-def test_values_may_be_asked_for_twice(shared_group: Ranks) -> None:
+def test_values_can_be_pulled_twice(shared_group: Ranks) -> None:
     result = shared_group.run("[rank] * 3", wants_value=True, quiet=True)
     assert result.values() == [[0, 0, 0], [1, 1, 1]]
     began = time.monotonic()
@@ -61,7 +61,7 @@ class Own:
 """
 
 
-def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(shared_group: Ranks) -> None:
+def test_pulled_values_of_two_ranks_share_one_class(shared_group: Ranks) -> None:
     shared_group.run(CLASSES)
     nested = "{'a': [Settings(), Kind.SMALL]}"
     for expression in ("Kind.LARGE", "Flag.READ", "Settings(2.0)", "Box()", nested):
@@ -74,7 +74,7 @@ def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(shared_group:
         assert shared_group.pull(f"back == {expression}") == [True, True]
 
 
-def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(
+def test_class_that_differs_among_ranks_is_pulled_per_rank(
     shared_group: Ranks,
 ) -> None:
     shared_group.run(CLASSES)
@@ -87,7 +87,7 @@ def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(
     assert (after.more, hasattr(before, "more"), before == after) == (3, False, False)
 
 
-def test_values_that_are_not_there_are_refused_at_once(shared_group: Ranks) -> None:
+def test_pull_of_missing_values_fails_at_once(shared_group: Ranks) -> None:
     with pytest.raises(RequestError, match="wants_value=True"):
         shared_group.run("rank", quiet=True).values()
     result = shared_group.run("rank", wants_value=True, quiet=True)
@@ -98,7 +98,7 @@ def test_values_that_are_not_there_are_refused_at_once(shared_group: Ranks) -> N
     assert shared_group.pull("rank") == [0, 1]
 
 
-def test_one_rank_that_cannot_answer_leaves_nothing_of_the_others_in_the_store(
+def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(
     group: Ranks,
 ) -> None:
     group.run("bytes(9)", wants_value=True, quiet=True)
@@ -122,7 +122,7 @@ class Counted:
         return int, (7,)
 
 
-def test_a_replay_sends_what_was_sent_and_pickles_nothing(group: Ranks) -> None:
+def test_replay_sends_the_recorded_bytes_without_pickling(group: Ranks) -> None:
     Counted.times = 0
     pushed = [1, Counted()]
     group.push({"pushed": pushed})
@@ -136,7 +136,7 @@ def test_a_replay_sends_what_was_sent_and_pickles_nothing(group: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_many_pushes_take_no_memory_here(make_group: MakeRanks) -> None:
+def test_many_pushes_do_not_grow_the_controllers_memory(make_group: MakeRanks) -> None:
     group = make_group(1)
     group.push({"x": os.urandom(20_000_000)})
     memory = psutil.Process().memory_info().rss
@@ -175,7 +175,7 @@ def failed_push(group: Ranks, value: object) -> str:
     return str(caught.value)
 
 
-def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
+def test_push_names_a_rank_that_died_before_sending_and_the_receivers(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
@@ -186,7 +186,7 @@ def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
     assert len(group.replay_log) == 1
 
 
-def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(make_group: MakeRanks) -> None:
+def test_push_names_a_rank_that_died_unpickling_and_the_receivers(make_group: MakeRanks) -> None:
     group = make_group(3)
     assert "code 3" in failed_push(group, Opened())
     assert group.pull("x") == [False, False]

@@ -49,7 +49,7 @@ GET = f"store = {STORE}\nif rank == 0:\n    store.get('never')"
     ],
     ids=["new_group", "recv", "tags", "irecv", "store"],
 )
-def test_a_deadlock_that_no_flight_recorder_knows(
+def test_deadlock_outside_the_flight_recorder_is_shown(
     group: Ranks, capsys: pytest.CaptureFixture[str], source: str, card: str
 ) -> None:
     group.run("kept = rank")
@@ -71,7 +71,7 @@ def test_a_deadlock_that_no_flight_recorder_knows(
     ],
     ids=["init_process_group", "init_rpc"],
 )
-def test_a_rendezvous_that_nobody_else_comes_to(
+def test_rendezvous_with_missing_ranks_is_explained(
     make_group: MakeRanks,
     capsys: pytest.CaptureFixture[str],
     source: str,
@@ -120,7 +120,7 @@ def interrupted(group: Ranks, source: str) -> float:
     ],
     ids=["await", "run"],
 )
-def test_what_a_cell_awaits_ends_at_once(group: Ranks, source: str) -> None:
+def test_interrupt_ends_an_await_at_once(group: Ranks, source: str) -> None:
     group.run("kept, cleaned = rank, False")
     assert interrupted(group, source) < 20  # it takes 0.1 s, not 60
     assert group.pull("kept") == [0, 1]
@@ -128,7 +128,7 @@ def test_what_a_cell_awaits_ends_at_once(group: Ranks, source: str) -> None:
     group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
 
 
-def test_what_was_awaited_is_not_left_in_the_loop(group: Ranks) -> None:
+def test_interrupted_await_leaves_no_task_in_the_event_loop(group: Ranks) -> None:
     source = (
         "import asyncio\nseen = []\n"
         f"while True:\n    await asyncio.sleep(0.01)\n    seen.append(1)\n    {WAITS}"
@@ -144,7 +144,7 @@ def test_what_was_awaited_is_not_left_in_the_loop(group: Ranks) -> None:
     ["dist.recv(x, src=1)", "dist.irecv(x, src=1).wait()"],
     ids=["recv", "irecv"],
 )
-def test_the_timeout_holds_for_a_receive(make_group: MakeRanks, receive: str) -> None:
+def test_timeout_applies_to_a_receive(make_group: MakeRanks, receive: str) -> None:
     group = make_group(2, timeout=4.0)  # the barrier below has no more time
     source = (
         f"import time\nx = torch.ones(1)\nif rank == 0:\n    {receive}\nelse:\n    time.sleep(60)"
@@ -156,14 +156,14 @@ def test_the_timeout_holds_for_a_receive(make_group: MakeRanks, receive: str) ->
     group.run("dist.barrier()")
 
 
-def test_a_receive_waits_for_longer_than_a_minute_if_the_timeout_says_so(
+def test_receive_can_wait_longer_than_a_minute(
     group: Ranks,
 ) -> None:
     options = "dist.distributed_c10d._get_default_group()._get_backend(device).options"
     assert group.pull(f"{options}._timeout.total_seconds()") == [1800.0, 1800.0]
 
 
-def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: Ranks) -> None:
+def test_interrupt_does_not_close_connections_of_the_user(group: Ranks) -> None:
     group.run(
         "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()"
@@ -174,7 +174,7 @@ def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: Rank
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a C library's own wait")
-def test_a_wait_in_c_on_another_connection_is_ended_too(group: Ranks) -> None:
+def test_interrupt_ends_a_wait_in_c_on_a_user_connection(group: Ranks) -> None:
     source = (
         "import ctypes, socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()\n"
@@ -187,7 +187,7 @@ def test_a_wait_in_c_on_another_connection_is_ended_too(group: Ranks) -> None:
     assert group.pull("kept") == [0, 1]
 
 
-def test_a_rank_whose_memory_is_used_up_asks_for_its_newest_collective_in_vain(
+def test_newest_collective_is_unknown_without_free_memory(
     group: Ranks,
 ) -> None:
     group.run(

@@ -109,7 +109,7 @@ def group(shared_group: Ranks) -> Ranks:
     return shared_group
 
 
-def test_no_warning_names_a_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     group.run(PROBE)
     for name, cell in WALKS.items():
         capsys.readouterr()
@@ -120,7 +120,9 @@ def test_no_warning_names_a_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFi
         assert OURS not in said, name
 
 
-def test_a_warning_names_the_users_line(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_name_the_line_of_the_cell(
+    group: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
     group.run(PROBE)
     capsys.readouterr()
     group.run(
@@ -152,7 +154,7 @@ print("lines", [each.lineno for each in caught])
     ("action", "lines"),
     [("default", "[12, 13]"), ("once", "[12]"), ("ignore", "[]")],
 )
-def test_the_users_filters_decide_of_the_users_line(
+def test_warning_filters_of_the_user_apply_to_the_line_of_the_cell(
     group: Ranks, capsys: pytest.CaptureFixture[str], action: str, lines: str
 ) -> None:
     group.run(PROBE)
@@ -171,7 +173,7 @@ def is_initialized():
 """
 
 
-def test_a_warning_about_a_call_that_no_cell_made_is_not_shown(
+def test_warning_about_a_call_of_nbddp_is_not_shown(
     make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)

@@ -75,7 +75,7 @@ def exports(name: str, folder: Path) -> Iterator[Script]:
 
 
 @pytest.mark.parametrize("name", ["00_quickstart", *SLOW])
-def test_a_notebook_gives_its_numbers_under_torchrun(folder: Path, name: str) -> None:
+def test_exported_notebook_gives_the_same_numbers_under_torchrun(folder: Path, name: str) -> None:
     scripts = list(exports(name, folder))
     assert any(script.lines for script in scripts)
     if name == "00_quickstart":

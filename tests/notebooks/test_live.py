@@ -220,7 +220,7 @@ def is_tap(page: Page) -> bool:
     return page.run("print(live.mode.value)") == "thread"
 
 
-def test_the_way_goes_by_the_kernels_version(page: Page) -> None:
+def test_dispatch_mode_depends_on_the_kernel_version(page: Page) -> None:
     version, way = page.run("print(ipykernel.version_info[0], live.mode.value)").split()
     assert way == ("thread" if int(version) >= 7 else "poll")
 
@@ -235,7 +235,7 @@ def test_a_button_is_answered_while_the_cell_waits(page: Page, style: str) -> No
     assert page.run("print(len(b.times))") == "2"
 
 
-def test_one_long_wait_is_enough_where_a_thread_reads(page: Page, is_tap: bool) -> None:
+def test_thread_mode_answers_during_one_long_wait(page: Page, is_tap: bool) -> None:
     if not is_tap:
         pytest.skip("this kernel's main thread has to pump")
     model = page.run("done = threading.Event(); b = make(lambda _: done.set()); print(b.model_id)")
@@ -245,9 +245,7 @@ def test_one_long_wait_is_enough_where_a_thread_reads(page: Page, is_tap: bool) 
     page.says(cell, "True")
 
 
-def test_a_page_that_asks_for_another_shell_is_answered_all_the_same(
-    page: Page, is_tap: bool
-) -> None:
+def test_button_pressed_through_a_subshell_is_answered(page: Page, is_tap: bool) -> None:
     subshell = ""
     if is_tap:
         control = page.client.session.msg("create_subshell_request", {})
@@ -265,7 +263,7 @@ def test_a_page_that_asks_for_another_shell_is_answered_all_the_same(
         assert page.client.get_control_msg(timeout=60)["content"]["status"] == "ok"
 
 
-def test_cells_sent_meanwhile_run_afterwards_and_in_order(page: Page) -> None:
+def test_cells_sent_during_a_cell_run_afterwards_in_order(page: Page) -> None:
     page.run("order = []")
     model, blocked = page.serve(then="order.append(0)")
     cells = [page.begin(f"order.append({number})") for number in range(1, 6)]
@@ -276,7 +274,7 @@ def test_cells_sent_meanwhile_run_afterwards_and_in_order(page: Page) -> None:
     assert order.index(("6", "idle")) < order.index(("0", "idle")) < order.index(("1", "busy"))
 
 
-def test_a_widget_that_is_not_served_waits_for_the_kernel_as_ever(page: Page) -> None:
+def test_widget_that_is_not_served_waits_for_the_kernel(page: Page) -> None:
     other = page.run("log = []; a = make(lambda _: log.append('a')); print(a.model_id)")
     model, _ = page.serve("lambda _: log.append('b')", then="log.append('over')")
     page.press(other)
@@ -286,7 +284,7 @@ def test_a_widget_that_is_not_served_waits_for_the_kernel_as_ever(page: Page) ->
     assert page.run("print(log)") == "['b', 'over', 'a', 'cell']"
 
 
-def test_what_is_served_twice_or_beside_another_is_answered_until_each_is_left(page: Page) -> None:
+def test_widget_served_twice_is_answered_until_both_servings_stop(page: Page) -> None:
     models = page.run("a, b = make(), make(); print(a.model_id, b.model_id)").split()
     cell = page.begin(
         "first, *both = [live.serve(each).start() for each in (a, b, b)]\n"
@@ -311,7 +309,7 @@ def test_what_is_served_twice_or_beside_another_is_answered_until_each_is_left(p
     assert page.run("print(len(a.times))") == "2"
 
 
-def test_a_handler_that_raises_is_shown_in_the_cell_and_ends_nothing(page: Page) -> None:
+def test_exception_of_a_handler_is_shown_in_the_cell_and_ends_nothing(page: Page) -> None:
     model, cell = page.serve("lambda _: 1 / 0", until="len(b.times) == 2", then="print('over')")
     for _ in range(2):
         page.press(model)
@@ -320,7 +318,7 @@ def test_a_handler_that_raises_is_shown_in_the_cell_and_ends_nothing(page: Page)
     assert "over" in page.text(cell)
 
 
-def test_a_handler_that_exits_ends_nothing_either(page: Page, is_tap: bool) -> None:
+def test_exit_in_a_handler_ends_nothing(page: Page, is_tap: bool) -> None:
     if not is_tap:
         pytest.skip("here the handler runs in the main thread, which is the cell's")
     page.run("import sys")
@@ -332,7 +330,7 @@ def test_a_handler_that_exits_ends_nothing_either(page: Page, is_tap: bool) -> N
     assert page.text(cell).count("SystemExit: 3") == 2
 
 
-def test_what_a_handler_prints_and_displays_lands_in_the_cell(page: Page) -> None:
+def test_output_of_a_handler_appears_in_the_cell(page: Page) -> None:
     page.run(
         "def show(_):\n"
         "    print('from the handler')\n"
@@ -374,7 +372,7 @@ def test_a_changed_value_arrives_and_is_echoed(page: Page) -> None:
     assert [each["state"] for each in sent if each["method"] == "echo_update"] == echoes
 
 
-def test_children_layout_and_style_are_served_and_what_is_added_later(page: Page) -> None:
+def test_child_layout_style_and_added_widgets_are_served(page: Page) -> None:
     models = page.run(
         "box = widgets.VBox([widgets.HBox([make()])])\n"
         "inner = box.children[0].children[0]\n"
@@ -398,7 +396,7 @@ def test_children_layout_and_style_are_served_and_what_is_added_later(page: Page
     page.has(cell, "idle")
 
 
-def test_a_page_that_is_loaded_again_gets_the_state_of_all_widgets(page: Page) -> None:
+def test_reloaded_page_gets_the_state_of_all_widgets(page: Page) -> None:
     model = page.run("b = make(); b.description = 'Stop'; print(b.model_id)")
     cell = page.begin(
         "with live.serve(b) as serving:\n"
@@ -416,7 +414,7 @@ def test_a_page_that_is_loaded_again_gets_the_state_of_all_widgets(page: Page) -
     page.send("comm_close", {"comm_id": control, "data": {}})
 
 
-def test_a_click_does_not_announce_that_a_cell_begins_or_ends(page: Page) -> None:
+def test_click_fires_no_cell_execution_events(page: Page) -> None:
     page.run(
         "events, note = [], lambda: events.append(1)\n"
         "def listen(act):\n"
@@ -436,7 +434,7 @@ def test_a_click_does_not_announce_that_a_cell_begins_or_ends(page: Page) -> Non
     page.says(cell, "[]")
 
 
-def test_an_interrupt_ends_the_wait_and_leaves_the_kernel_whole(page: Page) -> None:
+def test_interrupt_ends_the_wait_and_the_kernel_still_works(page: Page) -> None:
     _, cell = page.serve()
     behind = page.begin("print('behind')")
     page.manager.interrupt_kernel()

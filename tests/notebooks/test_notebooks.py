@@ -193,7 +193,7 @@ def test_a_wrong_option_fails_the_notebook(folder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # papermill's own
-def test_papermill_runs_it_too(folder: Path) -> None:
+def test_papermill_runs_a_notebook(folder: Path) -> None:
     import papermill  # absent where hosted notebooks are tried
 
     source, target = folder / "in.ipynb", folder / "out.ipynb"
@@ -202,7 +202,7 @@ def test_papermill_runs_it_too(folder: Path) -> None:
     assert "Out [ranks 0-1] 2" in text_of(nbformat.read(target, as_version=4).cells)
 
 
-def test_terminal_ipython_shows_it_as_text(folder: Path) -> None:
+def test_terminal_ipython_shows_output_as_text(folder: Path) -> None:
     script = folder / "cells.ipy"
     script.write_text(
         "%load_ext nbddp\n"

@@ -108,7 +108,7 @@ def has_panel(reply: Reply) -> bool:
     return any(WIDGET in each for each in (*reply.displays, *reply.updates))
 
 
-def test_a_short_cell_gets_its_record_at_once_and_no_widgets(page: Page) -> None:
+def test_short_cell_shows_its_record_without_widgets(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run("%%ddp\nprint('hello from', rank)\nworld_size")
     shown = final(reply)
@@ -123,7 +123,7 @@ def test_a_short_cell_gets_its_record_at_once_and_no_widgets(page: Page) -> None
     assert "</details>" in shown["text/html"]
 
 
-def test_a_longer_cell_shows_widgets_until_its_record_comes(page: Page) -> None:
+def test_long_cell_shows_widgets_until_its_record(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(ALL_WIDGETS)
     reply = page.run_until(f"%%ddp\n{GO_ON}print('late')", has_panel)
@@ -137,7 +137,7 @@ def test_a_longer_cell_shows_widgets_until_its_record_comes(page: Page) -> None:
     assert "late" in final(reply)["text/html"]
 
 
-def test_widgets_of_cells_that_are_over_are_closed_when_others_have_followed(page: Page) -> None:
+def test_widgets_of_finished_cells_are_closed_after_later_cells(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
         f"{ALL_WIDGETS}{imported(CommDispatcher)}"
@@ -152,7 +152,7 @@ def test_widgets_of_cells_that_are_over_are_closed_when_others_have_followed(pag
     assert grown[-1] < grown[0] / 10
 
 
-def test_a_cell_of_half_a_second_shows_its_lines_at_once_and_no_widgets(page: Page) -> None:
+def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     early = ["[rank 0] early", "[rank 1] early"]
 
@@ -175,7 +175,7 @@ def test_a_cell_of_half_a_second_shows_its_lines_at_once_and_no_widgets(page: Pa
     assert silent.updates == []
 
 
-def test_a_cell_that_starts_the_ranks_says_so_at_once_in_the_place_of_its_panel(
+def test_cell_that_starts_ranks_announces_the_start_in_its_panel(
     page: Page,
 ) -> None:
     for magic, words in (
@@ -191,7 +191,7 @@ def test_a_cell_that_starts_the_ranks_says_so_at_once_in_the_place_of_its_panel(
         assert page.run("%%ddp\nrank").updates == []  # they are there
 
 
-def test_what_was_announced_is_taken_back_where_the_ranks_cannot_be_had(page: Page) -> None:
+def test_announced_start_is_removed_if_the_ranks_fail_to_start(page: Page) -> None:
     reply = page.run("%%ddp --nproc 2 --backend nccl\nrank")
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
     assert reply.updates[-1] == EMPTY_OUTPUT
@@ -200,7 +200,7 @@ def test_what_was_announced_is_taken_back_where_the_ranks_cannot_be_had(page: Pa
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
 
 
-def test_what_is_rich_comes_under_the_panel(page: Page) -> None:
+def test_rich_output_is_shown_below_the_panel(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     cell = (
         "%%ddp\nfrom IPython.display import HTML, display\n"
@@ -219,7 +219,7 @@ def test_what_is_rich_comes_under_the_panel(page: Page) -> None:
     assert reply.text == "[rank 1]\n[ranks 0-1]\n"
 
 
-def test_a_failure_is_told_in_the_record_and_in_one_line_below(page: Page) -> None:
+def test_failure_is_shown_in_the_record_and_in_one_line_below(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run("%%ddp\nif rank == 1: raise ValueError('<b>no</b>')\ndist.barrier()")
     assert reply.status == "error"
@@ -229,7 +229,7 @@ def test_a_failure_is_told_in_the_record_and_in_one_line_below(page: Page) -> No
     assert "<b>" not in html
 
 
-def test_a_cell_that_was_started_again_has_one_record_with_its_outcome_first(page: Page) -> None:
+def test_restarted_cell_has_one_record_that_begins_with_the_outcome(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run(
         "%%ddp --max-restarts 2\nimport time\nfrom pathlib import Path\n"
@@ -250,7 +250,7 @@ def test_a_cell_that_was_started_again_has_one_record_with_its_outcome_first(pag
     assert re.search("rank 1: ValueError: 4, line 11;.* 2 of 2", html)
 
 
-def test_text_can_be_chosen_and_the_panel_again_and_quiet_cells_show_their_values_only(
+def test_view_switches_to_text_and_back_and_quiet_cells_show_only_values(
     page: Page,
 ) -> None:
     page.run("%ddp start --nproc 2")
@@ -272,7 +272,7 @@ def check_memory(page: Page, source: str) -> Reply:
     return reply
 
 
-def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_the_kernel(
+def test_output_flood_is_complete_in_files_and_bounded_in_kernel_memory(
     page: Page,
 ) -> None:
     page.run("%ddp start --nproc 4")
@@ -296,9 +296,7 @@ def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_th
 
 @pytest.mark.full
 @pytest.mark.parametrize("view", ["panel", "text"])
-def test_whatever_a_cell_prints_the_file_has_it_and_the_kernel_stays_small(
-    page: Page, view: str
-) -> None:
+def test_log_file_has_all_output_and_kernel_memory_stays_small(page: Page, view: str) -> None:
     page.run("%ddp start --nproc 1")
     page.run(f"%ddp view {view}")
     log = "import glob, os\nos.path.getsize(sorted(glob.glob('.nbddp/runs/*'))[-1] + '/rank0.log')"
@@ -308,7 +306,7 @@ def test_whatever_a_cell_prints_the_file_has_it_and_the_kernel_stays_small(
     assert page.run(log).result == "56888890"
 
 
-def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
+def test_tqdm_bar_is_one_line_that_updates(page: Page) -> None:
     page.run("%ddp start --nproc 2")
 
     def moves(reply: Reply) -> bool:
@@ -326,7 +324,7 @@ def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
     assert len([line for line in lines if re.search(r"^\[rank \d\] 100%.*\| 60/60 ", line)]) == 2
 
 
-def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page: Page) -> None:
+def test_panel_in_an_unknown_kernel_says_that_buttons_wait(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
         f"{imported(CommDispatcher, DispatchMode)}live = CommDispatcher.for_shell(get_ipython())\n"
@@ -339,7 +337,7 @@ def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page
     assert not any(WAIT in text for text in reply.widget_texts)
 
 
-def test_a_kernel_that_is_shut_down_while_a_panel_is_open_says_nothing_of_its_own(
+def test_kernel_shut_down_with_an_open_panel_prints_no_traceback(
     tmp_path: Path,
 ) -> None:
     with Page(tmp_path) as page:

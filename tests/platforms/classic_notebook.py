@@ -88,7 +88,7 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(os.environ["PICTURES"]) / f"{name}.png")
 
 
-def test_the_panel_is_there_and_its_button_works_while_the_cell_runs(page: Page) -> None:
+def test_classic_notebook_shows_the_panel_and_its_button_works(page: Page) -> None:
     page.evaluate("Jupyter.notebook.execute_cell_range(0, 2)")
     await_text(page, 1, r"running a cell(.|\n)*/2000")
     page.wait_for_selector(".nbddp-charts svg, .nbddp-shots svg", timeout=30_000)

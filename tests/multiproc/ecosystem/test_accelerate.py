@@ -32,7 +32,7 @@ def train(repeats=1):
 """
 
 
-def test_it_trains_on_all_ranks_as_one_process_would(group: Ranks) -> None:
+def test_accelerate_matches_training_in_one_process(group: Ranks) -> None:
     group.run(f"{TRAINING}\naccelerator, model = train()")
     first, second = group.pull("accelerator.unwrap_model(model).weight[0].tolist()")
     assert first == second == pytest.approx(regression.trained(epochs=1), rel=1e-5)
@@ -42,7 +42,7 @@ def test_it_trains_on_all_ranks_as_one_process_would(group: Ranks) -> None:
     assert group.pull(everyone) == [[0, 1]] * 2
 
 
-def test_training_that_is_interrupted_keeps_its_names_and_can_go_on(notebook: Notebook) -> None:
+def test_interrupted_training_keeps_its_names_and_can_continue(notebook: Notebook) -> None:
     begun = notebook.folder / "begun"
     begun.unlink(missing_ok=True)
     assert notebook.run(f"%%ddp --nproc 2\n{TRAINING}\nkept = rank").status == "ok"
@@ -64,7 +64,7 @@ accelerator.print(everyone, accelerator.unwrap_model(model).weight[0].tolist())
 """
 
 
-def test_a_script_may_run_again_and_between_cells(
+def test_accelerate_script_can_run_repeatedly_and_between_cells(
     group: Ranks, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = folder / "script.py"
@@ -81,7 +81,7 @@ def test_a_script_may_run_again_and_between_cells(
     assert group.pull("everyone") == [[0, 1], [0, 1]]
 
 
-def test_its_notebook_launcher_is_refused_with_what_to_write_instead(group: Ranks) -> None:
+def test_notebook_launcher_is_refused_with_an_alternative(group: Ranks) -> None:
     launch = (
         "from accelerate import notebook_launcher\nnotebook_launcher(train, (), num_processes=2)"
     )
@@ -89,7 +89,7 @@ def test_its_notebook_launcher_is_refused_with_what_to_write_instead(group: Rank
     group.assert_works()
 
 
-def test_after_a_heal_in_the_middle_of_an_epoch_each_rank_is_itself_and_training_goes_on(
+def test_accelerate_training_continues_after_a_heal_in_mid_epoch(
     group: Ranks,
 ) -> None:
     prepared = f"""{regression.SOURCE}

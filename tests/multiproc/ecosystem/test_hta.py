@@ -25,7 +25,7 @@ for step in range(8):
 """
 
 
-def test_it_reads_all_ranks_with_their_steps_and_collectives(group: Ranks) -> None:
+def test_hta_reads_steps_and_collectives_of_all_ranks(group: Ranks) -> None:
     asked = TraceSteps(first=3, last=6)
     handle = group.begin(TRAIN, trace=asked)
     assert wait_until(lambda: handle.is_finished, timeout=60.0)

@@ -42,7 +42,7 @@ def make_trainer(epochs):
 """
 
 
-def test_a_trainer_trains_on_all_ranks_as_one_process_would(group: Ranks) -> None:
+def test_lightning_trainer_matches_training_in_one_process(group: Ranks) -> None:
     group.run(TRAINER)
     group.run("net, trainer = Net(), make_trainer(2)\ntrainer.fit(net, make_loader())")
     first, second = group.pull("net.net.weight.tolist()")
@@ -53,7 +53,7 @@ def test_a_trainer_trains_on_all_ranks_as_one_process_would(group: Ranks) -> Non
     assert losses[0] == losses[1]
 
 
-def test_fabric_trains_on_all_ranks_as_one_process_would(group: Ranks) -> None:
+def test_lightning_fabric_matches_training_in_one_process(group: Ranks) -> None:
     group.run(
         f"{regression.SOURCE}\nfrom lightning.fabric import Fabric\n"
         "fabric = Fabric(accelerator='cpu', devices=world_size, strategy='ddp')\nfabric.launch()\n"
@@ -69,7 +69,7 @@ def test_fabric_trains_on_all_ranks_as_one_process_would(group: Ranks) -> None:
     assert first[0] == pytest.approx(regression.trained(epochs=1), rel=1e-5)
 
 
-def test_a_trainer_that_is_interrupted_keeps_its_names_and_trains_again(
+def test_interrupted_lightning_trainer_can_train_again(
     notebook: Notebook,
 ) -> None:
     begun = notebook.folder / "begun"
@@ -92,7 +92,7 @@ def test_a_trainer_that_is_interrupted_keeps_its_names_and_trains_again(
 
 
 @pytest.mark.parametrize("strategy", ["ddp_notebook", "ddp_spawn"])
-def test_a_strategy_that_starts_processes_is_refused_with_the_one_to_use(
+def test_lightning_strategy_that_spawns_is_refused_with_an_alternative(
     group: Ranks, strategy: str
 ) -> None:
     group.run(TRAINER.replace("'ddp'", f"'{strategy}'"))

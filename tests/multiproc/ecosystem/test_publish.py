@@ -89,9 +89,7 @@ def await_whole(folder: Path, kind: str, seconds: float = 120.0) -> dict[str, An
 
 
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)
-def test_a_run_that_goes_on_is_one_run_there_for_1_2_and_4_ranks_with_restarts_between(
-    offline: Path, kind: str
-) -> None:
+def test_live_run_is_published_as_one_run_across_restarts(offline: Path, kind: str) -> None:
     with Notebook(offline) as notebook:
         to = f"--publish {kind}:{PLACE}"
         reply = notebook.run(f"%%ddp --nproc 1 {to}\n{TRAINING.format(begin=0, end=20)}")
@@ -110,7 +108,7 @@ def test_a_run_that_goes_on_is_one_run_there_for_1_2_and_4_ranks_with_restarts_b
 
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_run_that_is_over_has_the_values_of_its_file(
+def test_finished_run_is_published_with_the_values_of_its_file(
     offline: Path, kind: str, ranks: int
 ) -> None:
     folder = make_run(offline, rows=rows_of(50, ranks=ranks), config={"lr": 0.1})
@@ -134,7 +132,7 @@ ODD_NAMES = (
 
 
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)
-def test_odd_names_and_values_are_taken(offline: Path, kind: str) -> None:
+def test_trackers_accept_unusual_names_and_values(offline: Path, kind: str) -> None:
     odd = {name: [1.5, math.nan, math.inf, -math.inf] for name in ODD_NAMES}
     rows = [
         {"time": BEGAN + 1 + step, "rank": rank, "attempt": 1, "step": step}
@@ -190,9 +188,7 @@ def failed_run(base: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)
-def test_steps_that_fall_back_after_a_restart_are_there_and_so_is_what_happened(
-    offline: Path, kind: str
-) -> None:
+def test_repeated_steps_and_events_after_a_restart_are_published(offline: Path, kind: str) -> None:
     folder = failed_run(offline)
     Publication(Target(kind, PLACE), folder, folder.name, is_live=False).wait()
     check_equal(kind, offline, folder)
@@ -226,7 +222,7 @@ def test_steps_that_fall_back_after_a_restart_are_there_and_so_is_what_happened(
         assert "restart: attempt 2" in record.read_text()
 
 
-def test_a_rank_that_dies_is_published_with_the_cell_that_is_run_again(offline: Path) -> None:
+def test_dead_rank_and_rerun_cell_are_published(offline: Path) -> None:
     """On real ranks: W&B has all steps in one run, and TensorBoard shows each once."""
     cell = (
         "%%ddp --nproc 2 --max-restarts 1 --publish wandb --publish tensorboard\n"
@@ -249,7 +245,7 @@ def test_a_rank_that_dies_is_published_with_the_cell_that_is_run_again(offline: 
     assert "SIGKILL" in texts["record"]
 
 
-def test_the_notebook_publishes_a_run_that_is_over(offline: Path) -> None:
+def test_notebook_publishes_a_finished_run(offline: Path) -> None:
     with Notebook(offline) as notebook:
         assert not notebook.run(f"%%ddp --nproc 2\n{TRAINING.format(begin=0, end=5)}").error
         notebook.run("%ddp stop")

@@ -11,7 +11,7 @@ pytest.importorskip("torchmetrics")
 pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
 
 
-def test_an_accuracy_is_that_of_all_ranks(group: WorkerGroup) -> None:
+def test_torchmetrics_accuracy_covers_all_ranks(group: WorkerGroup) -> None:
     group.run(
         "from torchmetrics.classification import MulticlassAccuracy\n"
         "metric = MulticlassAccuracy(num_classes=3, average='micro')\n"
@@ -21,7 +21,7 @@ def test_an_accuracy_is_that_of_all_ranks(group: WorkerGroup) -> None:
     assert group.pull("found") == [pytest.approx(5 / 6)] * 2
 
 
-def test_a_metric_that_keeps_what_it_saw_takes_ranks_of_different_length(
+def test_list_metric_accepts_different_lengths_per_rank(
     group: WorkerGroup,
 ) -> None:
     group.run(
@@ -33,7 +33,7 @@ def test_a_metric_that_keeps_what_it_saw_takes_ranks_of_different_length(
     assert group.pull("found") == [pytest.approx(-1.0)] * 2
 
 
-def test_a_metric_lives_on_after_an_interrupt(notebook: Notebook) -> None:
+def test_metric_continues_after_an_interrupt(notebook: Notebook) -> None:
     notebook.run(
         "%%ddp --nproc 2\nfrom torchmetrics import MeanMetric\nmetric = MeanMetric()\n"
         "metric.update(float(rank))"

@@ -52,7 +52,7 @@ def make_trainer(epochs=2, batch=4):
 WEIGHTS = "torch.cat([each.detach().flatten() for each in trainer.model.parameters()]).tolist()"
 
 
-def test_it_trains_on_all_ranks_as_under_torchrun(group: WorkerGroup, folder: Path) -> None:
+def test_transformers_trainer_trains_as_under_torchrun(group: WorkerGroup, folder: Path) -> None:
     group.run(f"{TRAINING}\ntrainer = make_trainer()\nsaid = trainer.train()")
     assert group.pull("trainer.args.world_size, said.global_step") == [(2, 8)] * 2
     first, second = group.pull(WEIGHTS)
@@ -69,7 +69,7 @@ def test_it_trains_on_all_ranks_as_under_torchrun(group: WorkerGroup, folder: Pa
     assert first == json.loads((folder / "1.json").read_text())
 
 
-def test_training_that_is_interrupted_keeps_its_names_and_can_go_on(notebook: Notebook) -> None:
+def test_interrupted_training_keeps_its_names_and_can_continue(notebook: Notebook) -> None:
     begun = notebook.folder / "begun"
     begun.unlink(missing_ok=True)
     reply = notebook.run(f"%%ddp --nproc 2\n{TRAINING}\nkept = rank\ntrainer = make_trainer(10**5)")
