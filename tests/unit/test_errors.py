@@ -1,4 +1,4 @@
-"""Errors carry what the user reads, and exits and ranks are said in words."""
+"""Errors carry the text for the user; exits and ranks have a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nbddp.errors import (
 )
 
 
-def test_a_start_error_shows_its_message_and_then_what_the_ranks_said() -> None:
+def test_a_start_error_shows_its_message_and_then_the_details_of_the_ranks() -> None:
     error = StartError("rank 1 could not start", details="Traceback ...\nOSError: no")
     assert str(error) == "rank 1 could not start"
     assert error._render_traceback_() == [
@@ -32,7 +32,7 @@ def test_a_start_error_shows_its_message_and_then_what_the_ranks_said() -> None:
     assert StartError("no")._render_traceback_() == ["StartError: no"]
 
 
-def test_whoever_catches_nbddps_error_catches_each_of_its_errors() -> None:
+def test_every_error_class_derives_from_nbddp_error() -> None:
     kinds = [each for name, each in vars(errors).items() if name.endswith("Error")]
     assert all(issubclass(each, NbddpError) for each in kinds)
 
@@ -59,7 +59,7 @@ def test_a_traceback_of_python_has_the_report_and_its_first_line_once() -> None:
     assert rest in shown
 
 
-def test_an_exit_is_said_in_words(snapshot: SnapshotAssertion) -> None:
+def test_exit_codes_in_words(snapshot: SnapshotAssertion) -> None:
     codes = (None, 0, 3, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, -999)
     assert {str(code): describe_exit(code) for code in codes} == snapshot
 
@@ -70,7 +70,7 @@ def test_every_exit_code_has_words(exitcode: int) -> None:
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
-def test_no_rank_is_left_out_and_none_is_added(ranks: set[int]) -> None:
+def test_format_ranks_lists_exactly_the_given_ranks(ranks: set[int]) -> None:
     word, _, text = format_ranks(sorted(ranks)).partition(" ")
     said: list[int] = []
     for part in text.split(","):

@@ -30,7 +30,7 @@ def test_a_run_is_found_by_its_name_a_part_of_it_or_its_folder(folder: Path) -> 
             nbddp.Run(asked)
 
 
-def test_it_says_what_was_run_and_what_happened(folder: Path) -> None:
+def test_a_run_has_its_settings_cells_events_and_outcome(folder: Path) -> None:
     cells = [("train()", "ok"), ("1/0", "rank 1: ZeroDivisionError")]
     run = nbddp.Run(make_run(folder, cells=cells, config={"lr": 0.1}))
     assert run.config == {"lr": 0.1}
@@ -48,7 +48,7 @@ def test_it_says_what_was_run_and_what_happened(folder: Path) -> None:
     assert "not recorded" in repr(torn)
 
 
-def test_its_numbers_are_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_of_a_run_are_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     rows = [*rows_of(3), {"time": BEGAN + 9, "rank": 0, "attempt": 1, "f1": math.nan}]
     found = nbddp.Run(make_run(folder, rows=rows)).metrics()
@@ -61,7 +61,7 @@ def test_its_numbers_are_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["rank"][1] == 1
 
 
-def test_where_there_is_pandas_they_are_a_frame(
+def test_with_pandas_the_metrics_are_a_data_frame(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pandas: Any = ModuleType("pandas")
@@ -82,7 +82,7 @@ def test_its_figure_can_be_saved_and_shown(folder: Path) -> None:
     assert DisplayFormatter().format(figure)[0]["image/png"]
 
 
-def test_a_figure_of_what_is_not_there_is_refused(folder: Path, snapshot: Any) -> None:
+def test_a_figure_without_metrics_is_refused(folder: Path, snapshot: Any) -> None:
     for rows, names in ((None, ["lose"]), ([], None)):
         run = nbddp.Run(make_run(folder, f"20270115-0{len(names or [])}0000", rows=rows))
         with pytest.raises(RequestError) as caught:
@@ -90,7 +90,7 @@ def test_a_figure_of_what_is_not_there_is_refused(folder: Path, snapshot: Any) -
         assert str(caught.value) == snapshot
 
 
-def test_numbers_of_somebody_else_are_left_out(folder: Path) -> None:
+def test_invalid_rows_are_left_out_of_the_metrics(folder: Path) -> None:
     odd = '{"time": 1.0, "rank": "a", "attempt": 1, "x": 1}\n[]\n'
     odd += '{"time": 2.0, "rank": 0, "attempt": 1, "x": 1, "y": "text", "z": null}\n'
     run = nbddp.Run(make_run(folder, rows=[], torn=odd))
@@ -128,7 +128,7 @@ def test_a_damaged_folder_is_named_and_the_others_are_there(
 
 
 @pytest.mark.process
-def test_neither_torch_nor_a_kernel_is_needed(folder: Path) -> None:
+def test_the_runs_api_needs_neither_torch_nor_a_kernel(folder: Path) -> None:
     path = make_run(folder)
     program = (
         "import sys, json, nbddp\n"

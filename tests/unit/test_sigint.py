@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings(
 # A stop that strikes in the callback of a weak reference is lost: CPython reports it as unraisable.
 
 
-def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
+def test_an_interrupt_anywhere_in_a_call_leaves_the_event_thread_running() -> None:
     actor = EventThread("stopped")
     places = 0
     for places in stopped_everywhere(lambda: actor.run(time.sleep, 0.001)):
@@ -47,8 +47,8 @@ def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
     actor.close()
 
 
-def test_a_stop_anywhere_leaves_a_loop_at_work_that_was_waited_for() -> None:
-    """Such a loop is the one by which a kernel reads what the page sends."""
+def test_an_interrupt_anywhere_in_a_wait_leaves_the_event_loop_running() -> None:
+    """A kernel reads the messages of the page in such a loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -66,7 +66,7 @@ def test_a_stop_anywhere_leaves_a_loop_at_work_that_was_waited_for() -> None:
     loop.close()
 
 
-def test_a_promise_is_kept_once_and_all_who_wait_for_it_hear_of_it() -> None:
+def test_a_future_is_resolved_once_and_every_waiter_gets_its_result() -> None:
     future: Future[int] = Future()
     heard: list[int] = []
     future.add_done_callback(lambda future: heard.append(future.result()))
@@ -82,7 +82,7 @@ def test_a_promise_is_kept_once_and_all_who_wait_for_it_hear_of_it() -> None:
     assert future.exception() is None
 
 
-def test_a_broken_promise_raises_what_broke_it() -> None:
+def test_a_failed_future_raises_its_exception() -> None:
     future: Future[int] = Future()
     error = ValueError("on purpose")
     future.set_exception(error)
@@ -91,7 +91,7 @@ def test_a_broken_promise_raises_what_broke_it() -> None:
         wait_for_result(future)
 
 
-def test_a_wait_ends_with_its_patience_or_with_what_it_was_waiting_for() -> None:
+def test_wait_for_all_ends_at_its_timeout_or_when_its_condition_holds() -> None:
     futures: list[Future[int]] = [
         Future(),
         Future(),
@@ -104,10 +104,10 @@ def test_a_wait_ends_with_its_patience_or_with_what_it_was_waiting_for() -> None
     threading.Timer(0.05, futures[1].set_result, [2]).start()
     wait_for_all(futures, 60, until=lambda each: each.result() == 2)
     assert [each.done() for each in futures] == [True, True, False]
-    assert not futures[2]._callbacks  # nobody waits for it any more
+    assert not futures[2]._callbacks  # no callback is left
 
 
-def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_wakes_up_periodically_to_see_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes as a wait begins does not end it: it is seen when the wait ends."""
     waits: list[float] = []
 
@@ -169,7 +169,7 @@ def test_a_stop_ends_the_wait_and_not_the_import(
 
 
 @pytest.mark.parametrize(("times", "is_done"), [(1, True), (2, False)])
-def test_held_back_the_first_interrupt_waits_and_the_second_does_not(
+def test_sigint_deferred_delays_the_first_interrupt_but_not_the_second(
     times: int, is_done: bool
 ) -> None:
     done = []
@@ -207,7 +207,7 @@ def test_a_wait_may_look_whether_an_interrupt_has_come() -> None:
                 seen.append(held.count)
             raise error
 
-    with pytest.raises(KeyboardInterrupt):  # whoever takes the error would go on
+    with pytest.raises(KeyboardInterrupt):  # code that catches the error would go on
         work(ValueError("refused"))
     assert seen == [1, 2, 3]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

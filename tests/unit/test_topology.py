@@ -29,7 +29,7 @@ def places(draw: st.DrawFn) -> Topology:
 
 
 @given(places(), st.integers(1, 1000))
-def test_a_place_is_the_same_after_a_way_through_the_environment(
+def test_a_topology_survives_a_round_trip_through_the_environment(
     place: Topology, attempt: int
 ) -> None:
     env = place.to_env(attempt=attempt)
@@ -37,7 +37,7 @@ def test_a_place_is_the_same_after_a_way_through_the_environment(
     assert all(isinstance(value, str) for value in env.values())
 
 
-def test_the_environment_is_the_one_that_torchrun_sets() -> None:
+def test_the_environment_equals_that_of_torchrun() -> None:
     place = Topology(
         rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, master_port=29500
     )

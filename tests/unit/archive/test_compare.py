@@ -73,7 +73,7 @@ def text_of(comparison: Comparison) -> str:
 # ---- in what they differ, and what they came to
 
 
-def test_only_what_differs_is_told(folder: Path) -> None:
+def test_a_comparison_shows_only_differences(folder: Path) -> None:
     commit = "0123456789abcdef"
     one = make_run(
         folder,
@@ -121,7 +121,7 @@ def test_final_values_have_their_spread_over_ranks(folder: Path) -> None:
     ]
 
 
-def test_too_few_runs_too_many_and_damaged_ones_are_refused(folder: Path) -> None:
+def test_comparing_too_few_too_many_or_damaged_runs_is_refused(folder: Path) -> None:
     paths = two(folder)
     for count in (1, 9):
         with pytest.raises(ArgumentError, match=f"2 to 8 runs, got {count}"):
@@ -177,7 +177,7 @@ def test_steps_that_fall_back_count_on_as_in_the_runs_own_charts(folder: Path) -
     assert points(comparison, XAxis.STEP)[0] == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_a_restart_did_again_is_there_once(folder: Path) -> None:
+def test_steps_repeated_after_a_restart_appear_once_in_a_comparison(folder: Path) -> None:
     first = [row(step, 1.0) for step in range(4)]
     again = [{**row(step, 9.0), "attempt": 2, "time": BEGAN + 5 + step} for step in (2, 3, 4)]
     recovery = {"time": BEGAN + 4.5, "kind": "recovery", "attempt": 2, **RESTART}
@@ -225,7 +225,7 @@ def test_a_short_time_has_parts_of_seconds_beside_its_axis(folder: Path) -> None
     assert below[-1].x < below[0].x - 6.4 * len("0") / 2  # the unit is not under a number
 
 
-def test_what_is_not_finite_is_shown_and_said_of_whom(folder: Path) -> None:
+def test_nonfinite_values_are_marked_and_attributed_to_their_run(folder: Path) -> None:
     rows = [row(step, math.nan if step > 5 else 1.0) for step in range(10)]
     comparison = compared(folder, rows_of(20), rows)
     page = Page(page_of(comparison))
@@ -314,7 +314,7 @@ def test_a_run_without_cells_has_no_other_code(folder: Path, snapshot: Any) -> N
     assert not any("code from" in text or SAME_CODE in text for text in said.values())
 
 
-def test_nothing_that_a_run_wrote_is_markup(folder: Path) -> None:
+def test_text_from_runs_is_escaped(folder: Path) -> None:
     evil = "</pre><script>alert(1)</script>"
     paths = [
         make_run(folder, name, cells=[(f"{evil}{name}", f"rank 0: {evil}")], config={evil: name})
@@ -334,7 +334,7 @@ def test_the_charts_are_saved(kind: str, folder: Path) -> None:
     assert (folder / f"figure.{kind}").read_bytes().startswith(begins[kind])
 
 
-def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:
+def test_refused_arguments_get_an_error_with_the_reason(folder: Path, snapshot: Any) -> None:
     two(folder)
     for name in ("a", "b"):
         make_run(folder, name, rows=[])
@@ -368,5 +368,5 @@ def test_a_number_that_was_reported_once_is_in_the_table_and_no_chart(folder: Pa
     assert html.count('class="nbddp-chart"') == 2
     assert "<td>0.2</td>" in html
     only = compare(paths, "final")
-    assert only.drawn == ("final",)  # what was asked for is drawn
+    assert only.drawn == ("final",)  # the requested metrics are drawn
     assert page_of(only).count('class="nbddp-chart"') == 1

@@ -30,7 +30,7 @@ def recorded(folder: Path) -> Path:
 
 
 def numbers_of(name: str) -> dict[str, Any]:
-    """What the numbers of a run are, as rows and as curves."""
+    """The metrics of a run, as rows and as curves."""
     path = nbddp.Run(name).path
     metrics = StoredRun(path).metrics()
     rows = nbddp.Run(name).metrics()
@@ -46,7 +46,7 @@ def numbers_of(name: str) -> dict[str, Any]:
 
 
 def said(line: str) -> str:
-    """What a command says, without local times."""
+    """The text of a command, without local times."""
     return re.sub(r"\b\d\d-\d\d \d\d:\d\d\b|\b\d\d:\d\d:\d\d\b", "TIME", ddp(line))
 
 

@@ -1,4 +1,4 @@
-"""``%ddp runs``: every run in a line, those that were asked for, in the order asked for."""
+"""``%ddp runs``: one line for each matching run, in the requested order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def change_facts(path: Path, *without: str, **facts: Any) -> None:
 
 
 def killed(base: Path, name: str = "20270115-080000-digits", **facts: Any) -> Path:
-    """A run whose record has no end."""
+    """A run without a recorded end."""
     cells = [("a()", "ok"), ("b()", "")]
     path = make_run(base, name, cells=cells, is_stopped=False, torn='{"t', **facts)
     change_facts(path, "ended")
@@ -117,7 +117,7 @@ def test_a_run_without_an_end_says_whether_its_kernel_lives(folder: Path) -> Non
         (["rank 1 was killed by SIGSEGV", ""], "running"),
     ],
 )
-def test_a_run_that_goes_on_says_what_its_last_cell_came_to(
+def test_a_running_run_shows_the_outcome_of_its_last_cell(
     folder: Path, outcomes: list[str], said: str
 ) -> None:
     cells = [("train()", outcome) for outcome in outcomes]
@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_says_what_its_last_cell_came_to(
     assert describe_outcome(row.summary) == said
 
 
-def test_a_killed_run_has_the_numbers_of_run_json_and_what_its_events_say(folder: Path) -> None:
+def test_a_killed_run_is_summarized_from_run_json_and_its_events(folder: Path) -> None:
     told = {"time": BEGAN + 0.5, "kind": "config", "values": {"lr": 0.3}, "rank": 0}
     path = killed(folder, extra=[told])
     run = summarize(path)
@@ -144,7 +144,7 @@ def test_a_killed_run_has_the_numbers_of_run_json_and_what_its_events_say(folder
 # ---- the list
 
 
-def test_runs_are_found_by_what_they_are_the_newest_first(folder: Path) -> None:
+def test_runs_can_be_filtered_and_are_listed_newest_first(folder: Path) -> None:
     three(folder)
     for asked, found in (
         ([], "321"),
@@ -165,7 +165,7 @@ def test_runs_are_found_by_what_they_are_the_newest_first(folder: Path) -> None:
         assert (names(listing), listing.total) == (found, 3), asked
 
 
-def test_runs_are_sorted_and_those_without_a_number_come_last(folder: Path) -> None:
+def test_sorted_runs_without_a_number_come_last(folder: Path) -> None:
     three(folder)
     lost = [{"time": BEGAN, "rank": 0, "attempt": 1, "step": 0, "loss": math.nan}]
     make_run(folder, "20270115-080009-other4", rows=lost, config={"lr": "auto"})
@@ -181,7 +181,7 @@ def test_runs_are_sorted_and_those_without_a_number_come_last(folder: Path) -> N
     assert by_time[0] == by_time[1]
 
 
-def test_what_is_no_run_is_named_and_left_out(folder: Path) -> None:
+def test_unreadable_folders_are_named_and_left_out_of_the_list(folder: Path) -> None:
     three(folder)
     runs = folder / ".nbddp" / "runs"
     for name in ("empty", "torn", "odd", ".x.gone"):
@@ -217,7 +217,7 @@ FIELDS = st.sampled_from([*SUMS, *OTHERS])
 
 
 @given(facts=st.dictionaries(FIELDS, JSON, max_size=15) | JSON, event=JSON)
-def test_whatever_stands_in_the_files_is_a_run_or_is_left_out(
+def test_any_file_contents_give_a_run_or_are_left_out(
     facts: Any, event: Any, tmp_path_factory: Any
 ) -> None:
     base: Path = tmp_path_factory.mktemp("any")
@@ -272,11 +272,11 @@ def test_runs_of_several_programs_say_which_started_them(folder: Path) -> None:
     assert not few.has_several_programs
 
 
-# ---- on the page, as text, and what is refused
+# ---- on the page, as text, and refusals
 
 
 def without_times(text: str) -> str:
-    """Where a run began is said in local time."""
+    """The start time of a run is shown in local time."""
     return re.sub(r"\d\d-\d\d \d\d:\d\d", "MM-DD hh:mm", text)
 
 
@@ -289,7 +289,7 @@ def test_the_list_as_text_and_on_the_page(folder: Path, snapshot: Any) -> None:
     assert "<no>" in Page(html).text
 
 
-def test_the_list_names_other_curves_and_who_started_a_run(folder: Path) -> None:
+def test_the_list_names_the_curve_and_the_notebook_of_each_run(folder: Path) -> None:
     three(folder)
     assert "started by" not in text_of(list_runs(folder))
     row = {"time": BEGAN, "rank": 0, "attempt": 1, "train/loss": 1.0}
@@ -322,7 +322,7 @@ def test_many_runs_are_shown_in_part() -> None:
     assert "5 more: `%ddp runs -n 55`" in text
 
 
-def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:
+def test_refused_arguments_get_an_error_with_the_reason(folder: Path, snapshot: Any) -> None:
     three(folder)
     asked = ["seed=1", "--sort lose", "lr<", "rm", "note", "rm digits", "rm none", "rm ''"]
     asked += ["note digits2 ''", "note digits2 better --off"]
@@ -334,7 +334,7 @@ def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:
 # ---- what goes, and what stays
 
 
-def test_runs_are_taken_away_by_name_once_each_and_damaged_ones_too(folder: Path) -> None:
+def test_runs_rm_removes_runs_by_name_even_damaged_ones(folder: Path) -> None:
     three(folder)
     path = Path(".nbddp/runs/20270115-080001-digits1")
     (path.parent / "odd").mkdir()
@@ -344,7 +344,7 @@ def test_runs_are_taken_away_by_name_once_each_and_damaged_ones_too(folder: Path
     assert [each.name for each in path.parent.iterdir()] == ["20270115-080003-digits3"]
 
 
-def test_nothing_else_is_taken_away(folder: Path) -> None:
+def test_runs_rm_removes_nothing_outside_the_runs_folder(folder: Path) -> None:
     three(folder)
     for name in ("..", "../..", ".", "/", "runs/../../..", "x" * 5000):
         assert len(refused(f"runs rm {name}")) < 300

@@ -1,4 +1,4 @@
-"""A cell on several world sizes: what is reckoned from its rounds, said of it, and drawn."""
+"""A cell on several world sizes: figures computed from its rounds, their text and their picture."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows(paces: Sequence[tuple[int, float]], *, every: int = 1, rank: int = 0) -
     return found
 
 
-# ---- what is asked for
+# ---- options
 
 UNREADABLE = ["--scale 1", "--scale 1, 2", "--scale 0,1", "--scale x", "--scale 1,2 --rounds 2"]
 UNFITTING = ["--weak", "--rounds 4", "--rounds 4 --repeat 2", "--scale 1,2 --start-over"]
@@ -68,7 +68,7 @@ UNFITTING += ["--scale 1,2 --timeline"]
 @pytest.mark.parametrize(
     "lines", [UNREADABLE, UNFITTING], ids=["cannot be read", "does not fit together"]
 )
-def test_what_is_refused_and_why(lines: list[str], snapshot: Any) -> None:
+def test_refused_arguments_get_an_error_with_the_reason(lines: list[str], snapshot: Any) -> None:
     said = {each: refusal(UsageError, cell, each) for each in lines}
     assert said == snapshot
     for fitting in ("", "--scale 1,2,4 --weak --rounds 5", "--sweep a=1 --repeat 2 --start-over"):
@@ -78,7 +78,7 @@ def test_what_is_refused_and_why(lines: list[str], snapshot: Any) -> None:
 # ---- the pace of a run
 
 
-def test_a_pace_is_that_of_the_steps_after_the_first_ones() -> None:
+def test_the_step_rate_excludes_the_first_steps() -> None:
     twice = rows([(20, 10.0)])
     later = [{**row, "time": row["time"] + 2.0} for row in twice]
     for name, found, pace in (
@@ -124,12 +124,12 @@ def test_shares_are_of_all_ranks_time_since_the_first_meeting_that_is_kept() -> 
     found = time_shares(
         line(met(15.0, 1.0), met(16.0, 2.0), loads={0: [(10.0, 12.0), (17.0, 18.0)]}), 10.0
     )
-    # from 14, when rank 0 came to the first one that is kept, to 20: six seconds of two ranks
+    # from 14, when rank 0 arrived at the first kept collective, to 20: six seconds of two ranks
     assert found == {"waiting": pytest.approx(3 / 12), "loading": pytest.approx(1 / 12)}
     assert time_shares(line(), 10.0) == {}
 
 
-def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
+def test_ddp_communication_is_a_share_of_the_step_summed_over_models() -> None:
     facts = {"iteration": 1, "forward": 0.0, "backward": 0.0}
     overlaps = tuple(
         DdpOverlap(rank=rank, name=name, communication=0.02, overlapped=0.005, **facts)
@@ -143,7 +143,7 @@ def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
     assert (slower["communication"], slower["exposed"]) == (1.0, 1.0), "no more than the whole step"
 
 
-# ---- what it comes to
+# ---- results
 
 
 def test_a_median_stands_for_its_rounds_and_says_how_far_they_lie_apart() -> None:
@@ -211,7 +211,7 @@ def test_the_picture_can_be_read_on_light_and_dark_pages(back: str) -> None:
     st.lists(st.integers(1, 64), min_size=1, max_size=5, unique=True),
     st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_whatever_was_measured_can_be_said(
+def test_any_measurements_can_be_rendered_as_a_scaling_report(
     paces: list[float], ranks: list[int], share: float | None
 ) -> None:
     sizes = [size(each, *paces, waiting=share, loading=share) for each in sorted(ranks)]

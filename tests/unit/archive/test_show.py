@@ -66,7 +66,7 @@ def test_a_run_is_found_by_its_path_its_whole_name_or_else_a_part_of_it(tmp_path
     assert find_run(str(paths[STAMP]), tmp_path / "nowhere") == paths[STAMP]
 
 
-def test_of_several_of_one_name_the_newest_is_found_unless_one_is_to_go(tmp_path: Path) -> None:
+def test_a_shared_name_means_the_newest_run_except_for_removal(tmp_path: Path) -> None:
     failed_run(tmp_path, f"{STAMP}-aaa")
     failed_run(tmp_path, "20270101-000000-aaa")
     newest = failed_run(tmp_path, "20270101-000000-aaa-1")  # of the same second
@@ -79,7 +79,7 @@ def test_of_several_of_one_name_the_newest_is_found_unless_one_is_to_go(tmp_path
             find_run(asked, tmp_path, is_unique=True)
 
 
-def test_what_is_no_run_or_has_no_such_cell_is_refused(folder: Path, snapshot: Any) -> None:
+def test_show_refuses_a_missing_run_or_cell(folder: Path, snapshot: Any) -> None:
     said = {"there is none": refused("show").replace(str(folder), "FOLDER")}
     for number in range(10):
         failed_run(folder, f"20260102-03040{number}")
@@ -101,7 +101,7 @@ def test_a_run_says_how_it_ended_and_of_another_machines_kernel_nothing(tmp_path
 
 
 @pytest.mark.process
-def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(
+def test_a_run_of_a_zombie_kernel_is_described_as_killed(
     tmp_path: Path,
 ) -> None:
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -163,7 +163,7 @@ def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
     assert "ranks 0-1" in text
 
 
-# ---- more metrics than are kept by themselves, and what is damaged
+# ---- metrics beyond the default number, and damaged files
 
 MANY = 3000
 
@@ -176,7 +176,7 @@ def rows_of_many(count: int, *, steps: tuple[int, ...] = (0, 1, 2)) -> Iterator[
 
 
 def numbers(text: str) -> list[str]:
-    """The metrics whose numbers a text has."""
+    """The metrics whose numbers are in a text."""
     return re.findall(r"^(\S+): .* at last ", text, re.MULTILINE)
 
 
@@ -204,7 +204,7 @@ def test_every_metric_that_is_on_disk_can_be_asked_for_and_a_bounded_number_is_s
         run.figure("zzz")
 
 
-def test_as_text_those_are_shown_that_were_asked_for(folder: Path) -> None:
+def test_show_as_text_prints_only_the_requested_metrics(folder: Path) -> None:
     make_run(folder)
     assert numbers(ddp("show")) == ["loss", "accuracy"]
     for line in ("show --metrics loss", "show --metrics 'lo*' --cell 1"):
@@ -231,7 +231,7 @@ def test_a_comparison_has_any_metric_over_any_steps_and_a_bounded_number(folder:
 # ---- damage
 
 
-def test_what_cannot_be_read_is_told_in_its_place(folder: Path) -> None:
+def test_show_reports_each_file_that_cannot_be_read(folder: Path) -> None:
     path = make_run(folder)
     (path / "rank0.log").unlink()
     (path / "rank0.log").mkdir()
@@ -246,7 +246,7 @@ def test_what_cannot_be_read_is_told_in_its_place(folder: Path) -> None:
     assert "whole" in ddp("runs")
 
 
-def test_a_log_whose_run_was_removed_is_told_in_a_line(folder: Path) -> None:
+def test_logs_of_a_removed_run_are_refused_in_one_line(folder: Path) -> None:
     path = make_run(folder)
     assert ddp("logs 0", last_run=path) == "hello"
     assert "no log of rank 7" in refused("logs 7", last_run=path)

@@ -1,4 +1,4 @@
-"""A run is opened from its folder, whole or torn, and says what its ranks did."""
+"""A run can be opened from its folder, complete or torn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_of(base: Path, **facts: Any) -> StoredRun:
     return StoredRun(failed_run(base, **facts))
 
 
-def test_a_run_says_what_was_started_and_what_happened(tmp_path: Path) -> None:
+def test_a_stored_run_has_its_facts_events_cells_and_logs(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert run.facts["backend"] == "gloo"
     assert [each.kind for each in run.events] == [each["kind"] for each in FAILED]
@@ -46,7 +46,7 @@ def test_a_cell_that_was_replayed_is_found_by_the_number_of_its_prompt(tmp_path:
     assert [run.metrics(each).names() for each in run.cells] == [["loss"], []]
 
 
-def test_its_numbers_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
+def test_metrics_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
     rows = [*reported(0, 1, 2), *reported(3, ranks=1, loss=math.nan)]
     run = run_of(tmp_path, rows=rows)
     first, second = run.cells
@@ -56,7 +56,7 @@ def test_its_numbers_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
     assert run.metrics(second).names() == []
 
 
-def test_the_numbers_of_a_recovery_go_on_where_those_before_it_failed(tmp_path: Path) -> None:
+def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: Path) -> None:
     recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}
     again = [{**row, "attempt": 2, "time": 101.7} for row in reported(3, 4, 5, loss=9.0)]
     rows = [*reported(*range(5)), *again]
@@ -85,7 +85,7 @@ def test_a_snapshot_of_it_can_be_drawn_as_any_other(tmp_path: Path) -> None:
     assert snapshot.run in page.text
 
 
-def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(tmp_path: Path) -> None:
+def test_a_run_of_a_killed_kernel_is_readable_except_for_torn_lines(tmp_path: Path) -> None:
     run = run_of(tmp_path, events=UNENDED, torn='{"time": 104.3, "ki')
     assert not run.was_stopped
     assert (run.cells[-1].ended_at, run.cells[-1].outcome) == (None, "")
@@ -95,7 +95,7 @@ def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(tmp_path: Path)
     assert run.unreadable == 2, "each once, however often it is drawn"
 
 
-def test_what_could_not_be_written_is_missing_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_without_run_json_and_metrics_still_has_its_cells(tmp_path: Path) -> None:
     path = failed_run(tmp_path)
     (path / "run.json").unlink()
     (path / "metrics.jsonl").unlink()

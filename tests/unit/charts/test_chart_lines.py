@@ -1,4 +1,4 @@
-"""The values of a chart: what is drawn, on which axis, and what is said next to it."""
+"""The values of a chart: its lines, its axes, and the text next to it."""
 
 from __future__ import annotations
 
@@ -203,13 +203,13 @@ def test_log_ticks_are_few_and_within_the_limits(low: float, span: float) -> Non
 
 
 @given(st.floats(-1e300, 1e300))
-def test_a_number_is_short_and_nearly_right(value: float) -> None:
+def test_numbers_on_ticks_are_short_and_nearly_exact(value: float) -> None:
     text = format_number(value)
     assert len(text) <= 11
     assert float(text) == pytest.approx(value, rel=1e-3)
 
 
-# ---- whatever may come
+# ---- any input
 
 
 @settings(max_examples=60)
@@ -221,7 +221,9 @@ def test_a_number_is_short_and_nearly_right(value: float) -> None:
     ),
     st.sampled_from(AxisScale),
 )
-def test_no_data_stop_a_chart(points: dict[int, list[tuple[int, float]]], scale: AxisScale) -> None:
+def test_any_data_can_be_drawn_as_a_chart(
+    points: dict[int, list[tuple[int, float]]], scale: AxisScale
+) -> None:
     metrics = MetricStore()
     for rank, each in points.items():
         for step, value in each:

@@ -1,4 +1,4 @@
-"""Figures of charts, of a timeline and of a scaling study: what is in them, on any ground."""
+"""Figures of charts, of a timeline and of a scaling study, on any background."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chart(name: str = "loss", ranks: int = 2, scale: AxisScale = AxisScale.AUTO)
 
 
 def texts(figure: Figure) -> list[str]:
-    """What is written in a figure with one chart, but for the ticks."""
+    """The texts of a figure with one chart, without the ticks."""
     [ax] = figure.axes
     keys = [text.get_text() for text in ax.get_legend().get_texts()]
     return [ax.get_title("left"), ax.get_title("right"), ax.get_xlabel(), *keys]
@@ -52,7 +52,7 @@ def test_a_chart_has_its_name_its_value_its_scale_and_a_key_for_each_line() -> N
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["0.0001", "0.01", "1"]
 
 
-def test_a_line_is_in_its_ranks_colour_and_smooth_ones_stand_before_faint_ones() -> None:
+def test_lines_have_the_colour_of_their_rank_and_smooth_lines_cover_faint_lines() -> None:
     def lines(*, is_smooth: bool) -> list[tuple[str, float]]:
         [ax] = draw_charts([chart()], is_smooth=is_smooth).axes
         drawn = [line for line in ax.lines if line.get_linestyle() == "-"]
@@ -80,7 +80,7 @@ NAMES = ["", "$x^2_1$", "$\\frac{", "a_b^c", "two\nlines\x00\x1b[31m", "\ud800",
 
 
 @pytest.mark.parametrize("name", [*NAMES, "W" * 9999])
-def test_a_name_is_drawn_letter_by_letter_whatever_it_is(name: str) -> None:
+def test_any_metric_name_is_drawn_literally(name: str) -> None:
     figure = draw_charts([chart(name)])
     assert png_of(figure)[0].startswith(b"\x89PNG")
     assert len(figure.axes[0].get_title("left")) < 60

@@ -1,4 +1,4 @@
-"""The colours of ranks: read on the page, and told apart by everybody."""
+"""The colours of ranks are legible and distinguishable, also with impaired colour vision."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ TO_XYZ = np.array(
 )
 ANY = tuple(rank_color(rank) for rank in range(8))
 SETS = [re.findall(r"#[0-9a-f]{6}", STYLE_SHEET)[start : start + 12] for start in (0, 12, 24)]
-WORDS = [colors[:4] for colors in SETS]  # of the sheet: on any page, on light and on dark ones
+WORDS = [
+    colors[:4] for colors in SETS
+]  # of the style sheet: on any page, on light and on dark pages
 
 
 def linear(color: str) -> np.ndarray:

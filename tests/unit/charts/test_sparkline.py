@@ -28,7 +28,7 @@ def points(drawn: str) -> list[str]:
 
 
 def noted(*moments: RankSnapshot) -> RankSparklines:
-    """What was noted of a rank at one moment after the other."""
+    """The recorded samples of a rank, oldest first."""
     sparklines = RankSparklines()
     for at, rank in enumerate(moments):
         sparklines.add_points([rank], at * SAMPLE_PERIOD)
@@ -41,7 +41,7 @@ def test_a_curve_goes_from_the_lowest_to_the_highest_value_or_from_a_given_one()
     assert sparkline([1.0], "x") == sparkline([math.nan] * 3, "x") == ""
 
 
-def test_what_is_not_finite_is_a_gap_with_a_red_mark() -> None:
+def test_a_sparkline_has_a_gap_with_a_red_mark_at_nonfinite_values() -> None:
     drawn = sparkline([1.0, 2.0, math.nan, 2.0, 1.0], "x", is_static=False)
     assert drawn.partition('<path d="')[2].partition('"')[0].count("M") == 2
     assert drawn.count("#dd4444") == 1
@@ -54,7 +54,7 @@ def test_any_numbers_make_a_curve_or_none(values: list[float]) -> None:
     assert len(block_characters(values)) == min(len(values), MAX_BLOCKS)
 
 
-def test_a_ranks_curve_says_what_it_is_of_with_its_scale(snapshot: Any) -> None:
+def test_the_title_of_a_sparkline_names_its_quantity_and_its_scale(snapshot: Any) -> None:
     drawn = {title: noted(ONE, ONE).draw(ONE, title) for title in ("step", "memory")}
     labels = {
         title: re.findall('role="img" aria-label="([^"]*)"', each) for title, each in drawn.items()

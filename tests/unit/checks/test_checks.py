@@ -1,4 +1,4 @@
-"""The book of rules: each finds its bad example and not its good one, and says what it found."""
+"""Each rule finds its wrong example, accepts its right example, and describes its finding."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
     assert found
     assert [each.headline for each in found] == snapshot
     assert check_source(good) == []
-    assert needs_check(bad.text) or bad.kinds  # then ranks have said so
+    assert needs_check(bad.text) or bad.kinds  # the ranks have reported it
 
 
 @pytest.mark.parametrize("rule", FACT_RULES, ids=lambda each: each.id)
-def test_a_rule_finds_what_ranks_report_with_the_mistake_and_nothing_without_it(
+def test_a_fact_rule_finds_its_mistake_and_accepts_correct_facts(
     rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
     bad, good = EXAMPLES[rule.id]
@@ -173,7 +173,7 @@ def test_a_rule_finds_what_ranks_report_with_the_mistake_and_nothing_without_it(
     assert list(rule.findings(good)) == []
 
 
-def test_a_rule_says_why_and_what_to_do_and_where_it_is_taught() -> None:
+def test_a_rule_has_a_reason_a_fix_and_a_notebook() -> None:
     for rule in RULES:
         assert (ROOT / "notebooks" / rule.notebook).exists(), rule
         assert rule.title[0].isalpha(), rule
@@ -184,7 +184,7 @@ def test_a_rule_says_why_and_what_to_do_and_where_it_is_taught() -> None:
         assert ("wrong:" in text) is ("right:" in text) is (rule in CODE_RULES)
 
 
-def test_ids_tell_what_a_rule_looks_at_and_stand_in_order() -> None:
+def test_rule_ids_are_sorted_and_each_fact_rule_has_an_example() -> None:
     assert [each.id for each in RULES] == sorted(ALL_RULES)
     assert [each.id for each in FACT_RULES] == sorted(EXAMPLES)
 
@@ -200,14 +200,14 @@ def test_the_checklist_names_rules_that_there_are_and_its_text_lists_them_all(
     assert explain(ALL_RULES["ND101"]) == snapshot
 
 
-def test_a_rule_that_there_is_not_is_refused() -> None:
+def test_an_unknown_rule_is_refused() -> None:
     assert find_rule("nd101") is ALL_RULES["ND101"]
     said = refusal(RequestError, find_rule, "ND999")
     assert "ND999" in said
     assert "`%ddp check --explain`" in said
 
 
-# ---- what is said of code
+# ---- findings in code
 
 
 def test_a_comment_silences_a_rule_on_its_line_or_in_all_of_the_cell() -> None:
@@ -226,7 +226,7 @@ def test_ipythons_own_lines_are_no_error() -> None:
     assert_alone("%%bash\nif [ x ]; then\n")
 
 
-def test_names_of_functions_are_not_those_of_the_ranks() -> None:
+def test_names_local_to_functions_are_not_shared_names() -> None:
     text = (
         "def fit(model, *rest, **more):\n    optimizer = make(model, rest, more)\n"
         "    def step():\n        optimizer.step(scaler)\n    return step\n\nfit(net)\n"
@@ -269,7 +269,7 @@ def test_a_script_is_read_as_python_would_read_it(tmp_path: Path) -> None:
     assert [each.line for each in check_script(str(script))] == [6]
 
 
-def test_what_is_no_script_is_refused_with_the_reason(
+def test_check_refuses_files_that_are_not_scripts(
     folder: Path, snapshot: SnapshotAssertion
 ) -> None:
     contents = {
@@ -293,7 +293,7 @@ def test_what_is_no_script_is_refused_with_the_reason(
     assert refused == snapshot
 
 
-# ---- what is said of ranks
+# ---- findings in rank facts
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_is_no_script_is_refused_with_the_reason(
         ("fit(other)", {"without_gradient": 2, "unused": ["a", "b"], "is_refused": True}, False),
     ],
 )
-def test_in_the_cell_that_fails_only_ddps_own_word_counts(
+def test_only_facts_from_ddp_are_used_for_a_failed_cell(
     text: str, model: dict[str, Any], *, is_found: bool
 ) -> None:
     things = {"model": ModelFacts(ranks=2, with_gradient=2, **model)}

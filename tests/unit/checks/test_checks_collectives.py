@@ -1,4 +1,4 @@
-"""Collectives that only some ranks come to: found in whatever way they are written."""
+"""Collectives that only some ranks call are found in every form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_PART = "if i + rank < 2"
 
 
 @pytest.mark.parametrize("does", [True, False])
-def test_a_condition_on_the_rank_is_told_from_one_on_something_else(does: bool) -> None:
+def test_a_rank_condition_is_distinguished_from_other_conditions(does: bool) -> None:
     on_rank = (
         *("rank == 0", "not rank", "dist.get_rank() == 0", "args.local_rank in (-1, 0)"),
         *("is_distributed and rank == 0", "is_main_process()", "int(os.environ['RANK']) == 0"),
@@ -35,7 +35,7 @@ def test_a_condition_on_the_rank_is_told_from_one_on_something_else(does: bool) 
         assert depends_on_rank(ast.parse(text, mode="eval").body) is does, text
 
 
-def test_what_some_ranks_may_do_alone_is_left_alone() -> None:
+def test_collectives_that_only_some_ranks_need_to_call_are_accepted() -> None:
     assert_alone(
         # the first in a machine downloads, the others wait: two barriers, two conditions
         "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n",
@@ -50,7 +50,7 @@ def test_what_some_ranks_may_do_alone_is_left_alone() -> None:
     )
 
 
-def test_a_condition_on_the_rank_is_found_in_whatever_way_it_is_written(
+def test_every_form_of_a_rank_condition_is_found(
     snapshot: SnapshotAssertion,
 ) -> None:
     texts = [
@@ -66,7 +66,7 @@ def test_a_condition_on_the_rank_is_found_in_whatever_way_it_is_written(
     assert {text: check_source(CellSource(text))[0].headline for text in texts} == snapshot
 
 
-def test_what_looks_like_a_condition_on_the_rank_and_keeps_no_rank_away_is_left_alone() -> None:
+def test_code_that_mentions_the_rank_but_excludes_no_rank_is_accepted() -> None:
     assert_alone(
         "x = dist.all_reduce(y) if rank == 0 else dist.all_reduce(z)",
         "while step < 9:\n  dist.barrier()",
@@ -149,7 +149,7 @@ SHARDED_MODEL = (
         ("zero.consolidate_state_dict()", "zero.consolidate_state_dict()"),
     ],
 )
-def test_calls_that_gather_what_ranks_hold_in_parts_are_collectives(call: str, shown: str) -> None:
+def test_calls_that_gather_shards_count_as_collectives(call: str, shown: str) -> None:
     head = COMMON + SHARDED_MODEL
     for condition in ("rank == 0", "dist.get_rank() == 0", "is_main_process()"):
         [found] = check_source(CellSource(head + under(f"if {condition}", call), is_cell=False))
@@ -193,7 +193,7 @@ def test_the_state_of_a_ddp_model_is_no_collective() -> None:
 # ---- collectives that other ranks make elsewhere
 
 
-def test_a_function_that_meets_where_its_caller_wants_may_be_called_alone() -> None:
+def test_a_function_whose_collective_depends_on_an_argument_may_be_called_on_one_rank() -> None:
     call = under(ON_FIRST, "mean(x)\n")
     for meets in (REDUCES, under("if dist.is_initialized()", REDUCES)):
         assert_found("ND101", under("def mean(x)", meets) + call)
@@ -205,7 +205,7 @@ def test_a_function_that_meets_where_its_caller_wants_may_be_called_alone() -> N
     )
 
 
-def test_a_collective_that_others_make_below_is_left_alone() -> None:
+def test_a_collective_that_the_other_ranks_call_below_is_accepted() -> None:
     loads, fails = under("try", "load()\n"), "except OSError"
     assert_alone(
         # the ranks that do not come to the first one come to the second
@@ -240,7 +240,7 @@ def test_a_collective_that_is_one_too_many_is_found() -> None:
 
 
 def leaves(condition: str, *below: str) -> str:
-    """A function that some ranks leave early, and what is below."""
+    """A function that some ranks leave early, and the code below it."""
     return under("def f()", under(f"if {condition}", "return\n"), *below)
 
 

@@ -1,4 +1,4 @@
-"""What the rules find in training loops, and what they leave alone."""
+"""Findings in training loops, and code that the rules accept."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_micro_steps_that_each_update_something_are_not_accumulated(
 
 
 @pytest.mark.parametrize("is_found", [True, False])
-def test_what_is_clipped_where_the_scaler_is_not_used_is_left_alone(is_found: bool) -> None:
+def test_clipping_is_accepted_on_paths_without_the_scaler(is_found: bool) -> None:
     scaled = "scaler.scale(loss).backward()\n"
     updated = "scaler.step(optimizer)\nscaler.update()\n"
     clipped = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
@@ -198,7 +198,7 @@ def test_saving_under_a_guard_of_any_kind_is_one_ranks() -> None:
     )
 
 
-def test_a_count_that_says_whose_it_is_speaks_for_no_other() -> None:
+def test_a_printed_count_that_names_its_rank_is_accepted() -> None:
     text = "right = 0\nfor x, y in test:\n    right += 1\nprint({}right)\n"
     dealt = {"test": "loader divided"}
     assert_found("ND133", text.format(""), kinds=dealt)

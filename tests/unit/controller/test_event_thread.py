@@ -22,7 +22,7 @@ def actor() -> Iterator[EventThread]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The actor's clock, which moves when a test says so."""
+    """The event thread's clock, which only tests advance."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(actor_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
@@ -37,7 +37,7 @@ def fail(words: str) -> None:
     raise LookupError(words)
 
 
-def test_things_are_done_in_the_order_they_were_asked_for(actor: EventThread) -> None:
+def test_calls_run_in_the_order_they_were_submitted(actor: EventThread) -> None:
     done: list[int] = []
     for number in range(100):
         actor.submit(done.append, number)
@@ -45,7 +45,7 @@ def test_things_are_done_in_the_order_they_were_asked_for(actor: EventThread) ->
     assert done == list(range(100))
 
 
-def test_a_call_returns_what_came_of_it(actor: EventThread) -> None:
+def test_run_returns_the_result_of_the_call(actor: EventThread) -> None:
     assert actor.run(divmod, 7, 2) == (3, 1)
     assert actor.run(dict, a=1) == {"a": 1}
     assert actor.run(lambda: actor.run(max, 1, 2)) == 2  # on the thread itself
@@ -79,7 +79,7 @@ def test_an_error_goes_to_the_caller_or_the_log_and_the_thread_goes_on(
     assert f"{kind.__name__}: no such thing" in caplog.text
 
 
-def test_what_is_due_is_done_in_the_order_of_its_time_and_then_of_the_asking(
+def test_due_calls_run_by_time_then_in_the_order_of_scheduling(
     actor: EventThread, clock: SimpleNamespace
 ) -> None:
     done: list[object] = []
@@ -93,18 +93,18 @@ def test_what_is_due_is_done_in_the_order_of_its_time_and_then_of_the_asking(
     assert done == [(seconds, number) for seconds in (0.1, 0.2, 0.3) for number in range(20)]
 
 
-def test_what_is_far_away_does_not_hold_up_what_is_asked_now(actor: EventThread) -> None:
+def test_a_distant_timer_does_not_delay_a_call(actor: EventThread) -> None:
     actor.run(actor.call_later, 3600.0, fail, "too early")
     assert actor.run(max, 1, 2) == 2
 
 
-def test_what_is_due_is_done_though_nothing_is_asked(actor: EventThread) -> None:
+def test_a_due_call_runs_without_any_other_request(actor: EventThread) -> None:
     over = threading.Event()
     actor.run(actor.call_later, 0.01, over.set)
     assert over.wait(30)
 
 
-def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: EventThread) -> None:
+def test_a_flood_of_calls_does_not_delay_a_timer(actor: EventThread) -> None:
     rung = threading.Event()
     over = threading.Event()
     heard: list[bool] = []
@@ -123,7 +123,7 @@ def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: EventThread)
     assert heard[-1], "the alarm was due all the time and did not ring"
 
 
-def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: EventThread) -> None:
+def test_urgent_calls_run_before_queued_calls(actor: EventThread) -> None:
     done: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -142,7 +142,7 @@ def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: Ev
     assert done == ["news", "more news", *(f"output {number}" for number in range(1000))]
 
 
-def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak(
+def test_calls_due_during_a_stall_wait_for_delayed_messages(
     actor: EventThread, clock: SimpleNamespace
 ) -> None:
     done: list[str] = []
@@ -161,7 +161,7 @@ def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak
 # ---- the end
 
 
-def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
+def test_close_runs_queued_calls_and_then_ends_the_thread() -> None:
     actor = EventThread("test-actor")
     done: list[int] = []
     thread = actor.run(threading.current_thread)
@@ -180,7 +180,7 @@ def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
     assert len(done) == 100
 
 
-def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
+def test_calls_during_close_get_a_result_or_a_closed_error() -> None:
     for _ in range(50):
         actor = EventThread("test-actor")
         answers: list[object] = []
@@ -201,7 +201,7 @@ def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
         assert set(answers) <= {2, "refused"}
 
 
-def test_a_thread_that_is_stuck_is_not_waited_for_longer_than_one_has_patience() -> None:
+def test_close_waits_for_a_stuck_thread_only_until_its_timeout() -> None:
     actor, gate = EventThread("test-actor"), threading.Event()
     actor.submit(gate.wait)
     actor.close(timeout=0.01)

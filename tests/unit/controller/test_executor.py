@@ -1,6 +1,6 @@
-"""The executor does what the lifecycle wants, one thing after the other; without thread or process.
+"""The executor carries out the actions of the lifecycle in order, without threads or processes.
 
-Whatever fails meanwhile, the disk, the launcher, the link, a process: whoever waits is told.
+If the disk, the launcher, the link or a process fails, every pending request gets an error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stage:
         return self.executor.life.state
 
     def say(self, rank: int, message: Message) -> None:
-        """A rank says something, and it is read."""
+        """Deliver and handle a message of a rank."""
         self.executor.messages.handle(self.link.say(rank, message))
 
     def turn(self) -> None:
@@ -137,7 +137,7 @@ def written_in(handle: CellHandle) -> list[OutputText]:
     return [each for each in handle.notices() if isinstance(each, OutputText)]
 
 
-def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Stage) -> None:
+def test_output_written_as_soon_as_a_cell_is_sent_belongs_to_that_cell(stage: Stage) -> None:
     folder = run_folder(stage)
 
     def write(_attempt: int, rank: int, _command: MessageToRank) -> None:
@@ -152,7 +152,7 @@ def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Sta
         assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
 
 
-def test_what_a_rank_wrote_before_it_died_between_cells_is_not_heard_in_a_later_one(
+def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_later_cell(
     stage: Stage,
 ) -> None:
     stage.works()
@@ -166,7 +166,7 @@ def test_what_a_rank_wrote_before_it_died_between_cells_is_not_heard_in_a_later_
     assert folder.final_output(1).startswith("Fatal Python error")
 
 
-def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_restart(
+def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restarts(
     stage: Stage,
 ) -> None:
     stage.say(0, Output(start=0, end=6, text="a line"))
@@ -267,7 +267,7 @@ def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
     assert not empty.launcher.handles
 
 
-def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) -> None:
+def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Stage) -> None:
     empty.ask_start()
     stops: list[Future[None]] = []
     empty.launcher.on_launch = lambda _start: stops.append(empty.session.request_stop())
@@ -292,7 +292,7 @@ def test_a_start_that_is_overtaken_by_another_says_so(empty: Stage) -> None:
     empty.get_ready(second)
 
 
-def test_what_a_rank_says_before_its_process_is_known_is_heard_then(empty: Stage) -> None:
+def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) -> None:
     started = empty.ask_start()
     empty.say(0, ready(0))
     empty.say(1, ready(1))
@@ -314,10 +314,10 @@ def test_ranks_that_are_interrupted_get_a_signal_before_the_message(stage: Stage
     assert stage.link.sent[-2:] == [(rank, Interrupt(cell=handle.number)) for rank in (0, 1)]
 
 
-# ---- ranks cannot be told
+# ---- ranks cannot be reached
 
 
-def test_a_cell_that_cannot_be_sent_to_a_rank_has_failed_there_and_nobody_is_ended(
+def test_a_cell_that_cannot_be_sent_to_a_rank_fails_there_and_all_ranks_survive(
     stage: Stage,
 ) -> None:
     stage.link.faults.extend([None, GONE])
@@ -383,10 +383,10 @@ def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage
     assert answer.result().error == ""
 
 
-# ---- ranks cannot be heard, or their last words not be read
+# ---- messages of ranks are lost, or their last output cannot be read
 
 
-def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_over(
+def test_a_lost_link_ends_the_cell_and_kills_the_ranks(
     stage: Stage,
 ) -> None:
     handle = stage.run()
@@ -397,7 +397,7 @@ def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_
     assert stage.state is GroupState.BROKEN
 
 
-def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(empty: Stage) -> None:
+def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None:
     started = empty.ask_start()
     empty.executor.on_link_lost(GONE)
     empty.turn()
@@ -420,7 +420,7 @@ def test_a_start_for_which_a_node_was_just_lost_says_so_and_logs_no_traceback(
 
 
 @pytest.mark.parametrize("what", ["sweep", "log", "join"])
-def test_an_end_is_seen_whatever_cannot_be_done_about_it(
+def test_an_exit_is_handled_even_if_the_cleanup_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     handle = stage.run()
@@ -444,7 +444,7 @@ def refuse_all(*_arguments: object) -> None:
     raise OSError("no")
 
 
-def test_a_record_that_cannot_be_made_costs_no_rank_and_no_result(
+def test_a_failed_record_affects_no_rank_and_no_result(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

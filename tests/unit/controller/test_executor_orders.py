@@ -1,8 +1,8 @@
-"""No order of events, and no fault at any act, leaves anybody waiting.
+"""No order of events, and no fault in any action, leaves a request pending.
 
-Hypothesis plays a user, ranks, a clock and bad luck against a session without a thread: the disk
+Hypothesis plays a user, ranks, a clock and faults against a session without a thread: the disk
 is full, a process cannot be started, watched or killed, nothing can be sent. In the end it either
-stops the group or lets every process die, and looks at who still waits.
+stops the group or lets every process die, and checks that no request is pending.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HELLO = CellRequest(source="hello")
 
 
 class BadLuckError(OSError):
-    """What the test lets go wrong."""
+    """The faults that the test injects."""
 
 
 NO_LUCK = BadLuckError(5, "no luck")
@@ -113,7 +113,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def is_born(self, start: Any) -> None:
         key = start.attempt, start.topology.rank
-        if key in self.ranks:  # it may live on for a while, and what it says is not heard
+        if key in self.ranks:  # it may live on for a while, and its messages are dropped
             self.replaced.append(self.ranks[key])
         self.ranks[key] = Rank(*key, self.launcher.handles[key], start.incarnation)
 
@@ -130,7 +130,7 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- the session's threads
 
     def turn(self, actor: HandTurnedActor) -> None:
-        """One thing, after which the real thread goes on whatever happened."""
+        """Handle one event; the real thread continues after any exception, too."""
         with contextlib.suppress(BadLuckError):
             actor.turn()
 
@@ -179,13 +179,13 @@ class AnyOrder(RuleBasedStateMachine):
             self.asks_for_new_ranks(is_for_all=True, donor=0)
 
     def asks(self, what: str, ask: Callable[..., Future[Any]], *arguments: Any) -> None:
-        """Ask as the session's callers do: before it, the session does what it was told earlier."""
+        """Make a request as the session's callers do: the session handles earlier events first."""
         self.catch_up()
         with contextlib.suppress(RequestError, StartError):
             self.futures.append((what, ask(*arguments)))
 
     def catch_up(self) -> None:
-        """All that was told: else a fault in there would come out of the next call."""
+        """Handle all queued events: otherwise the next call would raise their faults."""
         while self.is_open() and (self.actor.inbox or self.actor.first):
             self.turn(self.actor)
 
@@ -341,7 +341,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def all_goes_well_for_a_while(self) -> None:
-        """Everybody does what there is to do; nobody dies."""
+        """All ranks do their pending work; no rank dies."""
         for _ in range(3):
             self.the_session_catches_up()
             for rank in self.living():
@@ -469,7 +469,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert [number for number, count in self.finished.items() if count > 1] == []
 
     def a_start_works(self) -> None:
-        """When nothing is broken any more."""
+        """All faults are repaired."""
         self.asks_for_a_start(2)
         self.all_goes_well_for_a_while()
         assert self.state is GroupState.IDLE

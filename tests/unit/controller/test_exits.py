@@ -1,4 +1,4 @@
-"""The end of every process is seen once, whatever becomes of the others."""
+"""The exit of every process is seen once, independently of the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbddp.launch.local_launcher import RankHandle
 
 
 class Ends:
-    """Keeps whose end was told."""
+    """Records the handles whose exit was reported."""
 
     def __init__(self) -> None:
         self.seen: list[RankHandle] = []
@@ -50,7 +50,7 @@ def test_the_end_of_each_process_is_told_once(watcher: ExitWatcher) -> None:
     assert ends.seen == handles[::-1]
 
 
-def test_whoever_fails_to_hear_of_one_end_keeps_nobody_from_hearing_of_the_next(
+def test_a_failing_exit_callback_does_not_block_later_callbacks(
     watcher: ExitWatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends, deaf, other = Ends(), FakeHandle(), FakeHandle()
@@ -67,7 +67,7 @@ def test_whoever_fails_to_hear_of_one_end_keeps_nobody_from_hearing_of_the_next(
     assert str(deaf.pid) in caplog.text
 
 
-def test_closing_waits_for_those_that_were_killed_last() -> None:
+def test_close_waits_for_processes_that_are_still_exiting() -> None:
     watcher, ends, handle = ExitWatcher(), Ends(), FakeHandle()
     watcher.watch(handle, ends.note)
     timer = threading.Timer(0.05, handle.end, (-9,))
@@ -77,7 +77,7 @@ def test_closing_waits_for_those_that_were_killed_last() -> None:
     timer.join()
 
 
-def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher_module, "CLOSE_TIMEOUT", 0.01)
     watcher, ends, handle = ExitWatcher(), Ends(), FakeHandle()
     watcher.watch(handle, ends.note)

@@ -1,4 +1,4 @@
-"""The GPUs of the ranks: asked once each, and shown with who else is on them."""
+"""The GPUs of the ranks: sampled once each, and shown with the other processes on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_gpu_is_asked_once_for_all_of_its_ranks_and_not_at_every_look(
     [{}, {4711: GIB}, {11: None, 12: None}],
     ids=["none are told", "the host's ids", "no figures"],
 )
-def test_what_others_use_is_not_guessed_where_nvml_knows_no_processes_of_ours(
+def test_memory_of_others_is_unknown_if_nvml_lists_none_of_our_processes(
     processes: dict[int, int | None],
 ) -> None:
     nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
@@ -57,11 +57,11 @@ def test_a_mig_device_knows_its_memory_alone() -> None:
     assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
 
 
-def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again() -> None:
+def test_without_nvml_the_gpu_usage_is_unknown_and_nvml_is_loaded_only_once() -> None:
     loads: list[int] = []
     watch = GpuMonitor(lambda: loads.append(1))
     assert watch.sample({}) == {}
-    assert loads == []  # nobody has a GPU
+    assert loads == []  # no rank has a GPU
     assert watch.sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
     assert watch.sample({"b": {11}}) == {"b": UNKNOWN_USAGE}
     assert loads == [1]
@@ -69,7 +69,7 @@ def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again
     assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
 
 
-def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
+def test_a_snapshot_samples_each_shared_gpu_once() -> None:
     rank_monitor = RankMonitor(is_stopped=lambda _rank: False)
     ranks = tuple(RankLife(rank, RankState.IDLE) for rank in range(4))
     for rank, uuid in enumerate(["a", "a", "b"]):

@@ -38,7 +38,7 @@ WRONG: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_what_makes_no_sense_is_refused_with_its_limits(snapshot: SnapshotAssertion) -> None:
+def test_invalid_group_options_are_refused_with_their_limits(snapshot: SnapshotAssertion) -> None:
     said = {str(values): refusal(RequestError, GroupSpec, **values) for values in WRONG}
     assert said == snapshot
 
@@ -107,7 +107,7 @@ def test_gpus_win_over_the_kernels_choice_and_a_variable_wins_over_both(
     assert GroupSpec(gpus=(0, 2), env={key: "3"}).environment()[key] == "3"
 
 
-def test_of_mig_devices_each_rank_sees_its_own() -> None:
+def test_each_rank_sees_only_its_own_mig_device() -> None:
     key, names = "CUDA_VISIBLE_DEVICES", ("MIG-a", "MIG-b")
     spec = GroupSpec(nproc=3, gpus=names)
     assert [spec.environment(rank)[key] for rank in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
@@ -138,7 +138,7 @@ def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any)
 
 
 def starts(folder: Path, **spec: Any) -> list[RankStart]:
-    """What the ranks of the second attempt are told whose run is in this folder."""
+    """The configuration of the ranks of the second attempt of a run in this folder."""
     run: Any = SimpleNamespace(path=folder, log_path=lambda rank: folder / f"rank{rank}.log")
     launcher = Launcher()
     group = GroupSpec(**spec)
@@ -164,7 +164,7 @@ def test_a_rank_that_is_printed_shows_neither_secret_nor_environment(tmp_path: P
     assert "hunter2" not in repr(start)
 
 
-def test_the_lifecycle_is_told_what_it_must_know() -> None:
+def test_the_start_event_has_the_options_of_the_group() -> None:
     spec = GroupSpec(nproc=3, joins_group=False, grace=2.0, ranks=(0, 2))
     event = spec.start_event()
     assert (event.world_size, event.joins_group, event.grace) == (3, False, 2.0)
@@ -173,6 +173,6 @@ def test_the_lifecycle_is_told_what_it_must_know() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "words"), [((), "at least one"), ((0, 3), "no rank 3")])
-def test_ranks_that_there_are_not_cannot_be_started(ranks: tuple[int, ...], words: str) -> None:
+def test_ranks_out_of_range_cannot_be_started(ranks: tuple[int, ...], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         GroupSpec(nproc=3, ranks=ranks)

@@ -8,17 +8,17 @@ from nbddp.errors import RequestError
 GONE = RequestError("rank 0 is gone")
 
 
-def test_all_that_wait_for_the_same_hear_of_it_once_and_nobody_else() -> None:
+def test_resolve_completes_all_futures_with_that_key_and_no_others() -> None:
     asked = PendingFutures()
     one, again, other = asked.new("kill", 0), asked.new("kill", 0), asked.new("kill", 2)
     asked.resolve("kill", 0)
     asked.resolve("kill", 0)
     assert (one.done(), again.done(), other.done()) == (True, True, False)
-    asked.resolve("start")  # nobody waits for it
+    asked.resolve("start")  # no future is pending for it
     asked.reject(GONE, "start")
 
 
-def test_a_future_comes_with_its_value() -> None:
+def test_a_future_is_resolved_with_its_value() -> None:
     asked = PendingFutures()
     one, two = asked.new("answer", 0, 1), asked.new("answer", 1, 2)
     asked.resolve("answer", 1, 2, value="yes")
@@ -26,7 +26,7 @@ def test_a_future_comes_with_its_value() -> None:
     assert not one.done()
 
 
-def test_who_waits_for_answers_of_a_rank_that_ends_is_told_so() -> None:
+def test_futures_for_a_rank_that_exited_are_rejected() -> None:
     asked = PendingFutures()
     first, second, other = (asked.new("answer", *each) for each in ((0, 1), (0, 2), (1, 3)))
     asked.reject(GONE, "answer", 0)

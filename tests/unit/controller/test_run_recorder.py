@@ -16,7 +16,7 @@ from nbddp.controller.run_recorder import MAX_DIFF, git_origin, has_repository, 
 
 @pytest.fixture
 def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs git in a new repository, with nobody's settings."""
+    """Runs git in a new repository, without user settings."""
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
         monkeypatch.setenv(name, "/dev/null")
     for who in ("AUTHOR", "COMMITTER"):
@@ -41,7 +41,9 @@ def test_a_clean_tree_is_its_commit(tmp_path: Path, git: Callable[..., str]) -> 
 
 
 @pytest.mark.usefixtures("git")
-def test_what_was_changed_is_named_and_kept_but_for_notebooks(tmp_path: Path) -> None:
+def test_the_git_facts_have_the_changed_files_and_the_diff_without_notebooks(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.py").write_text("lr = 0.2\n")
     (tmp_path / "notes.ipynb").write_text('{"outputs": []}\n')
     (tmp_path / "below").mkdir()
@@ -56,7 +58,9 @@ def test_what_was_changed_is_named_and_kept_but_for_notebooks(tmp_path: Path) ->
     assert facts["diff_is_cut"] is True
 
 
-def test_a_tree_without_a_commit_says_what_git_said(tmp_path: Path, snapshot: Any) -> None:
+def test_a_repository_without_commits_records_the_error_of_git(
+    tmp_path: Path, snapshot: Any
+) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     assert git_origin(tmp_path) == snapshot
 
@@ -90,7 +94,7 @@ def test_nothing_is_started_where_there_is_no_repository(
     assert not has_repository(tmp_path)
 
 
-def test_whoever_asks_does_not_wait(tmp_path: Path, git: Callable[..., str]) -> None:
+def test_the_git_query_runs_in_a_thread_of_its_own(tmp_path: Path, git: Callable[..., str]) -> None:
     told, found = threading.Event(), []
 
     def tell(facts: dict[str, Any]) -> None:

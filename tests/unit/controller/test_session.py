@@ -1,4 +1,4 @@
-"""A session does what any thread asks, whatever becomes of its ranks; without a process."""
+"""A session handles requests from any thread, in any state of its ranks; without a process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def off(launcher: FakeLauncher, link: FakeLink) -> Iterator[Session]:
 
 @pytest.fixture
 def session(off: Session) -> Session:
-    """A session whose two ranks are ready."""
+    """A session with two ready ranks."""
     off.start(TWO)
     return off
 
@@ -77,9 +77,7 @@ def test_a_group_starts_runs_a_cell_restarts_and_stops(
     assert not launcher.living()
 
 
-def test_of_what_comes_in_one_letter_everything_is_taken_in(
-    session: Session, link: FakeLink
-) -> None:
+def test_every_message_of_a_batch_is_handled(session: Session, link: FakeLink) -> None:
     link.on_send = lambda *_sent: None  # the cell does not end by itself
     handle = session.submit(HELLO)
     text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
@@ -147,7 +145,7 @@ def test_an_interrupt_while_the_helper_still_imports_stops_the_start(
     assert off.life.state is GroupState.OFF
 
 
-def test_closing_frees_whoever_waits_for_the_helper(off: Session, launcher: FakeLauncher) -> None:
+def test_close_ends_a_launch_that_is_in_progress(off: Session, launcher: FakeLauncher) -> None:
     launcher.gate.clear()
     off.request_restart(TWO)
     assert launcher.waits.wait(20)
@@ -156,9 +154,7 @@ def test_closing_frees_whoever_waits_for_the_helper(off: Session, launcher: Fake
     assert not {each.name for each in threading.enumerate() if each.name.startswith("nbddp")}
 
 
-def test_a_session_can_be_closed_though_nobody_reads_what_a_cell_displayed(
-    session: Session, link: FakeLink
-) -> None:
+def test_close_works_while_displays_of_a_cell_are_unread(session: Session, link: FakeLink) -> None:
     link.on_send = lambda *_sent: None
     session.submit(HELLO)
     picture = Display(cell=1, data={"image/png": "x" * MAX_RICH}, metadata={})
@@ -184,7 +180,7 @@ def test_when_the_link_is_lost_the_ranks_are_ended_and_a_restart_has_a_new_one(
     session.close()
 
 
-def test_who_asks_a_session_that_is_being_closed_is_refused(
+def test_requests_to_a_closing_session_are_refused(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close, refused = EventThread.close, []

@@ -1,4 +1,4 @@
-"""The course's exercises: what is right is right, and each mistake gets a hint that fits it."""
+"""The course's exercises: right answers are accepted, and each mistake gets a fitting hint."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Server:
 
 
 def refusing(*, above: int, says: Any = True, notes: bool = False) -> type[Server]:
-    """A server that refuses, and what it does then."""
+    """A server that refuses connections."""
 
     class Strict(Server):
         def push(self, trainer, version, gradients, loss):
@@ -165,7 +165,7 @@ def with_one(exercise: str, place: int, wrong: Any) -> list[Any]:
     return [wrong if each == place else value for each, value in enumerate(right(exercise))]
 
 
-def test_what_is_right_is_called_right() -> None:
+def test_right_answers_are_judged_right() -> None:
     answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUE_EXERCISES}
     answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
     answers["03.1"] += [[torch.float32, "torch.float32"]]
@@ -178,7 +178,7 @@ def test_what_is_right_is_called_right() -> None:
 
 
 def hint(exercise: str, *answer: Any) -> str:
-    """What is said of a wrong answer."""
+    """The hint for a wrong answer."""
     found = check_answer(exercise, *answer)
     assert not found
     assert repr(found) == found.text
@@ -203,12 +203,14 @@ def test_each_mistake_that_is_known_gets_its_hint_and_any_other_one_the_last() -
     ["12", True, np.bool_(True), None, 12j, torch.tensor([12, 12])],
     ids=["text", "true", "NumPy's true", "None", "complex", "two numbers"],
 )
-def test_what_is_no_number_is_called_so(given: Any, snapshot: SnapshotAssertion) -> None:
+def test_an_answer_that_is_not_a_number_gets_a_hint(
+    given: Any, snapshot: SnapshotAssertion
+) -> None:
     assert hint("00.1", given) == snapshot
 
 
 @pytest.mark.parametrize("given", [float("nan"), torch.tensor(float("nan")), 10**400, -(10**400)])
-def test_an_odd_number_is_only_wrong(given: Any) -> None:
+def test_unusual_numbers_get_the_general_hint(given: Any) -> None:
     assert hint("00.1", given) == f"Not yet. {VALUE_EXERCISES['00.1'][0]['otherwise']}"
 
 

@@ -50,7 +50,7 @@ def export(
 
 
 def cells_of(script: ExportedScript) -> str:
-    """The script without what it has around the cells."""
+    """The cells of the script, without the code around them."""
     return script.text[script.text.index("# %%") : script.text.rindex("# %%")].rstrip()
 
 
@@ -89,13 +89,15 @@ RUN = "import subprocess\nsubprocess.run({}, shell=True, check=False)\n"
         ),
     ],
 )
-def test_what_has_an_equivalent_becomes_it(source: str, text: str) -> None:
+def test_magics_with_a_python_equivalent_are_translated(source: str, text: str) -> None:
     plain = translate_cell(source)
     assert plain.text == text
     assert not [each for each in plain.remarks if "left out" in each]
 
 
-def test_what_has_none_becomes_a_comment_with_the_reason(snapshot: SnapshotAssertion) -> None:
+def test_magics_without_an_equivalent_become_comments_with_the_reason(
+    snapshot: SnapshotAssertion,
+) -> None:
     sources = [
         "%matplotlib inline\nx = 1",
         "if x:\n    %who\ny = 1",
@@ -110,7 +112,7 @@ def test_what_has_none_becomes_a_comment_with_the_reason(snapshot: SnapshotAsser
     assert {source: (plain.text, plain.remarks) for source, plain in found.items()} == snapshot
 
 
-# ---- what stands outside of the guard
+# ---- code outside of the guard
 
 
 def parts(text: str) -> list[tuple[bool, str]]:
@@ -132,7 +134,7 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_spawned_process_finds_what_needs_no_guarded_name(name: str) -> None:
+def test_definitions_that_need_no_guarded_name_stay_outside_the_main_guard(name: str) -> None:
     [*outside, last] = parts(f"{OUTSIDE[name]}\nlater = []")
     assert outside == [(False, OUTSIDE[name])]
     assert last == (True, "later = []")
@@ -153,7 +155,7 @@ INSIDE = (
 
 
 @pytest.mark.parametrize("text", INSIDE)
-def test_what_computes_or_needs_a_guarded_name_is_guarded(text: str) -> None:
+def test_computations_and_uses_of_guarded_names_go_inside_the_main_guard(text: str) -> None:
     assert parts(text) == [(True, text)]
 
 
@@ -171,7 +173,7 @@ def test_parts_keep_their_order_comments_and_strings() -> None:
     assert list(split_by_guard("import os", set(), is_for_all=False)) == [(True, "import os")]
 
 
-def test_names_are_found_wherever_they_are_bound() -> None:
+def test_names_are_found_in_every_kind_of_binding() -> None:
     source = (
         "for a in b: pass\nwith c as d: pass\ntry: pass\nexcept E as e: pass\n(f, *g) = h\n"
         "import i.j"
@@ -232,7 +234,7 @@ count + 1
 '''
 
 
-def test_a_cell_does_behind_a_guard_what_it_does_by_itself() -> None:
+def test_an_exported_cell_gives_the_same_results_as_the_original() -> None:
     alone: dict[str, Any] = {}
     exec(CELL, alone)
     shown: list[object] = []
@@ -311,7 +313,7 @@ SCRIPTS: dict[str, list[Item]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_and_what_is_remarked_of_it(name: str, snapshot: SnapshotAssertion) -> None:
+def test_exported_scripts_and_their_remarks(name: str, snapshot: SnapshotAssertion) -> None:
     script = export(*SCRIPTS[name], ports=frozenset({4711}))
     assert {"remarks": script.remarks, "cells": cells_of(script)} == snapshot
     for remark in script.remarks:
@@ -330,7 +332,7 @@ def test_a_script_and_what_is_remarked_of_it(name: str, snapshot: SnapshotAssert
         (True, "value = True"),
     ],
 )
-def test_whatever_is_pushed_can_be_exported(value: object, line: str) -> None:
+def test_pushed_values_are_exported_as_code(value: object, line: str) -> None:
     script = export(PushedValues({"value": value}), cell("value"))
     assert f"    {line}\n" in script.text
     assert script.remarks == ()
@@ -341,18 +343,18 @@ def test_the_kit_is_imported_where_it_is_used() -> None:
     assert "import nbddp" in export(cell("def train():\n    nbddp.log(step=1, loss=2)")).text
 
 
-def test_it_is_run_where_it_lies() -> None:
+def test_the_command_runs_the_exported_script_at_its_path() -> None:
     script = export(cell("x = 1"), path="my runs/train.py")
     assert script.command.endswith(" --nproc-per-node=2 'my runs/train.py'")
     assert "torchrun" in script.text.splitlines()[2]
 
 
-def test_nothing_done_is_nothing_to_export(snapshot: SnapshotAssertion) -> None:
+def test_exporting_an_empty_history_is_refused(snapshot: SnapshotAssertion) -> None:
     omitted = Omitted("cell [1]", "it failed")
     assert refusal(RequestError, export, omitted) == snapshot
 
 
-def test_the_sbatch_file_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
+def test_the_sbatch_file_is_valid_shell(tmp_path: Path) -> None:
     text = script_job("train", "train.py", nproc=4, has_gpus=True)
     assert f"\nsrun {AGENT} \\\n" in text
     assert "#SBATCH --gpus-per-node=4" in text

@@ -1,4 +1,4 @@
-"""What scripts may ask of a group, and what they are told; without a process."""
+"""The API of a group for scripts, and its errors; without a process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG00
     group.close()
 
 
-def test_a_script_sees_what_it_needs_and_none_of_the_magics_plumbing() -> None:
+def test_the_worker_group_has_exactly_its_documented_public_names() -> None:
     assert [name for name in dir(WorkerGroup(nproc=2)) if not name.startswith("_")] == [
         *("alive", "close", "folder", "heal", "interrupt", "is_live", "kill", "pull", "push"),
         *("restart", "run", "run_script", "scale", "start", "stop", "sweep", "timeline", "trace"),
@@ -53,7 +53,7 @@ def test_the_ranks_that_live_and_the_runs_folder_are_known(group: WorkerGroup) -
     assert (group.alive, group.folder) == ([], None)
 
 
-def test_no_rank_is_not_every_rank(
+def test_an_empty_list_of_ranks_does_not_mean_all_ranks(
     group: WorkerGroup, link: FakeLink, snapshot: SnapshotAssertion
 ) -> None:
     said = [
@@ -65,7 +65,7 @@ def test_no_rank_is_not_every_rank(
     assert group._group.session.completed_entries == ()
 
 
-def test_a_rank_that_there_is_not_is_a_bad_argument(group: WorkerGroup, link: FakeLink) -> None:
+def test_a_rank_out_of_range_is_an_argument_error(group: WorkerGroup, link: FakeLink) -> None:
     said = {
         refusal(ArgumentError, group.run, "x = 1", ranks=[0, 7]),
         refusal(ArgumentError, group.push, {"x": 1}, ranks=[7]),
@@ -115,7 +115,7 @@ def said_by(use: Callable[[WorkerGroup], object], group: WorkerGroup) -> str:
         return str(error)
 
 
-def test_in_a_forked_process_every_use_says_whose_group_it_is(
+def test_a_group_used_in_a_forked_process_raises_an_error_that_names_its_owner(
     group: WorkerGroup, snapshot: SnapshotAssertion
 ) -> None:
     reader, writer = os.pipe()
@@ -139,7 +139,7 @@ def test_in_a_forked_process_every_use_says_whose_group_it_is(
     assert group.is_live
 
 
-def test_a_group_that_was_not_started_names_the_way_that_a_script_has(
+def test_the_error_of_a_group_that_was_not_started_names_start(
     snapshot: SnapshotAssertion,
 ) -> None:
     group = WorkerGroup(nproc=2)

@@ -1,4 +1,4 @@
-"""A door that is waited at: who came, or who is missing, in one line."""
+"""A listener that waits for nodes: present and missing nodes in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOST = socket.gethostname()
 
 
 class ListenerWithNodes(FakeNodes):
-    """A door for two nodes, and who comes there."""
+    """A listener for two nodes, and fake nodes."""
 
     def __init__(self) -> None:
         self.session = Session(FakeLauncher())
@@ -50,12 +50,14 @@ def arriving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listen
 
 
 def said_by(arriving: ListenerWithNodes, seconds: float) -> str:
-    """What waiting in vain says; the line to start a node with is COMMAND there."""
+    """The error of a wait that timed out, with COMMAND for the command that starts a node."""
     nodes = arriving.nodes
     return refusal(RequestError, nodes.wait, seconds).replace(nodes.command, "COMMAND")
 
 
-def test_who_waits_is_told_at_once_who_has_come(arriving: ListenerWithNodes) -> None:
+def test_waiting_for_nodes_returns_at_once_with_the_nodes_that_joined(
+    arriving: ListenerWithNodes,
+) -> None:
     arriving.bring()
     coming = threading.Timer(0.3, arriving.bring)
     coming.start()
@@ -68,7 +70,7 @@ def test_who_waits_is_told_at_once_who_has_come(arriving: ListenerWithNodes) -> 
     assert arriving.nodes.wait(0.001).endswith(" ms")
 
 
-def test_who_is_missing_and_who_was_refused_last_is_one_sentence(
+def test_missing_nodes_and_the_last_refused_node_are_named_in_one_sentence(
     arriving: ListenerWithNodes, snapshot: SnapshotAssertion
 ) -> None:
     said = [said_by(arriving, 0.2)]
@@ -85,13 +87,13 @@ def test_the_line_names_the_notebooks_python(arriving: ListenerWithNodes) -> Non
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
 
 
-def test_a_node_that_goes_while_one_waits_is_missing_again(arriving: ListenerWithNodes) -> None:
+def test_a_node_that_leaves_during_the_wait_is_missing_again(arriving: ListenerWithNodes) -> None:
     fake_node = arriving.bring()
     threading.Timer(0.1, fake_node.leave).start()
     assert "2 nodes missing" in said_by(arriving, 2.0)
 
 
-def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(
+def test_a_node_that_was_told_to_leave_gets_no_ranks(
     arriving: ListenerWithNodes,
 ) -> None:
     for _ in range(3):
@@ -143,7 +145,7 @@ def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(
     assert [node.name for node in nodes.launcher.selected_nodes()] == ["a#2", "a"]
 
 
-def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
+def test_messages_about_present_spare_and_starting_nodes(
     arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     nodes = arriving.nodes
@@ -164,7 +166,7 @@ def test_what_is_said_of_nodes_that_are_here_spare_or_starting(
     assert said == snapshot
 
 
-def test_what_becomes_of_nodes_and_of_copies_of_logs_is_told(
+def test_node_changes_and_lost_log_copies_are_reported(
     arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     events: list[NodeEvent] = []

@@ -1,4 +1,4 @@
-"""What is said under a cell that nobody asked about: little, once, and never instead of it."""
+"""Findings shown below a cell without a request: few, once, and after the output of the cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Look = Callable[[CellHandle], list[Finding]]
 def ended(
     source: str, *seeds: int, attempt: int = 1, ranks: tuple[int, ...] | None = None
 ) -> CellHandle:
-    """A cell that went well on ranks whose samplers have these seeds."""
+    """A cell that succeeded on ranks whose samplers have these seeds."""
     request = CellRequest(source=source, first_line=2, ranks=ranks)
     handle = CellHandle(1, request, range(len(seeds)), lambda _parcel: None, attempt=attempt)
     for rank, seed in enumerate(seeds):
@@ -35,7 +35,7 @@ def ended(
 
 
 def session(world_size: int = 2) -> Any:
-    """What the checks need of a session with so many ranks."""
+    """The session attributes that the checks use, for a number of ranks."""
     ranks = tuple(RankLife(rank) for rank in range(world_size))
     return Mock(life=Life(ranks=ranks))
 
@@ -66,7 +66,7 @@ def test_the_state_of_other_ranks_is_told_too() -> None:
     assert checks.check(notebook, ended("len(train)", 1, 2)) == []
 
 
-def test_lines_are_those_of_the_editor() -> None:
+def test_findings_have_the_line_numbers_of_the_editor() -> None:
     [found] = checks_of()(ended("\nlen(train)", 1, 2))
     assert (found.rule, found.line) == ("ND202", 3)
 
@@ -76,7 +76,7 @@ def test_where_a_rank_is_missing_nothing_is_compared() -> None:
     assert rules(checks_of(), ended("len(train)", 1, 1)) == []
 
 
-def test_a_comment_silences_what_ranks_say_too() -> None:
+def test_a_comment_silences_findings_from_rank_facts() -> None:
     checks = checks_of()
     assert rules(checks, ended("len(train)  # nbddp: ok ND202", 1, 2)) == []
     assert rules(checks, ended("# nbddp: ok ND202\nlen(train)", 1, 2)) == []
@@ -88,7 +88,7 @@ def test_code_that_only_ipython_reads_is_left_alone() -> None:
     assert rules(checks, ended("x = 1\n" * 10_000 + "len(train)", 1, 2)) == []
 
 
-def test_a_rule_that_stumbles_takes_nothing_with_it(
+def test_an_exception_in_one_rule_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stumble(*_: object, **__: object) -> None:
@@ -99,7 +99,7 @@ def test_a_rule_that_stumbles_takes_nothing_with_it(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_one_rank_may_do_is_no_mistake_in_its_own_cell() -> None:
+def test_a_cell_for_one_rank_may_save_without_a_rank_condition() -> None:
     source = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     source += "model = DDP(net)\ntorch.save(model, 'x.pt')"
     checks = checks_of()

@@ -1,4 +1,4 @@
-"""A replay does again what was done, until a cell fails or the user asks for an end."""
+"""A replay repeats earlier cells until a cell fails or the user interrupts it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
 
 
 class Shown(TextDisplay):
-    """Shows a play's cells, and keeps what is said."""
+    """Shows the cells of a play, and records its messages."""
 
     has_record = False
 
@@ -53,7 +53,7 @@ class Shown(TextDisplay):
 
 
 class Play:
-    """A session with willing ranks, of whose cells some do not end by themselves.
+    """A session with working ranks, some of whose cells do not end by themselves.
 
     ``words`` are the exact texts that a test expects.
     """
@@ -79,7 +79,7 @@ class Play:
 
     @property
     def deeds(self) -> tuple[Any, Any]:
-        """What was done, and what a replay has left undone."""
+        """The completed entries, and the entries that a replay left pending."""
         return self.session.completed_entries, self.session.pending_entries
 
     def train(self, **retries: Any) -> CellResult:
@@ -146,7 +146,7 @@ def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play
 
 def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> None:
     play.on_cell = lambda source: play.session.interrupt() if source == "step 1" else None
-    # too late for the cell itself, whose ranks have ended it when the interrupt is read
+    # too late for the cell itself: its ranks have ended it before they read the interrupt
     with pytest.raises(CellInterruptedError) as caught:
         play.recovery.replay(DEEDS)
     assert caught.value.report == play.words
@@ -174,7 +174,7 @@ def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
     assert play.said == play.words
 
 
-def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_were(
+def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     play: Play,
 ) -> None:
     play.fails_in = "step 1"
@@ -295,7 +295,7 @@ def test_an_elastic_cell_begins_again_when_a_node_comes(roomy: Play) -> None:
     assert roomy.session.end_requests == 0
 
 
-def test_what_is_replayed_for_one_node_is_not_ended_for_the_next(roomy: Play) -> None:
+def test_a_replay_for_one_node_is_not_interrupted_by_the_next_node(roomy: Play) -> None:
     roomy.hangs_in = "trains"
 
     def come(source: str) -> None:

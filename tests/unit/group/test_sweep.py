@@ -1,4 +1,4 @@
-"""What a sweep tries, which of it is done, and how that is said and shown."""
+"""The points of a sweep, which points are done, and how they are described and shown."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows_of(*states: SweepState) -> list[SweepEntry]:
     return [SweepEntry(trial, state) for trial, state in zip(trials, states, strict=True)]
 
 
-# ---- what is tried
+# ---- points of a sweep
 
 
 READ: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -95,7 +95,7 @@ def test_values_are_read_as_python_or_as_text() -> None:
 
 
 @pytest.mark.parametrize("begin", ["--sweep ", "--sweep=", "--fresh --sweep  "])
-def test_quotes_are_those_of_a_shell(begin: str) -> None:
+def test_sweep_values_are_quoted_as_in_a_shell(begin: str) -> None:
     for line, values in QUOTED.items():
         assert cell(begin + line).sweep == [("opt", values)], line
 
@@ -113,7 +113,7 @@ NO_GRID = (
 )
 
 
-def test_what_makes_no_sweep_is_refused_before_anything_runs(snapshot: SnapshotAssertion) -> None:
+def test_invalid_sweeps_are_refused_before_any_run_starts(snapshot: SnapshotAssertion) -> None:
     said = {text: refusal(UsageError, cell, f"--sweep {text}") for text in REFUSED}
     for line in UNFIT:
         said[line] = refusal(UsageError, cell, line)
@@ -163,7 +163,7 @@ def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None
     assert trial.config == {"size": "(1, 2)", "lr": 0.1, "mode": None}
 
 
-# ---- what is done already
+# ---- points that are done
 
 
 def test_another_cell_or_another_one_before_it_is_another_sweep() -> None:
@@ -192,7 +192,7 @@ def test_other_values_that_were_pushed_are_another_sweep() -> None:
     assert [key_after_push(each) for each in plain] == [
         key_after_push(copy.deepcopy(each)) for each in plain
     ]
-    assert sweep_key("", [PushRecord(("x",), None, None, "gone")])  # it cannot be read any more
+    assert sweep_key("", [PushRecord(("x",), None, None, "gone")])  # it is unreadable now
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_other_values_that_were_pushed_are_another_sweep() -> None:
     [torch.ones(3), lambda x: x, Path("data"), 10**5000],
     ids=["tensor", "function", "path", "long"],
 )
-def test_what_python_does_not_write_exactly_is_the_same_in_one_kernel_only(
+def test_values_without_an_exact_repr_keep_their_sweep_key_only_within_one_kernel(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = key_after_push(value)
@@ -227,7 +227,7 @@ def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Pat
     assert completed_runs(folder, "k", trials) == {1: newest}
 
 
-# ---- how it is said
+# ---- texts
 
 
 def one_in_each_state() -> list[SweepEntry]:
@@ -266,7 +266,7 @@ def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
     assert render_text(sweep_report(rows)) == describe_outcome(rows)
 
 
-def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> None:
+def test_the_page_of_a_long_sweep_shows_the_rows_around_the_running_row() -> None:
     many = rows_of(*[SweepState.OK] * 90, SweepState.RUNNING, *[SweepState.WAITING] * 9)
     page = Page(render_html(sweep_report(many, many[90])))
     assert sum(tag == "tr" for tag, _ in page.tags) == MAX_ROWS + 1
@@ -275,7 +275,7 @@ def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> Non
 
 
 @given(name=TEXT, why=TEXT)
-def test_whatever_values_and_failures_say_stays_text(name: str, why: str) -> None:
+def test_sweep_values_and_failures_are_escaped_in_html(name: str, why: str) -> None:
     [trial] = sweep_points([("lr", (name,))])
     row = SweepEntry(trial, SweepState.FAILED, why=why, path=Path("/x/run"))
     Page(render_html(sweep_report([row], row)))

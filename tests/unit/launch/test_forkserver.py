@@ -31,5 +31,5 @@ def assert_folder(temporary: Path, *, is_short: bool) -> None:
     assert server.ensure_folder() == str(folder)
     server.remove_folder()
     assert not folder.exists()
-    assert Path(server.ensure_folder()).is_dir()  # somebody has removed it
+    assert Path(server.ensure_folder()).is_dir()  # the folder was already removed
     server.remove_folder()

@@ -1,4 +1,4 @@
-"""A hint at memory, when a rank got a SIGKILL that nobody here sent."""
+"""An out-of-memory hint for a rank that got a SIGKILL that nbddp did not send."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_the_system_says_that_it_killed_a_process_for_memory(
     assert watch.hint(0) == ""
     counter.write_text("oom_kill 4\n")
     assert watch.hint(0) == snapshot
-    assert watch.hint(0) == ""  # that one was told of
+    assert watch.hint(0) == ""  # that kill was already reported
 
 
-def test_ranks_that_used_much_of_what_there_is_probably_ran_out(
+def test_ranks_that_used_most_of_the_memory_get_an_out_of_memory_hint(
     counter: Path, limit: Path, snapshot: SnapshotAssertion
 ) -> None:
     watch = MemoryWatch([counter], [limit])
@@ -65,7 +65,7 @@ def test_a_counter_that_appears_later_counts_from_nothing(tmp_path: Path, limit:
 
 
 @pytest.mark.parametrize(("allotted", "known"), [("2147483648", 2 * GIB), ("", 10 * GIB)])
-def test_the_memory_there_is_is_the_least_of_what_is_said(
+def test_the_memory_limit_is_the_smallest_reported_limit(
     limit: Path, monkeypatch: pytest.MonkeyPatch, allotted: str, known: int
 ) -> None:
     monkeypatch.setenv("MEM_LIMIT", allotted)

@@ -195,14 +195,14 @@ def test_an_event_leads_to_a_state_and_to_actions(
     assert effect_of(*cause) == effect
 
 
-def test_what_is_refused_or_comes_too_late_changes_nothing() -> None:
+def test_refused_and_late_events_change_no_state() -> None:
     for name, (life, event) in REFUSED.items():
         assert (advance(life, event)[0], effect_of(life, event)[1:]) == (life, (Refuse,)), name
     for name, (life, event) in IGNORED.items():
         assert advance(life, event) == (life, []), name
 
 
-def test_the_user_is_told_why(snapshot: SnapshotAssertion) -> None:
+def test_every_refusal_tells_the_user_the_reason(snapshot: SnapshotAssertion) -> None:
     causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
     assert texts_of(causes) == snapshot
 
@@ -215,7 +215,7 @@ def test_a_heal_leaves_the_others_as_they_were() -> None:
     assert HEALED.has_group
 
 
-def test_no_ranks_meet_where_others_have_tried_to() -> None:
+def test_each_heal_uses_a_new_generation_in_the_store() -> None:
     """What those left in the store would lead them astray."""
     assert [each.generation for each in (BROKEN, HEALING, HEALING_AGAIN)] == [0, 1, 2]
 

@@ -1,4 +1,4 @@
-"""What a group makes of nodes that come and go, and of more room."""
+"""How a group reacts to nodes that join or leave, and to more capacity."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def said(life: Life, event: Event) -> list[str]:
     return [each.text for each in advance(life, event)[1] if isinstance(each, Notify)]
 
 
-def test_what_is_said_of_a_node(snapshot: SnapshotAssertion) -> None:
+def test_messages_about_a_node(snapshot: SnapshotAssertion) -> None:
     spare = NodeLost(name="far", address="10.0.0.7", reason="it has left", ranks=())
     causes = [(IDLE, JOINED), (RUNNING, WITH_ROOM), (ELASTIC, WITH_ROOM), (IDLE, LOST)]
     assert [describe_node(*cause) for cause in [*causes, (IDLE, spare)]] == snapshot
@@ -113,7 +113,7 @@ def test_more_room_ends_an_elastic_cell_and_that_is_known_of_it() -> None:
 @pytest.mark.parametrize(
     "life", [OFF, STARTING, IDLE, RUNNING, after(ELASTIC, INTERRUPT), BROKEN, HEALING, STOPPING]
 )
-def test_more_room_changes_nothing_else(life: Life) -> None:
+def test_more_capacity_does_not_change_other_states(life: Life) -> None:
     assert advance(life, CapacityChanged()) == (life, [])
 
 

@@ -61,7 +61,7 @@ def test_a_cell_is_begun_again_as_often_as_is_allowed(
     assert bool(why_no_retry(setbacks, retries)) is (way is None)
 
 
-def test_why_it_is_not_begun_again_is_said(snapshot: SnapshotAssertion) -> None:
+def test_the_reason_for_not_retrying_is_given(snapshot: SnapshotAssertion) -> None:
     said = {name: why_no_retry(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()}
     said |= {name: why_no_retry(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
     assert {name: why for name, why in said.items() if why} == snapshot

@@ -1,7 +1,7 @@
-"""No order of events leaves the worker group without a way out.
+"""No order of events leaves the worker group in a dead end.
 
-Hypothesis plays a user, a handful of processes and a clock against the lifecycle. The processes do
-what they are told, or die, or report late; a death may be seen before a report that preceded it.
+Hypothesis plays a user, a handful of processes and a clock against the lifecycle. The processes
+obey, or die, or report late; a death may be seen before a report that preceded it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Ledger:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A user, processes and a clock, none of which wait for each other."""
+    """A user, processes and a clock that do not wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,13 +174,13 @@ class AnyOrder(RuleBasedStateMachine):
     def spawn(self, action: ev.StartRanks) -> None:
         left = [*self.processes.values(), *(process for process, _ in self.exits)]
         assert all(each.is_doomed for each in left), "processes of the old attempt are left"
-        self.processes.clear()  # new ones of a heal that came to nothing: they were killed
+        self.processes.clear()  # new ranks of a failed heal: they were killed
         self.exits.clear()
         for rank in range(action.world_size):
             self.processes[rank] = Process(action.attempt, rank)
 
     def revive(self, rank: int) -> None:
-        """Of the one before nothing is heard any more, which the session sees to."""
+        """Drop messages of the previous attempt, as the session does."""
         self.exits = [each for each in self.exits if each[0].rank != rank]
         self.late = [each for each in self.late if getattr(each, "rank", None) != rank]
         self.processes[rank] = Process(self.life.attempt, rank)
@@ -340,7 +340,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule()
     def all_goes_well_for_a_while(self) -> None:
-        """Every process gets ready, begins its cell, and is heard."""
+        """Every process becomes ready, begins its cell, and reports it."""
         for process in list(self.processes.values()):
             if not process.is_ready:
                 self.gets_ready(process)

@@ -404,7 +404,7 @@ def test_an_event_leads_to_a_state_and_to_actions(
     assert effect_of(*cause) == effect
 
 
-def test_what_is_refused_or_comes_too_late_changes_nothing() -> None:
+def test_refused_and_late_events_change_no_state() -> None:
     for name, (life, event) in REFUSED.items():
         after_it, actions = advance(life, event)
         assert (after_it, [*map(type, actions)]) == (life, [Refuse]), name
@@ -412,7 +412,7 @@ def test_what_is_refused_or_comes_too_late_changes_nothing() -> None:
         assert advance(life, event) == (life, []), name
 
 
-def test_the_user_is_told_why(snapshot: SnapshotAssertion) -> None:
+def test_every_refusal_tells_the_user_the_reason(snapshot: SnapshotAssertion) -> None:
     causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
     assert texts_of(causes) == snapshot
 
@@ -454,7 +454,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("life", "has_group"), GROUPS.values(), ids=GROUPS)
-def test_whether_there_is_a_process_group(life: Life, *, has_group: bool) -> None:
+def test_has_group_is_known_for_each_state(life: Life, *, has_group: bool) -> None:
     assert life.has_group is has_group
 
 
@@ -467,7 +467,7 @@ def test_every_new_group_is_of_a_new_generation() -> None:
     assert generations == [1, 2]
 
 
-def test_what_is_known_of_the_ranks() -> None:
+def test_events_update_the_state_of_each_rank() -> None:
     states = [each.state for each in ONE_RUNS.ranks]
     assert states == [RankState.RUNNING, RankState.IDLE]
     assert after(RUNNING, ended(0), ended(1)).cell is None
@@ -477,7 +477,7 @@ def test_what_is_known_of_the_ranks() -> None:
     assert (SOME.alive, SOME.gone, SOME.ranks[1].state) == ([0, 2], (), RankState.ABSENT)
 
 
-def test_a_restarted_group_begins_with_nothing_of_the_old_one() -> None:
+def test_a_restarted_group_keeps_no_state_of_the_old_one() -> None:
     old = after(LOST, run(cell=2))
     assert old.generation == 1
     again = RestartAsked(start=StartAsked(world_size=2, grace=2.0))

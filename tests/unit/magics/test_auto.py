@@ -66,7 +66,7 @@ def test_only_the_first_of_two_equal_lines_is_taken_away() -> None:
     ]
 
 
-def test_removing_it_leaves_the_shell_as_it_was_and_turns_it_off(auto: AutoMode) -> None:
+def test_removing_auto_mode_restores_the_shell(auto: AutoMode) -> None:
     other = object()
     shell: Any = SimpleNamespace(input_transformers_cleanup=[other])
     auto.install(shell)

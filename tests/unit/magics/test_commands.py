@@ -1,4 +1,4 @@
-"""What `%ddp` and `%%ddp` make of their options: how ranks start, and what is run on them."""
+"""How `%ddp` and `%%ddp` use their options: the start of ranks, and the code they run."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_cell_or_a_script_is_run_as_the_options_say(
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_what_follows_a_failure_is_what_the_options_say(
+def test_options_set_the_number_of_heals_and_restarts_after_a_failure(
     typed: Typed, run: Callable[[Typed, str], object]
 ) -> None:
     for options in ("", "--max-restarts 2", "--heal 3", "--elastic"):

@@ -73,12 +73,12 @@ def completion(folder: Path) -> Completion:
         ("%%ddp --env 'a b", ""),
     ],
 )
-def test_what_fits_in_a_line(line: str, fitting: str, completion: Completion) -> None:
+def test_completions_of_a_line(line: str, fitting: str, completion: Completion) -> None:
     found, _ = completion.complete(line, 0, len(line))
     assert sorted(each.text for each in found) == sorted(fitting.split())
 
 
-def test_what_fits_comes_with_what_it_is(completion: Completion) -> None:
+def test_each_completion_has_its_kind(completion: Completion) -> None:
     lines = ("%ddp ", "%%ddp ", "%ddp kill ", "%ddp show ", "%ddp pull x", "%ddp view ")
     kinds = {line: {each.kind for each in completion.complete(line, 0, 99)[0]} for line in lines}
     assert kinds == dict(

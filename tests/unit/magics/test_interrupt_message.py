@@ -1,4 +1,4 @@
-"""A magic that was interrupted says in one line what is so now."""
+"""An interrupted magic describes the state of the ranks in one line."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ MOMENTS = (
 )
 
 
-def test_what_is_so_now_is_said_in_one_line(snapshot: SnapshotAssertion) -> None:
+def test_the_interrupt_message_is_one_line_for_each_state(snapshot: SnapshotAssertion) -> None:
     said = [interrupt_error(*moment)._render_traceback_() for moment in MOMENTS]
     assert [len(lines) for lines in said] == [1] * len(MOMENTS)
     assert [line for [line] in said] == snapshot
 
 
-def test_a_heal_in_vain_is_said_with_what_can_be_done(snapshot: SnapshotAssertion) -> None:
+def test_the_message_of_a_failed_heal_has_the_next_step(snapshot: SnapshotAssertion) -> None:
     vain = "the group was not healed: rank 1 was killed"
     assert with_way_out(vain, ONE_GONE) == snapshot
     assert with_way_out(vain, OFF) == vain

@@ -36,7 +36,7 @@ def cell(line: str) -> Namespace:
 
 
 def accepted(line: str) -> dict[str, Any]:
-    """Return what a line changes in the options of a cell."""
+    """Return the options of a cell that a line changes."""
     unchanged = vars(cell(""))
     return {name: value for name, value in vars(cell(line)).items() if value != unchanged[name]}
 
@@ -85,7 +85,7 @@ OPTIONS: dict[str, tuple[str, object]] = {
 }
 
 
-def test_an_option_of_a_cell_is_understood_and_changes_nothing_else() -> None:
+def test_each_cell_option_sets_only_its_own_value() -> None:
     for line, (name, value) in OPTIONS.items():
         assert accepted(line) == {name: value}, line
 
@@ -114,7 +114,7 @@ def test_a_command_is_understood() -> None:
         assert vars(parse_line(COMMANDS[name], line)) == found, f"{name} {line}"
 
 
-def test_what_is_a_scripts_own_is_left_as_it_is() -> None:
+def test_arguments_of_a_script_are_passed_on_unchanged() -> None:
     args = parse_line(COMMANDS["run"], "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
@@ -160,7 +160,9 @@ REFUSED_COMMANDS = (
 )
 
 
-def test_a_wrong_option_is_one_line_that_says_what_is_allowed(snapshot: SnapshotAssertion) -> None:
+def test_the_error_for_a_wrong_option_is_one_line_with_the_allowed_values(
+    snapshot: SnapshotAssertion,
+) -> None:
     said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
     for name, lines in REFUSED_COMMANDS:
         said |= {
@@ -172,14 +174,14 @@ def test_a_wrong_option_is_one_line_that_says_what_is_allowed(snapshot: Snapshot
 
 
 @pytest.mark.parametrize("unknown", ["--nosuch 3", "surplus"])
-def test_an_unknown_option_is_refused_with_those_that_there_are(unknown: str) -> None:
+def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None:
     said, _, listed = refusal(UsageError, cell, unknown).partition("the options are: ")
     known = {f"--{name.replace('_', '-')}" for name in vars(cell(""))} - {"--auto"}
     assert said.startswith(f"unrecognized arguments: {unknown}; ")
     assert set(listed.split(", ")) == known
 
 
-def test_a_command_that_does_not_exist_is_refused_with_the_one_that_was_meant(
+def test_the_error_for_an_unknown_command_suggests_a_similar_command(
     snapshot: SnapshotAssertion,
 ) -> None:
     words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
@@ -201,7 +203,7 @@ def test_help_shows_a_command_or_an_option_of_a_cell() -> None:
     assert "(default: the newest)" in help_text("show")  # "last" is the name of no run
 
 
-def test_a_backend_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_the_error_for_an_unknown_backend_lists_all_backends() -> None:
     said = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
     assert said == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
 
@@ -223,7 +225,7 @@ def test_a_range_has_both_its_ends_and_is_not_backwards(low: int, length: int) -
 
 
 def complaint(kind: Callable[[str], Any], text: str) -> str:
-    """What a type says against a text, or nothing when it takes it."""
+    """Return the error of a type for a text, or nothing if it accepts it."""
     try:
         kind(text)
     except ArgumentTypeError as error:
@@ -232,7 +234,7 @@ def complaint(kind: Callable[[str], Any], text: str) -> str:
 
 
 @given(st.text(alphabet="0123456789,- a\u00b2\u0661", max_size=5))
-def test_numbers_are_some_numbers_or_refused(text: str) -> None:
+def test_any_text_gives_valid_numbers_or_an_error(text: str) -> None:
     if not complaint(numbers, text):
         found = numbers(text)
         assert found
@@ -244,7 +246,7 @@ def test_numbers_are_some_numbers_or_refused(text: str) -> None:
     "kind", [numbers, positive_int, count, seconds, step_range, names, variable]
 )
 @given(text=st.text(max_size=6) | st.sampled_from(["\u00b2", "-1", "1e999", "nan", "a,b", "A=1"]))
-def test_every_type_takes_a_text_or_refuses_it_by_name(
+def test_every_option_type_accepts_a_text_or_names_it_in_the_error(
     kind: Callable[[str], Any], text: str
 ) -> None:
     said = complaint(kind, text)
@@ -252,7 +254,7 @@ def test_every_type_takes_a_text_or_refuses_it_by_name(
 
 
 @given(st.integers(1, MAX_SECONDS))
-def test_a_whole_number_above_nought_is_taken(number: int) -> None:
+def test_a_positive_integer_is_accepted(number: int) -> None:
     assert positive_int(str(number)) == count(str(number)) == number
     assert seconds(str(number)) == number
 
@@ -264,12 +266,12 @@ def test_names_may_have_spaces_after_their_commas() -> None:
 # ---- from options to a spec
 
 
-def test_what_is_not_said_stays_as_it_was() -> None:
+def test_options_that_are_not_given_keep_their_values() -> None:
     base = GroupSpec(nproc=3, backend="gloo", gpus=(1,), env={"A": "1"}, threads=2, name="x")
     assert requested_spec(cell(""), base) == base
 
 
-def test_what_is_said_takes_the_place_of_what_was() -> None:
+def test_given_options_replace_earlier_values() -> None:
     asked = requested_spec(
         cell("--nproc 4 --backend gloo --gpus 0,1 --timeout 9 --threads 2 --name x --grace 3"),
         GroupSpec(),
@@ -279,7 +281,7 @@ def test_what_is_said_takes_the_place_of_what_was() -> None:
     )
 
 
-def test_variables_are_added_to_those_there_were_and_win_over_them() -> None:
+def test_env_options_extend_and_override_earlier_variables() -> None:
     asked = requested_spec(cell("--env B=2 --env C=3"), GroupSpec(env={"A": "1", "B": "1"}))
     assert asked.env == {"A": "1", "B": "2", "C": "3"}
 

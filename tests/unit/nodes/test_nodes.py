@@ -53,7 +53,7 @@ def test_the_join_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert JoinFile.load(path) == JOIN
 
 
-def test_what_is_no_join_file_of_ours_is_refused_and_how_is_said(
+def test_invalid_join_files_are_refused_with_the_reason(
     tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     readable = JOIN.save(tmp_path / "readable")
@@ -67,7 +67,7 @@ def test_what_is_no_join_file_of_ours_is_refused_and_how_is_said(
     assert said == snapshot
 
 
-def test_a_node_without_a_place_for_logs_says_so(
+def test_a_node_that_cannot_store_logs_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, taken = JOIN.save(tmp_path / "join"), tmp_path / "taken"
@@ -78,7 +78,7 @@ def test_a_node_without_a_place_for_logs_says_so(
     assert "--folder" in said
 
 
-def test_a_line_that_starts_several_processes_says_what_to_write(
+def test_an_agent_started_once_per_rank_is_refused_with_the_options_to_use(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -96,7 +96,7 @@ def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
 
 
 class ListenerWithNodes(FakeNodes):
-    """A door, who comes there, and what it tells of them."""
+    """A listener, fake nodes, and the node events that it reports."""
 
     def __init__(self) -> None:
         self.changes: list[Node] = []
@@ -120,7 +120,7 @@ def arriving() -> Iterator[ListenerWithNodes]:
     made.listener.close()
 
 
-def test_who_says_what_he_has_comes_in(arriving: ListenerWithNodes) -> None:
+def test_a_node_that_reports_its_ranks_is_accepted(arriving: ListenerWithNodes) -> None:
     fake_node, listener = arriving.bring(3), arriving.listener
     arriving.bring()
     host = socket.gethostname()
@@ -129,13 +129,13 @@ def test_who_says_what_he_has_comes_in(arriving: ListenerWithNodes) -> None:
     assert listener.refused == 0
 
 
-def test_another_secret_does_not_come_in(arriving: ListenerWithNodes) -> None:
+def test_a_node_with_another_secret_is_refused(arriving: ListenerWithNodes) -> None:
     with pytest.raises(ssl.SSLError):
         arriving.come(b"x" * 32)
     assert arriving.has_refused()
 
 
-def test_who_speaks_no_tls_or_has_no_certificate_does_not_come_in(
+def test_connections_without_tls_or_a_certificate_are_refused(
     arriving: ListenerWithNodes,
 ) -> None:
     address = ("127.0.0.1", arriving.listener.join.port)
@@ -166,7 +166,7 @@ def test_another_version_is_refused_with_the_reason(arriving: ListenerWithNodes)
 
 
 @pytest.mark.parametrize("kind", [FrameType.DATA, FrameType.STARTED, FrameType.LEAVE])
-def test_who_does_not_say_first_who_he_is_is_sent_away(
+def test_a_node_whose_first_frame_is_not_hello_is_disconnected(
     arriving: ListenerWithNodes, kind: FrameType
 ) -> None:
     fake_node = arriving.come()
@@ -178,7 +178,7 @@ def test_who_does_not_say_first_who_he_is_is_sent_away(
 @pytest.mark.parametrize(
     "kind", [None, FrameType.HELLO, FrameType.START, FrameType.WELCOME, FrameType.LOG]
 )
-def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
+def test_a_node_that_leaves_or_sends_an_invalid_frame_is_lost(
     arriving: ListenerWithNodes, kind: FrameType | None
 ) -> None:
     fake_node = arriving.bring()
@@ -192,7 +192,7 @@ def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
     assert not arriving.listener.nodes
 
 
-def test_a_silent_node_is_gone(
+def test_a_silent_node_is_lost(
     monkeypatch: pytest.MonkeyPatch, arriving: ListenerWithNodes
 ) -> None:
     monkeypatch.setattr(listener_module, "SILENT_AFTER", 1.0)
@@ -201,7 +201,7 @@ def test_a_silent_node_is_gone(
     assert arriving.changes[1].lost_reason.endswith(" 1 s")
 
 
-def test_of_many_that_say_nothing_one_too_many_is_sent_away_at_once(
+def test_too_many_silent_connections_are_closed_at_once(
     arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "MAX_PENDING_PER_ADDRESS", 2)
@@ -226,14 +226,14 @@ def test_an_address_that_cannot_be_listened_on_is_named(arriving: ListenerWithNo
             NodeListener(address, wanted)
 
 
-# ---- what is forwarded
+# ---- forwarded data
 
 
 class OneNode:
     """Both sides of a node's connections, without TLS, in one event loop."""
 
     def __init__(self) -> None:
-        self.order: list[str] = []  # what the notebook's side handled
+        self.order: list[str] = []  # the frames that the notebook's side handled
         self.has_log = True  # whether a rank has always written something
         self.refusals = 0  # of the next connections
         self._far: list[FrameConnection] = []
@@ -284,7 +284,7 @@ class OneNode:
             self.control.send(FrameType.LOG, 0, b"log")
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """What a rank does."""
+        """Act as a rank."""
         return await asyncio.open_connection(*self._listener.getsockname())
 
     async def close(self) -> None:
@@ -295,7 +295,7 @@ class OneNode:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             await asyncio.wait(others)
-        await asyncio.sleep(0)  # what was closed last
+        await asyncio.sleep(0)  # the last closed connection
 
 
 def port_of(server: asyncio.Server) -> Any:
@@ -313,7 +313,7 @@ def on_one_node(use: Callable[[OneNode], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("size", [256, 20 << 20])
-def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size: int) -> None:
+def test_requests_to_the_store_and_replies_are_forwarded_unchanged(size: int) -> None:
     async def use(node: OneNode) -> None:
         node.has_log, node.refusals = False, 2
         reader, writer = await node.dial()
@@ -325,7 +325,7 @@ def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size:
     on_one_node(use)
 
 
-def test_what_a_rank_sends_arrives_after_the_log_that_was_sent_before() -> None:
+def test_forwarded_data_arrives_after_the_log_written_before_it() -> None:
     async def use(node: OneNode) -> None:
         reader, writer = await node.dial()
         for count in (1, 2):
@@ -337,7 +337,7 @@ def test_what_a_rank_sends_arrives_after_the_log_that_was_sent_before() -> None:
     on_one_node(use)
 
 
-def test_connections_end_with_the_control_connection_also_one_that_was_just_accepted() -> None:
+def test_closing_the_forwarder_closes_all_connections_even_a_new_one() -> None:
     async def use(node: OneNode) -> None:
         early, writer = await node.dial()
         writer.write(b"x")
@@ -375,7 +375,7 @@ def test_a_rank_that_connects_as_its_node_loses_the_notebook_can_connect_again(t
                     await asyncio.sleep(0)
                 forwarder.close()
                 await asyncio.sleep(0.05)
-                listener.close()  # which ends a connection that nobody has accepted
+                listener.close()  # it ends a connection that was not accepted yet
                 return await asyncio.wait_for(_ended(rank), 10)
 
     assert asyncio.run(connect_and_lose())
@@ -384,7 +384,7 @@ def test_a_rank_that_connects_as_its_node_loses_the_notebook_can_connect_again(t
 # ---- logs
 
 
-def test_a_log_grows_here_as_it_grows_there(tmp_path: Path) -> None:
+def test_a_log_copy_grows_with_the_log_on_the_node(tmp_path: Path) -> None:
     original, run = tmp_path / "rank0.log", tmp_path / "run"
     run.mkdir()
     lost: list[OSError] = []
@@ -441,7 +441,7 @@ def test_a_run_folder_that_is_gone_costs_no_node(
     handle.join()
 
 
-def test_a_file_that_several_write_is_sent_in_whole_lines_in_the_name_of_one_that_lives(
+def test_a_shared_file_is_sent_in_whole_lines_under_a_living_rank(
     tmp_path: Path,
 ) -> None:
     original = tmp_path / "metrics.jsonl"

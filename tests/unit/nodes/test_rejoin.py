@@ -1,4 +1,4 @@
-"""A door that another notebook has left open, and who comes back to it, or does not."""
+"""A listener that another notebook left open, and nodes that do or do not return to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nbddp.nodes.stale_files import LockedPath, find_left_join_file
 
 
 class Back:
-    """A notebook whose predecessor has left a door open."""
+    """A notebook whose predecessor left a listener open."""
 
     def __init__(self) -> None:
         before = NodeListener("127.0.0.1")
@@ -50,7 +50,7 @@ def back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Back]:
     made.group.close()
 
 
-def test_who_waited_for_nodes_in_vain_or_stopped_waiting_can_try_again(
+def test_taking_back_nodes_can_be_repeated_after_a_timeout_or_an_interrupt(
     back: Back, snapshot: SnapshotAssertion
 ) -> None:
     def interrupt() -> None:
@@ -71,7 +71,7 @@ def test_who_waited_for_nodes_in_vain_or_stopped_waiting_can_try_again(
         assert JoinFile.load(back.join_file)
 
 
-def test_a_stop_as_a_listener_is_opened_or_closed_leaves_none_open(
+def test_an_interrupt_while_a_listener_opens_or_closes_leaves_none_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks would be looked for on nodes for ever: there is nothing to close."""
@@ -101,7 +101,7 @@ def test_a_stop_as_a_listener_is_opened_or_closed_leaves_none_open(
     group.close()
 
 
-def test_a_listener_whose_notebook_is_there_is_not_taken_over(
+def test_a_listener_of_a_living_notebook_is_not_taken_over(
     back: Back, snapshot: SnapshotAssertion
 ) -> None:
     with_it = LockedPath(back.join_file)

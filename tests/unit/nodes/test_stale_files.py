@@ -1,4 +1,4 @@
-"""What doors, agents and nodes have left is taken away, and nothing that somebody still has."""
+"""Stale files of listeners, agents and nodes are removed, and files in use are kept."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def age(path: Path, seconds: float = MAX_AGE + 10) -> None:
 
 
 @pytest.mark.parametrize("past", [-60, 10], ids=["younger", "older"])
-def test_what_is_old_and_nobodys_is_taken_away(home: Path, past: float) -> None:
+def test_old_unlocked_files_are_removed(home: Path, past: float) -> None:
     for path in things(home):
         age(path, MAX_AGE + past)
     remove_stale_files(home)
     assert len(things(home)) == (3 if past < 0 else 0)
 
 
-def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
+def test_a_locked_file_is_kept_until_it_is_closed(home: Path) -> None:
     held = [LockedPath(path) for path in things(home)]
     for path in things(home):
         age(path)
@@ -61,10 +61,10 @@ def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
         each.close()
     remove_stale_files(home)
     assert things(home) == []
-    remove_stale_files(home)  # there is nothing any more
+    remove_stale_files(home)  # there are no files now
 
 
-def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
+def test_files_locked_by_a_killed_process_are_removed(home: Path) -> None:
     code = (
         f"import sys, time\nfrom pathlib import Path\n{imported(LockedPath)}"
         "held = [LockedPath(Path(path)) for path in sys.argv[1:]]\n"
@@ -81,7 +81,7 @@ def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
     assert things(home) == []
 
 
-def test_what_is_called_otherwise_or_leads_elsewhere_is_not_ours(
+def test_files_with_other_names_and_symlinks_are_kept(
     home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     remove_stale_files(home)
@@ -99,7 +99,7 @@ def test_what_is_called_otherwise_or_leads_elsewhere_is_not_ours(
     assert things(home) == sorted([*others, link])
 
 
-def test_where_there_are_no_locks_who_gives_signs_of_life_keeps_what_he_has(
+def test_without_file_locks_recently_touched_files_are_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(_file: int, _how: int) -> None:

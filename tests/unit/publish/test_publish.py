@@ -51,11 +51,11 @@ from nbddp.publish.tracker import (
     require_package,
 )
 
-# ---- a whole run, to a tracker that notes what it is told
+# ---- a whole run, to a tracker that records its calls
 
 
 def noting() -> Mock:
-    """A tracker that notes what it is told."""
+    """A tracker that records its calls."""
     return Mock(spec=Tracker, **{"start.return_value": "here"})
 
 
@@ -68,7 +68,7 @@ def publisher_of(path: Path, tracker: Mock, *, is_live: bool = False) -> Publish
 
 
 def published(path: Path) -> Mock:
-    """A tracker that was told of a run that is over."""
+    """A tracker to which a finished run was published."""
     tracker = noting()
     publisher_of(path, tracker).finish()
     return tracker
@@ -101,7 +101,7 @@ def test_a_run_is_one_run_there_with_its_config_its_outcome_and_its_record(tmp_p
     assert [call.args[1] for call in tracker.log_event.call_args_list] == said
 
 
-def test_a_tracker_is_given_only_so_much_at_once(tmp_path: Path) -> None:
+def test_a_tracker_gets_points_in_bounded_batches(tmp_path: Path) -> None:
     tracker = published(make_run(tmp_path, rows=rows_of(2 * STEPS_PER_CALL + 1, ranks=1)))
     given = [call.args[0] for call in tracker.log_steps.call_args_list]
     assert [len(points) for points in given] == [STEPS_PER_CALL, STEPS_PER_CALL, 1]
@@ -111,7 +111,7 @@ def test_a_tracker_is_given_only_so_much_at_once(tmp_path: Path) -> None:
 
 
 @given(st.text() | st.text("./a"))
-def test_a_plain_name_is_one_that_mlflow_takes_whatever_it_was(name: str) -> None:
+def test_plain_name_makes_a_valid_mlflow_name_from_any_text(name: str) -> None:
     plain = plain_name(name)
     assert re.fullmatch(r"[/\w.\- :]{1,250}", plain)
     assert posixpath.normpath(plain) == plain
@@ -134,7 +134,7 @@ def test_the_first_step_of_each_attempt_says_so(tmp_path: Path) -> None:
     assert [each.values.get("nbddp/world_size") for each in points[::3]] == [2, 2]
 
 
-def test_what_earlier_cells_report_again_is_no_part_of_a_run_of_a_sweep(tmp_path: Path) -> None:
+def test_metrics_of_replayed_cells_are_not_published_for_a_sweep_run(tmp_path: Path) -> None:
     replay = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
     extra = [{**replay, "time": BEGAN + 0.5, "kind": "cell"}]
     rows = [*({**row, "time": BEGAN + 0.6} for row in rows_of(3)), *rows_of(5)]
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
         file.write(lines(events_of(("train()", "ok"))[-2:-1]))
     publisher.publish_new()
     publisher.publish_new()
-    assert len(points_of(tracker)) == 60  # the last step waits for nobody once the cell is over
+    assert len(points_of(tracker)) == 60  # the last step waits for no rank once the cell is over
     publisher.finish()
     assert points_of(tracker) == points_of(published(path))
     assert tracker.start.call_count == tracker.finish.call_count == 1
@@ -179,7 +179,7 @@ def test_settings_that_come_later_are_told_once(tmp_path: Path) -> None:
     tracker.update_config.assert_called_once_with({"lr": 0.7})
 
 
-def test_what_a_tracker_raises_is_said_in_a_line(tmp_path: Path) -> None:
+def test_an_exception_of_a_tracker_becomes_a_one_line_error(tmp_path: Path) -> None:
     tracker = Mock(**{"start.side_effect": OSError(28, "No space left on device\nand more")})
     said = refusal(PublishError, publisher_of(make_run(tmp_path), tracker).finish)
     assert said == "OSError: [Errno 28] No space left on device"
@@ -230,7 +230,7 @@ def test_a_run_is_published_once_unless_asked(tmp_path: Path, snapshot: Snapshot
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A package ``wandb`` that behaves as it is told."""
+    """A package ``wandb`` with a given behaviour."""
     monkeypatch.syspath_prepend(str(fake_wandb(tmp_path)))
     return lambda how: monkeypatch.setenv("FAKE_WANDB", how)
 
@@ -262,7 +262,7 @@ FAILS = {
 }
 
 
-def test_a_tracker_that_does_not_take_it_is_said_in_a_line(
+def test_a_tracker_error_is_reported_in_one_line(
     tmp_path: Path, fake: Callable[[str], None], snapshot: SnapshotAssertion
 ) -> None:
     publications, said = {}, {}
@@ -279,7 +279,7 @@ def test_a_tracker_that_does_not_take_it_is_said_in_a_line(
 
 
 @pytest.mark.parametrize(("how", "told"), [("dies", 2), ("nobody", 1)])
-def test_while_a_run_goes_on_what_goes_wrong_is_said_once(
+def test_publishing_errors_of_a_running_run_are_reported_once(
     tmp_path: Path, fake: Callable[[str], None], how: str, told: int, snapshot: SnapshotAssertion
 ) -> None:
     fake(how)
@@ -300,7 +300,7 @@ def test_while_a_run_goes_on_what_goes_wrong_is_said_once(
 
 
 @pytest.mark.process
-def test_it_ends_by_itself_when_its_notebook_is_killed(
+def test_the_publisher_ends_when_its_notebook_is_killed(
     tmp_path: Path, fake: Callable[[str], None]
 ) -> None:
     """A child that the notebook has forked keeps our standard input open: it is not waited for."""
@@ -324,7 +324,7 @@ def test_it_ends_by_itself_when_its_notebook_is_killed(
     assert "finished" in (path / "publish-wandb.log").read_text()
 
 
-# ---- what is written in a notebook
+# ---- options in a notebook
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ def test_a_run_of_another_kernel_that_goes_on_is_left_to_it(
     assert refusal(UsageError, line.ddp, "publish wandb") == snapshot
 
 
-def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
+def test_a_running_run_is_published_once_for_several_cells(
     tmp_path: Path, fake: Callable[[str], None], snapshot: SnapshotAssertion
 ) -> None:
     fake("well")

@@ -75,14 +75,14 @@ REPORTED: dict[str, tuple[list[Row], list[tuple[int, dict[str, float]]]]] = {
 
 
 @pytest.mark.parametrize("case", REPORTED)
-def test_what_ranks_report_is_put_together_step_by_step(case: str) -> None:
+def test_reports_of_ranks_are_merged_by_step(case: str) -> None:
     rows, expected = REPORTED[case]
     found = points_of(rows, 0.5, 10.0)
     assert [(each.step, dict(each.values)) for each in found] == expected
     assert [each.cell for each in found] == sorted(int(each.time > 10) for each in found)
 
 
-def test_values_that_are_not_finite_stay_so() -> None:
+def test_nonfinite_values_stay_nonfinite() -> None:
     [nan] = points_of([row(0, 0, loss=math.nan), row(0, 1, loss=2.0)])
     assert math.isnan(nan.values["loss"])
     assert math.isnan(nan.values["loss/rank0"])
@@ -155,7 +155,7 @@ def test_another_cell_completes_the_steps_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_live_or_later_the_points_are_the_same(seed: int) -> None:
+def test_live_and_later_publication_give_the_same_points(seed: int) -> None:
     """Ranks are at most a few steps apart, as ranks that meet in collectives are."""
     chance, rows = random.Random(seed), []
     at = [0, 0, 0]
@@ -177,7 +177,7 @@ def test_live_or_later_the_points_are_the_same(seed: int) -> None:
     assert live + steps.pop_complete(math.inf) == points_of(rows)
 
 
-def test_what_is_remembered_of_a_long_run_is_bounded() -> None:
+def test_the_step_aggregator_keeps_bounded_state_in_a_long_run() -> None:
     steps = StepAggregator()
     steps.ranks = frozenset({0})
     for step in range(1000):

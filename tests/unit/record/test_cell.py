@@ -66,7 +66,7 @@ def test_values_are_fetched_once_and_are_the_same_when_asked_again() -> None:
     result = handle.finish()
     with pytest.raises(RequestError, match="gone"):
         result.values()
-    first, second = result.values(), result.values()  # those that were fetched are not lost
+    first, second = result.values(), result.values()  # fetched values are not lost
     assert first == [["a"], ["b"]]
     assert all(one is other for one, other in zip(first, second, strict=True))
     assert answers == []
@@ -89,7 +89,7 @@ def test_the_result_of_a_cell_that_failed_raises_its_first_cause() -> None:
         result.raise_for_failure()
 
 
-def test_the_record_of_a_run_says_what_came_of_a_cell() -> None:
+def test_the_facts_of_a_cell_have_its_outcome() -> None:
     assert finished(well()).facts() == {"number": 8, "id": 7, "outcome": "ok"}
     result = finished(well(), badly())
     assert result.verdict is not None
@@ -113,7 +113,7 @@ def test_a_rank_that_died_is_among_the_exits_unless_it_had_failed_before() -> No
     assert handle.finish().exits == {0: -9, 3: -9}
 
 
-def test_results_are_those_of_ranks_that_have_one_in_order_of_rank() -> None:
+def test_results_are_sorted_by_rank_without_ranks_that_have_none() -> None:
     bundle = {"data": {"text/plain": "3"}, "metadata": {}}
     shown = CellEnded(cell=7, seconds=0.1, in_group=True, result=bundle)
     handle = handle_for(0, 1, 2)
@@ -122,7 +122,7 @@ def test_results_are_those_of_ranks_that_have_one_in_order_of_rank() -> None:
     assert list(handle.finish().results) == [0, 2]
 
 
-def test_the_user_ends_only_what_lived_until_then() -> None:
+def test_only_ranks_that_were_alive_count_as_ended_by_the_user() -> None:
     handle = handle_for(0, 1)
     handle.add_exit(1, -9)
     handle.set_ended_by("restart")
@@ -133,7 +133,7 @@ def test_the_user_ends_only_what_lived_until_then() -> None:
     assert verdict.causes == (1,)
 
 
-# ---- for a reader who looks again and again
+# ---- for a reader that polls
 
 
 @pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
@@ -152,7 +152,7 @@ def test_a_reader_knows_when_a_cell_has_told_everything(patience: float) -> None
     assert handle.is_drained
 
 
-def test_a_reader_is_woken_by_what_comes() -> None:
+def test_a_new_notice_wakes_a_waiting_reader() -> None:
     handle = handle_for(0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(handle.next_notice, 30.0)
@@ -163,7 +163,7 @@ def test_a_reader_is_woken_by_what_comes() -> None:
 # ---- while it runs
 
 
-def test_what_went_wrong_on_a_rank_is_known_before_the_cell_is_over() -> None:
+def test_the_failure_of_a_rank_is_known_before_the_cell_ends() -> None:
     handle = handle_for(0, 1, 2, 3)
     handle.add_report(0, well())
     handle.add_report(1, badly())
@@ -186,7 +186,7 @@ def test_exits_are_known_while_the_cell_runs_and_are_a_copy() -> None:
     assert handle.exits == {1: None, 0: 3}
 
 
-def test_what_a_rank_that_died_left_is_in_the_report() -> None:
+def test_the_report_has_the_final_output_of_a_dead_rank() -> None:
     handle = handle_for(0)
     handle.add_exit(0, -9, final_output="step 7", hint="out of memory")
     verdict = handle.finish().verdict
@@ -206,7 +206,7 @@ def test_its_seconds_go_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_result_is_noted_first_and_a_failure_to_do_so_keeps_nobody_waiting(fails: bool) -> None:
+def test_finish_calls_its_callback_first_and_completes_even_if_it_fails(fails: bool) -> None:
     handle, seen = handle_for(0), []
 
     def note(result: CellResult) -> None:

@@ -47,13 +47,13 @@ def test_restarts_heals_and_the_time_that_was_lost_are_counted() -> None:
     assert facts["outcome"] == "start failed: rank 1: no room"
 
 
-def test_settings_that_are_said_later_count_and_rank_0s_before_those_of_others() -> None:
+def test_later_settings_win_and_settings_of_rank_0_win_over_other_ranks() -> None:
     events = [({"lr": 0.1}, 0), ({"lr": 0.2, "seed": 7}, 1), ({"lr": 0.3}, 0), ({"lr": 0.4}, 1)]
     facts = facts_of(*(("config", {"values": values, "rank": rank}) for values, rank in events))
     assert facts["config"] == {"lr": 0.3, "seed": 7}
 
 
-def test_the_batch_is_known_where_one_size_of_those_that_shuffle_is() -> None:
+def test_the_batch_size_is_known_if_all_shuffling_loaders_agree() -> None:
     for batches, batch in {
         (("train", 32),): 64,
         (("train", 32), ("check", 10)): None,
@@ -80,7 +80,7 @@ def test_the_end_is_known_once_it_is_there() -> None:
 # ---- in the folder
 
 
-def test_what_happens_is_in_the_file_when_it_is_written_next_also_of_a_run_that_goes_on(
+def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(
     tmp_path: Path,
 ) -> None:
     with closing(RunFolder(tmp_path, notify=pytest.fail)) as folder:
@@ -115,13 +115,13 @@ def test_where_it_cannot_be_written_the_old_one_stays(
         assert not (folder.path / "run.json.tmp").exists()
 
 
-def test_a_file_that_is_torn_says_nothing(tmp_path: Path) -> None:
+def test_a_torn_run_json_has_no_facts(tmp_path: Path) -> None:
     for text in ("", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'):
         (tmp_path / "run.json").write_text(text)
         assert read_facts(tmp_path) == {}, text[:9]
 
 
-def test_what_all_ranks_say_is_recorded_once(tmp_path: Path) -> None:
+def test_settings_that_all_ranks_report_are_recorded_once(tmp_path: Path) -> None:
     line = EventLog(pytest.fail)
     line.open(tmp_path, "", {})
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):

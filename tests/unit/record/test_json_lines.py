@@ -36,7 +36,7 @@ def one_by_one(texts: list[str], needed: tuple[str, ...]) -> tuple[list[Any], in
 
 
 @given(texts=LINES, needed=st.sampled_from([(), ("rank",), ("odd", "rank")]))
-def test_lines_read_together_are_what_each_is_alone(
+def test_lines_read_in_bulk_equal_lines_read_one_by_one(
     texts: list[str], needed: tuple[str, ...], tmp_path_factory: Any
 ) -> None:
     path: Path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
@@ -45,7 +45,7 @@ def test_lines_read_together_are_what_each_is_alone(
     assert (list(read), read.unreadable) == one_by_one(texts, needed)
 
 
-def test_a_torn_line_and_bytes_that_are_no_text_cost_none_of_their_neighbours(
+def test_torn_lines_and_invalid_bytes_do_not_affect_other_lines(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "events.jsonl"

@@ -1,4 +1,4 @@
-"""Who makes fewer steps than the others, and not by chance."""
+"""Find ranks that make significantly fewer steps than the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_group(last: StepRate) -> dict[int, StragglerLag]:
     return slow_by_step_rate({0: USUAL, 1: USUAL, 2: last})
 
 
-def test_who_makes_fewer_steps_is_told_by_how_much() -> None:
+def test_a_rank_with_a_lower_step_rate_is_reported_with_its_lag() -> None:
     assert of_group(pace(7.5)) == {2: StragglerLag(0.25, 10.0, is_waited_for=False)}
     assert slow_by_step_rate({2: pace(7.5)}) == {}
 
@@ -37,16 +37,18 @@ def test_who_makes_fewer_steps_is_told_by_how_much() -> None:
     ],
     ids=["faster", "about as fast", "slower", "maybe by chance", "another loop"],
 )
-def test_only_who_is_clearly_slower_in_the_same_loop_is_told(last: StepRate, is_told: bool) -> None:
+def test_only_a_clearly_slower_rank_in_the_same_loop_is_reported(
+    last: StepRate, is_told: bool
+) -> None:
     assert bool(of_group(last)) == is_told
 
 
-def test_a_loop_that_nobody_is_known_to_go_on_with_says_nothing() -> None:
+def test_ranks_without_a_step_rate_are_not_reported_as_slow() -> None:
     assert slow_by_step_rate({0: pace(0.0), 1: pace(0.0)}) == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_does_not_reach_it_and_a_slow_rank_does(seed: int) -> None:
+def test_a_slow_rank_exceeds_the_lag_threshold_and_noise_does_not(seed: int) -> None:
     chance, curves = random.Random(seed), MetricStore()
     for rank in range(8):
         at = 1000.0
@@ -60,7 +62,7 @@ def test_noise_does_not_reach_it_and_a_slow_rank_does(seed: int) -> None:
     assert found[5].share == pytest.approx(1 / 3, abs=0.12)
 
 
-def test_how_far_a_pace_may_be_off_is_not_known_from_a_few_steps() -> None:
+def test_the_error_of_a_step_rate_is_unknown_after_a_few_steps() -> None:
     curves = MetricStore()
     for step in range(5):
         curves.add(0, 1000.0 + step, step, {"loss": 1.0})

@@ -91,7 +91,7 @@ def test_bars_in_bars_are_the_same_in_any_pieces(text: str, places: list[int]) -
         (f"o\n\ri\r\x1b[2K{UP}\x1b[2KO", ["o", "\x1b[2KO"]),
     ],
 )
-def test_what_the_cursor_has_come_back_to_is_written_over(text: str, shown: list[str]) -> None:
+def test_text_at_the_cursor_is_overwritten(text: str, shown: list[str]) -> None:
     assert lines_of(text) == shown
 
 
@@ -120,9 +120,7 @@ def test_a_line_comes_only_when_it_is_complete() -> None:
 
 
 @given(TEXT, st.lists(st.integers(0, 60)))
-def test_what_is_being_written_looks_as_it_would_if_it_ended_now(
-    text: str, places: list[int]
-) -> None:
+def test_a_partial_line_is_shown_as_if_it_were_complete(text: str, places: list[int]) -> None:
     lines, added = LineAssembler(), ""
     for piece in cut(text, places):
         lines.add(piece)

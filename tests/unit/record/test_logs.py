@@ -1,4 +1,4 @@
-"""Every byte of a rank's log reaches the cell once: by mail while it lives, from the file after."""
+"""Every byte of a rank's log reaches the cell once: in messages, then from the file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_last_words_have_the_stack_of_one_thread(log: Path, name: str) -> No
     assert rest(reader) == f"wörds\n{FATAL}"
 
 
-def test_what_an_earlier_attempt_wrote_or_mailed_is_not_shown(log: Path) -> None:
+def test_output_of_an_earlier_attempt_is_not_shown(log: Path) -> None:
     log.write_text("earlier ")
     reader = LogReader(log)
     with log.open("a") as file:
@@ -89,7 +89,7 @@ def test_bytes_that_are_no_text_lose_nothing_around_them(
     assert rest(reader) == shown
 
 
-def test_a_log_that_was_deleted_has_no_rest_and_stops_nobody(log: Path) -> None:
+def test_a_deleted_log_has_no_remaining_output_and_raises_no_error(log: Path) -> None:
     reader = LogReader(log)
     log.unlink()
     assert rest(reader) == ""
@@ -100,7 +100,7 @@ def test_a_log_that_was_deleted_has_no_rest_and_stops_nobody(log: Path) -> None:
     seen=st.integers(0, 8),
     chunk=st.integers(1, 10),
 )
-def test_wherever_the_rank_died_every_character_is_shown_once_and_in_order(
+def test_each_character_of_a_dead_rank_is_shown_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[str], seen: int, chunk: int
 ) -> None:
     log = tmp_path_factory.mktemp("logs") / "rank0.log"
@@ -117,7 +117,7 @@ def test_wherever_the_rank_died_every_character_is_shown_once_and_in_order(
     assert "".join(shown) == "".join(pieces)
 
 
-# ---- what is read when it is shown
+# ---- text that is read when it is shown
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_of_a_flood_the_end_is_shown_from_a_line_on_and_the_rest_is_named(
     ],
     ids=["no line", "from the start of a line", "in a line", "what just fits"],
 )
-def test_what_is_said_of_a_flood_stands_on_a_line_of_its_own(
+def test_the_note_about_omitted_output_is_on_its_own_line(
     log: Path, text: str, start: int, shown: list[str]
 ) -> None:
     log.write_text(text)
@@ -157,7 +157,7 @@ def test_what_is_said_of_a_flood_stands_on_a_line_of_its_own(
 
 
 @pytest.mark.usefixtures("short")
-def test_nothing_beyond_its_end_is_shown(log: Path) -> None:
+def test_a_log_span_ends_at_its_given_position(log: Path) -> None:
     log.write_text("x" * 5000)
     assert read(LogSpan(0, log, 7, 1007)) == "x" * 1000
 
@@ -197,7 +197,9 @@ def test_of_a_large_log_only_the_end_is_read(log: Path, monkeypatch: pytest.Monk
     assert tail(log, 2).split("\n")[1:] == ["line 49998", "line 49999"]
 
 
-def test_a_log_whose_last_line_is_huge_is_bounded(log: Path, snapshot: SnapshotAssertion) -> None:
+def test_the_tail_of_a_log_with_a_huge_line_is_bounded(
+    log: Path, snapshot: SnapshotAssertion
+) -> None:
     log.write_text("first\n" + "x" * 1_000_000 + "\nlast\n")
     said, *shown = tail(log, 3).split("\n")
     assert said.replace(str(log), "LOG") == snapshot

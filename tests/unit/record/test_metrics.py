@@ -46,7 +46,7 @@ def curve_of(*attempts: Points) -> Curve:
 # ---- curves
 
 
-def test_what_is_reported_is_kept_by_name_and_rank() -> None:
+def test_metrics_are_stored_by_name_and_rank() -> None:
     metrics = MetricStore()
     metrics.add(1, 0.0, 0, {"loss": 2.0, "accuracy": 0.1})
     metrics.add(0, 0.5, 0, {"loss": 3.0})
@@ -145,7 +145,7 @@ def test_a_spike_among_very_many_points_is_still_seen() -> None:
     st.lists(st.floats(width=32) | st.floats(), min_size=1, max_size=50),
     st.integers(min_value=1, max_value=120),
 )
-def test_whatever_is_reported_lowest_highest_and_lost_are_right(
+def test_thinned_curves_keep_the_minimum_the_maximum_and_the_nonfinite_count(
     values: list[float], times: int
 ) -> None:
     values = values * times
@@ -215,7 +215,7 @@ def test_names_beyond_the_bound_are_left_out_and_counted_once() -> None:
     assert metrics.dropped_names == MAX_DROPPED
 
 
-def test_each_report_is_news_of_its_metrics_only_and_so_is_what_comes_after_clearing() -> None:
+def test_a_report_changes_only_the_versions_of_its_metrics_even_after_clear() -> None:
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {"loss": 1.0, "accuracy": 1.0})
     first = metrics.snapshot(most=9).versions
@@ -289,7 +289,7 @@ def test_the_fastest_of_the_loops_that_still_go_on_is_the_pace() -> None:
 # ---- bounds and threads
 
 
-def test_a_hundred_thousand_points_need_less_than_a_megabyte() -> None:
+def test_a_hundred_thousand_points_take_less_than_a_megabyte() -> None:
     metrics = MetricStore()
     values = {f"metric {number}": 0.5 for number in range(10)}
     with keeps_less_than(1_000_000):
@@ -298,7 +298,7 @@ def test_a_hundred_thousand_points_need_less_than_a_megabyte() -> None:
     assert len(metrics.curves("metric 0")[0].steps) <= MAX_BUCKETS
 
 
-def test_others_may_read_while_one_thread_adds() -> None:
+def test_metrics_can_be_read_while_another_thread_adds() -> None:
     metrics = MetricStore()
 
     def add() -> None:
@@ -366,7 +366,7 @@ def test_the_lowest_and_the_highest_value_are_in_a_coarse_curve(values: list[flo
     assert all(low <= high or math.isnan(low) for low, high in pairs)
 
 
-# ---- what a run came to
+# ---- totals of a run
 
 Told = tuple[int, float, float | None, dict[str, float]]
 

@@ -1,4 +1,4 @@
-"""What a cell says reaches its reader whole and in order, and never fills the memory."""
+"""Notices of a cell reach their reader complete and in order, in bounded memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def picture(size: int, rank: int = 0) -> RichOutput:
 
 
 class Log:
-    """A rank's log, and what is mailed of it."""
+    """A rank's log, and the parts of it that are sent."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.rank = rank
@@ -55,7 +55,7 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path)
 
 
-def test_text_that_piles_up_wakes_nobody() -> None:
+def test_queued_text_does_not_wake_a_batching_reader() -> None:
     """One wait for all that comes in it: that is why a talkative group costs so little."""
     notices, waits = NoticeQueue(), []
     notices.put(picture(3))
@@ -94,7 +94,7 @@ def test_notices_come_in_their_order_and_then_none() -> None:
     assert notices.is_drained
 
 
-def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_path: Path) -> None:
+def test_unread_notices_use_bounded_memory_and_block_no_writer(tmp_path: Path) -> None:
     notices, logs = NoticeQueue(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
     with keeps_less_than(50_000):
         for number in range(2000):
@@ -123,7 +123,7 @@ def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) 
     ),
     st.integers(0, 30),
 )
-def test_whatever_the_order_each_rank_is_whole_and_words_stay_in_their_place(
+def test_each_rank_keeps_all_its_text_and_messages_keep_their_position(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, str]], max_text: int
 ) -> None:
     folder = tmp_path_factory.mktemp("logs")
@@ -159,7 +159,7 @@ def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
+def test_an_urgent_close_shows_only_the_end_of_the_logs(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "SHOWN_END", 100)
@@ -189,7 +189,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alone(
+def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
     snapshot: SnapshotAssertion,
 ) -> None:
     alone, notices = NoticeQueue(), NoticeQueue()
@@ -206,7 +206,7 @@ def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alo
 # ---- between two cells
 
 
-def test_what_was_said_between_two_cells_comes_in_the_next(
+def test_notices_between_two_cells_are_shown_in_the_next_cell(
     log: Log, snapshot: SnapshotAssertion
 ) -> None:
     between, cell = NoticeQueue(max_text=10), NoticeQueue()

@@ -1,4 +1,4 @@
-"""A push is stored as it was sent, whole or not at all, and takes no memory."""
+"""A push is stored as it was sent, completely or not at all, and takes no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rank monitor: what each rank said of itself last, and what follows from it."""
+"""The rank monitor: the last report of each rank, and figures derived from it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_memory_is_that_of_all_ranks_together(rank_monitor: RankMonitor) -> 
     assert rank_monitor.hangs.memory_used() == 2 << 20
 
 
-def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted(
+def test_metric_rows_become_curves_by_rank_and_missed_rows_are_counted(
     rank_monitor: RankMonitor,
 ) -> None:
     rank_monitor.add(1, numbers(0, 1, missed=3), now=1.0)
@@ -92,7 +92,7 @@ def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted
     assert rank_monitor.missed_rows == 7
 
 
-def test_the_bars_of_a_rank_are_those_that_it_named_last(rank_monitor: RankMonitor) -> None:
+def test_a_rank_has_the_progress_bars_of_its_last_report(rank_monitor: RankMonitor) -> None:
     outer: list[Any] = ["epochs", 1, 3, 9.0]
     inner: list[Any] = ["batches", 10, 0, 2.5]
     rank_monitor.add(0, Progress(bars=[outer, inner]), now=1.0)
@@ -112,7 +112,7 @@ def test_the_version_is_another_after_anything_that_was_said(rank_monitor: RankM
 # ---- cells
 
 
-def test_a_new_cell_begins_without_what_an_earlier_one_said(rank_monitor: RankMonitor) -> None:
+def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) -> None:
     rank_monitor.add(0, numbers(0, missed=2), now=1.0)
     rank_monitor.add(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
     assert (rank_monitor.first_step, rank_monitor.last_step) == (0, 0)

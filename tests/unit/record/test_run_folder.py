@@ -48,7 +48,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def said() -> list[str]:
-    """What the user was told."""
+    """The messages to the user."""
     return []
 
 
@@ -69,7 +69,7 @@ def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
 
 
-def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
+def test_each_run_has_its_own_folder_under_the_working_folder(
     base: Path, begin: Begin, said: list[str]
 ) -> None:
     folders = [begin(base, "lr-0.1_A"), begin(base, "lr-0.1_A"), begin(base), begin(base)]
@@ -100,7 +100,7 @@ def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
         ("n" * 61, f"-{'n' * 60}"),
     ],
 )
-def test_a_name_can_neither_leave_the_folder_nor_mean_anything(
+def test_unsafe_characters_of_a_run_name_are_replaced(
     base: Path, name: str, safe: str, begin: Begin
 ) -> None:
     folder = begin(base, name)
@@ -108,7 +108,7 @@ def test_a_name_can_neither_leave_the_folder_nor_mean_anything(
     assert folder.path.is_dir()
 
 
-def test_folder_and_files_are_for_their_owner_only_whatever_the_umask(
+def test_only_the_owner_can_read_a_run_folder_under_any_umask(
     base: Path, umask: int, temporary: Path, begin: Begin
 ) -> None:
     del umask
@@ -142,7 +142,9 @@ def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
         assert remark.replace(str(base), "BASE") == snapshot
 
 
-def test_git_is_told_to_look_away_unless_the_user_said_otherwise(base: Path, begin: Begin) -> None:
+def test_the_runs_folder_is_ignored_by_git_unless_the_user_decided_otherwise(
+    base: Path, begin: Begin
+) -> None:
     begin(base)
     ignore = base / ".nbddp" / ".gitignore"
     assert ignore.read_text() == "*\n"
@@ -256,7 +258,7 @@ def test_a_full_disk_does_not_stop_the_run_and_is_told_once(
     assert remark.endswith("No space left on device")
 
 
-def test_of_a_run_that_can_be_recorded_nowhere_nothing_stays(
+def test_a_run_that_cannot_be_recorded_leaves_no_files(
     base: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:

@@ -1,4 +1,4 @@
-"""A snapshot: what each rank does, in words, from what the lifecycle and the ranks say."""
+"""A snapshot: the activity of each rank, from the lifecycle and the reports of the ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cell_on(*ranks: int) -> CellHandle:
 
 
 class Group:
-    """Two ranks in a cell, and what is known of them."""
+    """Two ranks in a cell, and their reports."""
 
     def __init__(self) -> None:
         self.cell = cell_on(0, 1)
@@ -79,7 +79,7 @@ class Group:
         return self.look(life, self.cell, **more).ranks[rank]
 
     def shows(self, *names: str, rank: int = 1) -> tuple[Any, ...]:
-        """What is shown of a rank that runs."""
+        """The values shown for a running rank."""
         return tuple(getattr(self.rank(rank), name) for name in names)
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_the_cell_does_not_run_on_has_its_own_state(group: Group) ->
     assert group.look(IDLE, alone).ranks[0].state == "ready"
 
 
-def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(group: Group) -> None:
+def test_a_snapshot_of_the_group_ignores_the_outcome_of_the_cell(group: Group) -> None:
     group.cell.add_report(0, WELL)
     group.cell.add_report(1, BADLY)
     snapshot = group.look(IDLE, group.cell, is_for_cell=False)
@@ -188,7 +188,7 @@ def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_ce
     [(ANEW, [(rank, "starting") for rank in range(4)]), (OFF, [])],
     ids=["started anew", "off"],
 )
-def test_where_the_group_is_another_the_ranks_are_those_of_the_cell_unless_it_is_asked_for(
+def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_unless_asked_for_the_group(
     group: Group, life: Life, now: list[tuple[int, str]]
 ) -> None:
     group.cell.add_exit(1, -9)
@@ -202,7 +202,7 @@ def test_where_the_group_is_another_the_ranks_are_those_of_the_cell_unless_it_is
     assert [(each.rank, each.state) for each in asked.ranks] == now
 
 
-# ---- what is known of a rank
+# ---- facts about a rank
 
 
 def test_a_rank_is_shown_as_its_last_sign_of_life_said(group: Group) -> None:
@@ -247,7 +247,7 @@ def rows(*steps: int, pause: float = 0.1) -> Metrics:
     return Metrics(rows=[[1000 + step * pause, step, {"loss": 1.0}] for step in steps], missed=3)
 
 
-def test_steps_and_bars_are_those_that_the_rank_reported_in_a_cell_of_this_group(
+def test_a_snapshot_has_steps_and_bars_only_from_the_current_attempt(
     group: Group,
 ) -> None:
     group.note(0, rows(0, 10, 20, 30, 40), Progress(bars=[["epoch", 1, 2, 4.0]]))
@@ -281,7 +281,7 @@ def test_a_rank_that_has_ended_its_cell_shows_no_cpu_of_it(group: Group) -> None
     assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu == 0.5
 
 
-def test_backends_and_devices_are_those_of_the_ranks_in_order(group: Group) -> None:
+def test_a_snapshot_has_the_backend_and_the_devices_in_order_of_rank(group: Group) -> None:
     ready = {
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
         0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
@@ -313,7 +313,7 @@ def test_the_run_is_named_for_its_folder(group: Group) -> None:
     assert (group.look(RUNNING).folder, group.look(RUNNING).run) == ("", "")
 
 
-def test_only_what_happened_since_the_cell_began_is_told(group: Group) -> None:
+def test_a_snapshot_has_only_events_since_the_start_of_the_cell(group: Group) -> None:
     group.event_log.record("exit", rank=0)
     time.sleep(0.002)
     cell = cell_on(0, 1)
@@ -331,7 +331,7 @@ def test_a_cell_has_its_time_to_its_end_and_no_further(group: Group) -> None:
     assert group.look(RUNNING, group.cell).seconds == ended
 
 
-def test_without_a_cell_what_happened_is_told_from_the_start_of_this_attempt(group: Group) -> None:
+def test_a_snapshot_without_a_cell_has_events_since_the_start_of_the_attempt(group: Group) -> None:
     nothing = group.look(Life())
     assert (nothing.events, nothing.seconds, nothing.began) == ((), 0.0, nothing.at)
     group.event_log.record("start", attempt=1)

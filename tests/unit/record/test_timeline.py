@@ -56,7 +56,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_what_happened_is_kept_in_order_from_a_moment_or_an_attempt_on(
+def test_events_are_listed_in_order_since_a_time_or_an_attempt(
     event_log: EventLog, now: SimpleNamespace
 ) -> None:
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
@@ -106,7 +106,7 @@ def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(event_log: EventLog) 
     assert kinds(kept)[-2:] == ["kind 4999", "start"]
 
 
-def test_the_newest_events_of_an_attempt_are_known_when_its_start_is_not_any_more(
+def test_an_attempt_keeps_its_newest_events_after_its_start_event_is_dropped(
     event_log: EventLog,
 ) -> None:
     event_log.record("start", attempt=1)
@@ -129,7 +129,7 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
     assert len(on_disk(folder)[0]["text"]) == 100_000
 
 
-def test_a_run_is_opened_once_and_what_happened_before_is_not_in_its_file(
+def test_a_run_folder_is_opened_once_and_has_no_earlier_events(
     event_log: EventLog, tmp_path: Path, said: list[str]
 ) -> None:
     event_log.record("start", attempt=1)
@@ -160,7 +160,7 @@ def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
     assert [each["kind"] for each in on_disk(third)] == ["start"]
 
 
-def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
+def test_folder_errors_are_reported_and_events_are_kept_in_memory(
     event_log: EventLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -176,7 +176,7 @@ def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
     assert kinds(event_log.since(0.0)) == ["exit", "stopped"]
 
 
-def test_last_words_are_those_of_the_ranks_that_are_asked_for(
+def test_final_output_returns_the_logs_of_the_requested_ranks(
     event_log: EventLog, tmp_path: Path
 ) -> None:
     assert event_log.final_output([0]) == ""

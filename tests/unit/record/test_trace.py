@@ -1,4 +1,4 @@
-"""What all ranks have traced: one file, a table of what differs, what is missing."""
+"""The traces of all ranks: one file, a table of differences, and missing traces."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 # ---- where ranks differ
 
 
-def test_what_differs_comes_first_and_what_does_not_is_not_said_to() -> None:
+def test_operators_that_differ_between_ranks_come_first_and_are_marked() -> None:
     ranks = {0: SLOW, 1: QUICK}
     found = trace_rows(ranks)
     assert [row.name for row in found] == [OUTSIDE_OPERATORS, "gloo:all_reduce", "aten::mm"]
@@ -126,7 +126,7 @@ def test_a_page_has_the_file_with_it_if_it_is_small(tmp_path: Path, snapshot: An
     assert readable(on_page(NOTHING)) == snapshot(name="nothing")
 
 
-def test_a_large_file_and_one_that_is_gone_are_only_named(tmp_path: Path) -> None:
+def test_a_large_or_missing_trace_file_gets_no_download_link(tmp_path: Path) -> None:
     told = trace(tmp_path)
     assert told.path is not None
     assert "<a download" not in on_page(replace(told, size=10**8))

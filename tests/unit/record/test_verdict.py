@@ -1,4 +1,4 @@
-"""First cause, not first exit: which rank a failed cell names, and what it says."""
+"""First cause, not first exit: which rank a failed cell names, and its text."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", BLAME)
-def test_the_first_cause_is(case: str) -> None:
+def test_the_verdict_finds_the_first_cause(case: str) -> None:
     ranks, groups = BLAME[case]
     verdict = verdict_on(ranks)
     assert [verdict.causes, *(others for others, _ in verdict.others)] == groups
@@ -283,7 +283,7 @@ def test_an_interrupt_is_an_error_of_its_own_unless_it_killed_a_rank() -> None:
 # ---- one rank
 
 
-def test_the_trouble_of_a_rank_is_what_it_reported_or_how_its_process_ended() -> None:
+def test_the_failure_of_a_rank_is_its_report_or_its_exit() -> None:
     failed = ended("ValueError", "no", at=3.0)
     killed, gone = ProcessExit(-9, 4.0), ProcessExit(None, 4.0)
     assert failure_of(1, ended(), None) is None
@@ -367,7 +367,7 @@ IN_FULL: dict[str, Ranks] = {
 }
 
 
-def test_the_words_of_a_failure(snapshot: SnapshotAssertion) -> None:
+def test_the_text_of_a_failure(snapshot: SnapshotAssertion) -> None:
     said = {name: verdict_on(ranks).summary() for name, ranks in ONE_LINE.items()}
     assert said == snapshot(name="in one line")
     said = {name: verdict_on(ranks).report() for name, ranks in IN_FULL.items()}

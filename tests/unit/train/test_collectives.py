@@ -120,7 +120,7 @@ def test_a_method_of_rank_0_is_a_method_still() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")  # torch calls sparse tensors a beta
-def test_what_cannot_be_reduced_or_run_on_rank_0_is_refused_with_the_way_out(
+def test_values_that_cannot_be_reduced_and_wrong_arguments_are_refused(
     snapshot: SnapshotAssertion,
 ) -> None:
     values = ["low", 1j, {"a": [1, None]}, 2**63, torch.ones(2, 2).to_sparse()]
@@ -141,7 +141,7 @@ def test_alone_there_is_one_object_and_everything_runs_here() -> None:
     assert ran
 
 
-def test_alone_errors_fly_as_they_are() -> None:
+def test_with_one_rank_exceptions_are_raised_unchanged() -> None:
     with pytest.raises(ZeroDivisionError):
         on_main(lambda: 1 / 0)()
     with pytest.raises(ZeroDivisionError), main_rank_first():

@@ -1,4 +1,4 @@
-"""What a run is tried with is written down, whatever it is said as."""
+"""The settings of a run are recorded, in any form they are given."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def test_settings_that_have_themselves_inside_come_to_an_end(recorder: Recorder)
     assert said(recorder)["again.again.lr"] == 0.1
 
 
-def test_nothing_to_say_is_nothing_said(recorder: Recorder) -> None:
+def test_config_without_settings_reports_nothing(recorder: Recorder) -> None:
     nbddp.config()
     assert recorder.told == []
 
 
-def test_what_cannot_be_settings_is_refused_and_nothing_is_said(
+def test_invalid_settings_are_refused_and_not_reported(
     recorder: Recorder, snapshot: SnapshotAssertion
 ) -> None:
     many = {f"x{number}": number for number in range(501)}

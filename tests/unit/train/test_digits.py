@@ -43,7 +43,7 @@ def test_files_that_are_there_are_read(mnist: Path) -> None:
     assert found.source.startswith("MNIST")
 
 
-def test_a_file_that_is_another_is_refused(mnist: Path) -> None:
+def test_a_file_with_another_checksum_is_refused(mnist: Path) -> None:
     name = list(FILES)[1]
     (mnist / name).write_bytes(gzip.compress(idx(7)))
     with pytest.raises(ValueError, match=f"{name} .*checksum"):
@@ -78,7 +78,7 @@ def test_scikit_learns_digits_are_all_there_and_each_once(tmp_path: Path) -> Non
         assert torch.equal(part.tensors[1], torch.tensor(whole.target)[chosen])
 
 
-def test_what_cannot_be_had_is_refused_with_the_way_out(
+def test_digits_that_cannot_be_loaded_raise_an_error_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(room, "MIRROR", "http://127.0.0.1:9")  # no server listens there
@@ -88,7 +88,7 @@ def test_what_cannot_be_had_is_refused_with_the_way_out(
     assert refusal(ModuleNotFoundError, digits, tmp_path) == snapshot
 
 
-def test_what_is_downloaded_is_checked_before_it_is_kept(
+def test_downloads_are_verified_before_they_are_stored(
     mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MIRROR", mnist.as_uri())
@@ -105,6 +105,6 @@ def test_what_is_downloaded_is_checked_before_it_is_kept(
     ("content", "complaint"),
     [(b"", "IDX"), (b"\0\0\x0d\1", "IDX"), (idx(3)[:-1], r"IDX .* \[3\] .* 10 bytes")],
 )
-def test_what_is_no_idx_file_is_refused(content: bytes, complaint: str) -> None:
+def test_invalid_idx_files_are_refused(content: bytes, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         read_idx(content)

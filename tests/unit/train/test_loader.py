@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 
 
 class Augmented(Dataset[Any]):
-    """Samples that draw from all three generators; it notes what was loaded here."""
+    """Samples that draw from all three generators; it records the indices that were loaded here."""
 
     def __init__(self, samples: int = 23) -> None:
         self.samples = samples
@@ -59,7 +59,7 @@ def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     shuffle=st.booleans(),
     drop_last=st.booleans(),
 )
-def test_a_training_rank_gets_what_distributed_sampler_gives_it_in_batches(
+def test_the_loader_gives_each_rank_the_samples_of_a_distributed_sampler(
     samples: int, world_size: int, batch_size: int, shuffle: bool, drop_last: bool
 ) -> None:
     options = {"shuffle": shuffle, "drop_last": drop_last, "seed": 3}
@@ -156,7 +156,7 @@ def test_augmentations_differ_in_all_but_evaluation() -> None:
 
 
 class OfWorker(Augmented):
-    """What a worker had drawn when it began."""
+    """The random numbers that a worker drew at its start."""
 
     def __getitem__(self, _index: int) -> float:
         return self.drawn
@@ -212,7 +212,7 @@ def play(
 
 
 def assert_goes_on(stop: int, *, epochs: int, **options: Any) -> None:
-    """A loader that is resumed gives bit for bit what was left."""
+    """A resumed loader gives exactly the remaining batches."""
 
     def make(seed: int) -> Loader:
         return loader(Augmented(), 4, seed=seed, **options)
@@ -226,7 +226,7 @@ def assert_goes_on(stop: int, *, epochs: int, **options: Any) -> None:
 
 @settings(max_examples=25)
 @given(stop=st.integers(1, 15), shuffle=st.booleans(), drop_last=st.booleans())
-def test_a_resumed_loader_gives_bit_for_bit_what_was_left(
+def test_a_resumed_loader_gives_exactly_the_remaining_batches(
     stop: int, shuffle: bool, drop_last: bool
 ) -> None:
     assert_goes_on(stop, epochs=3, shuffle=shuffle, drop_last=drop_last)
@@ -236,7 +236,7 @@ def test_a_resumed_loader_gives_bit_for_bit_what_was_left(
 @pytest.mark.gate_runs("2-", "6-")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("stop", [2, 6, 8])
-def test_with_workers_that_prefetch_too(stop: int, persistent: bool) -> None:
+def test_resuming_works_with_prefetching_workers(stop: int, persistent: bool) -> None:
     assert_goes_on(stop, epochs=2, num_workers=2, persistent_workers=persistent)
     gc.collect()  # persistent workers end with their loader
 

@@ -1,4 +1,4 @@
-"""What a training loop says of itself: numbers that are numbers, and bars that always end."""
+"""Reports of a training loop: numeric values, and bars that always end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbddp.train.log_and_track import ProgressBar, Sink, log, record_event, set_
 
 
 class Recorder:
-    """A sink that remembers what it was told, bars with their label and how far they were."""
+    """A sink that records its calls, bars with their label and their position."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -51,7 +51,7 @@ class Recorder:
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """What is reported meanwhile."""
+    """The reports made meanwhile."""
     before, recorder = log_and_track._sink, Recorder()
     set_sink(recorder)
     try:
@@ -62,7 +62,7 @@ def recording() -> Iterator[Recorder]:
 
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """What is reported goes here for the time of a test; every move of a bar is shown."""
+    """Collect reports here during a test; show every move of a bar."""
     monkeypatch.setattr(log_and_track, "SHOW_PERIOD", 0.0)
     with recording() as recorder:
         yield recorder
@@ -91,7 +91,7 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     ],
     ids=repr,
 )
-def test_a_number_in_any_dress_is_reported_as_a_float(
+def test_numeric_values_of_any_type_are_reported_as_floats(
     sink: Recorder, value: object, number: float
 ) -> None:
     log(step=3, loss=value)
@@ -162,7 +162,7 @@ NO_NUMBERS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
-def test_what_is_no_number_is_refused_and_nothing_of_the_call_is_reported(
+def test_log_refuses_a_value_that_is_not_a_number_and_reports_nothing(
     sink: Recorder, value: Any
 ) -> None:
     with pytest.raises(TypeError) as caught:
@@ -173,7 +173,7 @@ def test_what_is_no_number_is_refused_and_nothing_of_the_call_is_reported(
     assert sink.told == []
 
 
-def test_of_a_value_that_is_no_number_only_the_beginning_is_shown(sink: Recorder) -> None:
+def test_the_error_for_a_value_that_is_not_a_number_is_truncated(sink: Recorder) -> None:
     for value, shown in (("x" * 1000, "'" + "x" * 59), (10**400, "1" + "0" * 59)):
         with pytest.raises(TypeError) as caught:
             log(step=3, loss=value)
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-def test_what_cannot_be_reported_is_refused_with_the_way_out(
+def test_invalid_log_calls_are_refused_with_the_next_step(
     sink: Recorder, snapshot: SnapshotAssertion
 ) -> None:
     said = {}
@@ -208,7 +208,7 @@ def test_what_cannot_be_reported_is_refused_with_the_way_out(
     assert said == snapshot
 
 
-def test_names_that_are_no_keywords_come_in_a_mapping(sink: Recorder) -> None:
+def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder) -> None:
     log({"train/loss": torch.tensor(0.5), "lr": 0.1}, step=3, accuracy=1)
     assert [*sink.told[0][2]] == ["train/loss", "lr", "accuracy"]
     log(MappingProxyType({"train/loss": 0.25}), step=4)
@@ -229,12 +229,12 @@ def test_any_float_under_any_name_arrives_as_it_is(value: float, name: str) -> N
     assert np.array_equal([values[name]], [value], equal_nan=True)
 
 
-def test_what_happened_goes_to_the_sink_with_its_facts(sink: Recorder) -> None:
+def test_events_go_to_the_sink_with_their_facts(sink: Recorder) -> None:
     record_event("checkpoint", path="a/b", step=3)
     assert sink.told == [("happened", "checkpoint", {"path": "a/b", "step": 3})]
 
 
-# ---- where nobody watches
+# ---- without a panel
 
 
 @pytest.fixture
@@ -290,14 +290,14 @@ class Unsure:
     ],
     ids=["list", "range", "loader", "generator", "endless loader", "unsure"],
 )
-def test_the_total_is_found_out_where_there_is_one(
+def test_track_finds_the_total_if_the_iterable_has_a_length(
     sink: Recorder, make: Callable[[], Any], total: int
 ) -> None:
     assert [int(item) for item in track(make())] == [0, 1, 2]
     assert [(bar.total, bar.done) for bar in sink.bars] == [(total, 3)]
 
 
-def test_a_total_that_is_given_is_believed_and_becomes_what_can_be_mailed(sink: Recorder) -> None:
+def test_a_given_total_is_used_and_converted_to_a_plain_int(sink: Recorder) -> None:
     assert len(track([1, 2], total=9)) == 9
     list(track((item for item in (1, 2)), total=np.int64(9), label=np.int64(7)))  # type: ignore[arg-type]
     [bar] = sink.bars
@@ -305,7 +305,7 @@ def test_a_total_that_is_given_is_believed_and_becomes_what_can_be_mailed(sink: 
     assert (bar.total, bar.label) == (9, "7")
 
 
-def test_a_loop_begins_when_somebody_goes_through_it_and_moves_and_ends(sink: Recorder) -> None:
+def test_a_tracked_loop_reports_its_begin_each_step_and_its_end(sink: Recorder) -> None:
     loop = iter(track("ab", label="x"))
     assert sink.told == []
     for item in loop:
@@ -350,7 +350,7 @@ def test_a_loop_that_is_left_or_that_fails_ends_there(sink: Recorder) -> None:
     assert sink.told[-1] == ("end", "x", 1)
 
 
-def test_a_loop_in_a_loop_has_a_bar_of_its_own(sink: Recorder) -> None:
+def test_a_nested_loop_has_its_own_bar(sink: Recorder) -> None:
     for _ in track([1], label="outer"):
         for _ in track([1], label="inner"):
             pass
@@ -362,14 +362,14 @@ def test_a_loop_in_a_loop_has_a_bar_of_its_own(sink: Recorder) -> None:
     ]
 
 
-def test_what_can_be_gone_through_again_has_a_new_bar_each_time(sink: Recorder) -> None:
+def test_each_iteration_over_a_tracked_sequence_has_a_new_bar(sink: Recorder) -> None:
     loop = track([1, 2], label="x")
     assert [list(loop), list(loop)] == [[1, 2], [1, 2]]
     assert [bar.done for bar in sink.bars] == [2, 2]
     assert sink.bars[0] is not sink.bars[1]
 
 
-def test_a_bar_ends_where_it_began(sink: Recorder) -> None:
+def test_a_bar_ends_in_the_sink_it_began_in(sink: Recorder) -> None:
     loop = iter(track([1, 2], label="x"))
     next(loop)
     other = Recorder()

@@ -1,4 +1,4 @@
-"""Precision: the one right order, accumulation, clipping, and what a device cannot do."""
+"""Precision: the right order of calls, accumulation, clipping, and limits of a device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def step(
 def train(
     amp: Precision, pieces: int, *, final: bool = False, factor: float = 1.0
 ) -> tuple[torch.Tensor, list[bool]]:
-    """One big batch in pieces; the parameters, and what each step said."""
+    """One big batch in micro-batches; the parameters, and the result of each step."""
     model, optimizer = model_and_optimizer()
     inputs, targets = batch()
     chunks = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
@@ -92,7 +92,7 @@ def assert_learns(amp: Precision, device: str, steps: int) -> None:
     assert next(model.parameters()).dtype is torch.float32
 
 
-def test_fp32_is_bit_for_bit_what_a_bare_loop_does() -> None:
+def test_fp32_gives_exactly_the_result_of_a_plain_loop() -> None:
     found, said = train(precision(), 1)
     assert torch.equal(found, train_plain()[0])
     assert said == [True]
@@ -109,7 +109,7 @@ def test_micro_steps_together_equal_one_big_batch_also_where_they_end_early(
     assert amp.micro_step == 0
 
 
-def test_what_is_clipped_is_the_whole_accumulated_gradient() -> None:
+def test_clipping_applies_to_the_whole_accumulated_gradient() -> None:
     amp = precision(accumulate=3, max_norm=0.5)
     parts, _ = train(amp, 3, factor=100)
     plain, norm = train_plain(factor=100, max_norm=0.5)
@@ -137,7 +137,7 @@ def test_bf16_trains_on_the_cpu_and_keeps_its_weights_in_full() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_a_gpu_trains_in_it(kind: str) -> None:
+def test_a_gpu_trains_with_mixed_precision(kind: str) -> None:
     assert_learns(precision(kind, accumulate=2, max_norm=10.0), "cuda", steps=120)
 
 
@@ -246,7 +246,7 @@ def test_two_optimizers_may_take_turns_but_not_share_an_accumulation(
     assert step(amp, model, second) is False
 
 
-def test_what_makes_no_sense_or_cannot_be_done_is_refused_with_the_way_out(
+def test_invalid_precision_arguments_are_refused_with_the_next_step(
     monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     senseless: list[dict[str, Any]] = [

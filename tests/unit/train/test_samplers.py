@@ -1,4 +1,4 @@
-"""Samplers, streams and epochs that somebody else decides: each rank its part, all of it again."""
+"""Samplers, streams and externally set epochs are divided completely among the ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_each_rank_gets_its_part_of_what_a_sampler_gives(name: str, world_size: int) -> None:
+def test_each_rank_gets_its_share_of_the_samples_of_a_sampler(name: str, world_size: int) -> None:
     def make() -> Loader:
         torch.manual_seed(random.randrange(1000))  # the ranks' own generators differ
         return loader(range(40), 4, sampler=SAMPLERS[name](), evaluation=True, seed=3)
@@ -106,7 +106,7 @@ def test_each_batch_of_a_batch_sampler_goes_to_one_rank() -> None:
     assert epochs_of(resumed(make, ours.state_dict())) == [[[2, 3], [4, 5], [6]]]
 
 
-def test_a_sampler_that_does_not_know_its_length_has_an_order_all_the_same() -> None:
+def test_a_sampler_without_a_length_still_has_an_order() -> None:
     ours = loader(range(9), 2, sampler=filter(None, [0, 4, 8]))
     with pytest.raises(TypeError, match="unknown"):
         len(ours)
@@ -134,7 +134,7 @@ def test_a_stream_gives_the_batches_of_a_dataset_that_is_not_shuffled(
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_stream_draws_is_the_same_on_all_ranks_and_again_after_a_stop(workers: int) -> None:
+def test_random_numbers_of_a_stream_agree_on_all_ranks_and_after_a_resume(workers: int) -> None:
     def make() -> Loader:
         torch.manual_seed(random.randrange(1000))
         return loader(Stream(22, noise=True), 3, num_workers=workers, seed=5)
@@ -195,7 +195,9 @@ def test_after_a_break_set_epoch_begins_anew_but_goes_on_in_an_epoch_that_was_sa
 # ---- what does not go together
 
 
-def test_what_does_not_go_together_is_refused_with_the_way_out(snapshot: SnapshotAssertion) -> None:
+def test_conflicting_loader_arguments_are_refused_with_the_next_step(
+    snapshot: SnapshotAssertion,
+) -> None:
     divides = data.DistributedSampler(range(3), 2, 0)
     refused: list[dict[str, Any]] = [
         {"sampler": [0], "shuffle": True},

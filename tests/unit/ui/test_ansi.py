@@ -1,4 +1,4 @@
-"""Whatever a rank prints, the HTML of it is well formed, harmless, and reads the same."""
+"""For any output of a rank, the HTML is well formed, harmless, and has the same text."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_colours_and_styles_are_drawn(snapshot: SnapshotAssertion) -> None:
         *("38", "38;", "38;5", "38;5;256", "38;2;1;2", "38;2;1;2;256", "38;7;1"),
     ],
 )
-def test_what_is_reset_or_unknown_is_drawn_like_the_page(order: str) -> None:
+def test_reset_and_unknown_styles_are_drawn_as_plain_text(order: str) -> None:
     assert drawn(order) == "x"
 
 
@@ -142,7 +142,7 @@ def test_a_title_without_an_end_hides_nothing() -> None:
 
 
 @pytest.mark.parametrize("character", "\u202a\u202e\u2066\u2069\u2028\u2029\ud800\udfff")
-def test_what_could_make_text_read_otherwise_is_shown(character: str) -> None:
+def test_characters_that_change_the_text_direction_are_replaced(character: str) -> None:
     assert to_html(f"a{character}b") == strip(f"a{character}b") == "a\ufffdb"
 
 

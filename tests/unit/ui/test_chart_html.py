@@ -1,4 +1,4 @@
-"""A chart as a part of a page: values where one points, keys; what a bare page keeps."""
+"""A chart as part of a page: tooltips, keys, and the version for a bare page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def told(curves: dict[int, Curve]) -> list[str]:
 # ---- where one points
 
 
-def test_values_are_told_where_one_points(snapshot: Any) -> None:
+def test_tooltips_show_the_values_at_the_pointer(snapshot: Any) -> None:
     def broken(rank: int, _step: int) -> float:
         return math.nan if rank else 1.0
 
@@ -74,7 +74,7 @@ def test_values_are_told_where_one_points(snapshot: Any) -> None:
     assert {name: told(curves) for name, curves in told_of.items()} == snapshot
 
 
-def test_of_many_steps_some_tell_and_together_they_cover_the_chart() -> None:
+def test_tooltips_of_many_steps_are_thinned_and_cover_the_chart() -> None:
     curves = losses(rising, ranks=2, steps=5000)
     columns = tooltips(curves)
     assert MAX_TOOLTIPS - 2 <= len(columns) <= MAX_TOOLTIPS
@@ -84,7 +84,7 @@ def test_of_many_steps_some_tell_and_together_they_cover_the_chart() -> None:
     assert columns[-1].left + columns[-1].width == pytest.approx(WIDTH - 8)
 
 
-def test_a_rank_that_was_lost_is_not_told_of() -> None:
+def test_tooltips_omit_ranks_without_values() -> None:
     curves = losses(rising, ranks=2)
     curves[1] = losses(rising, ranks=2, steps=40)[1]
     assert "rank 1" in told(curves)[0]
@@ -106,7 +106,7 @@ def test_the_strong_line_is_named_and_every_line_has_a_key_in_its_colour() -> No
     assert many.text.endswith("━ mean of 64 ranks ▒ all ━ 0 ━ 63 ")
 
 
-def test_what_is_not_in_the_picture_is_said_next_to_the_name() -> None:
+def test_nonfinite_values_are_counted_next_to_the_chart_name() -> None:
     curves = losses(lambda _rank, step: math.nan if step == 3 else 10.0 ** (-step / 20), ranks=2)
     page = Page(live(curves))
     assert "log scale" in page.text
@@ -117,7 +117,7 @@ def test_what_is_not_in_the_picture_is_said_next_to_the_name() -> None:
 
 
 def bare(html: str) -> str:
-    """What a page leaves that takes styles and SVG away, with what is hidden."""
+    """The HTML left by a page that removes styles and SVG, with hidden text."""
     html = re.sub(r"<(style|svg).*?</\1>", "", html, flags=re.DOTALL)
     return re.sub(r' (data-t|aria-label)="[^"]*"', "", html)
 
@@ -142,7 +142,7 @@ def test_a_chart_is_there_once_and_weighs_less_than_seventy_kilobytes() -> None:
     assert len(static(noisy)) < 70_000
 
 
-def test_what_was_reported_once_is_a_number_and_no_chart() -> None:
+def test_a_metric_reported_once_is_a_number_without_a_chart() -> None:
     drawn = static(losses(lambda r, _s: 0.5 + r, ranks=2, steps=1))
     assert "1 (0.5 to 1.5)" in Page(drawn).text
     assert "svg" not in drawn
@@ -164,7 +164,7 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("count", REPORTS.values(), ids=REPORTS)
-def test_what_the_charts_do_not_show_is_said(count: int, snapshot: Any) -> None:
+def test_metrics_without_a_chart_are_named_below_the_charts(count: int, snapshot: Any) -> None:
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {f"m{number}": 1.0 for number in range(count)})
     shown = metrics.snapshot(most=MAX_CHARTS)

@@ -1,4 +1,4 @@
-"""Whether the other end draws widgets: told by how it asks for the cell that runs."""
+"""Whether the front end draws widgets, found from its request for the running cell."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_shell_without_a_kernel_is_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [(COLAB_VARIABLE, "release-colab_7"), (KAGGLE_VARIABLE, "Interactive")]
 )
-def test_there_it_is_a_page_if_it_takes_input(
+def test_known_frontends_show_widgets_if_they_take_input(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -86,8 +86,8 @@ def test_there_it_is_a_page_if_it_takes_input(
     assert not supports_widgets(terminal)
 
 
-def test_kaggles_batch_runs_get_text_whatever_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COLAB_VARIABLE, "release-colab_7")  # whose image Kaggle's is made from
+def test_kaggle_batch_runs_get_text_in_any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COLAB_VARIABLE, "release-colab_7")  # Kaggle's image is made from Colab's
     monkeypatch.setenv(KAGGLE_VARIABLE, "Batch")
     kernel = SimpleNamespace(get_parent=lambda _channel: PAGE)
     shell: Any = SimpleNamespace(kernel=kernel)

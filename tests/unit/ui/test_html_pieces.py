@@ -1,4 +1,4 @@
-"""The panel's pieces of HTML: safe, said in words, and with their colours on a bare page."""
+"""The panel's pieces of HTML: safe, with texts, and with their colours on a bare page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def marks(page: Page) -> list[float]:
     return [float(style.removeprefix("left:").removesuffix("%")) for style in styles]
 
 
-# ---- safe, whatever it is
+# ---- safe for any input
 
 
 @given(TEXT)

@@ -72,14 +72,14 @@ def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
     log.write(1, "\r10%")
     log.write(0, "\r20%")
     log.write(1, "\r30%")
-    log.write(3, "  ")  # one that was wiped
+    log.write(3, "  ")  # an erased bar
     log.write(2, "a\n")
     log.write_notice("careful")
     assert shown(log.lines()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
 
 
 @given(PIECES)
-def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int, str]]) -> None:
+def test_flushing_the_log_buffer_does_not_change_its_lines(pieces: list[tuple[int, str]]) -> None:
     log = LogBuffer()
     for rank, text in pieces:
         log.write(rank, text)
@@ -90,7 +90,9 @@ def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int,
 
 
 @given(PIECES, st.integers(1, 5))
-def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept: int) -> None:
+def test_every_log_line_is_kept_or_counted_as_dropped(
+    pieces: list[tuple[int, str]], kept: int
+) -> None:
     log, expected, merged = (
         LogBuffer(max_lines=kept),
         dict[int, list[str]](),
@@ -110,7 +112,7 @@ def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept
     assert log.dropped_count() == max(0, len(merged) - kept)
 
 
-def test_what_comes_after_a_flush_is_a_new_line_and_one_rank_may_be_flushed_alone() -> None:
+def test_text_after_a_flush_starts_a_new_line_and_one_rank_can_be_flushed_alone() -> None:
     log = LogBuffer()
     log.write(0, "zero")
     log.write(1, "one")
@@ -254,7 +256,7 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
 
 
 @given(LINES)
-def test_every_line_is_a_row_that_begins_with_whose_it_is(lines: list[LogLine]) -> None:
+def test_every_log_row_begins_with_its_ranks(lines: list[LogLine]) -> None:
     rows = iter(log_text(lines).split("\n") if lines else [])
     for line in lines:
         begin = f"[{format_ranks(line.ranks)}]" if line.ranks else "nbddp:"

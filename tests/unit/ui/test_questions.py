@@ -1,4 +1,4 @@
-"""What ranks ask: one question at a time, and nobody waits for an answer that cannot come."""
+"""Questions of ranks: one at a time, and no rank waits for an answer that cannot come."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FakeBox(InputBackend):
 
 
 class Asking(InputQueue):
-    """Questions that are asked in a box, and what was sent to the ranks."""
+    """Questions that are asked in a box, and the messages sent to the ranks."""
 
     def __init__(self, box: Any = None) -> None:
         self.box = FakeBox()
@@ -107,7 +107,7 @@ def test_a_debugger_that_asks_again_goes_before_other_ranks(
     assert [rank for rank, _ in questions.sent] == [0, 0]
 
 
-def test_what_is_taken_back_needs_no_answer(questions: Asking) -> None:
+def test_a_withdrawn_question_needs_no_answer(questions: Asking) -> None:
     questions.handle_notice(asks(0, 1))
     questions.handle_notice(asks(1, 4))
     questions.look()
@@ -141,7 +141,7 @@ def test_the_end_of_input_and_of_the_view_is_an_answer(questions: Asking) -> Non
     ]
 
 
-def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
+def test_questions_end_if_the_user_changes_the_page(questions: Asking) -> None:
     questions.cancel_if_page_changed(1)
     questions.handle_notice(asks(0, 1))
     questions.handle_notice(asks(1, 1))
@@ -155,7 +155,7 @@ def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
     assert len(questions.sent) == len(questions.box.shown) == 1
 
 
-def test_where_nobody_types_it_is_refused_at_once() -> None:
+def test_questions_are_refused_at_once_without_an_input_page() -> None:
     questions = Asking(InputBackend("no page"))
     questions.handle_notice(asks(0))
     questions.handle_notice(asks(1))
@@ -169,7 +169,7 @@ def test_where_nobody_types_it_is_refused_at_once() -> None:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """A terminal as standard input; what is given to it is typed there."""
+    """A terminal as standard input, with the given text typed into it."""
     master, slave = pty.openpty()
     with os.fdopen(slave, "r") as stream:
         monkeypatch.setattr("sys.stdin", stream)
@@ -195,14 +195,14 @@ def test_a_terminal_is_read_by_the_line(
         box.show_prompt("Password: ", is_secret=True)
 
 
-def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_input_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         with pytest.raises(NoInputError):
             ConsoleInput().show_prompt("> ", is_secret=False)
 
 
-def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(questions: Asking) -> None:
+def test_answers_are_echoed_with_their_prompt_and_secrets_are_masked(questions: Asking) -> None:
     questions.handle_notice(asks(1, prompt="ipdb> "))
     assert questions.look() is None
     assert questions.look("p x") == (1, "ipdb> p x")
@@ -211,9 +211,7 @@ def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(questions: As
 
 
 @pytest.mark.parametrize("can_close", [True, False])
-def test_a_box_that_nobody_answered_is_closed_or_mentioned(
-    questions: Asking, can_close: bool
-) -> None:
+def test_an_unanswered_input_box_is_closed_or_mentioned(questions: Asking, can_close: bool) -> None:
     questions.box.can_close = can_close
     questions.handle_notice(asks(1))
     questions.look()

@@ -1,4 +1,4 @@
-"""A cell in text says now and then how far it is, floods no file, and leaves its curves behind."""
+"""A cell in text mode prints bounded progress lines, and its curves at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nbddp.ui.text_view import ProgressLine
 
 
 class Cell:
-    """A cell whose ranks and numbers are made up, in a time that a test sets."""
+    """A cell with made-up ranks and metrics, and a clock that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = MetricStore()
@@ -46,7 +46,7 @@ class Cell:
         self.store.add(rank, float(step), step, values)
 
     def told(self, progress: ProgressLine, seconds: float) -> str:
-        """What is told after so many seconds."""
+        """The line printed after so many seconds."""
         before, self.seconds = self.screen.text, seconds
         progress.update(self.screen, self.handle, lambda: None)
         return self.screen.text.removeprefix(before)
@@ -66,7 +66,7 @@ def test_a_line_comes_every_half_minute(cell: Cell) -> None:
     assert told[30] == "nbddp: 30.0 s · loss 30\n"
 
 
-def test_where_there_is_nothing_to_say_or_nothing_new_nothing_is_said(cell: Cell) -> None:
+def test_no_progress_line_is_printed_without_news(cell: Cell) -> None:
     progress = cell.progress()
     assert not any(cell.told(progress, second) for second in range(100))
     cell.log(1, loss=0.5)
@@ -87,7 +87,7 @@ def looping(rank: int, done: int) -> RankSnapshot:
     ],
     ids=["the rank that is furthest behind and the mean of values", "the step without a loop"],
 )
-def test_what_is_told(
+def test_lines_of_text_progress(
     cell: Cell, ranks: tuple[RankSnapshot, ...], losses: list[float], snapshot: SnapshotAssertion
 ) -> None:
     cell.ranks = ranks
@@ -96,7 +96,7 @@ def test_what_is_told(
     assert cell.told(cell.progress(), 30) == snapshot
 
 
-def test_in_a_terminal_a_line_takes_the_place_of_the_one_before(cell: Cell) -> None:
+def test_in_a_terminal_a_progress_line_overwrites_the_previous_one(cell: Cell) -> None:
     progress = cell.progress(is_terminal=True)
     for second in (0.5, 1.0, 1.5, 2.0):
         cell.log(int(second * 2), loss=second)
@@ -138,7 +138,7 @@ def too_large(_curves: object) -> None:
 @pytest.mark.parametrize(
     ("metrics", "draw"), [(14, figure.draw_charts), (1, too_large)], ids=["too many", "not drawn"]
 )
-def test_what_is_not_in_the_picture_is_told(
+def test_the_text_names_metrics_that_are_not_in_the_picture(
     cell: Cell,
     monkeypatch: pytest.MonkeyPatch,
     metrics: int,

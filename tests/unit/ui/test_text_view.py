@@ -47,7 +47,7 @@ def end(handle: CellHandle, results: Results | None = None) -> None:
 
 
 def finished(*notices: Notice, results: Results | None = None, size: int = 2) -> CellHandle:
-    """A cell that said all this and then ended."""
+    """A cell that sent all these notices and then ended."""
     handle = begun(size)
     for notice in notices:
         handle.put(notice)
@@ -101,7 +101,7 @@ OUTPUT: dict[str, list[Notice]] = {
 
 
 @pytest.mark.parametrize("notices", OUTPUT.values(), ids=OUTPUT)
-def test_what_ranks_write_and_display(
+def test_output_and_displays_of_ranks_as_text(
     screen: KeptScreen, notices: list[Notice], snapshot: SnapshotAssertion
 ) -> None:
     TextView(screen).show(finished(*notices))
@@ -127,7 +127,7 @@ def test_values_of_ranks(screen: KeptScreen, results: Results, snapshot: Snapsho
     assert screen.shown == snapshot
 
 
-def test_values_come_after_all_output_and_quiet_shows_nothing_else_of_ranks() -> None:
+def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
     said = [
         OutputText(0, "noise\nand more"),
         display(0, FIGURE),
@@ -165,7 +165,7 @@ def test_a_stream_shows_rich_things_as_their_text(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "[rank 0]\n<Figure>\n[rank 0]\nOut [rank 1] 1\n"
 
 
-def test_a_cell_whose_notices_end_before_it_does_is_a_mistake_of_ours(screen: KeptScreen) -> None:
+def test_notices_that_end_before_their_cell_raise_an_error(screen: KeptScreen) -> None:
     handle: Any = SimpleNamespace(is_drained=True, result=None)
     with pytest.raises(RuntimeError):
         TextView(screen).show(handle)
@@ -186,7 +186,7 @@ def going(screen: KeptScreen) -> Iterator[CellHandle]:
         shown.result()
 
 
-def test_an_unfinished_line_is_shown_and_goes_on_where_it_is(
+def test_an_unfinished_line_is_shown_and_continued_in_place(
     screen: KeptScreen, going: CellHandle
 ) -> None:
     for dots in (".", "..", "..."):
@@ -197,7 +197,7 @@ def test_an_unfinished_line_is_shown_and_goes_on_where_it_is(
     assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
 
 
-def test_what_comes_meanwhile_stands_below_an_unfinished_line_and_the_line_comes_again_in_full(
+def test_new_output_goes_below_an_unfinished_line_and_the_line_is_repeated_in_full(
     screen: KeptScreen, going: CellHandle
 ) -> None:
     going.put(OutputText(0, "\x1b[32mload"))
@@ -248,7 +248,7 @@ def test_a_bar_is_no_unfinished_line() -> None:
 # ---- many lines
 
 
-def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
+def test_simultaneous_output_of_all_ranks_is_shown_at_once(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
@@ -296,7 +296,7 @@ def test_a_flood_is_shown_in_few_pieces_and_none_is_lost(
     assert max(len(screen.things), screen.flushes) <= 3
 
 
-def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_at_once(
+def test_a_slow_screen_gets_the_end_of_a_flood_and_does_not_delay_the_cell(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(room, "BURST_SIZE", 5000.0)

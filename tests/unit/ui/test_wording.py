@@ -103,7 +103,7 @@ def test_an_event_in_words(snapshot: Any) -> None:
     assert "\n".join([*said, describe_refused(1), describe_refused(2)]) == snapshot
 
 
-def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> None:
+def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
     sources = [path.read_text() for path in Path(nbddp.__file__).parent.rglob("*.py")]
     call = re.compile(r'event_log\.record\(\s*"([^"]+)"((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)')
     calls = [found for source in sources for found in call.findall(source)]
@@ -116,7 +116,7 @@ def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> N
 
 
 @given(EVENTS)
-def test_any_event_can_be_said(event: RunEvent) -> None:
+def test_any_event_can_be_described(event: RunEvent) -> None:
     assert bool(describe_event(event)) == (event.kind != "ready")
 
 
@@ -164,7 +164,7 @@ def test_a_bar_in_words(bar: LoopProgress, long: str, short: str) -> None:
 
 
 @given(BARS, st.booleans())
-def test_any_bar_can_be_said(bar: LoopProgress, is_short: bool) -> None:
+def test_any_progress_bar_can_be_described(bar: LoopProgress, is_short: bool) -> None:
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
     assert format_progress_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
 
@@ -172,7 +172,7 @@ def test_any_bar_can_be_said(bar: LoopProgress, is_short: bool) -> None:
 # ---- the group
 
 
-def test_the_facts_of_a_group_are_those_that_are_known_and_devices_are_said_once() -> None:
+def test_a_group_description_lists_known_facts_and_each_device_once() -> None:
     said = {(): [], ("cpu", "cpu"): ["cpu"], ("cuda:0", "cuda:1"): ["cuda:0,1"]}
     said |= {("cuda:0", "cpu", "cuda:0"): ["cuda:0, cpu"]}
     for devices, known in said.items():

@@ -22,7 +22,7 @@ Define = Callable[[str, str], dict[str, Any]]
 
 @pytest.fixture
 def define() -> Iterator[Define]:
-    """Runs a cell of this name, whose text is known as IPython makes it known."""
+    """Runs a cell of this name, and registers its source as IPython does."""
     names = []
 
     def run(name: str, text: str) -> dict[str, Any]:
@@ -37,7 +37,9 @@ def define() -> Iterator[Define]:
         del linecache.cache[name]
 
 
-def test_the_cells_of_functions_come_along_with_those_they_call(define: Define) -> None:
+def test_functions_are_sent_with_the_source_of_their_cells_and_of_functions_they_call(
+    define: Define,
+) -> None:
     inner = define("/tmp/kernel/1.py", "def inner(x):\n    return 1 / x\n")
     text = "def outer(x):\n    return inner(x)\n"
     outer = define("/tmp/kernel/2.py", text)
@@ -50,7 +52,7 @@ def test_the_cells_of_functions_come_along_with_those_they_call(define: Define) 
         "<ipython-input-7>": text,
     }
     assert found["f"].__code__.co_filename == "<ipython-input-7>"
-    assert pickle.loads(data).keys() == {"f"}  # who wants the values alone does not see them
+    assert pickle.loads(data).keys() == {"f"}  # code that wants only the values does not see them
 
 
 def test_nothing_comes_along_with_plain_values_or_functions_of_files(define: Define) -> None:

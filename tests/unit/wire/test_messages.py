@@ -1,4 +1,4 @@
-"""What is encoded comes back the same; what is no message of ours is a WireError, nothing else."""
+"""Messages survive a round trip; anything else raises WireError and no other error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_several_messages_cross_the_border_as_one(messages: list[Message]) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_frozen_and_says_what_it_is_for_and_has_all_its_fields_and_no_more(
+def test_each_message_class_is_frozen_documented_and_strict_about_its_fields(
     kind: type[Any],
 ) -> None:
     assert kind.__doc__
@@ -120,12 +120,12 @@ NO_MESSAGES = [
 
 
 @pytest.mark.parametrize("data", NO_MESSAGES, ids=lambda data: data.decode("latin1")[:30])
-def test_what_looks_nearly_right_is_refused(data: bytes) -> None:
+def test_malformed_messages_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         decode(data)
 
 
-def test_the_refusal_says_why(snapshot: SnapshotAssertion) -> None:
+def test_the_error_for_an_invalid_message_has_the_reason(snapshot: SnapshotAssertion) -> None:
     for data in (b"", b'["Nonsense", {}]'):
         with pytest.raises(WireError) as caught:
             decode(data)

@@ -1,4 +1,4 @@
-"""A value crosses the border in pieces, and is not opened unless all of it is what was signed."""
+"""A value is transferred in pieces, and unpickled only if all of them match the signature."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unpack(store: MemoryStore, payload: dict[str, Any]) -> Any:
 
 
 def spring(trap: str) -> str:
-    """What a hostile value would run while it is unpickled."""
+    """The code that a hostile value would run while it is unpickled."""
     opened.append(trap)
     return trap
 
@@ -88,17 +88,17 @@ def test_a_value_that_just_fills_its_pieces_comes_out_whole(
     assert unpack(store, pack(store, "key", data)) == data
 
 
-def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
+def test_a_payload_piece_is_below_the_size_limit_of_the_store() -> None:
     assert payloads.PIECE_BYTES < 8 << 20
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_discarding_removes_every_piece_and_nothing_else(store: MemoryStore) -> None:
+def test_discard_removes_exactly_the_pieces_of_a_payload(store: MemoryStore) -> None:
     kept = pack(store, "kept", "k" * 100)
     before = dict(store.keys)
     gone = pack(store, "gone", "g" * 100)
     assert store.keys != before
-    for payload in (gone, gone, {}):  # also what is gone, or never was there
+    for payload in (gone, gone, {}):  # also for removed and unknown values
         discard(store, payload)
         assert store.keys == before
     assert unpack(store, kept) == "k" * 100
@@ -149,9 +149,9 @@ def test_a_value_that_is_gone_is_not_waited_for(
     assert str(caught.value) == snapshot
 
 
-def test_a_value_is_there_before_anybody_is_told_of_it() -> None:
+def test_a_value_is_stored_before_it_is_announced() -> None:
     class SlowStore(MemoryStore):
-        """Does what was set when it is asked something, as a server does that is behind."""
+        """Applies a write only at a later read, as a slow server does."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -169,9 +169,7 @@ def test_a_value_is_there_before_anybody_is_told_of_it() -> None:
     assert list(store.keys) == ["key/0"]
 
 
-def test_a_value_that_is_not_wanted_any_more_leaves_nothing(
-    store: MemoryStore, small_pieces: int
-) -> None:
+def test_a_cancelled_put_leaves_no_keys_in_the_store(store: MemoryStore, small_pieces: int) -> None:
     def check() -> None:
         if len(store.keys) == 3:
             raise RequestError("not wanted")

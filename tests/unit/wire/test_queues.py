@@ -71,7 +71,7 @@ def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Envelope:
 
 
 def seal(letter: Envelope, *, queue: str, secret: bytes) -> bytes:
-    """A letter as its writer puts it into a queue."""
+    """A message as its writer puts it into a queue."""
     head = envelope.HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
     body = head + encode(letter.message)
     return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256") + body
@@ -97,7 +97,7 @@ def signed(body: bytes) -> bytes:
     st.text(max_size=20),
     st.binary(min_size=1, max_size=64),
 )
-def test_a_sealed_letter_comes_out_whole(
+def test_a_signed_message_is_read_unchanged(
     message: Message, sender: int, attempt: int, sequence: int, queue: str, secret: bytes
 ) -> None:
     sent = Envelope(sender, attempt, sequence, message)
@@ -141,7 +141,7 @@ def test_letters_without_a_valid_signature_are_refused_and_a_good_one_still_come
         with pytest.raises(SignatureError, match=repr(QUEUE)):
             verify(data, queue=QUEUE, secret=SECRET)
         queue.push(data)
-    queue.push(sealed())  # whose number they have not used up
+    queue.push(sealed())  # their number is not used up
     with caplog.at_level(logging.DEBUG):
         assert queue.reader.get() == letter()
     assert queue.reader.refused == len(UNSIGNED[kind])
@@ -160,7 +160,7 @@ NO_MESSAGES = {
 }
 
 
-def test_what_is_signed_and_yet_no_message_is_refused_and_the_next_letter_comes(
+def test_signed_data_that_is_not_a_message_is_refused_and_the_next_message_is_read(
     queue: Queue,
 ) -> None:
     for name, body in NO_MESSAGES.items():
@@ -208,7 +208,7 @@ def test_every_sender_and_every_attempt_counts_for_itself(queue: Queue) -> None:
             assert queue.reader.verify(seal(one, queue=QUEUE, secret=SECRET)) == one
 
 
-def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(queue: Queue) -> None:
+def test_a_batch_of_messages_is_one_queue_entry(queue: Queue) -> None:
     reports: list[MessageFromRank] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
     queue.box.put_batch(reports)
     assert len(queue.store.queues[QUEUE]) == 1
@@ -271,7 +271,7 @@ def test_a_message_that_just_fits_comes_out_whole(
     ],
     ids=["changed", "gone", "swapped", "another's"],
 )
-def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
+def test_pieces_that_do_not_match_their_signature_are_refused(
     cut: Queue, change: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     cut.box.put(large())
@@ -290,11 +290,11 @@ def test_a_large_message_that_comes_twice_is_refused_and_takes_no_room(cut: Queu
     assert cut.pieces == {}
 
 
-def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(cut: Queue) -> None:
+def test_pieces_of_unfinished_and_unread_messages_are_removed(cut: Queue) -> None:
     cut.box.put(Shutdown())
     cut.reader.get()
     cut.box.put(large())
-    cut.store.queues[QUEUE].clear()  # it died before the letter itself was in
+    cut.store.queues[QUEUE].clear()  # it died before the message itself was sent
     cut.reader.discard_unfinished(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
     assert cut.pieces
     cut.reader.discard_unfinished(cut.store, 0, 1)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a rank says of its names: little, quickly, and nothing that is not sure."""
+"""The facts that a rank collects about its variables: small, quick, and certain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAILED = Failure(name="ValueError", text="", traceback="")
 
 
 def thing(value: object, **others: object) -> Any:
-    """What is said of a value."""
+    """The facts of a value."""
     return collect_facts({"it": value, **others}).objects.get("it")
 
 
@@ -46,7 +46,7 @@ def test_only_names_that_the_cell_has_are_looked_at() -> None:
     assert list(collect_facts(names).objects) == ["net", "other"]
 
 
-def test_a_loader_says_what_its_sampler_deals_out() -> None:
+def test_the_facts_of_a_loader_describe_its_sampler() -> None:
     sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=7)
     sampler.set_epoch(3)
     assert thing(DataLoader(DATA, batch_size=2, sampler=sampler)) == LoaderFacts(
@@ -85,7 +85,7 @@ def refuses(*_: object) -> Any:
     raise AssertionError
 
 
-def test_of_a_users_own_loader_nothing_is_asked_but_its_length() -> None:
+def test_only_the_length_of_a_user_defined_loader_is_read() -> None:
     class Odd(DataLoader[Any]):
         __len__ = refuses
 
@@ -115,7 +115,7 @@ def test_equal_data_is_told_from_other_data() -> None:
     assert describe_data(Subset(unknown, [0])) != describe_data(Subset(unknown, [1]))
 
 
-def test_a_model_says_how_it_stands() -> None:
+def test_the_facts_of_a_model_describe_its_mode_gradients_and_shapes() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     said = thing(net)
     assert (said.ranks, said.differs_in_training, said.is_training) == (0, True, True)
@@ -132,7 +132,7 @@ def test_a_model_says_how_it_stands() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("is_conjugated", [False, True])
-def test_of_complex_parameters_both_parts_are_compared(
+def test_both_parts_of_complex_parameters_are_compared(
     dtype: torch.dtype, is_conjugated: bool
 ) -> None:
     net = nn.Linear(3, 2, dtype=dtype)
@@ -163,16 +163,18 @@ def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
     assert thing(net) is None or isinstance(thing(net), ModelFacts)
 
 
-def test_of_a_cell_that_failed_no_number_is_read() -> None:
+def test_no_values_are_read_after_a_failed_cell() -> None:
     found: Any = collect_facts({"it": nn.Linear(1, 1)}, "it", failure=FAILED).objects["it"]
     assert found.sample == []
 
 
-def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
+def test_an_optimizer_of_a_replaced_model_is_reported() -> None:
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     adam = torch.optim.Adam(old.parameters(), lr=0.5)
     assert thing(adam, old=old, new=new) == OptimizerFacts(rates=[0.5], shapes="2:6")
-    assert thing(adam, new=new) == OptimizerFacts(rates=[0.5], shapes="2:6")  # nobody trains it
+    assert thing(adam, new=new) == OptimizerFacts(
+        rates=[0.5], shapes="2:6"
+    )  # no optimizer trains it
     new(torch.ones(2)).sum().backward()
     assert thing(adam, new=new).replaced_model == "new"
     assert thing(adam, new=new, sgd=torch.optim.SGD(new.parameters())).replaced_model == ""
@@ -188,7 +190,7 @@ def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
     }
 
 
-def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() -> None:
+def test_a_model_without_its_group_and_a_module_without_a_name_are_skipped() -> None:
     unbound = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(unbound)
     assert collect_facts({"model": unbound, "net": nn.Linear(1, 1)}).objects.keys() == {"net"}
@@ -197,7 +199,7 @@ def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() ->
     assert collect_facts({"odd": odd}).cores >= 1
 
 
-def test_it_travels_as_it_is() -> None:
+def test_rank_facts_survive_a_round_trip_through_json() -> None:
     said = collect_facts({"net": nn.Linear(1, 1), "data": DataLoader(DATA), "sgd": DataLoader})
     assert RankFacts.from_json(said.to_json()) == said
     assert RankFacts.from_json({}) == RankFacts()
@@ -223,7 +225,7 @@ class Stream(IterableDataset):
 
 
 def stream_facts(body: str, files: object, **names: object) -> LoaderFacts:
-    """What is said of a loader over a stream that a cell has defined."""
+    """The facts of a loader over a stream that a cell has defined."""
     cell = {"__name__": "__main__", "IterableDataset": IterableDataset, "torch": torch, **names}
     exec(STREAM.format(body), cell)
     return thing(DataLoader(cell["Stream"](files)))  # type: ignore[no-any-return, operator]
@@ -285,7 +287,7 @@ class Two(nn.Module):
 
 
 def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
-    """What a rank says of the error in which a training ends."""
+    """The facts about the error in which a training ends."""
     with pytest.raises(RuntimeError) as raised:
         train()
     shell = Mock(user_ns=names)

@@ -12,13 +12,15 @@ from torch import nn
 from nbddp.worker.requests import dumps
 
 
-def test_a_value_that_can_be_pickled_is_and_nothing_is_said() -> None:
+def test_a_picklable_value_is_pickled_without_a_message() -> None:
     data, note = dumps({"a": [1, lambda: 2]}, name="x")
     assert pickle.loads(data)["a"][1]() == 2
     assert note == ""
 
 
-def test_what_cannot_be_sent_is_said_with_the_way_out(snapshot: SnapshotAssertion) -> None:
+def test_values_that_cannot_be_pickled_get_an_error_with_the_next_step(
+    snapshot: SnapshotAssertion,
+) -> None:
     model = nn.Linear(1, 1)
     model.lock = threading.Lock()
     for value, name in (({"a": [model.lock]}, "x"), (model, "model")):

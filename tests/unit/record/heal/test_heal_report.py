@@ -1,4 +1,4 @@
-"""The report of a heal: what was not carried, and which numbers are the new rank's own."""
+"""The report of a heal: variables that were not copied, and values of the new rank's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def healed(left: Mapping[str, str], more: Mapping[str, int], places: int = 0) ->
     )
 
 
-def test_the_first_line_says_who_was_healed_from_whom_and_how_long_all_of_it_took() -> None:
+def test_the_first_line_of_a_heal_report_has_both_ranks_and_the_total_time() -> None:
     done = healed({}, {})
     assert done.seconds == done.fork + done.carry + done.meet
     [line] = done.lines()
@@ -39,12 +39,12 @@ def test_the_first_line_says_who_was_healed_from_whom_and_how_long_all_of_it_too
     assert "(1 variable, " in str(replace(done, names=1))
 
 
-def test_the_lines_of_what_was_not_carried(snapshot: SnapshotAssertion) -> None:
+def test_the_heal_report_lists_variables_that_were_not_copied(snapshot: SnapshotAssertion) -> None:
     assert healed({"file": "open", "t.lock": LOCK}, {"": 2980}).lines()[1:] == snapshot
 
 
 @pytest.mark.parametrize(("count", "end"), [(20, "t[19].rank"), (3000, "t[19].rank, 2,980 more")])
-def test_places_are_told_to_a_bound(count: int, end: str) -> None:
+def test_the_heal_report_lists_a_bounded_number_of_places(count: int, end: str) -> None:
     [_, line] = healed({}, {}, places=count).lines()
     assert ": t[0].rank, " in line
     assert line.endswith(end)

@@ -1,4 +1,4 @@
-"""The plain values that ranks tell, and those of a rank that takes a dead one's place."""
+"""The plain values that ranks report, and those of a rank that replaces a dead rank."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TwoCells:
             self._values.add(rank, 1, plain.changes())
 
     def die_in(self, source: str) -> OwnValues:
-        """What is known of rank 1's values once rank 0 has done the cell that rank 1 died in."""
+        """The known values of rank 1 after rank 0 has finished the cell that rank 1 died in."""
         self._values.add_death(1, 2, source)
         self._values.add(0, 2, self._plain[0].changes())
         return own_of(self._values, 1, [0])
@@ -71,7 +71,7 @@ class TwoCells:
         return self._plain[0].restore(own, ()), self._plain[0].differing(own)
 
 
-def test_what_differs_is_given_back_and_what_is_alike_is_not() -> None:
+def test_only_values_that_differ_between_ranks_are_restored() -> None:
     values = values_of({0: {"a": 0, "b": 1, "c": True}, 1: {"a": 1, "b": 1, "c": 1, "d": "x"}})
     found = own_of(values, 1, [0])
     assert found.own == {"a": ("0", "1"), "c": ("True", "1"), "d": ("", "'x'")}
@@ -86,7 +86,7 @@ def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
     assert found == OwnValues({"seed": ("0", "1")}, ["best"])
 
 
-def test_what_the_dying_cell_made_of_a_plain_value_stays() -> None:
+def test_an_object_that_the_failed_cell_assigned_over_a_plain_value_stays() -> None:
     """A model has no mark. Its name had one before that cell."""
     namespaces: list[dict[str, Any]] = [{"model": None}, {"model": None}]
     ranks = TwoCells(*namespaces)
@@ -152,7 +152,7 @@ def test_only_changes_are_told_and_all_of_them_to_another_notebook() -> None:
     assert plain.changes() == {"new": {"a": "True"}, "is_all": True}
 
 
-def test_very_many_values_are_told_to_a_bound() -> None:
+def test_the_report_of_values_is_bounded() -> None:
     many = {f"n{number}": number for number in range(10 * MAX_VALUES)}
     assert len(ReportedValues(dict(many)).changes()["new"]) <= MAX_VALUES
     told = ReportedValues({"text": "x" * 10**7, "number": 1 << 10**6}).changes()["new"]
@@ -290,7 +290,7 @@ OTHERS: list[Callable[[int], Any]] = [
 
 
 @pytest.mark.parametrize("make", OTHERS)
-def test_other_values_that_differ_are_named_and_those_that_are_equal_are_not(
+def test_only_other_values_that_differ_between_ranks_are_named(
     make: Callable[[int], Any],
 ) -> None:
     def values(rank: int) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def test_sets_and_dicts_that_are_equal_are_not_named_for_their_order() -> None:
     assert not own_of(values_of({0: one, 1: two}), 1, [0]).own
 
 
-def test_what_is_right_once_its_parts_are_given_back_is_not_named() -> None:
+def test_an_object_whose_parts_were_restored_is_not_named() -> None:
     def values(rank: int) -> dict[str, Any]:
         seen = [rank]
         return {"seen": seen, "add": partial(map, seen)}
@@ -342,7 +342,7 @@ def test_a_value_for_which_a_report_had_no_time_is_not_named(
     assert own_of(values, 1, [0]) == OwnValues({}, [])
 
 
-def test_no_object_of_the_users_is_kept_or_asked() -> None:
+def test_user_objects_are_neither_kept_nor_called() -> None:
     class Asked:
         def __init__(self) -> None:
             self.number = 3

@@ -1,4 +1,4 @@
-"""Who waits how long for whom: from what ranks tell, by group and number."""
+"""Wait times between ranks, from reported arrivals, by group and number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def late(rank: int, _step: int) -> float:
 
 
 def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> CollectiveMatcher:
-    """What ranks tell that came to collectives at these seconds."""
+    """The reports of ranks that arrived at collectives at these seconds."""
     waiting = CollectiveMatcher()
     waiting.reset_for_cell(range(ranks))
     for rank, at in came.items():
@@ -63,7 +63,7 @@ def test_a_rank_that_is_late_in_each_part_of_the_last_seconds_is_told() -> None:
     assert told(lambda _rank, _step: 0.1, steps=18).straggler() is None
 
 
-def test_a_rank_that_had_no_core_is_not_told_so_soon() -> None:
+def test_a_rank_starved_of_cpu_is_not_reported_as_a_straggler() -> None:
     waiting = waiting_of({})
     for rank in (0, 1):
         for letter in letters([0.15 * step + rank * LATE for step in range(1, 18)]):
@@ -115,7 +115,7 @@ def test_groups_count_by_themselves_and_one_of_unknown_ranks_is_left_out() -> No
     assert found.count == 16
 
 
-def test_numbers_that_begin_anew_are_not_matched_with_those_before() -> None:
+def test_collectives_of_a_new_process_group_do_not_match_earlier_ones() -> None:
     """A cell may form its process group again."""
     waiting = waiting_of({})
     for rank in (0, 1):
@@ -145,7 +145,7 @@ def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
     assert list(found.tracks[0].steps) == [(BASE + 100, 7)]
 
 
-def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() -> None:
+def test_lost_and_omitted_collectives_are_counted_and_long_runs_keep_their_sums() -> None:
     waiting = CollectiveMatcher()
     ranks = MAX_KEPT_ARRIVALS // MIN_KEPT_COLLECTIVES
     waiting.reset_for_cell(range(ranks))
@@ -159,7 +159,7 @@ def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() ->
     assert found.waits[0, 3] == pytest.approx(699 * 0.005, rel=1e-3)
 
 
-def test_nobody_waits_where_ranks_do_not_wait_for_each_other() -> None:
+def test_collectives_that_do_not_block_have_no_wait_times() -> None:
     came = {rank: [0.1 * step + 0.02 * rank for step in range(1, 30)] for rank in (0, 1)}
     waiting = waiting_of(came, kind=["broadcast", "float [1]", "", False, 0])
     found = waiting.history()

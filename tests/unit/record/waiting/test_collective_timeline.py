@@ -36,7 +36,7 @@ AWAITED = Straggler(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
 
 
 def waiting(*, steps: int = 40, ranks: int = 3) -> CollectiveMatcher:
-    """Rank 2 comes a twentieth of a second after the others, and says its steps."""
+    """Rank 2 arrives a twentieth of a second after the others, and reports its steps."""
     return told(lambda rank, _step: 0.15 if rank == 2 else 0.1, steps=steps, ranks=ranks)
 
 
@@ -51,7 +51,7 @@ def picture(line: Timeline) -> bytes:
 
 
 def rows_of(line: Timeline) -> dict[int, str]:
-    """Each rank's row of letters."""
+    """Each rank's row of characters."""
     _, *rows = timeline_as_text(line)
     return {int(row[:8]): row[10:].ljust(72) for row in rows}
 
@@ -78,7 +78,7 @@ def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> No
 
 
 def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
-    """What each rank has told of a cell."""
+    """The reports of each rank about a cell."""
     found = CollectiveMatcher()
     found.reset_for_cell(range(len(told_by_ranks)))
     for rank, told_of in enumerate(told_by_ranks):
@@ -134,7 +134,7 @@ def ended_apart() -> CollectiveMatcher:
     return heard(*told_of)
 
 
-def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
+def test_the_timeline_shows_ranks_that_waited_for_a_missing_rank() -> None:
     told = ended_apart().history()
     (last,) = find_unfinished(told, BASE + 3, is_over=True)
     assert (last.call.number, last.missing, set(last.arrivals)) == (4, (1,), {0, 2})
@@ -160,7 +160,7 @@ def test_a_rank_that_died_has_an_end() -> None:
     assert picture(line) != picture(replace(line, died={}))
 
 
-def test_of_a_cell_that_runs_a_rank_is_missed_when_it_must_have_told() -> None:
+def test_a_rank_of_a_running_cell_is_missing_only_after_the_report_delay() -> None:
     told = ended_apart().history()
     for track in told.tracks.values():
         track.is_over = False
@@ -186,7 +186,7 @@ def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None
     assert [each.call.number for each in build_timeline(found, unmet=both).meetings] == [1, 2]
 
 
-def test_who_waits_in_the_first_collective_of_all_is_told_too() -> None:
+def test_the_timeline_shows_waits_in_the_first_collective() -> None:
     found = heard(letters([0.2]), [], []).history()
     line = build_timeline(found, unmet=find_unfinished(found, BASE + 5, is_over=True))
     assert not line.is_empty
@@ -204,13 +204,13 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Collecti
     return heard(*told_of)
 
 
-def test_where_ranks_do_not_wait_for_each_other_nobody_is_missed() -> None:
+def test_collectives_that_do_not_block_are_never_unfinished() -> None:
     found = of_kind("broadcast", [0.1, 0.2], [0.1])
     assert find_unfinished(found.history(), BASE + 5, is_over=True) == []
     assert find_unfinished(waiting().history(), BASE + 99, is_over=True) == []
 
 
-def test_of_many_ranks_those_are_shown_that_matter() -> None:
+def test_the_timeline_of_many_ranks_shows_the_slow_ranks() -> None:
     line = line_of(waiting(ranks=64, steps=5))
     assert len(shown_ranks(line)) == len(rows_of(line)) == MAX_ROWS
     assert 2 in shown_ranks(line)
@@ -260,14 +260,14 @@ def test_nccl_tells_the_times_on_the_gpu() -> None:
 
 
 def whole() -> Timeline:
-    """A part of a cell with all that can be said of one that went well."""
+    """Part of the timeline of a successful cell, with all optional facts."""
     line = replace(line_of(waiting(), last=4), lost=12, thinned=3, error=0.0012, awaited=AWAITED)
     begin = line.span[0]
     loads, overlaps = {1: [(begin + 0.06, begin + 0.14)]}, (measured(MEASURED),)
     return replace(line, loads=loads, lines={"line 9": 1.0}, overlaps=overlaps)
 
 
-def test_the_text(snapshot: Any) -> None:
+def test_the_timeline_as_text(snapshot: Any) -> None:
     apart, empty = ended_apart().history(), Timeline(cell=1, ranks=(0,), span=(0.0, 0.0))
     missed = build_timeline(apart, unmet=find_unfinished(apart, BASE + 3, is_over=True))
     enqueued = {
@@ -310,7 +310,7 @@ def test_a_page_gets_the_picture_with_the_numbers_below(snapshot: Any) -> None:
     assert readable(render_html(timeline_report(whole()))) == snapshot
 
 
-def test_the_panel_its_record_and_the_status_say_who_is_waited_for_and_else_nothing() -> None:
+def test_the_record_and_the_status_show_the_straggler_only_if_there_is_one() -> None:
     snapshot = Snapshot(state=GroupState.RUNNING, straggler=AWAITED)
     equal, said = replace(snapshot, straggler=None), describe_straggler(AWAITED)
     assert said in record_html(CellReport(snapshot=snapshot))

@@ -1,4 +1,4 @@
-"""The hang_watch: told where ranks are and what time it is, it says what the user should know."""
+"""The hang detector: it derives a message from the positions of ranks and the time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def elsewhere(seconds: float = HANG_AFTER, **facts: Any) -> RankStatus:
 def look(
     dog: HangDetector, *pulses: RankStatus, now: float = 20.0, running: list[int] = ALL
 ) -> str:
-    """What the watch says once the first ranks have told this."""
+    """The message of the detector after the first ranks have sent these reports."""
     for rank, pulse in enumerate(pulses):
         dog.heartbeats[rank] = Heartbeat(pulse, now)
     return dog.check(5, running, ALL, now=now)
@@ -75,7 +75,7 @@ def test_news_of_another_cell_is_no_hang_of_this_one(dog: HangDetector) -> None:
     assert dog.check(6, ALL, ALL, now=20.0) == ""
 
 
-def test_the_words_of_a_hang(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
+def test_the_text_of_a_hang_report(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
     said = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
     dog.reset_for_cell(ALL, now=0.0)
     of_script = [waiting(file="train.py"), elsewhere(file="train.py"), elsewhere(file="train.py")]
@@ -106,7 +106,7 @@ def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
     assert "rank 2" in look(dog, now=LATE)
 
 
-# ---- the alarm: what is wrong right now, told before or not
+# ---- the alarm: the current problem, reported before or not
 
 
 def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(
@@ -137,7 +137,7 @@ def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangDetector) -> None:
     assert look(dog, now=LATE + 1) == dog.problem_text == ""
 
 
-# ---- why ranks wait in vain
+# ---- why ranks wait forever
 
 
 def waits(*call: Any) -> RankStatus:
@@ -169,7 +169,7 @@ CASES: dict[str, tuple[list[RankStatus], list[RankStatus]]] = {
 }
 
 
-def test_it_is_said_outright_who_called_what(snapshot: SnapshotAssertion) -> None:
+def test_mismatched_collectives_are_described_by_rank(snapshot: SnapshotAssertion) -> None:
     said = {}
     for name, (running, ended) in CASES.items():
         among, done = dict(enumerate(running)), dict(enumerate(ended, start=len(running)))

@@ -1,4 +1,4 @@
-"""Who is waited for: told from when ranks come to collectives, and never told by chance."""
+"""Find stragglers from the arrival times of ranks at collectives, and never by chance."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_the_rank_that_the_others_wait_for_is_told_with_the_share_of_their_time(
     assert lags[2].is_waited_for
 
 
-def test_so_it_is_where_a_step_has_many_buckets_and_only_the_last_is_waited_in() -> None:
+def test_a_straggler_is_found_if_only_the_last_of_many_buckets_waits() -> None:
     lags = lags_of(lambda rank, _step: 1.0 if rank == 1 else 0.5, steps=30, buckets=5)
     assert list(lags) == [1]
     assert lags[1].share == pytest.approx(0.5, abs=0.03)
 
 
-def test_of_64_ranks_each_one_that_is_waited_for_is_told() -> None:
+def test_each_straggler_of_64_ranks_is_found() -> None:
     slow = {9: 0.2, 41: 0.15}
     lags = lags_of(lambda rank, _step: slow.get(rank, 0.1), ranks=range(64))
     assert list(lags) == [9, 41]
@@ -86,12 +86,12 @@ def test_of_64_ranks_each_one_that_is_waited_for_is_told() -> None:
     ],
     ids=["equal", "nearly", "in turn", "one checkpoint", "now and then"],
 )
-def test_where_all_are_equal_or_wait_by_turns_or_once_nobody_is_told(work: Step) -> None:
+def test_equal_ranks_and_alternating_or_single_waits_give_no_straggler(work: Step) -> None:
     assert meet(work).stragglers() == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_does_not_reach_it_even_if_it_stays_with_a_rank_for_seconds(seed: int) -> None:
+def test_noise_of_a_few_seconds_on_one_rank_gives_no_straggler(seed: int) -> None:
     """As on a machine with more to do than it has cores."""
     chance = random.Random(seed)
     assert meet(lambda _rank, _step: chance.uniform(0.02, 0.2)).stragglers() == {}
@@ -99,8 +99,8 @@ def test_noise_does_not_reach_it_even_if_it_stays_with_a_rank_for_seconds(seed: 
     assert lags_of(lambda rank, step: 0.15 if rank == busy[step // 8] else 0.1, steps=400) == {}
 
 
-def test_nobody_is_waited_for_where_the_others_go_on() -> None:
-    """The source of a broadcast needs nobody; a call may come before the last one is there."""
+def test_a_late_rank_that_blocks_no_other_rank_is_no_straggler() -> None:
+    """The source of a broadcast does not wait; a call may return before the last rank arrives."""
     broadcast = coming(
         lambda rank: [[step + 1, 1e9 + step * 0.1 + rank * 0.05, False] for step in range(200)]
     )
@@ -112,7 +112,7 @@ def test_nobody_is_waited_for_where_the_others_go_on() -> None:
     assert ahead.stragglers() == {}
 
 
-def test_a_few_meetings_say_nothing() -> None:
+def test_a_few_collectives_are_not_enough_for_a_straggler() -> None:
     def work(rank: int, _step: int) -> float:
         return 2.0 if rank == 2 else 1.0
 
@@ -122,7 +122,7 @@ def test_a_few_meetings_say_nothing() -> None:
     assert short.stragglers() is None, "in so short a time"
 
 
-def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
+def test_old_waits_are_forgotten_and_give_no_straggler() -> None:
     slow = meet(lambda rank, step: 0.2 if rank == 2 and step < 100 else 0.1, steps=400)
     assert slow.stragglers() == {}
     group = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1)
@@ -135,8 +135,8 @@ def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
     assert 80 < rare[2].seconds <= MAX_WINDOW + 9
 
 
-def test_a_gap_in_what_is_told_counts_for_nothing() -> None:
-    """More collectives than are kept: of those in between nobody knows."""
+def test_gaps_in_reported_arrivals_do_not_change_the_lag() -> None:
+    """More collectives than are kept: those in between are unknown."""
     group = coming(
         lambda rank: [
             [step + 1, 1e9 + step * 0.2 + (0.1 if rank == 2 else 0.0), True]
@@ -149,7 +149,7 @@ def test_a_gap_in_what_is_told_counts_for_nothing() -> None:
     assert lags[2].share == pytest.approx(0.5, abs=0.02)
 
 
-def test_one_rank_alone_waits_for_nobody() -> None:
+def test_a_single_rank_is_never_a_straggler() -> None:
     assert meet(lambda _rank, _step: 0.1, ranks=range(1)).stragglers() is None
 
 

@@ -33,7 +33,7 @@ from nbddp.train.precision import precision
 
 
 class Loader:
-    """What a checkpoint asks of a loader."""
+    """The loader methods that a checkpoint uses."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -107,7 +107,7 @@ def disk_full(size: int) -> Iterator[None]:
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[..., str]:
-    """Have something refused, and return what is said, whatever the folder."""
+    """Return the error of a refused call, with FOLDER for the folder."""
 
     def refuse(act: Callable[..., object], *args: Any, **parts: Any) -> str:
         said = refusal(parts.pop("kind", CheckpointError), act, *args, **parts)
@@ -153,7 +153,7 @@ def test_an_empty_or_missing_folder_has_nothing_to_resume(tmp_path: Path) -> Non
     assert not checkpoint.folder.exists()
 
 
-def test_only_what_is_asked_for_is_loaded_and_what_is_left_out_is_said(
+def test_resume_loads_only_requested_parts_and_warns_about_parts_left_out(
     tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     run, other = run_of(), run_of(seed=1)
@@ -167,7 +167,7 @@ def test_only_what_is_asked_for_is_loaded_and_what_is_left_out_is_said(
     assert str(said.message).replace(str(tmp_path), "FOLDER") == snapshot
 
 
-def test_what_it_does_not_hold_is_refused_with_the_way_out(
+def test_resuming_parts_that_the_checkpoint_lacks_is_refused(
     tmp_path: Path, refused: Callable[..., str], snapshot: SnapshotAssertion
 ) -> None:
     run = run_of()
@@ -214,7 +214,7 @@ def test_a_ddp_model_and_a_plain_one_load_each_others(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of itself
-def test_a_compiled_models_names_are_those_of_the_model(tmp_path: Path) -> None:
+def test_a_compiled_model_is_saved_under_its_uncompiled_parameter_names(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     Checkpoint(tmp_path).save(0, model=torch.compile(model, backend="eager"))
     found = torch.load(step_in(tmp_path, 0), weights_only=True)
@@ -256,7 +256,7 @@ def test_checkpoint_and_resume_are_events(tmp_path: Path, monkeypatch: pytest.Mo
     assert saved == resumed == {"step": 4, "path": path}
 
 
-def test_the_live_ones_are_known(tmp_path: Path) -> None:
+def test_checkpoints_lists_the_live_checkpoint_objects(tmp_path: Path) -> None:
     first, second = Checkpoint(tmp_path / "b"), Checkpoint(tmp_path / "a")
     assert {first, second} <= {*checkpoints()}
     del first
@@ -267,7 +267,7 @@ def test_the_live_ones_are_known(tmp_path: Path) -> None:
 # ---- whole or absent
 
 
-def test_the_newest_three_stay(tmp_path: Path) -> None:
+def test_the_three_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     (tmp_path / "notes.txt").touch()
     for step in range(10):
@@ -276,7 +276,7 @@ def test_the_newest_three_stay(tmp_path: Path) -> None:
     assert checkpoint.newest() == step_in(tmp_path, 9)
 
 
-def test_a_damaged_newest_one_is_skipped_with_a_warning(
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
     tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
@@ -297,7 +297,7 @@ def test_a_damaged_newest_one_is_skipped_with_a_warning(
     assert said == snapshot
 
 
-def test_a_damaged_one_does_not_push_the_last_whole_one_out(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_replace_the_last_intact_one(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, keep=1)
     checkpoint.save(9)
     flip(step_in(tmp_path, 9))
@@ -307,7 +307,7 @@ def test_a_damaged_one_does_not_push_the_last_whole_one_out(tmp_path: Path) -> N
     assert names(tmp_path) == ["step-00000009.pt"]
 
 
-def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+def test_drafts_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     for clear in (lambda: checkpoint.save(1), checkpoint.resume):
         (tmp_path / ".step-00000007.pt.draft").write_bytes(b"half")
@@ -317,7 +317,7 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
         assert names(tmp_path) == ["step-00000001.pt"]
 
 
-def test_a_folder_takes_the_place_of_one_with_its_name(tmp_path: Path) -> None:
+def test_commit_folder_replaces_a_folder_of_the_same_name(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001"
     for content in ("old", "new"):
         draft = atomic_files.draft_path(path)
@@ -326,7 +326,7 @@ def test_a_folder_takes_the_place_of_one_with_its_name(tmp_path: Path) -> None:
         atomic_files.commit_folder(draft, path)
     assert names(tmp_path) == ["step-00000001"]
     assert (path / "part").read_text() == "new"
-    # one that was set aside comes back unless it was replaced
+    # a folder that was set aside is restored unless it was replaced
     for name in (".step-00000001.aside", ".step-00000002.aside"):
         (tmp_path / name).mkdir()
     atomic_files.remove_leftovers(tmp_path)
@@ -334,7 +334,7 @@ def test_a_folder_takes_the_place_of_one_with_its_name(tmp_path: Path) -> None:
     assert (path / "part").read_text() == "new"
 
 
-def test_what_cannot_be_written_is_said_and_the_old_one_stays(
+def test_a_failed_save_raises_an_error_and_keeps_the_old_checkpoint(
     tmp_path: Path, refused: Callable[..., str], snapshot: SnapshotAssertion
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
@@ -361,7 +361,9 @@ def test_a_relative_folder_stays_where_it_was(
 
 @pytest.mark.process
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.full)])
-def test_a_writer_killed_many_times_always_leaves_a_whole_one(tmp_path: Path, kills: int) -> None:
+def test_a_writer_that_is_killed_repeatedly_always_leaves_a_complete_checkpoint(
+    tmp_path: Path, kills: int
+) -> None:
     script = Path(__file__).parents[3] / "checkpoint_killer.py"
     command = [sys.executable, "-W", "error", str(script), str(tmp_path), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
@@ -374,7 +376,7 @@ def test_a_writer_killed_many_times_always_leaves_a_whole_one(tmp_path: Path, ki
 # ---- what can be saved
 
 
-def test_plain_values_come_back_as_they_were_and_other_numbers_as_plain_ones(
+def test_plain_values_are_restored_exactly_and_other_numbers_as_plain_numbers(
     tmp_path: Path,
 ) -> None:
     plain = [
@@ -395,7 +397,7 @@ def test_plain_values_come_back_as_they_were_and_other_numbers_as_plain_ones(
 def test_tensors_of_all_kinds_come_back(tmp_path: Path, asynchronous: bool) -> None:
     extra = [torch.tensor(2), torch.eye(2).to_sparse(), torch.ones(2, 3).T, torch.zeros(0)]
     extra += [torch.ones(2, dtype=torch.bfloat16), nn.Parameter(torch.ones(1))]
-    extra += [torch.zeros(1_000_000)[:3]]  # of a view only what it shows is saved
+    extra += [torch.zeros(1_000_000)[:3]]  # of a view, only its own elements are saved
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(0, extra=extra, asynchronous=asynchronous)
     resumed = checkpoint.resume()
@@ -405,7 +407,7 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path, asynchronous: bool) -> N
     assert step_in(tmp_path, 0).stat().st_size < 100_000
 
 
-def test_what_could_not_be_loaded_again_and_wrong_arguments_are_refused(
+def test_values_that_could_not_be_loaded_and_wrong_arguments_are_refused(
     tmp_path: Path, refused: Callable[..., str], snapshot: SnapshotAssertion
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
@@ -424,7 +426,7 @@ def test_what_could_not_be_loaded_again_and_wrong_arguments_are_refused(
 # ---- in the background
 
 
-def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
+def test_an_asynchronous_save_holds_the_state_at_the_time_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Semaphore(0)
@@ -453,7 +455,7 @@ def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
     assert torch.equal(model_state(again), before)
 
 
-def test_its_error_is_logged_at_once_and_raised_by_the_next_save(
+def test_an_error_of_an_asynchronous_save_is_logged_and_raised_by_the_next_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: Callable[..., str]
 ) -> None:
     checkpoint = Checkpoint(tmp_path)

@@ -30,7 +30,7 @@ from nbddp.train.log_and_track import Sink, log, report_step, set_sink
 
 @pytest.fixture(autouse=True)
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """Rank 1 of 2, which nobody started and nobody restarts; disarmed at the end."""
+    """Rank 1 of 2, without a launcher that restarts it; disarmed at the end."""
     monkeypatch.setattr(log_and_track, "_sink", Sink())
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -52,7 +52,7 @@ def strike(kind: str) -> None:
 
 
 def log_and_fail(step: int) -> str:
-    """Report a step at which a fault raises; return what it says."""
+    """Report a step at which a fault raises; return the message."""
     return refusal(FaultError, log, step=step)
 
 
@@ -69,7 +69,9 @@ def struck_at(fault: str, step: int) -> list[Any]:
     step=st.integers(0, 10**12),
     factor=st.floats(1, exclude_min=True, allow_infinity=False),
 )
-def test_what_is_written_is_read_back(kind: str, rank: int, step: int, factor: float) -> None:
+def test_a_fault_is_parsed_from_its_own_text(
+    kind: str, rank: int, step: int, factor: float
+) -> None:
     fault = Fault(kind=kind, rank=rank, step=step, factor=factor if kind == "slow" else 2.0)
     assert Fault.parse(str(fault)) == fault
 
@@ -83,7 +85,7 @@ def test_what_is_written_is_read_back(kind: str, rank: int, step: int, factor: f
         (Fault(kind="oom", rank=torch.tensor(1), step=True), "oom@rank=1,step=1"),
     ],
 )
-def test_a_fault_has_one_spelling(fault: Fault, text: str) -> None:
+def test_a_fault_has_one_text_form(fault: Fault, text: str) -> None:
     assert str(fault) == text
 
 
@@ -107,7 +109,7 @@ def test_a_wrong_fault_is_refused_on_every_rank(
     assert (armed(), sink.told) == ([], [])
 
 
-def test_a_fault_that_finds_nothing_says_what_is_missing_and_stays_armed(
+def test_a_fault_without_a_target_says_so_and_stays_armed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(fault_actions, "prepared", list)
@@ -156,7 +158,7 @@ def test_faults_that_are_due_strike_one_after_the_other_and_each_once(sink: Reco
     assert sink.told == [5, *struck_at(first, 5), 5, *struck_at(second, 5), 5]
 
 
-def test_a_loader_counts_until_something_was_logged() -> None:
+def test_loader_steps_count_only_until_a_step_is_logged() -> None:
     arm(2)
     report_step(1, source="loader")
     with pytest.raises(FaultError):
@@ -167,7 +169,7 @@ def test_a_loader_counts_until_something_was_logged() -> None:
     log_and_fail(3)
 
 
-def test_clear_disarms_takes_the_hook_away_and_forgets_what_struck() -> None:
+def test_clear_disarms_faults_and_forgets_which_faults_struck() -> None:
     arm(1)
     arm(2)
     log_and_fail(1)
@@ -215,7 +217,7 @@ def test_faults_are_handed_over_and_disarmed_by_their_spelling(
         ("kill@rank=1,step=30", "0", True),
     ],
 )
-def test_what_struck_before_is_not_armed_again(
+def test_a_fault_that_already_struck_is_not_armed_after_a_restart(
     monkeypatch: pytest.MonkeyPatch, struck: str | None, count: str | None, *, is_armed: bool
 ) -> None:
     for name, value in (("NBDDP_STRUCK", struck), ("TORCHELASTIC_RESTART_COUNT", count)):
@@ -225,7 +227,7 @@ def test_what_struck_before_is_not_armed_again(
     assert bool(armed()) is is_armed
 
 
-def test_in_a_cell_that_the_user_runs_what_struck_before_strikes_anew(
+def test_a_fault_strikes_again_in_a_new_cell_but_not_in_a_replayed_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NBDDP_STRUCK", "kill@rank=1,step=3")
@@ -247,7 +249,7 @@ def test_in_the_same_process_it_strikes_again_only_if_told_to(sink: Recorder) ->
 # ---- what they do
 
 
-def test_those_that_end_the_process_say_so_first(
+def test_fatal_faults_are_reported_before_they_end_the_process(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "kill", lambda pid, signum: sink.told.append((pid, signum)))
@@ -286,7 +288,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Time stands still but for what a test says."""
+    """Time that only the test advances."""
     clock = Clock()
     monkeypatch.setattr(fault_actions, "time", clock)
     return clock
@@ -300,7 +302,7 @@ def test_a_hang_ends_when_it_is_interrupted(clock: Clock) -> None:
     assert clock.slept == [3600] * 3
 
 
-def test_oom_is_torchs_own_error_and_takes_nothing() -> None:
+def test_oom_raises_the_error_of_torch_and_allocates_nothing() -> None:
     arm(1, "oom")
     words = "not enough memory|can't allocate memory|out of memory|Invalid buffer size"
     with pytest.raises(RuntimeError, match=words):
@@ -308,7 +310,7 @@ def test_oom_is_torchs_own_error_and_takes_nothing() -> None:
     torch.ones(10)
 
 
-def test_slow_draws_out_every_step_that_follows(sink: Recorder, clock: Clock) -> None:
+def test_slow_delays_every_following_step(sink: Recorder, clock: Clock) -> None:
     arm(1, "slow", factor=3)
     for step, seconds in enumerate([5.0, 5.0, 1.0, 2.0, 0.5]):
         clock.log_after(seconds, step)
@@ -316,7 +318,7 @@ def test_slow_draws_out_every_step_that_follows(sink: Recorder, clock: Clock) ->
     assert sink.told.count("flush") == 1
 
 
-def test_slow_does_not_draw_out_the_time_between_two_cells(clock: Clock) -> None:
+def test_slow_does_not_delay_the_time_between_cells(clock: Clock) -> None:
     arm(0, "slow")
     log(step=0)
     clock.now += 600
@@ -362,7 +364,7 @@ def test_nan_is_one_gradient_of_one_backward(model: torch.nn.Sequential) -> None
     assert all(not each._backward_hooks for each in model.parameters())
 
 
-def test_nan_takes_a_gradient_that_there_is(model: torch.nn.Sequential) -> None:
+def test_nan_changes_an_existing_gradient(model: torch.nn.Sequential) -> None:
     model[0].requires_grad_(False)
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(1)))
     strike("nan")
@@ -437,7 +439,7 @@ def test_clear_takes_skip_back(skips: SimpleNamespace) -> None:
 
 @pytest.fixture
 def ddp(skips: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ARG001
-    """A DDP model whose averaging is counted."""
+    """A DDP model that counts its averaging calls."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     model.averaged = 0
 
@@ -486,7 +488,7 @@ def test_skip_outlives_a_forward_that_raises(ddp: Any) -> None:
 
 
 class Kept:
-    """A checkpoint whose newest file is this."""
+    """A checkpoint with this newest file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -1,6 +1,6 @@
-"""Which messages are taken from a kernel, who answers them, and what is left behind.
+"""Which kernel messages are taken, which thread answers them, and how the kernel is restored.
 
-What a real kernel's pages see of it is tested in ``notebooks/test_live.py``.
+``notebooks/test_live.py`` tests the same with the pages of a real kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Stream:
 
 
 class Kernel:
-    """What is used of an ipykernel; its session and its comms are real."""
+    """The used parts of an ipykernel; its session and its comms are real."""
 
     def __init__(self, way: DispatchMode) -> None:
         self.session = Session(key=b"secret")
@@ -86,7 +86,7 @@ class Kernel:
         self.statuses.append((status, parent["header"]["msg_id"]))
 
     def receive(self, *messages: list[bytes] | None) -> None:
-        """Messages come in; a kernel whose own thread reads does so at once."""
+        """Deliver messages; a kernel with its own reading thread handles them at once."""
         self.shell_stream.arrived.extend(messages)
         if hasattr(self, "shell_channel_thread"):
             self.shell_stream.flush()
@@ -198,7 +198,7 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
         assert wait_until(lambda: button.presses == ["nbddp-widgets"])
 
 
-# -- what is taken, and who answers
+# -- which messages are taken, and which thread answers
 
 
 def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
@@ -212,7 +212,7 @@ def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
 
 
 @tapped
-def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_once(
+def test_unreadable_and_repeated_messages_go_to_the_kernel_and_are_logged_once(
     kernel: Kernel, logs_once: Check
 ) -> None:
     button = Button()
@@ -228,7 +228,7 @@ def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_onc
     logs_once()
 
 
-def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(kernel: Kernel) -> None:
+def test_a_background_thread_that_serves_widgets_does_not_block_cells(kernel: Kernel) -> None:
     serving = []
 
     def wait() -> None:
@@ -244,7 +244,7 @@ def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(kernel: Kernel
 
 
 @pumped
-def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
+def test_the_kernel_answers_background_panels_while_the_main_thread_is_free(
     kernel: Kernel,
 ) -> None:
     button = Button()
@@ -262,7 +262,7 @@ def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
 
 
 @tapped
-def test_a_comm_whose_own_callback_raises_is_logged(kernel: Kernel, logs_once: Check) -> None:
+def test_an_exception_in_a_comm_callback_is_logged(kernel: Kernel, logs_once: Check) -> None:
     button, good = Button(), Button()
     button.comm.on_msg(lambda _: {}["nothing"])
     with kernel.live.serve(button, good):
@@ -287,11 +287,11 @@ def test_a_handler_may_wait_and_pump_itself(kernel: Kernel) -> None:
     assert (len(outer.presses), len(inner.presses)) == (1, 1)
 
 
-# -- what is left behind
+# -- after serving ends
 
 
 @tapped
-def test_what_came_before_the_end_is_still_answered(kernel: Kernel) -> None:
+def test_messages_received_before_the_end_are_still_answered(kernel: Kernel) -> None:
     go = threading.Event()
     button = Button(lambda: go.wait(30))
     with kernel.live.serve(button) as serving:
@@ -316,7 +316,7 @@ def test_a_handler_that_does_not_return_is_not_waited_for(
     go.set()
 
 
-def test_a_handler_may_end_what_it_is_served_by(kernel: Kernel) -> None:
+def test_a_handler_may_stop_its_own_dispatcher(kernel: Kernel) -> None:
     held: list[ServedWidgets] = []
     button = Button(lambda: held[0].stop())
     held.append(kernel.live.serve(button).start())
@@ -356,7 +356,7 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
     assert stream._recv_callback is kernel.original
 
 
-def test_a_foreign_filter_that_forgot_ours_is_taken_for_the_kernels(kernel: Kernel) -> None:
+def test_a_foreign_filter_that_dropped_ours_is_treated_as_the_original(kernel: Kernel) -> None:
     stream, button, seen = kernel.shell_stream, Button(), []
     foreign: Any = seen.append
     with kernel.live.serve(button):
@@ -399,7 +399,7 @@ def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(kernel:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_while_the_filter_is_put_in_leaves_none_behind(
+def test_an_interrupt_during_installation_leaves_no_filter_behind(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_recv = kernel.shell_stream.on_recv

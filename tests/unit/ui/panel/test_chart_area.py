@@ -17,7 +17,7 @@ from nbddp.ui.panel.chart_area import ChartArea
 
 
 class Area(ChartArea):
-    """An area that keeps the widgets that are new, with the names of what was drawn."""
+    """An area that records new widgets and the names of drawn charts."""
 
     def __init__(self, *ranks: int) -> None:
         self.curves = MetricStore()
@@ -30,13 +30,13 @@ class Area(ChartArea):
         self.curves.add(0, float(step), step, values)
 
     def redrawn(self) -> list[str]:
-        """What is drawn now."""
+        """Draw; return the names of the drawn charts."""
         self.drawn.clear()
         self.draw()
         return list(self.drawn)
 
     def choices_by_name(self) -> dict[str, Any]:
-        """What is above the charts, by what is written on it."""
+        """The controls above the charts, by their label."""
         [row] = [each for each in self.new if isinstance(each, widgets.HBox)]
         return {each.description: each for each in row.children}
 
@@ -57,7 +57,7 @@ def area(monkeypatch: pytest.MonkeyPatch) -> Iterator[Area]:
     widgets.Widget.close_all()
 
 
-def test_only_what_has_changed_is_drawn(area: Area) -> None:
+def test_only_changed_charts_are_redrawn(area: Area) -> None:
     assert area.redrawn() == []
     assert area.new == [], "before the first number nothing is shown"
     area.log(0, loss=0.5, accuracy=0.25)
@@ -68,7 +68,7 @@ def test_only_what_has_changed_is_drawn(area: Area) -> None:
     assert [">0.5<" in chart.value for chart in area.box.children] == [True, True]
 
 
-def test_every_new_widget_is_told_of(area: Area) -> None:
+def test_every_new_widget_is_registered(area: Area) -> None:
     area.log(0, loss=0.5)
     area.draw()
     [chart] = area.box.children

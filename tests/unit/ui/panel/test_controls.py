@@ -31,7 +31,7 @@ RUNNING = Snapshot(
 
 
 class Hand:
-    """Presses, and notes what was done."""
+    """Presses buttons, and records the actions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -61,9 +61,7 @@ def test_interrupt_is_done_at_once(hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("press", [ButtonPress.RESTART, ButtonPress.STOP, ButtonPress.KILL])
-def test_what_ends_ranks_asks_first_and_is_done_by_the_second_press(
-    hand: Hand, press: ButtonPress
-) -> None:
+def test_buttons_that_end_ranks_act_on_the_second_press(hand: Hand, press: ButtonPress) -> None:
     hand.press(press)
     assert hand.done == []
     assert hand.asks() == [press.value]
@@ -76,7 +74,7 @@ def test_what_ends_ranks_asks_first_and_is_done_by_the_second_press(
     assert not hand.controls.buttons[press].disabled
 
 
-def test_a_question_that_is_not_answered_is_taken_back(hand: Hand) -> None:
+def test_an_unanswered_confirmation_is_withdrawn(hand: Hand) -> None:
     hand.press(ButtonPress.STOP)
     hand.now += CONFIRM_SECONDS
     hand.controls.draw(RUNNING)
@@ -88,7 +86,7 @@ def test_a_question_that_is_not_answered_is_taken_back(hand: Hand) -> None:
     assert hand.done == []
 
 
-def test_another_button_is_no_answer(hand: Hand) -> None:
+def test_another_button_does_not_confirm(hand: Hand) -> None:
     hand.press(ButtonPress.RESTART)
     hand.press(ButtonPress.STOP)
     assert hand.asks() == ["Stop"]
@@ -99,7 +97,7 @@ def test_another_button_is_no_answer(hand: Hand) -> None:
     assert hand.done == [(ButtonPress.INTERRUPT, 0)]
 
 
-def test_to_kill_is_asked_anew_for_another_rank(hand: Hand) -> None:
+def test_choosing_another_rank_needs_a_new_kill_confirmation(hand: Hand) -> None:
     hand.press(ButtonPress.KILL)
     [victim] = [each for each in hand.controls.row.children if isinstance(each, Dropdown)]
     victim.value = 1
@@ -147,7 +145,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
     offer.may_end.set()
 
 
-def test_two_quick_presses_do_it_once_and_say_what_was_done(offer: Offer) -> None:
+def test_two_quick_presses_heal_once_and_show_the_result(offer: Offer) -> None:
     first = offer.press()
     assert wait_until(lambda: offer.begun == 1)
     offer.press().join(10)
@@ -157,7 +155,7 @@ def test_two_quick_presses_do_it_once_and_say_what_was_done(offer: Offer) -> Non
     assert "rank 1 healed<br>not carried: &lt;gate&gt;" in offer.row.children[-1].value
 
 
-def test_buttons_that_are_taken_away_while_one_is_at_work_stay_in_memory(offer: Offer) -> None:
+def test_buttons_removed_during_an_action_stay_alive(offer: Offer) -> None:
     pressed = offer.press()
     assert wait_until(lambda: offer.begun == 1)
     offer.buttons.remove()

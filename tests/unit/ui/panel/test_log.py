@@ -1,4 +1,4 @@
-"""The panel's log: what is sent again, what is found, and what is told of the rest."""
+"""The panel's log: pages that are sent again, filters, and counts of the hidden lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Log(LogArea):
 # ---- pages
 
 
-def test_a_page_is_one_widget_without_those_for_its_looks() -> None:
+def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
     new: list[widgets.Widget] = []
     LogPages(new.append).add(["a"], 1)
     [page] = new
@@ -96,7 +96,7 @@ def test_the_oldest_pages_are_removed_a_hundred_at_a_time(clock: list[float]) ->
     assert [each for each in new if each.comm is not None] == [*pages.root.children]
 
 
-def test_of_long_pages_fewer_are_kept() -> None:
+def test_fewer_log_pages_are_kept_if_they_are_long() -> None:
     pages = LogPages(lambda _: None)
     for _ in range(100):
         pages.add(["a"] * MAX_BATCH, MAX_BATCH)
@@ -109,7 +109,7 @@ def test_of_long_pages_fewer_are_kept() -> None:
 # ---- lines
 
 
-def test_lines_are_appended_and_told_to_who_answers_for_new_widgets() -> None:
+def test_log_lines_are_appended_to_a_page_and_new_widgets_are_registered() -> None:
     log = Log("a", "b")
     log.shows()
     assert log.shows() == ["[rank 0] a", "[rank 1] b"]
@@ -120,7 +120,7 @@ def test_lines_are_appended_and_told_to_who_answers_for_new_widgets() -> None:
     assert log.shows()[-1] == "[rank 0] 20%"
 
 
-def test_one_rank_or_one_word_can_be_looked_for_and_what_comes_is_counted_on() -> None:
+def test_the_log_can_be_filtered_by_rank_or_word_and_counts_new_matches() -> None:
     log = Log("Loss 1", "acc 1", "loss 2", "acc 2")
     log.shows()
     log.word.value = " LOSS "
@@ -136,7 +136,7 @@ def test_one_rank_or_one_word_can_be_looked_for_and_what_comes_is_counted_on() -
     assert log.found.value == ""
 
 
-def test_a_held_log_lets_nothing_come_and_catches_up() -> None:
+def test_a_paused_log_shows_no_new_lines_and_catches_up() -> None:
     log = Log("a")
     log.shows()
     log.hold.value = True

@@ -1,4 +1,4 @@
-"""The place of a panel: a record is shown on each page, whatever that page did meanwhile."""
+"""The output slot of a panel: the record is shown on each page, in any state of that page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Page:
 
     @property
     def shown(self) -> list[str]:
-        """What a user can read."""
+        """The text that a user can read."""
         there = [each for each in self.outputs.values() if each != EMPTY_OUTPUT]
         return ["panel" if WIDGET in each else each["text/html"] for each in there]
 
@@ -59,7 +59,7 @@ def show_panel(slot: OutputSlot) -> None:
 
 
 def in_widget(slot: OutputSlot) -> list[str]:
-    """What a page shows that was loaded again while the panel was there."""
+    """The outputs of a page that was reloaded while the panel was shown."""
     assert slot.root is not None
     return [each.value for each in slot.root.children]
 
@@ -90,7 +90,7 @@ def test_a_page_that_follows_no_outputs_has_each_attempt_in_the_same_widget(
 ) -> None:
     show_panel(slot)
     root = slot.root
-    page.outputs.clear()  # it is not told of anything that follows
+    page.outputs.clear()  # it receives no later updates
     slot.show_record("record of attempt 1", "")
     assert in_widget(slot) == ["record of attempt 1"]
     slot.show_placeholder("restarting", "")
@@ -104,7 +104,7 @@ def test_a_page_that_follows_no_outputs_has_each_attempt_in_the_same_widget(
     assert root.comm is None
 
 
-def test_what_belongs_below_stays_below(page: Page, slot: OutputSlot) -> None:
+def test_output_below_the_panel_stays_below_the_record(page: Page, slot: OutputSlot) -> None:
     slot.has_output_below = True
     page.outputs["figure"] = {"text/html": "figure"}
     slot.show_record("record", "record")

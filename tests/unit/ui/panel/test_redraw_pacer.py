@@ -1,4 +1,4 @@
-"""What is drawn in a panel, and when: it pays for itself, and a line comes at once."""
+"""When each part of a panel is redrawn: rarely if it is slow, at once for a new line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 
 
 class Panel:
-    """A panel whose drawings cost as much as a test says, in a time that it lets pass."""
+    """A panel whose redraws have a given cost, with a clock that it advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.spent, self.next_draw = 100.0, 0.0, 0.0
@@ -64,7 +64,7 @@ def panel(monkeypatch: pytest.MonkeyPatch) -> Panel:
     ],
     ids=["cheap", "the log is dear", "all is dear"],
 )
-def test_how_often_it_is_drawn_in_ten_seconds_goes_by_what_it_costs(
+def test_the_redraw_rate_depends_on_the_cost_of_a_redraw(
     panel: Panel, log: float, rest: float, logs: tuple[int, int], rests: tuple[int, int]
 ) -> None:
     panel.cost = {"log": log, "rest": rest}
@@ -90,7 +90,7 @@ def test_the_last_line_is_drawn_though_nothing_follows_it(panel: Panel) -> None:
     assert panel.count("log") == 1
 
 
-def test_what_costs_much_only_once_is_soon_drawn_again(panel: Panel) -> None:
+def test_a_single_slow_redraw_delays_the_next_one_only_briefly(panel: Panel) -> None:
     panel.cost["rest"] = 0.5
     panel.live(0.3, news=True)
     panel.cost["rest"] = 0.0005
@@ -98,7 +98,7 @@ def test_what_costs_much_only_once_is_soon_drawn_again(panel: Panel) -> None:
     assert panel.count("rest") == 2
 
 
-def test_what_somebody_has_chosen_is_drawn_at_once(panel: Panel) -> None:
+def test_a_choice_of_the_user_is_drawn_at_once(panel: Panel) -> None:
     panel.live(0.6, news=True)
     panel.now += 0.003
     panel.choices += 1
@@ -106,20 +106,20 @@ def test_what_somebody_has_chosen_is_drawn_at_once(panel: Panel) -> None:
     assert panel.drawn[-1] == ("rest", panel.now)
 
 
-def test_what_does_not_change_is_not_drawn_but_for_the_times_that_go_on(panel: Panel) -> None:
+def test_an_unchanged_panel_redraws_only_its_running_times(panel: Panel) -> None:
     panel.live(10.0)
     assert panel.count("log") == 0
     assert 19 <= panel.count("rest") <= 21
 
 
-def test_who_waits_for_others_while_he_draws_does_not_pay_for_them(panel: Panel) -> None:
+def test_waiting_for_other_threads_does_not_count_as_redraw_cost(panel: Panel) -> None:
     with panel.rest.timed():
         panel.spent += 0.001
         panel.now += 2.0
     assert panel.rest.next_at == pytest.approx(panel.now + 0.25)
 
 
-def test_a_drawing_that_fails_has_been_paid_for(panel: Panel) -> None:
+def test_a_failed_redraw_counts_as_redraw_cost(panel: Panel) -> None:
     def fail() -> None:
         panel.spent += 0.005
         raise ZeroDivisionError

@@ -62,7 +62,7 @@ def change(known: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankS
 
 @BIG
 @given(ranks(3))
-def test_a_row_says_all_of_the_rank_and_is_escaped(each: RankSnapshot) -> None:
+def test_a_row_has_all_facts_of_its_rank_escaped(each: RankSnapshot) -> None:
     page = table([each])
     assert page.holds(each.state)
     assert page.holds(each.collective)
@@ -127,7 +127,7 @@ def test_a_collective_has_its_group_and_while_a_rank_waits_in_it_its_shape(group
     assert column(table([waits]), "collective") == [each.collective]
 
 
-def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
+def test_failed_ranks_are_highlighted_and_causes_more_than_consequences() -> None:
     for facts, mood in (
         ({}, set()),
         ({"state": "waiting"}, {"nbddp-waits"}),
@@ -153,7 +153,7 @@ def test_a_small_curve_stands_before_the_text_of_its_column() -> None:
     assert "<td><svg></svg> 7</td>" in html
 
 
-def test_of_many_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_counted() -> None:
+def test_the_table_of_many_ranks_shows_failed_ranks_and_counts_the_rest() -> None:
     page = table(group(MAX_ROWS))
     assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
     assert "more" not in page.text
@@ -219,7 +219,7 @@ def test_a_few_ranks_have_a_row_each_with_the_name_of_their_node() -> None:
     assert set(column(page, "node")) == {"gpu-00", "gpu-01"}
 
 
-def test_while_all_go_on_there_is_a_row_for_each_node() -> None:
+def test_healthy_nodes_have_one_row_each() -> None:
     assert shown_ranks(on_nodes()) == []
     page = Page(ranks_html(on_nodes(), is_open=False))
     assert column(page, "rank")[:2] == ["0-7", "8-15"]
@@ -239,13 +239,13 @@ def test_while_all_go_on_there_is_a_row_for_each_node() -> None:
     ],
     ids=["died", "failed", "interrupted", "slow", "does not move"],
 )
-def test_a_rank_that_needs_a_look_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
+def test_a_failed_rank_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
     assert shown_ranks(change(on_nodes(), 19, **facts)) == [19]
     done = change(on_nodes(), 19, state="done", is_over=True, seconds=0.0, line=0)
     assert shown_ranks(change(done, 20, seconds=STALL_AFTER - 1)) == []
 
 
-def test_in_a_hang_the_table_has_the_rank_that_does_not_wait() -> None:
+def test_in_a_hang_the_table_shows_the_rank_that_is_not_waiting() -> None:
     known = [replace(each, state="waiting", seconds=30.0) for each in on_nodes()]
     known = change(known, 100, state="running", line=9)
     shown = shown_ranks(known)
@@ -255,7 +255,7 @@ def test_in_a_hang_the_table_has_the_rank_that_does_not_wait() -> None:
     assert f"and {128 - len(shown)} more ranks" in page.text
 
 
-def test_of_128_nodes_those_with_trouble_are_shown() -> None:
+def test_the_table_of_128_nodes_shows_nodes_with_failed_ranks() -> None:
     known = change(on_nodes(128), 1000, **GONE)
     page = Page(ranks_html(known, is_open=False))
     assert len(cells(page)) == MAX_ROWS
@@ -266,7 +266,7 @@ def test_of_128_nodes_those_with_trouble_are_shown() -> None:
 
 @settings(max_examples=10)  # each is a group of up to 20 ranks
 @given(st.lists(st.integers(0, 100).flatmap(ranks), min_size=9, max_size=20))
-def test_whatever_ranks_of_nodes_say_is_escaped(known: list[RankSnapshot]) -> None:
+def test_text_of_ranks_on_nodes_is_escaped(known: list[RankSnapshot]) -> None:
     placed = [replace(each, rank=at, node=f"<b>{at % 3}") for at, each in enumerate(known)]
     html = ranks_html(placed, is_open=True)
     assert {"node", "rank"} <= set(titles(Page(html)))
@@ -297,7 +297,7 @@ def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
     assert "2 ↓ slow" in as_text(ranks)
 
 
-def test_who_is_slow_is_in_the_line_while_it_goes_on() -> None:
+def test_slowest_returns_the_slowest_rank_that_still_runs() -> None:
     ranks = training(4)
     assert slowest(ranks) is None
     ranks = change(ranks, 2, lag=StragglerLag(0.2, 10.0))
@@ -330,7 +330,7 @@ def test_a_rank_that_has_ended_has_no_time_left() -> None:
         assert column(table([ended]), "progress") == ["epoch 1 50/250 · 1.0/s"]
 
 
-def test_of_64_ranks_all_are_in_the_grid_when_it_is_open_and_the_failed_ones_have_a_row() -> None:
+def test_the_open_grid_shows_all_64_ranks_and_failed_ranks_have_a_row() -> None:
     ranks = change(training(64), 9, state="ValueError: <no>", is_healthy=False, is_first_cause=True)
     closed, opened = (ranks_html(ranks, is_open=each) for each in (False, True))
     assert "nbddp-grid" not in closed

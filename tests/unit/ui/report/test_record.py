@@ -53,7 +53,7 @@ def badly(
 
 
 def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
-    """What came of a cell: what each rank reported, None for one that was killed."""
+    """The result of a cell: the report of each rank, None for a killed rank."""
     known = {rank: each for rank, each in enumerate(reports) if each is not None}
     exits = {rank: ProcessExit(-9, 5.0) for rank, each in enumerate(reports) if each is None}
     ranks = range(len(reports))
@@ -74,7 +74,7 @@ def is_open(page: Page) -> bool:
     return "open" in next(known for tag, known in page.tags if tag == "details")
 
 
-# ---- safe, whatever it is
+# ---- safe for any input
 
 LINES = st.lists(st.builds(LogLine, st.sampled_from([(), (0,), (0, 1)]), TEXT, st.just("")))
 RESULTS = st.builds(
@@ -105,7 +105,7 @@ RECORDS = st.builds(
 
 @BIG
 @given(RECORDS)
-def test_a_record_is_ours_and_says_all_that_it_was_given(record: CellReport) -> None:
+def test_a_record_uses_our_tags_and_has_all_given_facts(record: CellReport) -> None:
     page = Page(record_html(record))
     texts = [line.text for line in record.lines]
     texts += [line.text for _, lines, _ in record.rank_lines for line in lines]
@@ -175,7 +175,7 @@ def test_the_lines_of_many_ranks_are_in_one_fold() -> None:
 
 
 def folds_of(ranks: int) -> list[str]:
-    """What is written on the folds below the log that are in no other."""
+    """The titles of the top-level folds below the log."""
     rank_lines = [(rank, [LogLine((rank,), "b")], "") for rank in range(ranks)]
     html = record_html(
         CellReport(snapshot=SNAPSHOT, result=result_of(well()), rank_lines=rank_lines)
@@ -200,7 +200,7 @@ def folds_of(ranks: int) -> list[str]:
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
-def test_its_first_line_says_how_it_ended(
+def test_the_first_line_of_a_record_has_the_outcome(
     result: CellResult, said: str, is_failure: bool | None
 ) -> None:
     page = Page(record_html(CellReport(snapshot=SNAPSHOT, result=result)))

@@ -57,7 +57,7 @@ def test_every_block_as_text_and_as_html(snapshot: Any) -> None:
 
 
 @given(TEXT)
-def test_whatever_a_text_has_in_it_is_escaped(text: str) -> None:
+def test_text_in_reports_is_escaped(text: str) -> None:
     html = render_html(report(text)).replace("data:image/png", "data:image/svg+xml")
     page = Page(html)
     assert page.by_tag["table"]

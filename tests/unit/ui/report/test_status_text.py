@@ -85,7 +85,7 @@ def test_only_the_newest_events_are_told_and_logs_are_named_from_the_notebooks_f
 
 @BIG
 @given(SNAPSHOTS)
-def test_any_group_can_be_said(snapshot: Snapshot) -> None:
+def test_any_group_can_be_described(snapshot: Snapshot) -> None:
     text = status(snapshot)
     if not snapshot.state.is_live:
         assert text == NO_GROUP

@@ -39,7 +39,7 @@ def test_leading_blank_lines_count(compiler: CellCompiler) -> None:
     assert compiled(compiler, "\n\n1") == ("<ipython-input-3>", 4)
 
 
-def test_what_time_compiles_is_part_of_the_cell(compiler: CellCompiler) -> None:
+def test_code_compiled_by_the_time_magic_belongs_to_the_cell(compiler: CellCompiler) -> None:
     compiler.begin_cell("%%time\n1 / 0", 2, 3)
     code: Any = compiler(compiler.ast_parse("1 / 0"), "<timed eval>", "exec")
     with pytest.raises(ZeroDivisionError) as caught:

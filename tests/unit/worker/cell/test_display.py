@@ -1,4 +1,4 @@
-"""What a rank shows beside text."""
+"""Displays of a rank other than text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 @pytest.mark.parametrize(
     "text", [{"text/plain": "IntSlider(value=0)"}, {}], ids=["a widget", "one without a text"]
 )
-def test_a_widget_becomes_a_line_that_says_what_to_use(
+def test_a_widget_becomes_a_text_line_with_an_alternative(
     text: dict[str, str], snapshot: SnapshotAssertion
 ) -> None:
     assert sendable_bundle(text | {WIDGET: {"model_id": "1"}}, {"isolated": True}) == snapshot

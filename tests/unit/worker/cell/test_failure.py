@@ -1,4 +1,4 @@
-"""What a failure says: one line with the user's own words and line, and a short traceback."""
+"""The text of a failure: one line with the user's own message and line, and a short traceback."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
         names |= {"OddError": OddError, "_RemoteTraceback": _RemoteTraceback, "torch": torch}
         try:
             exec(compile(source, filename, "exec"), names)
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except Exception as error:  # noqa: BLE001 - any exception
             return error.with_traceback(getattr(error.__traceback__, "tb_next", None))
         raise AssertionError("it raised nothing")
 
@@ -86,7 +86,7 @@ FAILS = {
 }
 
 
-def test_a_traceback_has_the_users_frames_and_counts_those_of_libraries(
+def test_a_traceback_shows_user_frames_and_counts_library_frames(
     fail: Fail, snapshot: SnapshotAssertion
 ) -> None:
     for name, source in FAILS.items():
@@ -152,7 +152,7 @@ def test_no_frame_of_nbddp_is_in_the_text_of_another_process(fail: Fail) -> None
     assert f'(most recent call last):\n  File "{CELL}", line 5' in text
 
 
-def test_a_magics_complaint_is_one_line(fail: Fail) -> None:
+def test_a_usage_error_of_a_magic_is_one_line(fail: Fail) -> None:
     error = fail("raise UsageError('no such file')", UsageError=UsageError)
     assert format_traceback(error) == "UsageError: no such file"
 

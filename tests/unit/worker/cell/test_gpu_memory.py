@@ -1,4 +1,4 @@
-"""What is told of a GPU that was full: who held how much of it, the largest tensors, a way out."""
+"""The message of a full GPU: its users and their share, the largest tensors, a remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_largest_come_first_under_names_that_can_be_typed() -> None:
     ]
 
 
-def test_what_shares_memory_is_told_once_and_what_python_keeps_not_at_all() -> None:
+def test_tensors_that_share_memory_are_named_once_and_hidden_names_are_skipped() -> None:
     whole = torch.ones(100, 10)
     scope = {"whole": whole, "part": whole[:50], "_": whole + 1, "text": "x", "loop": []}
     scope["loop"].append(scope["loop"])
@@ -48,7 +48,7 @@ def test_only_tensors_on_that_device_count() -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is told of a GPU of 16 GiB on which these amounts are used."""
+    """The message for a GPU of 16 GiB on which these amounts are used."""
 
     def told(*, free: int, held: int, reserved: int) -> str:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -71,7 +71,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     [(1, 12, 13), (1, 3, 3), (1, 8, 14)],
     ids=["this rank", "others", "in pieces"],
 )
-def test_a_full_gpu_is_told_with_who_holds_most_of_it_and_what_helps(
+def test_an_out_of_memory_message_names_the_main_user_of_the_gpu_and_a_remedy(
     card: Any, free: int, held: int, reserved: int, snapshot: SnapshotAssertion
 ) -> None:
     assert card(free=free, held=held, reserved=reserved) == snapshot
@@ -85,7 +85,7 @@ def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
     assert describe_out_of_memory(RuntimeError("no"), {}, []) == ""
 
 
-def test_a_module_that_cannot_be_asked_hides_no_failure(
+def test_a_module_that_raises_on_inspection_hides_no_failure(
     monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     class Odd(torch.nn.Module):

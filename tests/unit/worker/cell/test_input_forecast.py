@@ -86,7 +86,7 @@ def namespace() -> dict[str, Any]:
         "await asyncio.sleep(0)\ninput()",
     ],
 )
-def test_what_may_ask(source: str, namespace: dict[str, Any]) -> None:
+def test_code_that_may_request_input_is_recognized(source: str, namespace: dict[str, Any]) -> None:
     assert may_request_input(source, namespace)
 
 
@@ -108,25 +108,27 @@ def test_what_may_ask(source: str, namespace: dict[str, Any]) -> None:
         "this is no python: input(",
     ],
 )
-def test_what_does_not(source: str, namespace: dict[str, Any]) -> None:
+def test_code_that_requests_no_input_is_recognized(source: str, namespace: dict[str, Any]) -> None:
     assert not may_request_input(source, namespace)
 
 
 class Begun(nn.Module):
-    """Whose author forgets ``super().__init__()`` has a failing cell, and not a dead rank."""
+    """A class without ``super().__init__()`` must give a failing cell, not a dead rank."""
 
     def __init__(self) -> None: ...
 
 
 class Unbound:
-    """A proxy that cannot say what it is."""
+    """A proxy that cannot return its class."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
         raise RuntimeError("working outside of a context")
 
 
-def test_what_is_strange_does_not_either(namespace: dict[str, Any]) -> None:
+def test_unusual_objects_and_sources_are_assumed_to_request_no_input(
+    namespace: dict[str, Any],
+) -> None:
     assert not may_request_input("print(input)", {**namespace, "input": 3})
     assert not may_request_input("model(x)", {"model": nn.LSTM(2, 2)}), (
         "a library's is not looked through"

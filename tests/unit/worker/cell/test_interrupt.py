@@ -1,4 +1,4 @@
-"""An interrupt ends the cell that it is for: one that runs, one that is to come, and no other."""
+"""An interrupt ends only its own cell, whether that cell runs or is about to begin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREVER = "while True: time.sleep(0.01)"
 
 
 class InterruptedCells:
-    """An interrupter and what it did."""
+    """An interrupter and its actions."""
 
     def __init__(self) -> None:
         self.aborts: list[bool] = []
@@ -50,13 +50,13 @@ class InterruptedCells:
         self.on_break()
 
     def run(self, number: int, source: str, **names: object) -> str:
-        """Run a cell as a rank would; what it raised."""
+        """Run a cell as a rank would; return the exception."""
         if not self.interrupter.begin_cell(number):
             return "not begun"
         self.begun.set()
         try:
             exec(compile(source, CELL, "exec"), {"time": time, "threading": threading, **names})
-        except BaseException as error:  # noqa: BLE001 - whatever ends a cell
+        except BaseException as error:  # noqa: BLE001 - any end of a cell
             return type(error).__name__
         finally:
             self.interrupter.end_cell()
@@ -82,7 +82,7 @@ class InterruptedCells:
         return thread
 
     def interrupted(self, source: str, **names: object) -> str:
-        """Run cell 1 and interrupt it; what it raised."""
+        """Run cell 1 and interrupt it; return the exception."""
         asked = self.interrupt_soon(1)
         ended = self.run(1, source, **names)
         asked.join()
@@ -103,7 +103,7 @@ def in_c_code() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a pending interrupt belongs to no cell
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
@@ -128,9 +128,7 @@ def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(cells: Interrupt
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_an_interrupt_for_a_cell_that_is_over_is_for_nobody(
-    cells: InterruptedCells, late: int
-) -> None:
+def test_an_interrupt_for_a_finished_cell_has_no_effect(cells: InterruptedCells, late: int) -> None:
     assert cells.run(1, "pass") == cells.run(2, "pass") == "done"
     cells.interrupter.interrupt(late)
     assert not cells.interrupter.was_interrupted
@@ -156,7 +154,7 @@ def test_before_the_cells_first_line_the_signal_is_sent_again(cells: Interrupted
     assert cells.acknowledged == [1]
 
 
-def test_who_waits_for_the_dead_is_freed_without_the_patience_that_others_get(
+def test_a_rank_that_waits_for_a_dead_rank_is_freed_without_the_signal_timeout(
     cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "SIGNAL_TIMEOUT", 60.0)
@@ -167,7 +165,7 @@ def test_who_waits_for_the_dead_is_freed_without_the_patience_that_others_get(
         assert cells.aborts == [False]
 
 
-def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
+def test_a_call_that_blocks_the_signal_ends_by_closing_all_connections(
     cells: InterruptedCells,
 ) -> None:
     heard: list[list[int]] = []
@@ -186,7 +184,7 @@ def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
     assert cells.acknowledged == [1]
 
 
-def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(
+def test_connections_are_not_aborted_while_the_process_group_transfers_data(
     cells: InterruptedCells,
 ) -> None:
     asked_of_flow: list[bool] = []
@@ -209,7 +207,7 @@ def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(
 
 
 @pytest.mark.parametrize("is_signalled", [False, True])
-def test_what_the_cell_awaits_is_cancelled_once_even_if_a_signal_comes_too(
+def test_an_awaited_task_is_cancelled_once_even_if_a_signal_arrives_too(
     cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 60.0)
@@ -301,7 +299,7 @@ def test_a_library_that_is_being_imported_is_imported_in_whole(
         (IN_A_LIBRARY, "a_library", 0.2),  # it takes too long
     ],
 )
-def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
+def test_imports_of_user_modules_and_endless_imports_are_interrupted(
     cells: InterruptedCells,
     monkeypatch: pytest.MonkeyPatch,
     filename: str,
@@ -314,7 +312,7 @@ def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
     assert cells.interrupted(source, **names) == "KeyboardInterrupt"
 
 
-def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
+def test_forming_a_process_group_is_aborted_before_the_cell(
     cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "GROUP_TIMEOUT", 0.05)
@@ -327,7 +325,7 @@ def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
     assert set(cells.aborts) == {False}
 
 
-def test_an_interrupt_that_python_throws_away_comes_again(
+def test_an_interrupt_that_python_discards_is_raised_again(
     cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complaints: list[object] = []
@@ -338,18 +336,18 @@ def test_an_interrupt_that_python_throws_away_comes_again(
         f"Slow()\n{FOREVER}"
     )
     assert cells.interrupted(source) == "KeyboardInterrupt"
-    assert complaints == []  # nobody reads of a line of ours
+    assert complaints == []  # no message shows one of our lines
     broken = "class Broken:\n    def __del__(self): raise ValueError\nBroken()"
     assert cells.run(2, broken) == "done"
     assert len(complaints) == 1
 
 
-def test_no_interrupt_comes_into_what_is_done_around_a_fork(cells: InterruptedCells) -> None:
+def test_fork_hooks_are_not_interrupted(cells: InterruptedCells) -> None:
     ended: list[str] = []
     forks: list[InterruptedCells] = [cells]
     others = set(psutil.Process().children())
 
-    def hold() -> None:  # as logging does with its lock: what it has taken it must give back
+    def hold() -> None:  # as logging does with its lock: it must release a lock that it has taken
         deadline = time.monotonic() + 0.3
         while forks and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -369,7 +367,7 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(cells: InterruptedCe
     assert ended == ["whole"]
 
 
-def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(cells: InterruptedCells) -> None:
+def test_cancel_interrupts_only_the_request_with_that_number(cells: InterruptedCells) -> None:
     source = compile(f"begin()\n{FOREVER}", CELL, "exec")
     asked = threading.Timer(0.05, cells.interrupter.cancel, [7])
     with pytest.raises(KeyboardInterrupt), cells.interrupter.interruptible(7):
@@ -382,7 +380,7 @@ def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(cells: Interrupte
     assert not cells.aborts
 
 
-def test_ranks_that_meet_are_not_torn_apart_in_the_middle_of_a_message(
+def test_a_collective_is_not_aborted_in_the_middle_of_a_message(
     cells: InterruptedCells,
 ) -> None:
     flows = iter([False, True, True, False])

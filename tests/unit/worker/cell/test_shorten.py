@@ -1,4 +1,4 @@
-"""Plain text that is too long for a page is cut once, and says so; nothing else is touched."""
+"""Text that is too long for a page is truncated once, with a note; other values are unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def value(text: str) -> dict[str, object]:
     return {"data": {"text/plain": text, "text/html": text}, "metadata": {"a": 1}}
 
 
-def test_what_fits_is_left_as_it_is() -> None:
+def test_values_within_the_limit_are_not_truncated() -> None:
     bundle = value("x" * MAX_TEXT)
     assert truncate_value(bundle) == bundle
     assert truncate_display(bundle["data"]) == bundle["data"]
@@ -47,14 +47,14 @@ def test_a_picture_of_any_size_is_not_cut() -> None:
     assert truncate_display(data) == data
 
 
-def test_a_long_display_says_what_to_do() -> None:
+def test_a_truncated_display_has_a_hint_to_print_it() -> None:
     short = truncate_display({"text/plain": "x" * (MAX_TEXT + 1)})
     assert short["text/plain"].endswith(
         "\n… 1 more characters; print it instead, and the log has all of it"
     )
 
 
-def test_of_a_long_traceback_the_beginning_and_the_end_stay() -> None:
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     long = Failure(name="E", text="t" * 9_000_000, traceback="begin" + "x" * 9_000_000 + "end")
     short = truncate_failure(long)
     assert short.text == (

@@ -22,7 +22,7 @@ from nbddp.worker.cell.stdin import StdinProxy
 
 
 class RecordingStdin(StdinProxy):
-    """A keyboard, and what it has posted."""
+    """A standard input, and the messages it posted."""
 
     def __init__(self) -> None:
         self.posted: list[MessageFromRank] = []
@@ -58,7 +58,7 @@ def stdin() -> Iterator[RecordingStdin]:
     stdin.join()
 
 
-def test_an_answer_is_what_input_returns(stdin: RecordingStdin) -> None:
+def test_input_returns_the_answer_to_its_question(stdin: RecordingStdin) -> None:
     stdin.later(InputReply(question=1, text="anna"))
     assert stdin.ask("name? ") == "anna"
     assert stdin.posted == [InputRequested(question=1, prompt="name? ", what=INPUT)]
@@ -76,7 +76,7 @@ def test_a_secret_is_asked_for_as_one(stdin: RecordingStdin) -> None:
         stdin.ask_secret()
 
 
-def test_what_a_debugger_asks_is_known_as_such(stdin: RecordingStdin) -> None:
+def test_questions_of_a_debugger_are_marked_as_debugger_questions(stdin: RecordingStdin) -> None:
     seen: list[str] = []
     stdin.later(lambda: seen.append(stdin.waiting_for), InputReply(question=1, text="c"))
     stdin.is_debugging = True

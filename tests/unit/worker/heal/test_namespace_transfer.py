@@ -1,4 +1,4 @@
-"""What one rank's names become in another: the same things, bound to the other's names."""
+"""One rank's variables in another rank: the same objects, bound to the other rank's globals."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def packed(names: dict[str, Any]) -> Any:
 
 
 def opened(carried: Any) -> dict[str, Any]:
-    """What was carried, in another rank."""
+    """The transferred variables, in another rank."""
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     load_namespace(carried.data, names, carried.storages)
     return names
@@ -80,7 +80,7 @@ def there() -> dict[str, Any]:
     return opened(carried)
 
 
-def test_functions_see_the_names_of_where_they_are(there: dict[str, Any]) -> None:
+def test_transferred_functions_use_the_globals_of_the_new_rank(there: dict[str, Any]) -> None:
     assert there["times"](1) == 2
     there["scale"] = 5
     assert there["times"](1) == 5
@@ -90,14 +90,14 @@ def test_functions_see_the_names_of_where_they_are(there: dict[str, Any]) -> Non
     assert there["__builtins__"] is __builtins__
 
 
-def test_closures_keep_what_they_hold_and_how_they_look(there: dict[str, Any]) -> None:
+def test_closures_keep_their_cells_their_docstring_and_their_name(there: dict[str, Any]) -> None:
     tick = there["tick"]
     assert tick(twice=True) == 3
     assert tick.__doc__ == "Count."
     assert tick.__qualname__ == "counter.<locals>.tick"
 
 
-def test_an_optimizers_parameters_are_the_models(there: dict[str, Any]) -> None:
+def test_a_transferred_optimizer_refers_to_the_transferred_model(there: dict[str, Any]) -> None:
     model, optimizer = there["model"], there["optimizer"]
     mine = [id(each) for each in model.parameters()]
     assert [id(each) for group in optimizer.param_groups for each in group["params"]] == mine
@@ -116,7 +116,7 @@ def test_a_class_of_a_cell_is_one_class(there: dict[str, Any]) -> None:
     assert there["Net"]().layer.in_features == 2
 
 
-def test_what_cannot_be_carried_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_objects_that_cannot_be_transferred_are_named_with_the_reason(tmp_path: Path) -> None:
     names = namespace("kept = [1]\nalso = kept")
     with (tmp_path / "log").open("w") as file:
         names |= {"file": file, "lock": threading.Lock(), "inside": {"deep": [file]}}
@@ -137,7 +137,7 @@ def test_the_kits_own_things_are_carried() -> None:
     assert there["loader"].state_dict() == loader.state_dict()
 
 
-def test_a_function_that_keeps_its_results_is_carried_without_them() -> None:
+def test_a_cached_function_is_transferred_without_its_cache() -> None:
     source = (
         "import functools\nscale = 2\n"
         "@functools.lru_cache(maxsize=5)\ndef times(x): return x * scale"
@@ -148,7 +148,7 @@ def test_a_function_that_keeps_its_results_is_carried_without_them() -> None:
     assert there["times"].cache_parameters() == {"maxsize": 5, "typed": False}
 
 
-def test_code_that_runs_while_an_object_is_made_finds_what_it_uses() -> None:
+def test_code_that_runs_during_unpickling_finds_its_globals() -> None:
     source = (
         "class Guarded:\n"
         "    def __getstate__(self): return {'value': 3}\n"
@@ -164,7 +164,7 @@ def test_code_that_runs_while_an_object_is_made_finds_what_it_uses() -> None:
     assert not there["guarded"].gate.locked()
 
 
-def test_what_cannot_be_made_there_is_named_and_changes_nothing() -> None:
+def test_a_failed_unpickling_names_the_variable_and_changes_nothing() -> None:
     source = (
         "class Here:\n    def __reduce__(self): return made, ()\n"
         "def made():\n    raise OSError('not on this machine')\nkept, here = [1], Here()"
@@ -240,7 +240,7 @@ def test_a_logger_comes_with_its_level() -> None:
     assert carried.not_carried == {}
 
 
-def test_why_something_is_not_carried_is_said_in_words(
+def test_the_reason_why_an_object_is_not_transferred_is_text(
     tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     names = {
@@ -256,7 +256,7 @@ def test_why_something_is_not_carried_is_said_in_words(
 
 def test_parts_that_have_no_name_are_counted_too() -> None:
     def gates() -> set[object]:
-        return {(number for number in ()) for _ in range(3)}  # what is in a set has no name
+        return {(number for number in ()) for _ in range(3)}  # elements of a set have no name
 
     assert pickle_namespace({"gates": gates()}).not_carried == {
         "a generator in gates": "cannot pickle 'generator' object",

@@ -1,4 +1,4 @@
-"""A rank's log as it is read back to be mailed."""
+"""A rank's log as it is read back to be sent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pieces_of(log: LogWriter, upto: int | None = None) -> list[Output]:
 def test_pieces_are_whole_in_order_and_begin_after_an_earlier_attempt(
     path: Path, write: Write, log: LogWriter
 ) -> None:
-    text = "grüße\n" * (CHUNK_BYTES // 4)  # some pieces end within a letter
+    text = "grüße\n" * (CHUNK_BYTES // 4)  # some pieces end within a character
     write(text)
     pieces = pieces_of(log)
     assert "".join(each.text for each in pieces) == text
@@ -84,7 +84,7 @@ def test_pieces_are_whole_in_order_and_begin_after_an_earlier_attempt(
     ],
     ids=["Gloo", "store", "within a line", "no line", "other words", "more words"],
 )
-def test_torchs_chatter_is_in_the_file_and_not_mailed_and_what_looks_like_it_is(
+def test_torch_warnings_are_logged_but_not_sent_and_similar_lines_are_sent(
     path: Path, write: Write, log: LogWriter, written: str, mailed: str
 ) -> None:
     write(written)
@@ -93,7 +93,7 @@ def test_torchs_chatter_is_in_the_file_and_not_mailed_and_what_looks_like_it_is(
     assert piece.end == path.stat().st_size == BEGIN + len(written)
 
 
-def test_of_a_flood_it_is_said_where_it_stands_and_what_follows_is_mailed_again(
+def test_a_flood_is_sent_as_a_log_position_and_later_output_as_text(
     path: Path, write: Write, log: LogWriter
 ) -> None:
     write("before\n")
@@ -105,7 +105,7 @@ def test_of_a_flood_it_is_said_where_it_stands_and_what_follows_is_mailed_again(
     assert (rest.text, rest.is_omitted) == ("after", False)
 
 
-def test_a_flood_without_any_line_ends_with_a_whole_letter(write: Write, log: LogWriter) -> None:
+def test_a_flood_without_newlines_ends_with_a_whole_character(write: Write, log: LogWriter) -> None:
     write("€" * MAX_UNREAD + "\udce2\udc82")  # the first two bytes of another one
     flood = log.read()
     assert flood is not None
@@ -115,7 +115,7 @@ def test_a_flood_without_any_line_ends_with_a_whole_letter(write: Write, log: Lo
 
 
 @pytest.mark.parametrize("is_flood", [False, True])
-def test_what_was_written_after_a_mark_is_read_later(
+def test_output_after_a_mark_is_read_separately(
     write: Write, log: LogWriter, is_flood: bool
 ) -> None:
     before = "x" * 99 + "\n" * MAX_UNREAD if is_flood else "before\n"
@@ -128,13 +128,13 @@ def test_what_was_written_after_a_mark_is_read_later(
     second = log.read()
     assert second is not None
     assert (second.start, second.text) == (mark, "" if is_flood else "after\n")
-    assert log.read(mark) is None  # behind what was read
+    assert log.read(mark) is None  # before the read position
 
 
-# ---- what is for the file alone
+# ---- text for the file only
 
 
-def test_what_is_kept_is_in_the_file_and_in_no_piece(
+def test_hidden_text_is_in_the_log_file_and_in_no_piece(
     path: Path, write: Write, log: LogWriter
 ) -> None:
     write("before\n")
@@ -150,7 +150,7 @@ def test_what_is_kept_is_in_the_file_and_in_no_piece(
     assert "before\na whole traceback\nof 2 lines\nbetween\ngrüße\n" in path.read_text()
 
 
-def test_what_is_kept_is_passed_over_once_it_is_whole(
+def test_hidden_text_is_skipped_only_once_it_is_complete(
     path: Path, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write

@@ -1,4 +1,4 @@
-"""The meters of a rank: the file has every line, the mail what fits, and both in order."""
+"""The metric sink of a rank: the file has every line, messages are bounded, both are in order."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def bar(label: str = "", total: int = 0) -> ProgressBar:
 # ---- the file
 
 
-def test_every_line_says_when_by_whom_and_what_and_is_there_at_once(make: Make, path: Path) -> None:
+def test_each_metrics_line_has_time_rank_attempt_and_values_and_is_written_at_once(
+    make: Make, path: Path
+) -> None:
     path.write_text('{"step": 0}\n')
     sink = make(rank=3, attempt=2)
     sink.log(7, {"loss": 0.5, "accuracy": 1.0})
@@ -119,7 +121,7 @@ def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
 
 
 @given(st.dictionaries(st.text(), st.floats(), max_size=4))
-def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]) -> None:
+def test_any_metric_name_and_value_is_written_as_one_line(values: dict[str, float]) -> None:
     values = {f"m{name}": value for name, value in values.items()}  # none that we write
     reading, writing = os.pipe()
     sink = MetricSink(Path(os.devnull), Mock(), rank=0, attempt=1)
@@ -134,7 +136,7 @@ def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]
     }
 
 
-def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
+def test_a_full_disk_is_reported_once_and_metrics_are_still_sent(
     sink: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_fd: int, _data: bytes) -> int:
@@ -164,7 +166,7 @@ def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
     assert [json.loads(line)["step"] for line in whole] == [2, 3]
 
 
-# ---- the mail
+# ---- messages
 
 
 def test_rows_are_read_once_in_order_with_their_time(sink: MetricSink, path: Path) -> None:
@@ -195,7 +197,7 @@ def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
     assert len(lines(path)) == 13
 
 
-def test_what_happened_comes_before_numbers_and_numbers_before_bars(sink: MetricSink) -> None:
+def test_events_are_sent_before_metrics_and_metrics_before_bars(sink: MetricSink) -> None:
     sink.open_bar(bar("\ud800", total=3))
     sink.log(10**30, {"loss": 1.0, "\ud800": 2.0})
     sink.record_event("checkpoint", {"path": Path("a"), "count": 1})
@@ -221,7 +223,7 @@ def report(sink: MetricSink) -> None:
     sink.close_bar(outer)
 
 
-def test_every_report_is_counted_and_said_to_the_outbox(sink: MetricSink) -> None:
+def test_every_report_is_counted_and_notifies_the_outbox(sink: MetricSink) -> None:
     said: list[int] = []
     sink._outbox = Mock(notify=lambda: said.append(sink.report_count))
     report(sink)
@@ -280,7 +282,7 @@ def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_no
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_writes_the_file_and_mails_nothing(sink: MetricSink, path: Path) -> None:
+def test_a_forked_child_writes_the_file_and_sends_nothing(sink: MetricSink, path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     sink._outbox = Mock(notify=lambda: os.write(writing, b"poke"))
@@ -297,7 +299,7 @@ def test_a_forked_child_writes_the_file_and_mails_nothing(sink: MetricSink, path
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
+def test_a_child_forked_during_a_read_does_not_deadlock(
     sink: MetricSink,
 ) -> None:
     def act() -> None:
@@ -311,7 +313,7 @@ def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
 # ---- what happened
 
 
-def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
+def test_recording_events_too_fast_waits_for_the_outbox_to_flush(
     sink: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_sink_module, "MAX_QUEUED_EVENTS", 10)
@@ -323,7 +325,7 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
     assert len(read_all(sink)) == 5
 
 
-def test_settings_that_wait_for_the_mail_are_put_together(sink: MetricSink) -> None:
+def test_queued_settings_are_merged(sink: MetricSink) -> None:
     sink.record_event("config", {"values": {"step": 0}})
     sink.record_event("checkpoint", {})
     for step in range(10):

@@ -22,7 +22,7 @@ from nbddp.worker.output.outbox import Outbox
 
 
 class FakeWriter:
-    """Keeps what is posted; its backlog, and its error for a picture, are what a test says."""
+    """Records posted messages; a test sets its backlog, and its error for a picture."""
 
     def __init__(self) -> None:
         self.posted: list[msg.MessageFromRank] = []
@@ -54,7 +54,7 @@ class FakeWriter:
 
 
 class FakeSource:
-    """A source that holds what a test puts on it."""
+    """A source with the pieces that a test gives it."""
 
     def __init__(self, *pieces: msg.MessageFromRank) -> None:
         self.pieces = deque(pieces)
@@ -87,7 +87,7 @@ class BrokenSource(FakeSource):
 
 
 class Outboxes:
-    """Outboxes whose two writers keep what is posted."""
+    """Outboxes whose two writers record the posted messages."""
 
     def __init__(self) -> None:
         self.writer, self.urgent = FakeWriter(), FakeWriter()
@@ -157,7 +157,7 @@ NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[
     ],
     ids=["one source", "one letter", "one of each kind in a letter"],
 )
-def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
+def test_data_of_the_sources_is_sent_before_a_later_report(
     outboxes: Outboxes,
     sources: list[list[msg.MessageFromRank]],
     batches: list[list[msg.MessageFromRank]],
@@ -167,11 +167,11 @@ def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
     outbox.start(*outbox._sources)
     outbox.close()
     assert outboxes.writer.batches == batches
-    assert outboxes.writer.asked == len(batches) - 1  # for room, before each letter but the first
+    assert outboxes.writer.asked == len(batches) - 1  # for room, before each message but the first
     assert outboxes.posted == [*(each for letter in batches for each in letter), report(1)]
 
 
-def test_what_a_source_got_after_a_report_comes_after_it(outboxes: Outboxes) -> None:
+def test_data_that_a_source_gets_after_a_report_is_sent_after_it(outboxes: Outboxes) -> None:
     source = FakeSource(wrote("before"))
     outbox = outboxes.make(source)
     outbox.post(picture(1))
@@ -190,7 +190,7 @@ def test_what_a_source_got_after_a_report_comes_after_it(outboxes: Outboxes) -> 
     ]
 
 
-def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(
+def test_output_written_during_a_send_does_not_overtake_a_report(
     outboxes: Outboxes,
 ) -> None:
     class Busy(FakeSource):
@@ -209,7 +209,7 @@ def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(
     assert outboxes.posted == [wrote("first"), picture(1), wrote("after")]
 
 
-def test_order_is_kept_while_everything_comes_at_once(outboxes: Outboxes) -> None:
+def test_order_is_kept_while_all_sources_write_at_once(outboxes: Outboxes) -> None:
     log, numbers = FakeSource(), FakeSource()
     outbox = outboxes.start(log, numbers)
     for number in range(200):
@@ -229,7 +229,7 @@ def test_order_is_kept_while_everything_comes_at_once(outboxes: Outboxes) -> Non
         assert all(one < other for one, other in zip(places, reports, strict=True))
 
 
-def test_a_poke_is_enough_for_a_source_to_be_mailed(
+def test_a_notification_is_enough_to_send_the_data_of_a_source(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "POLL_INTERVAL", 1000.0)
@@ -241,7 +241,7 @@ def test_a_poke_is_enough_for_a_source_to_be_mailed(
         assert wait_until(lambda count=count: len(outboxes.posted) == count)
 
 
-def test_what_a_source_got_without_a_poke_is_found_soon_in_a_cell_and_later_between_cells(
+def test_data_without_a_notification_is_found_sooner_in_a_cell_than_between_cells(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "IDLE_POLL_INTERVAL", 1000.0)
@@ -270,7 +270,7 @@ def test_a_report_does_not_wait_for_the_next_batch(outboxes: Outboxes) -> None:
 
 
 @pytest.mark.usefixtures("seldom")
-def test_neither_pokes_nor_news_make_a_batch_of_what_may_wait(outboxes: Outboxes) -> None:
+def test_notifications_and_urgent_messages_do_not_flush_waiting_output(outboxes: Outboxes) -> None:
     source = FakeSource(wrote("first"))
     outbox = outboxes.start(source)
     assert wait_until(lambda: outboxes.posted == [wrote("first")])
@@ -283,7 +283,7 @@ def test_neither_pokes_nor_news_make_a_batch_of_what_may_wait(outboxes: Outboxes
     assert outboxes.posted == [wrote("first"), wrote("second")]
 
 
-def test_while_nobody_reads_the_rest_of_a_source_waits(outboxes: Outboxes) -> None:
+def test_a_source_waits_while_the_queue_is_unread(outboxes: Outboxes) -> None:
     outboxes.writer.waiting = 1
     outbox = outboxes.make(FakeSource(wrote("a"), wrote("b"), wrote("c")))
     outbox.post(report(1))
@@ -295,7 +295,7 @@ def test_while_nobody_reads_the_rest_of_a_source_waits(outboxes: Outboxes) -> No
     assert outboxes.posted == [wrote("a"), wrote("b"), wrote("c"), report(1)]
 
 
-def test_a_flush_waits_until_everything_was_mailed_and_read(outboxes: Outboxes) -> None:
+def test_flush_waits_until_all_messages_are_sent_and_read(outboxes: Outboxes) -> None:
     source = FakeSource()
     outbox = outboxes.start(source)
     for number in range(50):
@@ -308,7 +308,7 @@ def test_a_flush_waits_until_everything_was_mailed_and_read(outboxes: Outboxes) 
     assert outboxes.writer.unread < 0
 
 
-def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
+def test_flush_of_a_stuck_outbox_times_out_and_leaves_the_thread_idle(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "FLUSH_TIMEOUT", 0.1)
@@ -324,7 +324,7 @@ def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
 # ---- what cannot be sent
 
 
-def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
+def test_messages_that_cannot_be_encoded_are_reported_and_sending_continues(
     outboxes: Outboxes, snapshot: SnapshotAssertion
 ) -> None:
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
@@ -347,7 +347,9 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
 @pytest.mark.parametrize(
     "error", [MemoryError(), RecursionError("too deep"), RuntimeError("Broken pipe"), KeyError(1)]
 )
-def test_no_error_of_one_message_ends_the_mail(outboxes: Outboxes, error: Exception) -> None:
+def test_an_error_in_one_message_does_not_stop_the_outbox(
+    outboxes: Outboxes, error: Exception
+) -> None:
     outboxes.writer.error = error
     outbox = outboxes.start(FakeSource(wrote("a")))
     outbox.post(picture(5))
@@ -359,7 +361,7 @@ def test_no_error_of_one_message_ends_the_mail(outboxes: Outboxes, error: Except
     assert said.data["text/plain"].endswith(f": {error}")
 
 
-def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(outboxes: Outboxes) -> None:
+def test_an_unreadable_source_is_reported_once_and_the_others_continue(outboxes: Outboxes) -> None:
     source = FakeSource()
     outbox = outboxes.start(BrokenSource(), source)
     for number in range(3):
@@ -381,7 +383,7 @@ NEWS = [
 ]
 
 
-def test_news_go_a_way_of_their_own_while_output_floods_and_nobody_reads_it(
+def test_urgent_messages_use_their_own_queue_while_output_is_unread(
     outboxes: Outboxes,
 ) -> None:
     outboxes.writer.waiting = 1
@@ -398,7 +400,7 @@ def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(outboxes: O
     assert wait_until(lambda: report(1) in outboxes.posted)
 
 
-def test_all_ranks_mail_on_one_beat_many_of_them_less_often_and_a_first_line_waits_for_none(
+def test_ranks_send_in_step_and_less_often_if_many_and_a_first_line_at_once(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few, many, crowd = (
@@ -433,7 +435,7 @@ def test_all_ranks_mail_on_one_beat_many_of_them_less_often_and_a_first_line_wai
 # ---- pictures
 
 
-def test_who_displays_waits_while_too_many_pictures_wait(
+def test_display_blocks_while_too_many_pictures_are_queued(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "MAX_QUEUED_CHARACTERS", 100)
@@ -456,7 +458,7 @@ def test_who_displays_waits_while_too_many_pictures_wait(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was_forked(
+def test_a_forked_child_can_print_and_display_even_if_forked_during_a_send(
     outboxes: Outboxes,
 ) -> None:
     outbox = outboxes.start(FakeSource())
@@ -469,7 +471,7 @@ def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was
 
     taken, done = threading.Event(), threading.Event()
 
-    def hold() -> None:  # as the mail's thread does for a moment
+    def hold() -> None:  # as the outbox thread does for a moment
         with outbox._wake:
             taken.set()
             done.wait(60)
@@ -486,10 +488,10 @@ def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was
 
 @pytest.mark.parametrize("way", ["poke", "post", "flush"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(
+def test_an_interrupt_anywhere_in_a_cell_leaves_the_outbox_working(
     outboxes: Outboxes, way: str
 ) -> None:
-    """A stop that strikes within a lock's own code would leave it taken, and the mail waiting."""
+    """An interrupt within a lock's own code would leave it locked, and the outbox waiting."""
     source = FakeSource()
     outbox = outboxes.start(source)
 

@@ -1,4 +1,4 @@
-"""What lives in a rank is noted weakly, and called what the user calls it."""
+"""Live objects of a rank are listed weakly, under the user's names for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Thing:
     """Something that can be referred to weakly."""
 
 
-def test_a_roll_keeps_the_order_and_keeps_nothing_alive() -> None:
+def test_a_weak_list_keeps_its_order_and_keeps_no_object_alive() -> None:
     roll, things = WeakList(), [Thing() for _ in range(5)]
     for thing in [*things, things[0]]:
         roll.add(thing)
@@ -43,7 +43,7 @@ def test_the_shortest_way_by_names_is_found() -> None:
         assert paths_of([thing], namespace).get(id(thing)) == name
 
 
-def test_what_torch_compile_wraps_has_the_name_of_the_wrapper() -> None:
+def test_a_compiled_model_has_the_name_of_its_wrapper() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     compiled = OptimizedModule(model, lambda run: run)
     found = paths_of([model, model[0]], {"compiled": compiled})
@@ -51,7 +51,7 @@ def test_what_torch_compile_wraps_has_the_name_of_the_wrapper() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, dict])
-def test_of_large_data_only_the_beginning_is_looked_at(kind: type) -> None:
+def test_only_the_beginning_of_large_data_is_searched(kind: type) -> None:
     """A rank looks for names after each stop, and may have lists of 30 million numbers."""
     looked_at = 0
 
@@ -76,7 +76,7 @@ def test_of_large_data_only_the_beginning_is_looked_at(kind: type) -> None:
     assert 0 < looked_at < 1000
 
 
-def test_what_is_not_there_is_not_searched_for_or_not_for_ever() -> None:
+def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles() -> None:
     class Kept(SimpleNamespace):
         __dict__: Any = property(lambda _self: pytest.fail("it was looked at"))
 

@@ -1,4 +1,4 @@
-"""A rank's connections are told apart by when they were opened, and shut down accordingly."""
+"""A rank's connections are distinguished by when they were opened, and shut down accordingly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbddp.worker.store_clients import StoreClient
 
 @contextmanager
 def connected(family: socket.AddressFamily = socket.AF_INET) -> Iterator[socket.socket]:
-    """One end of a connection; the other reads what is left and tells when it is shut down."""
+    """One end of a connection; the other end reads the remaining data and sees the shutdown."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("", 0), family=family))
         port = listener.getsockname()[1]
@@ -54,7 +54,7 @@ def connections() -> Connections:
 
 
 @pytest.mark.parametrize("others_too", [False, True])
-def test_what_process_groups_opened_is_shut_down_and_else_only_if_asked_and_not_the_mail(
+def test_only_connections_of_process_groups_are_shut_down_unless_others_too(
     connections: Connections, opened: Open, others_too: bool
 ) -> None:
     earlier = opened()
@@ -71,7 +71,7 @@ def test_what_process_groups_opened_is_shut_down_and_else_only_if_asked_and_not_
     assert found == [others_too, False, True, others_too, False]
 
 
-def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_are_closed(
+def test_group_connections_are_shut_down_for_reading_until_the_groups_are_closed(
     connections: Connections,
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_ar
         assert theirs.recv(1) == b""
 
 
-def test_what_is_opened_while_a_group_fails_to_form_is_noted_too(
+def test_connections_of_a_group_that_failed_to_form_are_recorded(
     connections: Connections, opened: Open
 ) -> None:
     half: list[socket.socket] = []
@@ -112,7 +112,7 @@ def test_what_is_opened_while_a_group_fails_to_form_is_noted_too(
     assert is_shut(half[0])
 
 
-def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected(
+def test_an_interrupted_recording_records_nothing_when_it_is_collected(
     connections: Connections, opened: Open
 ) -> None:
     torn = connections.recording()
@@ -124,7 +124,7 @@ def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected(
     assert not is_shut(users)
 
 
-def test_a_connection_that_takes_a_closed_ones_descriptor_is_left_alone(
+def test_a_connection_that_reuses_a_closed_descriptor_is_not_shut_down(
     connections: Connections, opened: Open
 ) -> None:
     with connections.recording(), connected() as groups:
@@ -135,7 +135,7 @@ def test_a_connection_that_takes_a_closed_ones_descriptor_is_left_alone(
     assert not is_shut(users)
 
 
-def test_what_is_noted_while_connections_are_shut_down_stays_noted(
+def test_connections_recorded_during_a_shutdown_stay_recorded(
     connections: Connections, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[socket.socket] = []

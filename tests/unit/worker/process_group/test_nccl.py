@@ -17,7 +17,7 @@ HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Proc
 
 
 class Group:
-    """What can be aborted, at once, never, or not at all."""
+    """A backend whose abort returns at once, never returns, or does not exist."""
 
     def __init__(self, *, waits_for: threading.Event | None = None, error: str = "") -> None:
         self.was_aborted = threading.Event()
@@ -84,7 +84,7 @@ def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
 
 
 @pytest.mark.skipif(not HEADER.exists(), reason="this torch ships no headers")
-def test_torch_knows_these_variables_and_what_2_means() -> None:
+def test_torch_still_knows_the_nccl_variables_and_the_meaning_of_2() -> None:
     source = HEADER.read_text()
     assert all(f'"{name}"' in source for name in ENVIRONMENT)
     assert "CleanUpOnly = 2" in source

@@ -18,7 +18,7 @@ def test_a_fingerprint_tells_values_and_their_order() -> None:
     assert _fingerprint(values.flip(0)) != _fingerprint(values)
 
 
-def test_a_fingerprint_is_of_the_values_wherever_they_are() -> None:
+def test_a_fingerprint_depends_only_on_the_values_of_a_tensor() -> None:
     whole = torch.randn(101, 103)
     part = whole[1:, 1:]
     assert _fingerprint(part) == _fingerprint(part.clone())

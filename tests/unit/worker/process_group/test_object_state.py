@@ -1,4 +1,4 @@
-"""What one rank tells of an optimizer, schedule, scaler or loader becomes that of another rank."""
+"""The state of one rank's optimizer, schedule, scaler or loader is copied to another rank."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_scaler_and_a_loader_go_on_as_the_sources() -> None:
     assert loaders[0].state_dict() == loaders[1].state_dict()
 
 
-def test_what_fits_is_kept_and_so_are_the_dicts_that_wrappers_share() -> None:
+def test_matching_tensors_and_shared_dicts_of_an_optimizer_are_updated_in_place() -> None:
     source, other = (Rank(partial(SGD, lr=0.1, momentum=0.9)).train(1) for _ in range(2))
     other.optimizer.param_groups[0]["lr"] = 7.0
     groups, state = other.optimizer.param_groups, other.optimizer.state
@@ -151,7 +151,7 @@ def test_what_fits_is_kept_and_so_are_the_dicts_that_wrappers_share() -> None:
     assert groups[0]["lr"] == 0.1
 
 
-def test_what_is_no_number_and_no_tensor_stays_where_all_have_it() -> None:
+def test_other_optimizer_state_is_kept_if_all_ranks_have_it() -> None:
     def odd(value: object) -> Optimizer:
         optimizer: Optimizer = Rank(partial(SGD, lr=0.1)).optimizer
         for each in optimizer.param_groups[0]["params"]:

@@ -1,4 +1,4 @@
-"""What is said where ranks share GPUs: in one line, what Gloo cannot do there."""
+"""The one-line message for ranks that share GPUs: the limits of Gloo there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(2, 1), (4, 3)])
-def test_auto_takes_gloo_and_says_what_it_cannot_do(
+def test_auto_chooses_gloo_for_shared_gpus_and_names_its_limits(
     ranks: int, gpus: int, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert describe_shared_gpus("auto", choose_backend("auto", ranks), GPU, ranks) == snapshot
 
 
-def test_who_has_a_gpu_each_or_none_or_asked_for_gloo_is_told_nothing(
+def test_no_message_about_shared_gpus_without_shared_gpus_or_with_gloo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

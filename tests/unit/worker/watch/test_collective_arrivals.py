@@ -1,4 +1,4 @@
-"""What a rank reads from its flight recorder, and what of it it tells."""
+"""The entries that a rank reads from its flight recorder, and the reports it sends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Recorder:
 
 
 class Rank(ArrivalRecorder):
-    """A rank with a flight recorder, which keeps what it tells."""
+    """A rank with a flight recorder; it keeps its reports."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -96,7 +96,7 @@ def test_each_collective_is_told_once_with_its_time_and_its_kind(rank: Rank) -> 
     assert (second.rows, second.is_over, second.lost) == ([4, 750_000, 0], True, 0)
 
 
-def test_between_cells_nothing_is_told(rank: Rank) -> None:
+def test_no_collectives_are_reported_between_cells(rank: Rank) -> None:
     rank.add(1, 0.1)
     newest = newest_of(rank.report())
     assert newest is not None
@@ -126,7 +126,7 @@ def test_a_short_cell_is_read_only_if_it_had_collectives_or_a_group_of_its_own(
     assert [each.rows for each in rank.told] == [[1, 100_000, 0], [1, 200_000, 0]]
 
 
-def test_what_the_recorder_forgot_between_two_reads_is_counted(rank: Rank) -> None:
+def test_entries_lost_by_the_flight_recorder_between_reads_are_counted(rank: Rank) -> None:
     rank.recorder.kept = 10
     rank.begin_cell(1, BEGAN)
     for number in range(1, 31):
@@ -140,7 +140,7 @@ def test_what_the_recorder_forgot_between_two_reads_is_counted(rank: Rank) -> No
     assert rank.told[1].rows[0] == 46
 
 
-def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
+def test_too_many_collectives_are_omitted_in_the_same_blocks_on_all_ranks_and_counted(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(this_rank, "world_size", lambda: 128)
@@ -156,7 +156,7 @@ def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
     assert numbers[: BLOCK - 1] == list(range(1, BLOCK)), "what is told of is told without a gap"
 
 
-def test_numbers_that_fall_back_begin_another_turn(rank: Rank) -> None:
+def test_collective_numbers_that_restart_begin_a_new_kind(rank: Rank) -> None:
     rank.begin_cell(1, BEGAN)
     for at, number in enumerate((1, 2, 1, 2)):
         rank.add(number, float(at))
@@ -183,7 +183,7 @@ def test_where_collectives_come_fast_it_is_read_before_the_recorder_forgets(
         assert rank._newest_record == newest
 
 
-def test_what_nccl_has_measured_is_told_when_it_is_there(rank: Rank) -> None:
+def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
     rank.recorder.count = NCCL_OFFSET
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1, name="nccl:all_reduce", retired=False)
@@ -205,7 +205,7 @@ def test_what_nccl_has_measured_is_told_when_it_is_there(rank: Rank) -> None:
     }
 
 
-def test_what_the_recorder_has_forgotten_is_not_waited_for(rank: Rank) -> None:
+def test_durations_of_dropped_recorder_entries_are_not_awaited(rank: Rank) -> None:
     rank.recorder.count, rank.recorder.kept = NCCL_OFFSET, 3
     rank.begin_cell(7, BEGAN)
     for number in range(1, 9):

@@ -1,4 +1,4 @@
-"""What torch's flight recorder says of a collective, in words."""
+"""The description of a collective from torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_collective_is_numbered_by_its_group(
     assert (newest.call.number, newest.began_at) == (3, 5.0)
 
 
-def test_all_meet_in_some_collectives_and_in_others_not() -> None:
+def test_only_some_collectives_synchronize_all_ranks() -> None:
     names = ["gloo:all_reduce", "gloo:barrier", "gloo:broadcast", "nccl:all_reduce", "gloo:send"]
     assert [is_synchronizing(entry(profiling_name=name)) for name in names] == [
         True,
@@ -61,7 +61,7 @@ def test_all_meet_in_some_collectives_and_in_others_not() -> None:
     ]
 
 
-def test_what_is_recorded_comes_oldest_first_and_nothing_where_memory_is_short(
+def test_recorder_entries_are_sorted_by_age_and_empty_if_memory_runs_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = torch._C._distributed_c10d

@@ -17,7 +17,7 @@ from nbddp.worker.watch.main_thread import mark_event_wait
 
 @contextmanager
 def running(act: Callable[[], object]) -> Iterator[Callable[[], FrameType]]:
-    """Run it on a thread; what is yielded tells the frame that the thread is in."""
+    """Run it on a thread; the yielded function returns the frame of that thread."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     yield lambda: sys._current_frames()[thread.ident or 0]

@@ -1,4 +1,4 @@
-"""Which steps a rank traces: begun, ended, thrown away, and what is said where there are none."""
+"""Which steps a rank traces: start, end, discarded traces, and messages about missing steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FakeProfile:
 
 
 class Rank:
-    """A rank whose cell is traced; ``story`` is what the profiler saw, ``folder`` for its files."""
+    """A rank whose cell is traced; ``story`` has the profiler's calls, ``folder`` its files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.story = folder, list[str]()
@@ -151,7 +151,7 @@ def test_the_steps_that_were_asked_for_are_traced(
     [(log, True, [3, 5]), (load, True, [3, 5]), (log, False, [3, 6])],
     ids=["logged", "loaded", "interrupted in a part of a step"],
 )
-def test_a_loop_that_ends_early_has_what_it_had(
+def test_a_loop_that_ends_early_keeps_the_steps_traced_so_far(
     loop: Callable[..., None], is_ok: bool, told: list[int], rank: Rank
 ) -> None:
     rank.begin(3, 100)
@@ -160,7 +160,7 @@ def test_a_loop_that_ends_early_has_what_it_had(
     assert (found.steps, rank.story[-1]) == (told, "stop")
 
 
-def test_no_steps_and_other_steps_are_said(rank: Rank, snapshot: Any) -> None:
+def test_missing_and_different_steps_are_reported(rank: Rank, snapshot: Any) -> None:
     said = {}
     for name, asked, steps in (
         ("none", (0, 5), ()),
@@ -175,7 +175,7 @@ def test_no_steps_and_other_steps_are_said(rank: Rank, snapshot: Any) -> None:
     assert list(rank.folder.iterdir()) == []
 
 
-def test_steps_that_begin_anew_end_the_trace_and_leaps_are_told_as_what_they_are(
+def test_step_numbers_that_restart_end_the_trace_and_gaps_are_recorded(
     rank: Rank,
 ) -> None:
     rank.begin(3, 9)
@@ -200,7 +200,7 @@ def test_a_trace_ends_with_the_step_in_which_it_became_too_long(
     assert rank.give().steps == [1, 3]
 
 
-def test_beside_a_profiler_of_the_cells_own_and_on_other_threads_there_is_none(rank: Rank) -> None:
+def test_no_trace_with_another_active_profiler_or_on_other_threads(rank: Rank) -> None:
     rank.begin(3, 4)
     thread = threading.Thread(target=log, args=range(9))
     thread.start()
@@ -211,7 +211,7 @@ def test_beside_a_profiler_of_the_cells_own_and_on_other_threads_there_is_none(r
     assert rank.story == []
 
 
-def test_what_torchs_profiler_refuses_and_a_full_disk_cuts_off_is_said(rank: Rank) -> None:
+def test_profiler_errors_and_truncated_traces_are_reported(rank: Rank) -> None:
     rank.profile.error = RuntimeError("no CUPTI\nand a stack")
     rank.begin(3, 4)
     log(*range(9))
@@ -292,7 +292,7 @@ def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
     assert copy["id"] == 2_000_000_007
 
 
-def test_of_too_many_events_the_shortest_are_left_out_and_counted() -> None:
+def test_the_shortest_of_too_many_events_are_dropped_and_counted() -> None:
     events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
     document = {"traceEvents": [*HEADS, *events]}
     command = SendTrace(request=1, cell=3, rank=0, folder="", start_ns=0, max_events=3)

@@ -1,4 +1,4 @@
-"""What a process uses is told when there is something to tell."""
+"""The resource usage of a process is reported if there is any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbddp.worker.watch import resource_usage as usage_module
 from nbddp.worker.watch.resource_usage import UsageSampler, read_child_usage
 
 
-def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cpu_figure_for_too_short_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     now, figures = 100.0, iter([0.0, 42.0, 7.0])  # the first one is psutil's own beginning
     monkeypatch.setattr(usage_module.time, "monotonic", lambda: now)
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda _self: next(figures))
@@ -33,7 +33,7 @@ def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usage.read().cpu == 7.0
 
 
-def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have_touched_it(
+def test_gpu_usage_is_that_of_the_rank_and_is_not_sampled_before_cuda_is_initialized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usage, has_begun = UsageSampler(torch.device("cuda", 1)), False
@@ -69,7 +69,7 @@ def child(*command: str) -> Iterator[Popen[bytes]]:
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell")
-def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
+def test_cpu_time_of_a_finished_grandchild_is_counted() -> None:
     before = read_child_usage().cpu_time
     script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
     with child("sh", "-c", script):
@@ -79,7 +79,7 @@ def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the output of another process")
-def test_what_a_child_and_a_grandchild_that_has_ended_wrote_counts() -> None:
+def test_bytes_written_by_a_child_and_a_finished_grandchild_are_counted() -> None:
     before = read_child_usage().written
     script = "echo one > /dev/null; sh -c 'echo two > /dev/null'; echo; read line"
     with child("sh", "-c", script):

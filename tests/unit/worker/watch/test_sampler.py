@@ -14,7 +14,7 @@ from nbddp.worker.watch.sampler import Sampler
 
 
 class FakeUsage(UsageSampler):
-    """Uses what a test says."""
+    """Returns the usage that a test sets."""
 
     def __init__(self) -> None:
         self.now = ResourceUsage(cpu=0.5, memory=300_000_000)
@@ -24,7 +24,7 @@ class FakeUsage(UsageSampler):
 
 
 class RecordingSampler(Sampler):
-    """Looks that a test has made, and what was posted of them."""
+    """The samples that a test took, and the messages posted for them."""
 
     def __init__(self) -> None:
         self.posted: list[RankStatus | CollectiveArrivals] = []
@@ -47,7 +47,7 @@ def sampler() -> RecordingSampler:
     return RecordingSampler()
 
 
-def test_what_has_not_changed_is_told_once_and_when_it_is_due(sampler: RecordingSampler) -> None:
+def test_an_unchanged_sample_is_sent_once_and_when_due(sampler: RecordingSampler) -> None:
     assert [sampler.sample_once() for _ in range(5)] == [1] * 5
     assert sampler.sample_once(is_due=True) == 2
     assert sampler.sample_once(cpu=1.9, memory=301_000_000) == 2
@@ -64,13 +64,13 @@ def test_what_has_not_changed_is_told_once_and_when_it_is_due(sampler: Recording
     ],
     ids=str,
 )
-def test_what_has_changed_is_told_at_the_next_look(
+def test_a_changed_sample_is_sent_at_once(
     sampler: RecordingSampler, change: dict[str, float]
 ) -> None:
     assert [sampler.sample_once(), sampler.sample_once(**change)] == [1, 2]
 
 
-def test_a_look_that_spans_a_short_cell_tells_no_cpu(sampler: RecordingSampler) -> None:
+def test_a_sample_that_spans_a_short_cell_has_no_cpu_figure(sampler: RecordingSampler) -> None:
     sampler.sample_once(cpu=45.0)
     sampler.begin_cell(3)
     sampler.end_cell()
@@ -80,7 +80,7 @@ def test_a_look_that_spans_a_short_cell_tells_no_cpu(sampler: RecordingSampler) 
     assert shown == [45.0, -1.0, 45.0]
 
 
-def test_what_was_told_before_or_in_a_cell_is_old_after_it(sampler: RecordingSampler) -> None:
+def test_a_sample_is_sent_again_after_a_cell(sampler: RecordingSampler) -> None:
     sampler._send(sampler.sample(cell=3))
     assert sampler.sample_once() == 2
     sampler.begin_cell(4)  # which is too short to be looked at

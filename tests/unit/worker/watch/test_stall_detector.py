@@ -1,4 +1,4 @@
-"""Whether the main thread has stayed where it is, told what was seen of it and when."""
+"""Whether the main thread is stalled, from samples and their times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stay(after: ThreadSample, wait: BlockingCall) -> float:
 
 
 @pytest.mark.parametrize("wait", BlockingCall)
-def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_move(
+def test_an_idle_thread_is_stalled_in_any_wait_and_its_own_activity_resets_the_stall(
     wait: BlockingCall,
 ) -> None:
     assert stay(HERE, wait) == 11.0
@@ -48,14 +48,14 @@ def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_m
         (BlockingCall.SPINNING, set()),
     ],
 )
-def test_what_may_be_of_a_thread_beside_it_is_no_move_of_who_waits(
+def test_activity_of_other_threads_does_not_reset_the_stall_of_a_waiting_thread(
     wait: BlockingCall, moves: set[str]
 ) -> None:
     moved = {name for name in SIGNS if not stay(replace(HERE, **{name: SIGNS[name]}), wait)}
     assert moved == moves
 
 
-def test_in_one_call_only_output_and_much_cpu_time_are_moves() -> None:
+def test_in_a_single_blocking_call_only_output_and_much_cpu_time_reset_the_stall() -> None:
     assert (
         stay(replace(HERE, switches=60, cpu=1.0 + 2 * THREAD_CPU), BlockingCall.ONE_EVENT) == 11.0
     )
@@ -63,7 +63,7 @@ def test_in_one_call_only_output_and_much_cpu_time_are_moves() -> None:
     assert stay(replace(HERE, written=101), BlockingCall.ONE_EVENT) == 0.0
 
 
-def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
+def test_many_context_switches_in_an_unrecorded_wait_reset_the_stall() -> None:
     assert stay(replace(HERE, switches=40 + MAX_SWITCHES), BlockingCall.ON_STACK) == 11.0
     assert stay(replace(HERE, switches=41 + MAX_SWITCHES), BlockingCall.ON_STACK) == 0.0
 
@@ -81,7 +81,7 @@ def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
     ],
     ids=["idle", "disk", "runs", "other threads", "children", "they write", "no such system"],
 )
-def test_a_closer_look_finds_who_works_for_a_thread_that_sleeps(
+def test_a_process_sample_finds_work_done_for_a_sleeping_thread(
     closer: ProcessSample, is_at_work: bool
 ) -> None:
     still = StallDetector()
@@ -105,7 +105,7 @@ def test_a_first_closer_look_that_comes_late_does_not_prove_that_children_are_id
     assert still.add_process_sample(ProcessSample(children=2.0), 9.0) == 1.0
 
 
-def test_who_has_others_at_work_for_it_is_looked_at_closely_every_time() -> None:
+def test_a_thread_with_active_helpers_needs_a_process_sample_each_time() -> None:
     still = StallDetector()
     still.reset(0.0)
     assert [still.needs_process_sample(now) for now in (1.0, 2.0)] == [False, True]
