@@ -84,7 +84,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("change", REFUSED, ids=str)
-def test_a_contradiction_is_refused_with_its_numbers(
+def test_an_inconsistent_topology_is_refused_with_its_numbers(
     change: dict[str, int], snapshot: SnapshotAssertion
 ) -> None:
     numbers = {"rank": 1, "local_rank": 1, "world_size": 4, "local_world_size": 2} | change
@@ -93,7 +93,9 @@ def test_a_contradiction_is_refused_with_its_numbers(
     assert str(caught.value) == snapshot
 
 
-def test_a_variable_that_is_not_set_is_named_with_the_way_out(snapshot: SnapshotAssertion) -> None:
+def test_a_missing_environment_variable_is_named_with_the_next_step(
+    snapshot: SnapshotAssertion,
+) -> None:
     env = PLACE.to_env()
     said = {}
     for name in [*env]:
@@ -104,6 +106,6 @@ def test_a_variable_that_is_not_set_is_named_with_the_way_out(snapshot: Snapshot
     assert said == snapshot
 
 
-def test_a_variable_that_is_no_number_is_refused() -> None:
+def test_an_environment_variable_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(ValueError, match="'one'"):
         Topology.from_env(PLACE.to_env() | {"RANK": "one"})

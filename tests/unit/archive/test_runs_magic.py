@@ -50,7 +50,7 @@ def names(listing: Listing) -> str:
 # ---- a run in a line
 
 
-def test_a_run_is_its_facts(folder: Path) -> None:
+def test_the_summary_of_a_run_has_its_facts(folder: Path) -> None:
     path = make_run(folder, config={"lr": 0.1}, samples_per_step=64, seconds_lost=1.5)
     run = summarize(path)
     assert (run.name, run.ranks, run.outcome, run.steps) == (path.name, 2, "ok", 60)

@@ -146,7 +146,7 @@ def test_ddp_communication_is_a_share_of_the_step_summed_over_models() -> None:
 # ---- results
 
 
-def test_a_median_stands_for_its_rounds_and_says_how_far_they_lie_apart() -> None:
+def test_a_world_size_has_the_median_rate_and_the_spread_of_its_rounds() -> None:
     one = size(2, 10.0, 30.0, 11.0, batch=8)
     assert (one.rate, one.samples_per_second) == (11.0, 88.0)
     assert one.spread == pytest.approx(20 / 11)

@@ -79,7 +79,7 @@ def nearest(colors: Sequence[str], eye: str) -> float:
 
 @pytest.mark.parametrize("eye", MACHADO)
 @pytest.mark.parametrize("colors", [LIGHT, DARK, ANY], ids=["light", "dark", "any"])
-def test_no_two_of_eight_ranks_look_alike(colors: tuple[str, ...], eye: str) -> None:
+def test_the_colours_of_eight_ranks_are_distinguishable(colors: tuple[str, ...], eye: str) -> None:
     assert len(colors) == 8
     assert nearest(colors, eye) > 12
 

@@ -83,7 +83,7 @@ def test_code_that_mentions_the_rank_but_excludes_no_rank_is_accepted() -> None:
     )
 
 
-def test_a_collective_of_some_ranks_only_is_told_by_its_arguments() -> None:
+def test_a_collective_of_a_subgroup_is_recognized_by_its_arguments() -> None:
     of_all = (
         *("all_reduce(t)", "all_reduce(t, dist.ReduceOp.MAX)", "all_reduce(t, group=None)"),
         *("all_reduce(t, group=dist.group.WORLD)", "new_group([0, 1])"),

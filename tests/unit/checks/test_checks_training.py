@@ -89,7 +89,7 @@ NORM = "class Net(nn.Module):\n    def __init__(self):\n        self.norm = nn.B
         (NORM + "model = DDP(nn.Linear(4, 2))\n", "", False),
     ],
 )
-def test_a_test_on_one_rank_is_found_where_ddp_sends_buffers(
+def test_evaluation_on_one_rank_is_found_if_ddp_broadcasts_buffers(
     text: str, kind: str, *, is_found: bool
 ) -> None:
     head = IMPORTS_DDP + text if text else ""
@@ -163,7 +163,7 @@ def test_an_evaluation_without_gradients_is_found_however_they_are_switched_off(
     )
 
 
-def test_saving_under_a_guard_of_any_kind_is_one_ranks() -> None:
+def test_saving_under_any_kind_of_rank_condition_is_accepted() -> None:
     save = "def save(path):\n    torch.save(model.state_dict(), 'x.pt')\n"
     assert_found(
         "ND141",

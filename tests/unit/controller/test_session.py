@@ -164,7 +164,7 @@ def test_close_works_while_displays_of_a_cell_are_unread(session: Session, link:
     assert session.life.state is GroupState.OFF
 
 
-def test_when_the_link_is_lost_the_ranks_are_ended_and_a_restart_has_a_new_one(
+def test_a_lost_link_ends_the_ranks_and_a_restart_makes_a_new_link(
     launcher: FakeLauncher, link: FakeLink
 ) -> None:
     links = [link, FakeLink()]

@@ -250,7 +250,7 @@ def test_no_hint_names_the_right_number() -> None:
             assert str(value["right"]) not in words or value["right"] in (0, 1, 2, 3), exercise
 
 
-def test_an_exercise_that_is_not_there_and_too_few_values_are_refused(
+def test_unknown_exercises_and_too_few_values_are_refused(
     snapshot: SnapshotAssertion,
 ) -> None:
     refused = []

@@ -49,7 +49,7 @@ def checks_of(world_size: int = 2) -> Look:
     return partial(QuietChecks().check, session(world_size))
 
 
-def test_the_ranks_state_is_told_once_and_a_cells_code_each_time() -> None:
+def test_findings_about_rank_state_are_shown_once_and_about_code_each_time() -> None:
     checks = checks_of()
     source = "if rank == 0:\n    dist.barrier()\nlen(train)"
     assert rules(checks, ended(source, 1, 2)) == ["ND101", "ND202"]
@@ -58,7 +58,7 @@ def test_the_ranks_state_is_told_once_and_a_cells_code_each_time() -> None:
     assert rules(checks, ended(source, 1, 2, attempt=2)) == ["ND101", "ND202"]
 
 
-def test_the_state_of_other_ranks_is_told_too() -> None:
+def test_findings_about_rank_state_are_shown_once_for_each_session() -> None:
     checks, notebook, script = QuietChecks(), session(), session()
     for each in (notebook, script):
         [found] = checks.check(each, ended("len(train)", 1, 2))
@@ -71,7 +71,7 @@ def test_findings_have_the_line_numbers_of_the_editor() -> None:
     assert (found.rule, found.line) == ("ND202", 3)
 
 
-def test_where_a_rank_is_missing_nothing_is_compared() -> None:
+def test_facts_are_not_compared_if_a_rank_is_missing() -> None:
     assert rules(checks_of(3), ended("len(train)", 1, 2)) == []
     assert rules(checks_of(), ended("len(train)", 1, 1)) == []
 

@@ -165,7 +165,7 @@ def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
     assert play.state is GroupState.OFF
 
 
-def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
+def test_a_cell_that_fails_in_a_replay_ends_it_and_is_reported(play: Play) -> None:
     play.fails_in = "step 1"
     result = play.recovery.replay(DEEDS)
     assert result is not None
@@ -193,7 +193,7 @@ def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     assert play.session.pending_entries == ()
 
 
-def test_a_restart_that_is_stopped_before_its_replay_leaves_all_to_do(play: Play) -> None:
+def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Play) -> None:
     def stopped() -> None:
         play.session.restart()
         play.session.stop()

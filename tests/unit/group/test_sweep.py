@@ -166,7 +166,7 @@ def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None
 # ---- points that are done
 
 
-def test_another_cell_or_another_one_before_it_is_another_sweep() -> None:
+def test_a_change_of_the_cell_or_an_earlier_cell_makes_another_sweep() -> None:
     before = CellRequest(source="x = 1")
     key = sweep_key("train()", [before], 2)
     assert key == sweep_key("train()", [CellRequest(source="x = 1", execution_count=9)], 2)
@@ -186,7 +186,7 @@ def key_after_push(value: Any) -> str:
     return sweep_key("", [PushRecord(("x",), None, stored)])
 
 
-def test_other_values_that_were_pushed_are_another_sweep() -> None:
+def test_other_pushed_values_make_another_sweep() -> None:
     plain: list[Any] = [1, 1.5, "1", [1, (2, None)], {"a": b"1"}]
     assert len({key_after_push(each) for each in plain}) == len(plain)
     assert [key_after_push(each) for each in plain] == [
@@ -210,7 +210,7 @@ def test_values_without_an_exact_repr_keep_their_sweep_key_only_within_one_kerne
     assert key_after_push(value) != key
 
 
-def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Path) -> None:
+def test_only_completed_runs_of_the_same_sweep_count_as_done(folder: Path) -> None:
     trials = sweep_points([("lr", (0.1, 0.2, 0.3, 0.4))])
     for number, (trial, key, is_done) in enumerate(
         [(trials[0], "k", True), (trials[1], "k", False), (trials[2], "other", True)]
@@ -244,7 +244,7 @@ def one_in_each_state() -> list[SweepEntry]:
     return rows
 
 
-def test_how_far_a_sweep_is_is_said(snapshot: SnapshotAssertion) -> None:
+def test_the_progress_of_a_sweep_is_described(snapshot: SnapshotAssertion) -> None:
     rows = one_in_each_state()
     said = [
         describe_current(rows, rows[2]),

@@ -220,6 +220,6 @@ def test_each_heal_uses_a_new_generation_in_the_store() -> None:
     assert [each.generation for each in (BROKEN, HEALING, HEALING_AGAIN)] == [0, 1, 2]
 
 
-def test_ranks_that_are_not_taken_back_are_gone() -> None:
+def test_ranks_that_were_not_adopted_are_gone() -> None:
     assert (RETURNING.alive, RETURNING.gone, RETURNING.attempt) == ([0, 2], (1,), 4)
     assert [each.incarnation for each in RETURNING.ranks] == [0, 0, 1]

@@ -101,7 +101,7 @@ def test_ranks_that_start_later_are_not_told(life: Life, events: tuple[Event, ..
     assert said(life, run()) == []
 
 
-def test_more_room_ends_an_elastic_cell_and_that_is_known_of_it() -> None:
+def test_more_capacity_ends_an_elastic_cell_and_marks_it_as_outgrown() -> None:
     life, actions = advance(ELASTIC, CapacityChanged())
     assert life.state is GroupState.INTERRUPTING
     assert SendInterrupt(cell=1, ranks=(0, 1)) in actions

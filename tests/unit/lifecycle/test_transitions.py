@@ -499,7 +499,7 @@ def test_a_restarted_group_keeps_no_state_of_the_old_one() -> None:
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_news_of_an_attempt_that_is_over_is_dropped(late: Event) -> None:
+def test_events_of_an_earlier_attempt_are_dropped(late: Event) -> None:
     life = after(IDLE, RESTART, died(0), died(1))
     assert advance(life, late) == (life, [])
     for event in (ready(0, attempt=2), ready(1, attempt=2), run()):

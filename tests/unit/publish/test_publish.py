@@ -123,7 +123,7 @@ def test_a_long_name_keeps_its_end() -> None:
     assert len({plain_name("d" * 300 + end) for end in ("", "/min", "/max")}) == 3
 
 
-def test_the_first_step_of_each_attempt_says_so(tmp_path: Path) -> None:
+def test_the_first_published_step_of_each_attempt_names_the_attempt(tmp_path: Path) -> None:
     rows = [
         *rows_of(3, ranks=1),
         *(found | {"time": BEGAN + 15, "attempt": 2} for found in rows_of(3, ranks=2)),

@@ -70,7 +70,7 @@ def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
 
 
-def test_the_end_is_known_once_it_is_there() -> None:
+def test_the_end_of_a_run_is_known_once_recorded() -> None:
     assert "ended" not in facts_of(("start", {"attempt": 1, "world_size": 1}))
     assert facts_of(("stopped", {"attempt": 1}))["ended"]
     restarted = facts_of(("stopped", {}), ("start", {"attempt": 2, "world_size": 1}))
@@ -98,7 +98,7 @@ def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(
     assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
 
 
-def test_where_it_cannot_be_written_the_old_one_stays(
+def test_a_run_json_that_cannot_be_written_keeps_its_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []

@@ -274,7 +274,7 @@ def test_the_step_rate_of_a_rank(
     assert metrics.step_rate(0) == rate
 
 
-def test_the_fastest_of_the_loops_that_still_go_on_is_the_pace() -> None:
+def test_the_step_rate_is_that_of_the_fastest_running_loop() -> None:
     metrics = MetricStore()
     for batch in range(300):
         metrics.add(0, batch / 100, batch, {"loss": 1.0})
@@ -393,7 +393,7 @@ def test_steps_and_their_rate_are_counted() -> None:
     assert RunTotals().facts(MetricStore()) == {}
 
 
-def test_the_pause_between_two_cells_or_attempts_is_no_training() -> None:
+def test_pauses_between_cells_or_attempts_do_not_count_as_training_time() -> None:
     totals = RunTotals()
     totals.add(store_of(*((0, step / 2, step, {"loss": 1.0}) for step in range(5))))
     cell = store_of(*((0, 1000 + step / 2, step, {"loss": 2.0}) for step in range(5)))
@@ -409,7 +409,7 @@ def test_the_pause_between_two_cells_or_attempts_is_no_training() -> None:
     assert totals.facts() == {}
 
 
-def test_the_loop_with_the_most_steps_is_the_rate() -> None:
+def test_the_step_rate_is_that_of_the_loop_with_the_most_steps() -> None:
     rows: list[Told] = [(0, step / 10, step, {"loss": 1.0}) for step in range(100)]
     epochs: list[Told] = [(0, 3.0 * epoch, epoch, {"accuracy": 0.5}) for epoch in range(3)]
     facts = totals_of(*rows, *epochs)

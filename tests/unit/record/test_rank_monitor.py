@@ -130,7 +130,7 @@ def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) 
     ("purpose", "steps", "restarts"),
     [(Purpose.RETRY, (0.0, 1.0, 2.0, 3.0), (1.0,)), (Purpose.USER, (1.0, 2.0, 3.0), ())],
 )
-def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
+def test_a_recovery_keeps_the_curves_and_replayed_cells_add_nothing(
     rank_monitor: RankMonitor,
     steps: tuple[float, ...],
     restarts: tuple[float, ...],

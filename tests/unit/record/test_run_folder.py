@@ -237,7 +237,7 @@ def fill_disk(path: Path) -> None:
     path.symlink_to("/dev/full")
 
 
-def test_a_deleted_folder_does_not_stop_the_run(base: Path, begin: Begin) -> None:
+def test_a_deleted_run_folder_does_not_stop_the_run(base: Path, begin: Begin) -> None:
     folder = begin(base)
     shutil.rmtree(folder.path)
     folder.append_event("exit", rank=1)

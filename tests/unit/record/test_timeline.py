@@ -97,7 +97,7 @@ def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
     assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_REPORTED_EVENTS + 50))
 
 
-def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(event_log: EventLog) -> None:
+def test_events_of_many_kinds_use_bounded_memory(event_log: EventLog) -> None:
     for number in range(5000):
         event_log.record_reported(0, f"kind {number}", {})
     event_log.record("start", attempt=1)

@@ -23,7 +23,7 @@ from nbddp.train.prepare import prepare, prepared
 Count = namedtuple("Count", ["correct", "seen"])
 
 
-def test_alone_a_model_is_only_moved_unless_it_spans_devices() -> None:
+def test_with_one_rank_a_model_is_only_moved_unless_it_spans_devices() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     assert prepare(model) is model
     assert prepare(model) is model
@@ -41,7 +41,7 @@ def test_prepared_models_are_known_as_long_as_they_are_held() -> None:
 
 
 @pytest.mark.parametrize("op", ["sum", "min", "max"])
-def test_alone_a_number_comes_back_as_it_is(op: Any) -> None:
+def test_with_one_rank_all_reduce_returns_the_number_unchanged(op: Any) -> None:
     for value, expected in (
         (3, 3),
         (2**62 + 1, 2**62 + 1),
@@ -61,7 +61,7 @@ def test_alone_a_number_comes_back_as_it_is(op: Any) -> None:
             assert list(result) == list(value)
 
 
-def test_alone_a_mean_is_a_float() -> None:
+def test_with_one_rank_a_mean_is_a_float() -> None:
     assert all_reduce([3, 0.5], "mean") == [3.0, 0.5]
     assert isinstance(all_reduce(3, "mean"), float)
     assert all_reduce(torch.tensor([1, 2]), "mean").dtype is torch.float32
@@ -132,7 +132,7 @@ def test_values_that_cannot_be_reduced_and_wrong_arguments_are_refused(
     assert "nproc" in refusal(ArgumentError, WorkerGroup, nproc=0)  # a group's are refused so too
 
 
-def test_alone_there_is_one_object_and_everything_runs_here() -> None:
+def test_with_one_rank_objects_are_returned_and_functions_run_here() -> None:
     thing = object()
     assert all_gather(thing) == [thing]
     assert on_main(lambda a, b: a - b)(5, b=3) == 2

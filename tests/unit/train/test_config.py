@@ -80,7 +80,9 @@ def test_plain_values_are_kept_and_things_are_said_in_a_few_words(recorder: Reco
     assert said(recorder) == {name: kept for name, (_, kept) in KEPT.items()}
 
 
-def test_settings_that_have_themselves_inside_come_to_an_end(recorder: Recorder) -> None:
+def test_settings_that_contain_themselves_are_recorded_to_a_limited_depth(
+    recorder: Recorder,
+) -> None:
     settings: dict[str, Any] = {"lr": 0.1}
     settings["again"] = settings
     nbddp.config(settings)

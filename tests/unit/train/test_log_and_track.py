@@ -118,7 +118,7 @@ def test_a_step_is_any_whole_number(sink: Recorder, step: Any, number: int) -> N
     assert type(sink.told[0][1]) is int
 
 
-def test_a_step_may_be_left_out(sink: Recorder) -> None:
+def test_the_step_of_log_is_optional(sink: Recorder) -> None:
     log(loss=1)
     log({"train/loss": 0.5})
     log(loss=2, step=None)

@@ -80,7 +80,7 @@ def test_in_training_a_sampler_gives_all_ranks_equally_many_batches() -> None:
     assert len(loader(range(40), 2, sampler=[5, 3, 9])) == 2
 
 
-def test_a_sampler_draws_anew_in_each_epoch_and_the_same_again() -> None:
+def test_a_sampler_draws_a_new_reproducible_order_in_each_epoch() -> None:
     def make() -> Loader:
         return loader(range(40), 8, sampler=SAMPLERS["weighted"](), seed=3)
 

@@ -54,7 +54,7 @@ def test_the_page_has_the_plain_text_and_our_own_tags_only(text: str) -> None:
 
 
 @given(HOSTILE)
-def test_plain_text_holds_nothing_that_a_terminal_or_a_page_obeys(text: str) -> None:
+def test_plain_text_has_no_control_characters(text: str) -> None:
     plain = strip(text)
     assert re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", plain) is None
     assert plain.encode().decode() == plain
@@ -131,12 +131,12 @@ def test_text_is_drawn(text: str, html: str) -> None:
         ("a\x08b\x07c\0d\x7fe\x85f\r\ng\x0b\x0ch\ti", "abcdef\ngh\ti"),
     ],
 )
-def test_other_sequences_and_control_characters_are_left_out(text: str, plain: str) -> None:
+def test_other_sequences_and_control_characters_are_removed(text: str, plain: str) -> None:
     assert strip(text) == plain
     assert to_html(text) == plain
 
 
-def test_a_title_without_an_end_hides_nothing() -> None:
+def test_an_unterminated_title_sequence_hides_no_text() -> None:
     assert strip("\x1b]0;title\nmore\x07") == "0;title\nmore"
     assert strip("\x1b]0;title \x1b[31mred") == "0;title red"
 

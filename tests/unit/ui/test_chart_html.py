@@ -135,7 +135,7 @@ def test_a_bare_page_has_the_name_the_keys_and_an_image_and_no_stray_letters() -
     assert re.findall(r">([\d.]+|step)</text>", picture)[-3:] == ["60", "80", "step"]
 
 
-def test_a_chart_is_there_once_and_weighs_less_than_seventy_kilobytes() -> None:
+def test_a_chart_appears_once_and_is_smaller_than_seventy_kilobytes() -> None:
     noisy = losses(lambda rank, step: (step * 7919 + rank) % 1000 + 1.0, ranks=4, steps=3000)
     assert static(noisy).count("<svg") == 1
     assert len(live(noisy)) < 40_000
@@ -175,7 +175,7 @@ def test_metrics_without_a_chart_are_named_below_the_charts(count: int, snapshot
     assert Page(html).text.endswith(said)
 
 
-def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_come(
+def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, snapshot: Any
 ) -> None:
     draw = chart_html.rank_chart

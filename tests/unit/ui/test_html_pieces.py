@@ -61,7 +61,7 @@ def test_notes_cards_and_alarms_are_ours(text: str) -> None:
         assert Page(made).holds(text)
 
 
-def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() -> None:
+def test_refused_messages_come_below_a_hang_and_a_healthy_group_has_no_alarm() -> None:
     assert blocks_html(alarm_blocks(with_alarm(""))) == ""
     hang, said = "no progress for 10 s", describe_refused(3)
     text = Page(blocks_html(alarm_blocks(replace(with_alarm(hang), rejected_messages=3)))).text
@@ -114,7 +114,7 @@ def test_every_mark_is_on_the_line(events: list[RunEvent], began: float, seconds
     assert all(0 <= place <= 100 for place in marks(page))
 
 
-def test_a_kind_of_event_that_stands_out_has_a_mood() -> None:
+def test_each_highlighted_kind_of_event_has_a_colour_class() -> None:
     facts = {"rank": 1, **dict.fromkeys(("what", "how", "reason", "text", "fault"), "x")}
     for mood, kinds in (
         ("nbddp-bad", "exit, failure, not healed, start failed"),

@@ -126,7 +126,7 @@ def test_text_after_a_flush_starts_a_new_line_and_one_rank_can_be_flushed_alone(
     assert shown(before) == [(1, "one"), (0, "zero")], "what was read changes no more"
 
 
-def test_the_version_tells_whether_there_is_something_new() -> None:
+def test_the_version_changes_with_new_lines() -> None:
     log = LogBuffer()
     seen = {log.version}
     for change in (
@@ -144,7 +144,7 @@ def test_the_version_tells_whether_there_is_something_new() -> None:
     assert log.version in seen
 
 
-def test_a_line_without_an_end_is_not_kept_whole() -> None:
+def test_a_long_line_without_a_newline_is_truncated() -> None:
     log = LogBuffer(max_lines=10)
     for _ in range(10):
         log.write(0, "x" * 1_000_000)
@@ -152,7 +152,7 @@ def test_a_line_without_an_end_is_not_kept_whole() -> None:
     assert sum(map(len, texts(log.lines()))) <= 11 * (MAX_PANEL_LINE + 50)
 
 
-def test_a_flood_costs_little() -> None:
+def test_a_flood_of_output_is_cheap() -> None:
     log, piece = LogBuffer(), ("x" * 99 + "\n") * 50
     began = time.perf_counter()
     for number in range(1600):
@@ -172,7 +172,7 @@ def test_groups_come_in_order_of_their_lowest_rank() -> None:
     assert group_ranks_by_value({}) == []
 
 
-def test_values_that_look_alike_in_text_only_are_told_apart() -> None:
+def test_values_with_equal_text_but_different_html_are_distinguished() -> None:
     rich = {"data": {"text/plain": "1", "text/html": "<b>1</b>"}, "metadata": {}}
     assert group_ranks_by_value({0: value("1"), 1: rich}) == [([0], value("1")), ([1], rich)]
 
@@ -238,7 +238,7 @@ def test_lines_with_their_ranks_in_front(lines: list[LogLine], html: list[str], 
 
 
 @given(LINES, st.sampled_from(["", "3 earlier lines in <rank0>.log"]))
-def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
+def test_a_log_page_has_the_plain_text_and_only_our_tags(
     lines: list[LogLine], earlier: str
 ) -> None:
     page = Page(log_html(lines, earlier=earlier))

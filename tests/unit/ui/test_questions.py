@@ -80,7 +80,7 @@ def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) 
     assert questions.poll_interval > 1e9
 
 
-def test_half_a_character_is_written_out(questions: Asking) -> None:
+def test_lone_surrogates_are_escaped(questions: Asking) -> None:
     questions.handle_notice(asks(0, prompt="\ud800? "))
     questions.look()
     assert questions.box.shown == [("[rank 0] \\ud800? ", False)]
@@ -118,7 +118,7 @@ def test_a_withdrawn_question_needs_no_answer(questions: Asking) -> None:
     assert questions.sent == [(1, InputReply(question=4, text="x"))]
 
 
-def test_a_rank_that_has_ended_is_not_asked_for(questions: Asking) -> None:
+def test_questions_of_a_finished_rank_are_not_asked(questions: Asking) -> None:
     questions.handle_notice(asks(0))
     questions.look()
     questions.handle_notice(asks(1))

@@ -153,7 +153,7 @@ def test_every_rank_has_a_colour_where_there_are_colours(screen: KeptScreen) -> 
         assert re.fullmatch(rf"\x1b\[[0-9;]+m\[rank {rank}\]\x1b\[0m x", line)
 
 
-def test_a_stream_shows_rich_things_as_their_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_stream_shows_rich_displays_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     TextView(StreamTarget()).show(
         finished(
             display(0, FIGURE),

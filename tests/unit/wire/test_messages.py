@@ -28,7 +28,7 @@ def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.D
 
 
 @given(st.lists(any_message(), max_size=4))
-def test_several_messages_cross_the_border_as_one(messages: list[Message]) -> None:
+def test_several_messages_are_encoded_as_one(messages: list[Message]) -> None:
     batch = MessageBatch(messages=messages)  # type: ignore[arg-type]
     assert decode(encode(batch)) == batch
 
@@ -51,7 +51,7 @@ def test_each_message_class_is_frozen_documented_and_strict_about_its_fields(
                 decode(json.dumps([kind.__name__, few]).encode())
 
 
-def test_text_that_is_no_unicode_crosses_the_border_too() -> None:
+def test_text_that_is_not_unicode_survives_a_round_trip() -> None:
     message = Output(start=0, end=1, text="file \udcff, \x00 and \U0001f600")
     assert decode(encode(message)) == message
 

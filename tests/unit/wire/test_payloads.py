@@ -55,7 +55,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=5))
-def test_a_value_comes_out_as_it_went_in(value: Any) -> None:
+def test_a_value_survives_a_round_trip(value: Any) -> None:
     store = MemoryStore()
     assert unpack(store, pack(store, "key", value)) == value
 
@@ -105,7 +105,7 @@ def test_discard_removes_exactly_the_pieces_of_a_payload(store: MemoryStore) -> 
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_nothing_but_the_value_that_was_signed_for_is_opened(
+def test_only_the_signed_value_is_unpickled(
     store: MemoryStore, snapshot: SnapshotAssertion
 ) -> None:
     payload = pack(store, "key", [Trap(), "x" * 50])

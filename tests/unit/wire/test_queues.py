@@ -201,7 +201,7 @@ def test_a_letter_that_is_not_newer_than_the_last_one_is_refused(
     assert queue.reader.verify(sealed(8)) == letter(8)
 
 
-def test_every_sender_and_every_attempt_counts_for_itself(queue: Queue) -> None:
+def test_each_sender_and_attempt_has_its_own_sequence_numbers(queue: Queue) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
             one = letter(1, sender=sender, attempt=attempt)
@@ -280,7 +280,7 @@ def test_pieces_that_do_not_match_their_signature_are_refused(
     assert cut.is_refused()
 
 
-def test_a_large_message_that_comes_twice_is_refused_and_takes_no_room(cut: Queue) -> None:
+def test_a_repeated_large_message_is_refused_and_its_pieces_are_removed(cut: Queue) -> None:
     cut.box.put(large())
     data, pieces = cut.store.queues[QUEUE][0], dict(cut.pieces)
     cut.reader.get()

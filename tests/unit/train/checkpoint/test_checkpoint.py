@@ -485,7 +485,7 @@ def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
 # ---- one run in one folder
 
 
-def test_the_same_run_done_again_takes_its_own_place(tmp_path: Path) -> None:
+def test_a_repeated_run_replaces_its_own_checkpoint(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     for seed in range(2):
         run = run_of(seed)

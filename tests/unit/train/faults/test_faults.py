@@ -371,7 +371,7 @@ def test_nan_changes_an_existing_gradient(model: torch.nn.Sequential) -> None:
     assert len(poisoned(model)) == 1
 
 
-def test_clear_takes_nan_back(model: torch.nn.Sequential) -> None:
+def test_clear_undoes_nan(model: torch.nn.Sequential) -> None:
     strike("nan")
     clear()
     assert poisoned(model) == []
@@ -429,7 +429,7 @@ def test_skip_leaves_a_process_group_alone_that_came_later() -> None:
     assert gather_one() == 1.0
 
 
-def test_clear_takes_skip_back(skips: SimpleNamespace) -> None:
+def test_clear_undoes_skip(skips: SimpleNamespace) -> None:
     strike("skip")
     assert dist.barrier is not skips.barrier
     clear()
@@ -474,7 +474,7 @@ def test_skip_keeps_ddp_from_averaging_once(skips: SimpleNamespace, ddp: Any) ->
     assert ddp.require_forward_param_sync
 
 
-def test_skip_outlives_a_forward_that_raises(ddp: Any) -> None:
+def test_skip_applies_to_the_next_averaging_after_a_forward_that_raises(ddp: Any) -> None:
     strike("skip")
     with pytest.raises(RuntimeError):
         ddp(torch.ones(1, 5))

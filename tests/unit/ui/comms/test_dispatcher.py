@@ -180,7 +180,7 @@ def test_a_kernel_that_is_not_known_is_named_once(logs_once: Check) -> None:
 
 
 @tapped
-def test_a_reading_thread_that_does_not_react_is_given_up(
+def test_an_unresponsive_reading_thread_is_abandoned(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, logs_once: Check
 ) -> None:
     monkeypatch.setattr(live_module, "JOIN_TIMEOUT", 0.05)
@@ -201,7 +201,7 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
 # -- which messages are taken, and which thread answers
 
 
-def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
+def test_serving_a_widget_includes_its_child_widgets() -> None:
     inner, closed = Button(), Button()
     closed.close()
     box = ipywidgets.Tab([ipywidgets.HBox([inner])])

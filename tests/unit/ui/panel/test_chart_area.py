@@ -84,7 +84,7 @@ def test_every_new_widget_is_registered(area: Area) -> None:
         assert (other.choices_by_name()["Highlight"].layout.display is None) is has_lines
 
 
-def test_a_chart_that_cannot_be_drawn_is_tried_once_and_the_others_come(
+def test_a_chart_that_fails_is_drawn_once_and_the_others_are_drawn(
     area: Area, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in range(3):
@@ -95,7 +95,7 @@ def test_a_chart_that_cannot_be_drawn_is_tried_once_and_the_others_come(
     assert len(area.box.children) == 1
 
 
-def test_another_scale_needs_another_drawing(area: Area) -> None:
+def test_another_scale_redraws_the_charts(area: Area) -> None:
     area.log(0, loss=0.5)
     area.draw()
     before = area.choice

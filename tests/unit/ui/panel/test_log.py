@@ -146,7 +146,7 @@ def test_a_paused_log_shows_no_new_lines_and_catches_up() -> None:
     assert log.shows() == ["[rank 0] a", "[rank 0] b"]
 
 
-def test_lines_that_are_not_on_the_page_are_told_of_with_the_place_where_they_are(
+def test_hidden_log_lines_are_counted_with_the_path_of_the_log(
     snapshot: SnapshotAssertion,
 ) -> None:
     log = Log(*"abcde", max_merged=3)
@@ -159,7 +159,7 @@ def test_lines_that_are_not_on_the_page_are_told_of_with_the_place_where_they_ar
     assert "runs/x/rank1.log" in log.path.value
 
 
-def test_of_a_flood_the_newest_lines_are_shown_and_the_others_counted(
+def test_the_newest_lines_of_a_flood_are_shown_and_the_others_counted(
     snapshot: SnapshotAssertion,
 ) -> None:
     log = Log("a")
@@ -174,7 +174,7 @@ def test_of_a_flood_the_newest_lines_are_shown_and_the_others_counted(
     assert f"{10_000 - MAX_BATCH:,} " in gap
 
 
-def test_times_are_in_the_page_and_shown_when_they_are_asked_for() -> None:
+def test_times_of_log_lines_are_hidden_until_requested() -> None:
     log = Log("a")
     log.shows()
     [page] = log.scroll.children[0].children[1].children

@@ -74,7 +74,7 @@ def test_each_kind_of_group_in_text(snapshot: Any) -> None:
     assert "%ddp start" in NO_GROUP == status(off)
 
 
-def test_only_the_newest_events_are_told_and_logs_are_named_from_the_notebooks_folder(
+def test_the_status_has_the_newest_events_and_log_paths_relative_to_the_notebook(
     folder: Path,
 ) -> None:
     events = tuple(failure(number) for number in range(SHOWN_EVENTS + 5))

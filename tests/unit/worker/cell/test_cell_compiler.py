@@ -25,7 +25,7 @@ def compiled(compiler: CellCompiler, source: str) -> tuple[str, int]:
     return name, compiler(tree, name, "exec").co_firstlineno and tree.body[0].lineno
 
 
-def test_a_part_of_a_cell_has_its_name_and_lines(compiler: CellCompiler) -> None:
+def test_a_part_of_a_cell_has_the_name_and_lines_of_the_cell(compiler: CellCompiler) -> None:
     compiler.begin_cell("%%capture\n\nx = 1\ny = 2", 2, 3)
     assert compiled(compiler, "get_ipython().run_cell_magic()") == ("<ipython-input-3 (2)>", 1)
     assert compiled(compiler, "\nx = 1\ny = 2\n") == ("<ipython-input-3>", 4)
