@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-NET = "10.207.83"  # nobody's, it is hoped
+NET = "10.207.83"  # probably unused on this machine
 
 
 def ip(*words: str) -> None:

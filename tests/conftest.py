@@ -27,7 +27,7 @@ settings.register_profile(
     print_blob=True,
 )
 settings.register_profile("full", settings.get_profile("gate"), max_examples=300)
-settings.load_profile("gate")  # .ci/full says --hypothesis-profile=full
+settings.load_profile("gate")  # .ci/full sets --hypothesis-profile=full
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and nohup leave it
     signal.signal(signal.SIGINT, signal.default_int_handler)

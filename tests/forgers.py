@@ -35,7 +35,7 @@ class Forgers:
         self._wrong = node_context(b"w" * 32)
         self._bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._bare.check_hostname, self._bare.verify_mode = False, ssl.CERT_NONE
-        self.heard = 0  # of those that were told anything but TLS's own words
+        self.heard = 0  # attacks that got an answer other than TLS messages
 
     async def say(self, data: bytes, *, and_end: bool = False) -> None:
         """Send invalid bytes, and wait until the listener closes the connection."""
@@ -52,7 +52,7 @@ class Forgers:
         with suppress(*READ_ERRORS):
             streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
             connection = FrameConnection(*streams)
-            # TLS 1.3: the refusal comes after the client's end
+            # TLS 1.3: the refusal arrives after the client has finished
             connection.send(FrameType.HELLO, 0, HELLO)
             await asyncio.wait_for(connection.read(), ANSWER)
             self.heard += 1

@@ -16,8 +16,8 @@ from nbddp import CellInterruptedError
 from nbddp.child_processes import cpu_time
 from nbddp.worker.process_group import process_group
 
-RESTING = 0.2  # seconds in which who has come to rest does not wake
-COMPUTING = 0.1  # seconds of CPU that take whoever computes past what it did before
+RESTING = 0.2  # seconds in which a blocked thread must not wake
+COMPUTING = 0.1  # seconds of CPU time that show new computation
 # before what may take its time in a group that has a short timeout
 NO_TIMEOUT = (
     f"from datetime import timedelta\n{imported(process_group)}"
@@ -92,7 +92,7 @@ def act_when_said(group: Ranks, words: str, act: Callable[[], None]) -> None:
 
     def wait_and_act() -> None:
         wait_until(lambda: words in group.snapshot().alarm, timeout=60.0)
-        act()  # said or not: the cell has to end
+        act()  # the cell has to end in any case
 
     threading.Thread(target=wait_and_act).start()
 

@@ -17,8 +17,8 @@ from slow_link import Link
 
 from nbddp.group.node_pool import NodePool, NodesSpec
 
-COMING = 120.0  # seconds for agents to import torch and come in
-ALONE = 20.0  # seconds that a keeper waits for a door that is gone
+COMING = 120.0  # seconds for agents to import torch and connect
+ALONE = 20.0  # seconds that a node agent waits for a lost listener
 
 
 def lives(process: psutil.Process) -> bool:

@@ -17,7 +17,7 @@ from jupyter_client.manager import KernelManager
 from processes import wait_until
 
 PATIENCE = 120.0  # seconds that a cell may take; a slow machine is not hung
-DROPPED_AFTER = 10.0  # seconds that an answer may take once the kernel says that it is idle
+DROPPED_AFTER = 10.0  # seconds until the reply, once the kernel is idle
 Answer = str | Callable[[], object]
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -32,12 +32,12 @@ class Reply:
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
-    places: dict[str, dict[str, Any]] = field(default_factory=dict)  # what is displayed in the end
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)  # the final displays
     widget_texts: list[str] = field(default_factory=list)
     result: str = ""
     asked: list[tuple[str, bool]] = field(default_factory=list)  # prompts; whether it is a secret
     waits: list[float] = field(default_factory=list)  # from the last answer to the next prompt
-    counts: set[int] = field(default_factory=set)  # the prompt's number, as it was said
+    counts: set[int] = field(default_factory=set)  # the prompt number
     seconds: float = 0.0
 
     def lines(self, rank: int) -> list[str]:

@@ -17,7 +17,7 @@ import psutil
 # what torch 2.13 may say, once all is done, while Python takes a process with Gloo's threads apart
 GLOO_ABORTS = "terminate called without an active exception"
 MARKER = "NBDDP_TEST_RUN"
-os.environ[MARKER] = uuid.uuid4().hex  # inherited by whatever a test starts
+os.environ[MARKER] = uuid.uuid4().hex  # inherited by all processes of a test
 
 
 def own_children() -> set[int]:
@@ -72,7 +72,7 @@ def is_helper(process: psutil.Process) -> bool:
     try:
         words = " ".join(process.cmdline())
         if not words:
-            return True  # it is about to be gone
+            return True  # it is about to end
         if "resource_tracker" in words:
             return True
         parent = process.parent()
@@ -81,7 +81,7 @@ def is_helper(process: psutil.Process) -> bool:
         is_first = "multiprocessing.forkserver" not in " ".join(parent.cmdline())
         return is_first or os.getsid(process.pid) != process.pid
     except (psutil.Error, ProcessLookupError):
-        return True  # gone meanwhile
+        return True  # ended meanwhile
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:

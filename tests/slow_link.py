@@ -107,7 +107,7 @@ class Link:
             await asyncio.sleep(max(0.0, at - self._loop.time()))
             await self._flows.wait()
             if target.is_closing():
-                continue  # nobody is there; the source's end comes
+                continue  # no listener; the source will close
             self._pass_on(target, data, is_to_listener=is_to_listener)
         if not target.is_closing():
             target.close()
@@ -118,7 +118,7 @@ class Link:
         if left is not None:
             self._left = max(0, left - len(data))
             if not self._left:
-                target.close()  # what was passed on arrives
+                target.close()  # forwarded bytes arrive
                 self._end_all_but(target)
 
     def _end_all_but(self, last: asyncio.StreamWriter) -> None:

@@ -31,7 +31,7 @@ class Stop:
                 if self._left < 0:
                     self.has_struck = True
                     sys.settrace(None)
-                    signal.raise_signal(signal.SIGINT)  # to whoever takes it
+                    signal.raise_signal(signal.SIGINT)  # to the current handler
         return self
 
 

@@ -101,7 +101,7 @@ def test_modules_have_no_import_cycles() -> None:
     waiting = {name: imports_of(path) - {name} for name, path in MODULES.items()}
     while free := {name for name, imports in waiting.items() if not imports & set(waiting)}:
         waiting = {name: imports for name, imports in waiting.items() if name not in free}
-    assert waiting == {}  # these are in circles, or import one that is
+    assert waiting == {}  # these modules are in cycles, or import one
 
 
 def test_a_folder_has_15_modules_at_most() -> None:

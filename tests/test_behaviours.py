@@ -26,7 +26,7 @@ WRITTEN = ("failures", "panel")  # sections that no list of the package has
 DATA = {
     "unit/checks/test_checks.py": [Path(registry.__file__).with_name("rules.md")],
 }
-# what the test of a name says in its place: a magic, or the function that returns the object
+# text that a test has instead of the name: a magic, or the function that returns the object
 INSTEAD = {
     "--auto": ["%ddp auto on"],
     "Digits": ["digits"],

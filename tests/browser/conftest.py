@@ -1,4 +1,4 @@
-"""One JupyterLab and one Chromium for all browser tests; notebooks of its own for each file."""
+"""One JupyterLab and one Chromium for all browser tests; separate notebooks for each file."""
 
 from __future__ import annotations
 

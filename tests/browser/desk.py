@@ -1,4 +1,4 @@
-"""A page and a kernel that stay, while notebooks are opened and closed on them.
+"""A page and a kernel that are reused while notebooks are opened and closed.
 
 A new page takes ten seconds of a processor until its notebook can be run, a new kernel seven until
 it has ranks. Tests that ask nothing of either share them, one after the other.
@@ -17,7 +17,7 @@ from playwright.sync_api import BrowserContext, Error, Page
 from browser.lab import IS_LAB, SIZE, Lab, LabNotebook
 
 BLANK = "desk.ipynb"
-# what a notebook may leave in its kernel: ranks, widgets, names
+# leftovers of a notebook in its kernel: ranks, widgets, names
 _TIDY = """
 if "ddp" in get_ipython().magics_manager.magics["line"]:
     get_ipython().run_line_magic("ddp", "auto off")

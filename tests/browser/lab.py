@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real Chromium, both started here and ended here."""
+"""Start and end a real JupyterLab and a real Chromium."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class LabNotebook:
         return self.page.evaluate(f"async () => {{ {_PANEL} {body} }}")
 
     def await_ready(self) -> None:
-        """Until the notebook is shown and its kernel idle."""
+        """Wait until the notebook is shown and its kernel is idle."""
         self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
         self.await_js("return panel?.sessionContext?.session?.kernel?.status === 'idle'", 60)
 
@@ -238,7 +238,7 @@ class LabNotebook:
         self.await_js(_IDLE, timeout)
 
     def await_kernel(self, timeout: float = 60) -> None:
-        """Until the kernel is free to answer.
+        """Wait until the kernel is idle.
 
         While a page that was loaded again asks for its widgets, it shows the kernel as idle for a
         few milliseconds, now and then, though a cell runs.
@@ -251,7 +251,7 @@ class LabNotebook:
         return self.page.locator(f"{_FRONT} .jp-CodeCell").nth(cell)
 
     def place_of(self, source: str) -> int:
-        """Which code cell begins with this."""
+        """Return the index of the code cell that begins with this text."""
         [place] = [at for at, each in enumerate(self.sources()) if each.startswith(source)]
         return place
 
@@ -267,7 +267,7 @@ class LabNotebook:
         return self._of_code_cells(".map(c => c.outputArea.node.innerText)")
 
     def errors(self) -> list[str]:
-        """The error that each code cell ended with, of those that did."""
+        """Return the errors of the code cells that failed."""
         return self._of_code_cells(
             ".flatMap(c => c.model.outputs.toJSON())"
             ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
@@ -293,7 +293,7 @@ class LabNotebook:
         return found[0]
 
     def button(self, label: str) -> Locator:
-        """A button of a panel, by what is written on it."""
+        """Return a button of a panel by its label."""
         return self.page.locator("button.jupyter-button", has_text=re.compile(rf"^\s*{label}\s*$"))
 
     def press_twice(self, label: str) -> None:
@@ -326,7 +326,7 @@ class LabNotebook:
         self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
 
     def await_js(self, condition: str, timeout: float = 60) -> None:
-        """Until this JavaScript returns true."""
+        """Wait until this JavaScript returns true."""
         if not wait_until(lambda: bool(self.js(condition)), timeout=timeout):
             raise TimeoutError(condition)
 

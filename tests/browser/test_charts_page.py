@@ -1,4 +1,4 @@
-"""Charts on a page: values where one points, a rank that stands out, scales, and what is kept."""
+"""Charts on a page: tooltips, highlighted ranks, scales, and the saved form."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
 
 
 def rows(charts: Locator) -> int:
-    """In how many rows they stand."""
+    """Return the number of rows of charts."""
     tops = charts.evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
     return len({round(top) for top in tops if top})
 
@@ -166,7 +166,7 @@ def test_untrusted_notebook_shows_curves_and_coloured_failures(
     foreign = nbformat.read(path, as_version=4)
     for cell in foreign.cells:
         cell.metadata.pop("trusted", None)
-    foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # no signature is known of it
+    foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # makes it untrusted
     nbformat.write(foreign, desk.notebooks / "foreign.ipynb")
     with desk.lab.open("foreign.ipynb") as page:
         cell = page.code_cell(4)
@@ -190,7 +190,7 @@ def test_untrusted_notebook_shows_curves_and_coloured_failures(
 
 
 def hex_to_css(color: str) -> str:
-    """As a browser says it."""
+    """Return a hex colour in the notation of a browser."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgb({red}, {green}, {blue})"
 

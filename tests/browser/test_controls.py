@@ -1,4 +1,4 @@
-"""A panel's buttons in a real page: where they are, what they ask, what they do after a failure."""
+"""A panel's buttons in a real page: layout, confirmation, and actions after a failure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_stop_button_asks_for_confirmation_and_resets(
     running.button("Stop").click()
     running.button(r"Stop\?").wait_for()
     picture(running, "stop-asked")
-    running.button("Stop").wait_for(timeout=60_000)  # nobody answered
+    running.button("Stop").wait_for(timeout=60_000)  # no answer
     running.await_text(1, r"^running ")
     running.press_twice("Stop")
     running.await_idle()
@@ -152,7 +152,7 @@ def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk, picture: P
         notebook.button("Heal").click()
         notebook.await_text(2, r"^rank 1 .*rank 0 .*\d+\.\d\d s ")
         picture(notebook, "healed")
-        for label in ("Heal", "Restart"):  # what is said does not cut them off
+        for label in ("Heal", "Restart"):  # the message does not cut off the buttons
             is_whole = "it => it.scrollWidth <= it.clientWidth"
             assert notebook.button(label).evaluate(is_whole)
         notebook.run(3)
@@ -207,5 +207,5 @@ def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(
         assert not notebook.button("Interrupt").is_visible()
         assert not re.search("running a cell|left", notebook.text(1))
         assert re.search(r"`%ddp show \S+ --cell 2`", notebook.text(1))
-        notebook.await_idle()  # by then all is said that the kernel had to say at its end
+        notebook.await_idle()  # by then all messages of the ended kernel have arrived
         assert notebook.problems == []

@@ -1,4 +1,4 @@
-"""Tab and Shift+Tab in a real JupyterLab: what can be written is found without reading."""
+"""Tab and Shift+Tab complete nbddp commands in a real JupyterLab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever JupyterLab does to a cell that runs, a record is left, or the way to get it."""
+"""JupyterLab actions on a running cell leave its record or the command that shows it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook
 
 
 def end(desk: Desk) -> None:
-    """Let the cell come to its end."""
+    """Let the cell end."""
     (desk.notebooks / "enough").touch()
 
 
@@ -176,7 +176,7 @@ def test_heal_button_works_on_a_reloaded_page(notebook: LabNotebook, picture: Pi
     notebook.await_text(1, r"^rank 0 healed ")
     notebook.await_kernel()
     notebook.run(2)
-    expect(notebook.button("Heal")).to_be_visible()  # only a cell of the ranks takes them away
+    expect(notebook.button("Heal")).to_be_visible()  # only a ``%%ddp`` cell removes them
     notebook.await_idle()
     assert notebook.problems == []
 

@@ -1,4 +1,4 @@
-"""A panel of more ranks than have rows: one line, a grid that opens, a record no longer than it.
+"""A panel of many ranks: one line, a grid that unfolds, and a record of the same length.
 
 On several nodes there is a row for each of them.
 """

@@ -58,4 +58,4 @@ def test_run_all_shows_no_unexpected_error_or_console_message(
         assert notebook.problems == []
         text = "\n".join(notebook.outputs())
         assert "done on ranks" in text
-        assert "No such comm" not in text  # the page spoke of a panel that was gone
+        assert "No such comm" not in text  # the page sent a message to a closed panel

@@ -60,7 +60,7 @@ def test_lines_charts_and_progress_show_while_the_cell_runs(
     notebook.await_text(1, r"^\[rank 1\] green step 10$")
     output = notebook.code_cell(1).locator(".jp-Cell-outputArea")
     output.locator(".nbddp-shots svg").wait_for(state="visible")
-    notebook.page.wait_for_function(  # it is drawn anew all the time
+    notebook.page.wait_for_function(  # it is redrawn continuously
         "document.querySelector('.nbddp-shots svg')?.getBoundingClientRect().width > 300"
     )
     notebook.await_text(1, r"epoch <1> \d+/400 · .* left")

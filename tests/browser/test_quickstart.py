@@ -31,7 +31,7 @@ def test_quickstart_run_all_trains_loses_a_rank_and_restarts(lab: Lab) -> None:
     assert re.search(r"^\[rank 1\] I am rank 1 of 2, process \d+", outputs[1], re.MULTILINE)
     assert re.search(r"\brank 1\b.*SIGKILL", text)
     assert re.search(r"9\d\.\d%.*\brank 1\b", text)
-    assert "No such comm" not in text  # the page spoke of a panel that was gone
+    assert "No such comm" not in text  # the page sent a message to a closed panel
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
 
 

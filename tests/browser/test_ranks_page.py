@@ -1,4 +1,4 @@
-"""The ranks on a page: the slow one is marked, curves have a scale, and the record keeps both."""
+"""Ranks on a page: the slow rank is marked, curves have a scale, and the record keeps both."""
 
 from __future__ import annotations
 

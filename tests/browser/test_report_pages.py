@@ -1,4 +1,4 @@
-"""Findings, traces, timelines, runs and sweeps on a page: seen, saved, read without a kernel."""
+"""Findings, traces, timelines, runs and sweeps on a page, live and saved without a kernel."""
 
 from __future__ import annotations
 

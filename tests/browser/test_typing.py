@@ -1,4 +1,4 @@
-"""A rank asks, and somebody types: the notebook's own box, in a real page."""
+"""Input boxes of ranks in a real page."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def answer(notebook: LabNotebook, prompt: str, text: str) -> None:
 
 
 def names_are_kept(notebook: LabNotebook) -> None:
-    """The ranks work, and have what they had."""
+    """Check that the ranks work and have their names."""
     notebook.run(AFTER)
     assert "kept 0 2.0" in notebook.text(AFTER)
     assert "kept 1 2.0" in notebook.text(AFTER)
@@ -175,7 +175,7 @@ WAYS_OUT = (reload, delete, clear, move, interrupt, press_interrupt)
 
 
 def turn_away(notebook: LabNotebook, leave: Callable[[LabNotebook], None]) -> None:
-    """Be asked, and do something else."""
+    """Open an input box, and leave the cell without an answer."""
     notebook.run(KEEP)
     notebook.begin(NAME)
     await_box(notebook, "name?")

@@ -1,4 +1,4 @@
-"""Golden walks through failures: death, heal, restart, a machine that stands still."""
+"""Golden walks through failures: death, heal, restart, a suspended machine."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_machine_suspended_during_a_cell_continues(fresh_notebook: Notebook, cel
     request = notebook.begin(f"{SLEEPING}{cell}\nprint('done')")
     assert wait_until(lambda: all((folder / f"begun{rank}").exists() for rank in range(2)))
     stand_still(notebook)
-    time.sleep(limit("rank_silent_after"))  # in which a false alarm would come
+    time.sleep(limit("rank_silent_after"))  # a false alarm would be raised in this time
     (folder / "go_on").touch()
     reply = notebook.finish(request)
     assert reply.status == "ok", said(reply)

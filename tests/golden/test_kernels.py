@@ -183,7 +183,7 @@ def test_an_elastic_cell_grows_with_a_node_and_shrinks_without_it(odd_folder: Pa
 
 @pytest.fixture
 def without_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    """A kernel that keeps no history of what is typed."""
+    """Return a kernel without input history."""
     settings = tmp_path / "ipython" / "profile_default"
     settings.mkdir(parents=True)
     (settings / "ipython_kernel_config.py").write_text("c.HistoryManager.enabled = False\n")

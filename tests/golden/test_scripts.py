@@ -1,4 +1,4 @@
-"""Golden walks of scripts: what they see of the options of ``%ddp run``."""
+"""Golden walks of scripts: the effect of the options of ``%ddp run``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the golden walks share.
+"""Helpers of the golden walks.
 
 A golden walk types what a user types. It uses only magics, the public names of nbddp and documented
 files, and it ends with ranks that work and have their names. It asserts values, ranks, options, ids
@@ -21,7 +21,7 @@ KEEP = "kept = rank * 10"
 
 
 def assert_ranks_work(notebook: Notebook, nproc: int = 2) -> None:
-    """Check that all ranks meet in a collective and have the name that ``KEEP`` set."""
+    """Check that all ranks can run a collective and have the name set by ``KEEP``."""
     reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x.item()), kept)")
     assert reply.status == "ok", said(reply)
     for rank in range(nproc):
@@ -29,7 +29,7 @@ def assert_ranks_work(notebook: Notebook, nproc: int = 2) -> None:
 
 
 def said(reply: Reply) -> str:
-    """Return everything that a cell said: its text, its error and its traceback."""
+    """Return the whole output of a cell: text, error and traceback."""
     return "\n".join([reply.text, reply.error, reply.traceback])
 
 

@@ -23,7 +23,7 @@ del GroupSpec
 
 @pytest.fixture(scope="session")
 def launcher(request: pytest.FixtureRequest) -> Iterator[WarmLauncher]:
-    """One warm helper for all groups of this run, unless ranks are to be spawned."""
+    """Return one warm forkserver for all groups of this run, unless ranks are spawned."""
     launcher = WarmLauncher(request.config.getoption("--start-method"))
     launcher.preload_more()
     yield launcher
@@ -108,7 +108,7 @@ def on_nodes(make_nodes: Callable[..., OnNodes]) -> Ranks:
 
 @pytest.fixture(scope="session")
 def lasting_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A kernel with nbddp loaded, for the files that say ``SHARES_KERNEL = True``."""
+    """Return a kernel with nbddp loaded, shared by files with ``SHARES_KERNEL = True``."""
     with Notebook(tmp_path_factory.mktemp("lasting")) as notebook:
         yield notebook
 
@@ -142,14 +142,14 @@ def notebook(kernel: Notebook) -> Iterator[Notebook]:
 
 @pytest.fixture
 def base(notebook: Notebook, tmp_path: Path) -> Path:
-    """A folder of the test's own, in which the kernel works and its runs are recorded."""
+    """Return a new folder, the working folder of the kernel, where its runs are recorded."""
     assert notebook.run(f"%cd -q {tmp_path}").status == "ok"
     return tmp_path
 
 
 @pytest.fixture
 def fresh_notebook(folder: Path) -> Iterator[Notebook]:
-    """A kernel of the test's own, which it may kill."""
+    """Return a new kernel, which the test can kill."""
     with Notebook(folder) as notebook:
         yield notebook
     os.chdir(folder.parent)

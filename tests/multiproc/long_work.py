@@ -1,4 +1,4 @@
-"""Work that takes long and is no hang, as source for a rank for which the others wait."""
+"""Source code of long work that is no hang, for a rank that other ranks wait for."""
 
 from __future__ import annotations
 

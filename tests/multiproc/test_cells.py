@@ -1,4 +1,4 @@
-"""What a %%ddp cell does in a real kernel, and what is shown of it."""
+"""``%%ddp`` cells in a real kernel, and their output."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ model(torch.ones(2, 4))"""
 
 @pytest.fixture(autouse=True)
 def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever raises what another rank has raised has time for it."""
+    """Give ranks that raise the same error as another rank time to report it."""
     set_limits(monkeypatch, peers_patience=30.0)
 
 

@@ -1,4 +1,4 @@
-"""Seeded mistakes are found in what real ranks say, and in a notebook they are said once."""
+"""The checks find seeded mistakes on real ranks, and a notebook shows each finding once."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Seed:
     """A mistake.
 
     Attributes:
-        rule: who should find it; empty where it is known that nobody does.
-        runs: whether ranks can run the cell: others hang, or want a GPU.
+        rule: the rule that should find it; empty if no rule does.
+        runs: whether ranks can run the cell: other cells hang, or need a GPU.
     """
 
     name: str
@@ -208,7 +208,7 @@ dist.barrier()
 
 
 def found_in(group: Ranks, cell: str, *, runs: bool = True) -> list[Finding]:
-    """What is said under the cell; of one that cannot run, with what the ranks had before."""
+    """Return the findings below the cell; a cell that cannot run is checked with earlier facts."""
     result = group.run(cell if runs else f"pass  # {' '.join(cell.split())}", quiet=True)
     reports: dict[int, CellEnded] = result.reports
     return check_cell(

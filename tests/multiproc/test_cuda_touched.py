@@ -1,6 +1,6 @@
-"""Where the helper has used CUDA, ranks are not forked from it; tried with a driver of our own.
+"""Ranks are not forked from a forkserver that used CUDA; tested with a fake driver.
 
-The stand-in has the two functions of libcuda that matter, and says what the real one says.
+The fake driver has two functions of libcuda and returns the same values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ int cuDeviceGetCount(int *count) { if (!initialized) return 3; *count = 1; retur
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A libcuda.so.1 that this machine has not."""
+    """Build a fake libcuda.so.1."""
     folder = tmp_path_factory.mktemp("driver")
     source, library = folder / "cuda.c", folder / DRIVER
     source.write_text(DRIVER_SOURCE)

@@ -1,4 +1,4 @@
-"""A rank that dies is named at once, with how, why and its last words; the others live on."""
+"""A dead rank is reported at once with cause and last output; other ranks stay alive."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_size_mismatch_that_aborts_gloo_is_reported_with_call_and_line(
 
 
 def test_death_is_reported_while_other_ranks_still_run(group: Ranks, folder: Path) -> None:
-    source = (  # whoever is interrupted meanwhile does not end before the test has looked
+    source = (  # an interrupted rank does not end before the test has checked
         "import os, pathlib, time\nif rank == 1: os._exit(7)\ntry:\n    time.sleep(60)\nfinally:\n"
         "    while not pathlib.Path('seen').exists(): time.sleep(0.01)"
     )
@@ -156,7 +156,7 @@ def lines_of(rank: int, text: str) -> list[str]:
 
 
 def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
-    """Run a cell; what the text output and what the panel's record say of it."""
+    """Run a cell. Return its text output and the text of its record."""
     screen, tails = KeptScreen(), LogBuffer(max_lines=10**6)
     view = TextView(screen)
     handle = group.begin(source)
@@ -178,7 +178,7 @@ def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
 
 
 def torn(written: Sequence[str], *, count: int) -> bool:
-    """Whether these are whole lines in order, except the very last."""
+    """Return whether lines are incomplete or out of order, except the last."""
     return list(written[:-1]) != [f"line {number:06}" for number in range(count - 1)]
 
 

@@ -1,4 +1,4 @@
-"""Breakpoints, failures and questions: whoever sits at the notebook is asked, and answers."""
+"""Breakpoints, post-mortem debugging and ``input`` on ranks, answered in the notebook."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_input_without_an_input_box_fails_at_once(notebook: Notebook) -> None:
     background = notebook.run("%%ddp --no-wait\ninput()").text + notebook.run("%ddp wait").error
     assert "background" in background
     notebook.run("%%ddp\nkept = rank; dist.barrier()\n1 / 0")
-    reply = notebook.run("%ddp debug --rank 0 -c 'p kept'")  # it goes on after that
+    reply = notebook.run("%ddp debug --rank 0 -c 'p kept'")  # then it waits for input
     assert "[rank 0] ipdb> p kept\n[rank 0] 0\n" in reply.text
     assert "a console" in reply.error
     assert notebook.run(WORKS).status == "ok"
@@ -151,7 +151,7 @@ def test_rank_waiting_for_input_uses_no_cpu(notebook: Notebook) -> None:
 
 
 def test_reply_to_a_stale_input_box_answers_no_other_prompt(notebook: Notebook) -> None:
-    """Its rank is killed; whoever types in it later answers no other rank's question."""
+    """The rank of the box is killed; a late reply answers no prompt of another rank."""
     notebook.run(f"{PAIR}import os")
     ranks = pids(notebook)
     left_open: list[dict[str, object]] = []
@@ -348,7 +348,7 @@ def test_debugger_opens_a_rank_that_asked_for_input_at_the_cell_line(notebook: N
     reply = notebook.converse("%ddp debug", "q")
     assert "----> 3 input('?')" in reply.text
     assert "threading" not in reply.text
-    notebook.run(f"{ONE}breakpoint()\nhere = 1")  # where nobody can type
+    notebook.run(f"{ONE}breakpoint()\nhere = 1")  # without an input box
     reply = notebook.converse("%ddp debug --rank 0", "q")
     assert "----> 2 breakpoint()" in reply.text
     assert "debugger.py" not in reply.text
@@ -375,12 +375,12 @@ SOURCE = (
 
 
 def test_replay_repeats_the_input_of_the_user(notebook: Notebook) -> None:
-    """In a debugger too: whoever was stopped is stopped again, and what was set there is set."""
+    """In a debugger, too: the same rank stops again, and its assignments are repeated."""
 
     def typed(prompt: str) -> str:
         return "c" if "ipdb" in prompt else f"{prompt[6]}{prompt[9]}"
 
-    # one rank comes to the breakpoint first; it is not known which
+    # either rank can reach the breakpoint first
     asked: list[str] = []
 
     def answer() -> None:

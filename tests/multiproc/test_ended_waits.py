@@ -1,4 +1,4 @@
-"""Ranks that send each other small messages, and whose waits are ended, all come back."""
+"""Ranks that exchange small messages return when their connections are aborted."""
 
 from __future__ import annotations
 

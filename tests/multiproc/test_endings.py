@@ -1,4 +1,4 @@
-"""No process outlives the kernel, no other process gets in, and a start that fails is harmless."""
+"""No process outlives the kernel, no other process connects, and a failed start is harmless."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_all_processes_and_files_of_a_kernel_end_with_it(
     assert not [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(mine)]
 
     def left() -> list[str]:
-        """What is left of temporary files, but for the cache of torch's compiler, which lasts."""
+        """Return leftover temporary files, except the persistent cache of torch's compiler."""
         paths = [path.name for path in notebook.temporary.iterdir()]
         return [name for name in paths if not name.startswith("torchinductor_")]
 
@@ -148,7 +148,7 @@ def test_failed_start_names_rank_and_reason_and_leaves_no_process(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-device")
-    for _ in range(2):  # all six fail at once, and often more than one of them can say so
+    for _ in range(2):  # all six fail at once, and often several report it
         with pytest.raises(StartError, match=r"^rank \d .*no-such-device") as fail:
             make_group(6)
         assert "init_process_group" in fail.value.details
@@ -161,7 +161,7 @@ def test_failed_start_names_rank_and_reason_and_leaves_no_process(
 
 @pytest.fixture
 def slow_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper that imports something for a long time."""
+    """Make the forkserver import a slow module."""
     (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
     monkeypatch.syspath_prepend(folder)
     modules = ["slow_disk", *forkserver.PRELOADED_MODULES]
@@ -261,7 +261,7 @@ def test_groups_started_at_the_same_time_use_different_folders(
     start_helper = ForkServer.ensure_running
 
     def start_slowly(helper: ForkServer) -> None:
-        time.sleep(0.1)  # for the others to come in between, if they can
+        time.sleep(0.1)  # so that the other threads can interleave
         start_helper(helper)
 
     monkeypatch.setattr(ForkServer, "ensure_running", start_slowly)

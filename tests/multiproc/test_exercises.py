@@ -1,4 +1,4 @@
-"""Answers that are functions, tried out on four ranks."""
+"""Answers that are functions, checked on four ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that were exported, under a real torchrun and in the warm ranks again."""
+"""Exported cells, run under a real torchrun and again in the warm ranks."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
 @pytest.fixture
 def there(notebook: Notebook, folder: Path) -> Notebook:
-    """A notebook whose cells work in an empty folder."""
+    """Return a notebook whose working folder is empty."""
     notebook.run(f"%cd -q {folder}")
     return notebook
 
 
 def under_torchrun(*arguments: str) -> list[str]:
-    """What the script prints, in the order of the alphabet."""
+    """Return the sorted output of the script under torchrun."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
         capture_output=True,
@@ -63,7 +63,7 @@ def under_torchrun(*arguments: str) -> list[str]:
 
 
 def again_in(notebook: Notebook, script: str) -> list[str]:
-    """What the script prints in the notebook's ranks, in the order of the alphabet."""
+    """Return the sorted output of the script in the notebook's ranks."""
     lines = notebook.run(f"%ddp run '{script}'").text.splitlines()
     return sorted(re.sub(r"^\[rank \d\] ", "", line) for line in lines)
 

@@ -1,4 +1,4 @@
-"""What takes long and is no hang, for minutes: nobody may say that it is one.
+"""Long work is never reported as a hang, repeated for minutes.
 
 ``pytest -m soak tests/multiproc/test_false_hangs.py``; ``NBDDP_SOAK_SECONDS=20`` for less.
 """

@@ -1,4 +1,4 @@
-"""Each kind of fault strikes once, at its rank and step, and ends as its report says."""
+"""Each kind of fault fires once, at its rank and step, with the reported effect."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def arm(kind: str, more: str = "") -> str:
 
 
 def rows(group: Ranks, rank: int) -> list[dict[str, Any]]:
-    """Return the numbers that a rank wrote down."""
+    """Return the metric rows that a rank recorded."""
     return [row for row in group.read_lines("metrics.jsonl") if row["rank"] == rank]
 
 
 def steps(group: Ranks, rank: int) -> list[int]:
-    """Return the steps whose numbers a rank wrote down."""
+    """Return the steps that a rank recorded."""
     return [row["step"] for row in rows(group, rank)]
 
 
@@ -64,7 +64,7 @@ def assert_struck_once(group: Ranks, fault: str) -> None:
     assert lines[kinds.index("fault")].items() >= expected.items()
 
 
-# ---- those that end a rank, or its cell
+# ---- faults that end a rank or its cell
 
 
 def test_raise_fault_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> None:
@@ -74,7 +74,7 @@ def test_raise_fault_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> 
     assert_struck_once(group, "raise@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3]
     assert group.pull("kept") == [0, 1]
-    group.run(arm("raise") + LOOP)  # the same process: it has struck
+    group.run(arm("raise") + LOOP)  # the same process: the fault has fired
     assert_struck_once(group, "raise@rank=1,step=3")
 
 
@@ -119,7 +119,7 @@ def test_rank_stopped_by_a_fault_continues_after_sigcont(group: Ranks) -> None:
     assert steps(group, 1) == list(range(6))
 
 
-# ---- those with which it goes on
+# ---- faults after which the rank continues
 
 
 def test_nan_fault_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
@@ -127,7 +127,7 @@ def test_nan_fault_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
     assert_struck_once(group, "nan@rank=1,step=3")
     for rank in (0, 1):
         is_nan = [row["loss"] != row["loss"] for row in rows(group, rank)]
-        assert is_nan == [False] * 5 + [True]  # the loss of step 4 came before its backward
+        assert is_nan == [False] * 5 + [True]  # the loss of step 4 is computed before its backward
     assert group.pull("len(model.module.weight._backward_hooks or ())") == [0, 0]
 
 
@@ -143,7 +143,7 @@ def test_skip_fault_gives_a_wrong_sum_and_a_hang_at_the_last_all_reduce(
     assert group.pull("x.item()") == [2.0, 2.0]
 
 
-# ---- corrupt, and what a recovery makes of a fault
+# ---- corrupt, and faults in a recovery
 
 SAVE = """
 checkpoint = nbddp.Checkpoint('saved')

@@ -1,4 +1,4 @@
-"""Runs that real ranks left: what they have on disk is what was seen, though the kernel died."""
+"""Run folders of real ranks match the displayed output, even if the kernel died."""
 
 from __future__ import annotations
 

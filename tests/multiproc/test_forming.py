@@ -1,4 +1,4 @@
-"""A process group that cannot be formed costs nobody but the rank that it fails on."""
+"""A failure to form the process group affects only the rank that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WorkerGroup in scripts and tests: what its page shows, interrupts, forks and spawned ranks."""
+"""WorkerGroup in scripts and tests: documented examples, interrupts, forks, spawned ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a session of its own."""
+    """Run Python in a new session."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         capture_output=True,
@@ -62,7 +62,7 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
                 refused()
         with pytest.raises(CellFailedError) as error:
             group.run("import os; os._exit(3)", ranks=[1], quiet=True)
-        assert "`group.heal()` replaces rank 1" in error.value.report  # rank 0 lives
+        assert "`group.heal()` replaces rank 1" in error.value.report  # rank 0 is alive
 
 
 def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Path) -> None:

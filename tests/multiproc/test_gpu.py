@@ -1,4 +1,4 @@
-"""What only a machine with a GPU can show: ``pytest -m gpu``."""
+"""Tests that need a GPU: ``pytest -m gpu``."""
 
 from __future__ import annotations
 

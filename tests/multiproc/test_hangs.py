@@ -1,4 +1,4 @@
-"""What stands still is named with who waits for whom; what moves, or is only slow, is no hang."""
+"""A hang is reported with waiting and missing ranks; slow progress is no hang."""
 
 from __future__ import annotations
 
@@ -158,11 +158,11 @@ def test_pull_from_a_dying_rank_returns(group: Ranks) -> None:
     assert group.pull("rank", rank=0) == 0
 
 
-# ---- what a cell prints cannot be kept
+# ---- output that cannot be recorded
 
 
 def told_by(rank: int, text: str) -> list[str]:
-    """Return what nbddp says of a rank's output."""
+    """Return the nbddp messages about a rank's output."""
     return re.findall(rf"^\[rank {rank}\] nbddp: (.*)", text, re.MULTILINE)
 
 
@@ -207,7 +207,7 @@ def test_closed_stdout_is_reported_as_lost_until_the_cell_ends(
 
 # ---- timeouts
 
-TIMEOUT = 4.0  # seconds, of groups in which a rank may stand still for shorter
+TIMEOUT = 4.0  # seconds; ranks can be blocked for a shorter time
 
 
 def test_timeout_blames_the_hanging_rank_not_the_waiting_rank(
@@ -336,7 +336,7 @@ LONG = 20.0  # seconds in which there is time enough for a wrong mark
 def seen_while(
     group: Ranks, source: str, is_enough: Callable[[dict[int, StragglerLag]], bool]
 ) -> dict[int, StragglerLag]:
-    """The marks when they are enough, or else those after a while; the cell then is over."""
+    """Return the slow marks once they suffice, or after a timeout; then end the cell."""
     seen: dict[int, StragglerLag] = {}
 
     def look() -> bool:
@@ -396,14 +396,14 @@ list(torch.utils.data.DataLoader(Slow(), num_workers=1))
 
 @pytest.fixture
 def hasty(make_group: MakeRanks) -> Ranks:
-    """A group of two in which a hang is one after ``SHORT`` seconds."""
+    """Return a group of two ranks with a hang timeout of ``SHORT`` seconds."""
     group = make_group(2)
     group.hang_after(SHORT)
     return group
 
 
 def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
-    """Return what nbddp says while rank 0 works and the other waits for it."""
+    """Return the nbddp messages while rank 0 works and rank 1 waits for it."""
     group.run(waits_for(work, WORK))
     return re.findall("nbddp:.*", capsys.readouterr().out)
 
@@ -413,7 +413,7 @@ def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
 def test_working_rank_is_not_reported_as_a_hang(
     hasty: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    if name == "Python's lock":  # no sign of life comes then
+    if name == "Python's lock":  # then no heartbeat is sent
         set_limits(monkeypatch, rank_silent_after=SHORT)
     assert said_while(hasty, WORKS[name], capsys) == []
 
@@ -438,7 +438,7 @@ threading.Thread(target=talk, daemon=True).start()
 @pytest.mark.gate_runs("a lock")
 @pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
 def test_idle_rank_is_reported_as_a_hang(hasty: Ranks, capsys: Capture, idle: str) -> None:
-    # a thread that prints beside who waits is no progress
+    # output of another thread of a waiting rank is no progress
     source = waits_for(idle, WORK).replace("\ndist.barrier()", f"\n{TALKS}dist.barrier()")
     said = said_of_a_hang(hasty, source, capsys)
     assert re.search("^nbddp: .* 3 s: rank ", said, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A rank dies, another takes its place, and the others live on with all that they have."""
+"""A heal replaces a dead rank; the other ranks keep their processes and names."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_failed_heal_falls_back_to_a_restart(
     said = capsys.readouterr().out
     for words in ("not healed: rank 0: .*FSDP", "rank 1 .*SIGKILL; restart 1 of 1", "1 restart, "):
         assert re.search(f"^nbddp: .*{words}", said, re.MULTILINE), words
-    assert said.count("not healed") == 1  # the reason does not say it again
+    assert said.count("not healed") == 1  # the reason does not repeat it
 
 
 Signals = Sequence[tuple[int, signal.Signals]]
@@ -200,7 +200,7 @@ def while_all_are_told(
     before_1: Signals = (),
     after_2: Signals = (),
 ) -> None:
-    """Signal ranks around what ranks 1 and 2 are told; the last thing is that rank 1 is killed."""
+    """Send signals before and after the messages to ranks 1 and 2; at last kill rank 1."""
 
     def signal_ranks(signals: Signals) -> None:
         for rank, number in signals:
@@ -211,7 +211,7 @@ def while_all_are_told(
             signal_ranks(before_1)
 
     def after(rank: int) -> None:
-        if rank == 2:  # all were told to meet
+        if rank == 2:  # all ranks have got the rendezvous message
             signal_ranks([*after_2, (1, signal.SIGKILL)])
 
     group.around_meets(monkeypatch, before=before, after=after)
@@ -222,7 +222,7 @@ def test_death_of_the_new_rank_during_rendezvous_fails_the_heal_at_once(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     kill(group, 1)
-    if late == "another":  # it is told that nobody comes before it can begin
+    if late == "another":  # it hears of the failure before it can begin
         group.begin_pull(2, "__import__('time').sleep(2)")
     stopped = [(1, signal.SIGSTOP)] if late == "the new rank" else []
     while_all_are_told(group, monkeypatch, before_1=stopped)
@@ -277,9 +277,9 @@ while loader.epoch < 2:
 
 
 def test_healed_training_ends_with_identical_bits(make_group: MakeRanks) -> None:
-    """Its cell notes where it is after each step of the optimizer, and goes on from there.
+    """The cell records its position after each optimizer step, and resumes from there.
 
-    With more than two ranks the first step may round in another way: DDP's buckets are new.
+    With more than two ranks the first step can round differently: DDP's buckets are new.
     """
     group = make_group(2)
     group.run(EXACT, quiet=True)
@@ -293,7 +293,7 @@ def test_healed_training_ends_with_identical_bits(make_group: MakeRanks) -> None
 
 
 def test_heal_resumes_a_loader_loop_in_the_middle_of_the_epoch(group: Ranks) -> None:
-    """In the middle of the epoch, on every rank at the same batch, each with its own share."""
+    """All ranks resume at the same batch of the epoch, each with its shard of the data."""
     group.run(
         "import os, signal, time\nfrom pathlib import Path\n"
         "had = []\nloader = nbddp.loader(torch.arange(36), 4, seed=2)\n"
@@ -335,7 +335,7 @@ weights = first.detach().clone()
 
 
 def test_large_tensors_are_equal_on_all_ranks_after_a_heal(make_group: MakeRanks) -> None:
-    """Those that all have in the same way are not; the others are the donor's again."""
+    """Tensors that are equal on all ranks are not sent; others are copied from the donor."""
     group = make_group(3)
     group.run(LARGE, quiet=True)
     kill(group, 1)

@@ -1,4 +1,4 @@
-"""The names that a new rank gets, and what is said; a new rank that dies while it is given much."""
+"""The names that a new rank gets, the report, and a new rank that dies during the transfer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ settings = {"local_rank": rank, "seed": 1}
 def test_healed_objects_get_the_new_rank_and_lose_process_local_parts(
     group: Ranks,
 ) -> None:
-    """The new rank would train on the donor's share else, and write the donor's files."""
+    """Otherwise the new rank would train on the donor's shard and write the donor's files."""
     group.run(SHARES, quiet=True)
     kill(group, 1)
     healed = group.heal()
@@ -135,7 +135,7 @@ def owns(rank: int) -> tuple[object, ...]:
 
 
 def test_new_rank_gets_the_rank_specific_values_of_the_dead_rank(group: Ranks) -> None:
-    """With the donor's two ranks would log and save the checkpoint, or none would."""
+    """With the donor's values, two ranks or no rank would log and save the checkpoint."""
     group.run(RANKS_OWN, quiet=True)
     kill(group, 0)
     healed = group.heal()
@@ -150,7 +150,7 @@ def test_new_rank_gets_the_rank_specific_values_of_the_dead_rank(group: Ranks) -
 def test_values_set_by_the_failing_cell_are_derived_from_the_rank(
     make_group: MakeRanks, nproc: int, dead: int
 ) -> None:
-    """No report tells them; one rank alone that lives cannot be compared with another."""
+    """No report lists them; a single surviving rank cannot be compared with another."""
     group = make_group(nproc)
     group.failure_of(RANKS_OWN + DIES.format(dead), quiet=True)
     healed = group.heal()
@@ -172,7 +172,7 @@ is_main, step
 
 
 def test_resumed_loop_has_one_main_process(make_group: MakeRanks) -> None:
-    """Also where the cell makes its names only once, and rank 0 is the one that died."""
+    """Also if the cell sets its names only once, and rank 0 died."""
     assert make_group(3).evaluate(LOOP, heal=1) == [(rank == 0, 4) for rank in range(3)]
 
 
@@ -330,7 +330,7 @@ ROUNDS = 5
 
 @pytest.mark.full
 def test_death_of_the_new_rank_during_a_large_transfer_fails_the_heal() -> None:
-    """Gloo does not always wake who was sending to it: about every third time it does not."""
+    """Gloo does not wake the sender to a dead rank in about one of three cases."""
     with Ranks(nproc=3) as group:
         group.run(f"much = torch.ones({FLOATS})", quiet=True)
         for _ in range(ROUNDS):
@@ -342,7 +342,7 @@ def test_death_of_the_new_rank_during_a_large_transfer_fails_the_heal() -> None:
 
 
 def _healed_in_vain(group: Ranks, gone: int) -> str:
-    """Kill the new rank when it has a part of what it is given. Return why the heal failed."""
+    """Kill the new rank during the transfer. Return the reason why the heal failed."""
     failed: list[str] = []
 
     def heal() -> None:
@@ -354,7 +354,7 @@ def _healed_in_vain(group: Ranks, gone: int) -> str:
     while not failed:  # again, where the heal was quicker than this
         healing = Thread(target=heal)
         healing.start()
-        # a rank that is about to come has the process id of the one before it
+        # a starting rank still has the process id of its predecessor
         assert wait_until(lambda gone=gone: group.pids.get(1, gone) != gone)
         replacement = psutil.Process(group.pids[1])
         empty = replacement.memory_info().rss

@@ -32,7 +32,7 @@ def group(make_group: MakeRanks) -> Ranks:
 
 
 def use_managers(group: Ranks, folder: Path, code: int = 0) -> Path:
-    """Put package managers of our own into the ranks' path. Return the file that they write."""
+    """Put fake package managers into the ranks' path. Return the file that they write."""
     log = folder / "log"
     for name in ("pip", "apt-get", "conda"):
         script = folder / name
@@ -43,7 +43,7 @@ def use_managers(group: Ranks, folder: Path, code: int = 0) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what nbddp has said of commands; any rank may have run them."""
+    """Return the nbddp messages about commands; any rank can have run them."""
     return re.findall(r"^\[rank \d\] nbddp: rank \d (.*)", capsys.readouterr().out, re.MULTILINE)
 
 

@@ -33,9 +33,9 @@ AFTER = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())"
 
 
 def interrupted(notebook: Notebook, body: str) -> Reply:
-    """Run a body that never ends, press the stop button when all three ranks are in it.
+    """Run an endless body, and interrupt it when all three ranks run it.
 
-    The body calls ``begin()`` before that. Then all ranks wait, or compute if it says ``pass``.
+    The body calls ``begin()`` first. Then all ranks wait, or compute if the body is ``pass``.
     """
     begin = "def begin():\n    print('begun', os.getpid())"
     notebook.run(f"%%ddp --nproc 3\nkept = rank\nimport os, time\n{begin}")
@@ -234,7 +234,7 @@ def test_suspended_notebook_does_not_kill_interrupted_ranks(notebook: Notebook) 
     )
     assert come_to_rest(begun(notebook, request, 2))
     notebook.interrupt()
-    time.sleep(0.03)  # the ranks are told, and cannot be heard
+    time.sleep(0.03)  # the ranks get the interrupt, and the notebook cannot read their answers
     os.kill(notebook.pid, signal.SIGSTOP)
     time.sleep(5)
     os.kill(notebook.pid, signal.SIGCONT)
@@ -254,20 +254,20 @@ def test_second_interrupt_kills_at_once_after_the_notice(
     def press_twice() -> None:
         assert come_to_rest(pids.values())
         group.interrupt()
-        group.interrupt()  # nothing said yet what this would do
+        group.interrupt()  # no message has announced the effect yet
 
     pressing = when(lambda: all(map(Path.exists, begun)), press_twice)
     began = time.monotonic()
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
         run_and_act(group, NEVER_RETURNS, lambda said: "interrupt again" in said, group.interrupt)
     pressing.join()
-    assert time.monotonic() - began < 30  # without another one it takes the grace
+    assert time.monotonic() - began < 30  # without a second interrupt it takes the grace period
 
 
 def run_and_interrupt(group: Ranks, source: str, *, rests: Sequence[int] | None = None) -> None:
-    """Run source, interrupt when all ranks have begun and wait, raise what came of it.
+    """Run source, interrupt it when all ranks have begun and wait, and raise the failure.
 
-    A rank whose C code keeps Python's lock cannot mail that it has begun: it makes a file.
+    A rank whose C code holds the GIL cannot send a message: it creates a file.
     With ``rests`` only these ranks wait, and the others compute.
     """
     pids = group.pids
@@ -305,7 +305,7 @@ def test_interrupted_training_continues_with_the_same_model(
     )
     request = notebook.begin(f"%%ddp\nprint('begun')\n{TRAINING.format(steps=10**9)}")
     notebook.finish(request, until="begun", times=2)
-    time.sleep(delay)  # to strike at different places of a step
+    time.sleep(delay)  # to interrupt at different points of a step
     notebook.interrupt()
     assert notebook.finish(request).error.startswith("CellInterruptedError")
     reply = notebook.run(

@@ -1,4 +1,4 @@
-"""Values that are sent: functions with their lines, and more than the store takes at once."""
+"""Transferred values: functions with source lines, and values above the store's limit."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MB = 1_000_000
 
 
 def is_free_of_traces(text: str) -> bool:
-    """Whether there is nothing that torch's store prints when it is asked too much."""
+    """Return whether the text has no error trace of torch's store."""
     return not any(word in text for word in ("TCPStore", "c10d", "frame #", "Exception raised"))
 
 
 def stop_when(condition: Callable[[], bool]) -> None:
-    """Press Ctrl+C here as soon as something is the case."""
+    """Send SIGINT to this process as soon as a condition is true."""
     assert wait_until(condition)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -168,17 +168,17 @@ def test_output_flood_does_not_delay_heartbeats_or_an_interrupt(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(4)
-    handle = group.begin(FLOOD)  # and nobody reads what it says
+    handle = group.begin(FLOOD)  # and its output is not read
     memory = psutil.Process().memory_info().rss
 
     def signs() -> list[float]:
-        """When each rank gave its last sign of life in this cell."""
+        """Return the time of each rank's last heartbeat in this cell."""
         last = [group.last_sign(rank) for rank in range(4)]
         number = handle.number
         return [each.at if each and each.status.cell == number else 0.0 for each in last]
 
     time.sleep(4)
-    for _ in range(3):  # whoever stands still for a moment gives its next sign then
+    for _ in range(3):  # a rank that was blocked sends its next heartbeat then
         before = time.monotonic()
         assert wait_until(lambda before=before: all(at > before for at in signs()), timeout=8.0)
     began = time.monotonic()

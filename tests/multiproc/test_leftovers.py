@@ -1,4 +1,4 @@
-"""Whatever a cell started ends with its rank, and holds up nobody."""
+"""Processes and threads of a cell end with its rank and do not delay it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from processes import wait_until
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
-GRACE = 40.0  # seconds: whoever waits for it here is seen to
+GRACE = 40.0  # seconds: long enough that a wait for it is noticed
 IMPORTS = (
     "import atexit, multiprocessing, os, pathlib, signal, subprocess, sys, threading, time\n"
     "from concurrent.futures import ThreadPoolExecutor\n"
@@ -38,7 +38,7 @@ CHILDREN = {
     " stdout=subprocess.DEVNULL)",
     "a loader's worker": "from torch.utils.data import DataLoader\n"
     "from torch.utils.data._utils import worker\n"
-    # seconds after which a worker sees by itself that its rank is gone
+    # seconds after which a worker notices that its rank has ended
     "worker.MP_STATUS_CHECK_INTERVAL = 600.0\n"
     "it = iter(DataLoader(range(99), num_workers=1, persistent_workers=True)); next(it)",
 }
@@ -56,14 +56,14 @@ THREADS = {
 
 
 def started_by(rank_pid: int, expected: int = STARTED) -> list[psutil.Process]:
-    """Return what a rank's cell has started, once it is there."""
+    """Return the child processes of a rank, once they have started."""
     rank = psutil.Process(rank_pid)
     assert wait_until(lambda: len(rank.children(recursive=True)) >= expected)
     return rank.children(recursive=True)
 
 
 def alive(processes: Sequence[psutil.Process]) -> list[str]:
-    """Return the command lines of those that have not ended."""
+    """Return the command lines of the running processes."""
     lines = []
     for each in processes:
         with suppress(psutil.Error):
@@ -74,7 +74,7 @@ def alive(processes: Sequence[psutil.Process]) -> list[str]:
 
 @pytest.fixture
 def patient(make_group: MakeRanks) -> Ranks:
-    """Two ranks with time to end."""
+    """Return two ranks with a long grace period."""
     return make_group(2, grace=GRACE)
 
 
@@ -185,7 +185,7 @@ def test_importing_forkserver_exits_cleanly_after_a_kill_of_the_kernels_group(
     assert fresh_notebook.run("%load_ext nbddp\n%ddp status").status == "ok"
     kernel = fresh_notebook.pid
     helpers = psutil.Process(kernel).children(recursive=True)
-    # it leaves the group as its first act; killed before that, its folder goes at the next start
+    # it leaves the group first; if killed before that, the next start removes its folder
     assert wait_until(lambda: all(os.getpgid(each.pid) != kernel for each in helpers))
     os.killpg(kernel, signal.SIGKILL)
     assert not psutil.wait_procs(helpers, timeout=40)[1]

@@ -1,4 +1,4 @@
-"""A stop in a loop over a DataLoader leaves a loader that works, and nothing to wait for."""
+"""An interrupt in a DataLoader loop leaves a working loader and no pending work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.multiproc
 
 
 def stopped(group: Ranks, source: str) -> None:
-    """Run source that never ends, and interrupt it when all ranks say that they are in it."""
+    """Run endless source, and interrupt it when all ranks have begun."""
 
     def interrupt() -> None:
         assert come_to_rest(group.pids.values())
@@ -98,7 +98,7 @@ def test_loader_workers_return_classes_and_functions_of_a_cell(group: Ranks) -> 
         "class Rows(Dataset):\n    def __len__(self): return 2\n"
         "    def __getitem__(self, at): return at\n"
     )
-    group.run(  # a batch that cannot be sent would never come
+    group.run(  # a batch that cannot be sent would never arrive
         "loader = DataLoader(Rows(), 2, num_workers=1, collate_fn=collate, timeout=30)\n"
         "[batch] = loader\n*rows, kind, function, part = batch.items\n"
         "assert type(batch) is Batch and type(part) is Batch.Part and kind is Kind.ODD\n"

@@ -1,4 +1,4 @@
-"""Gloo loses a send when its peer dies at a certain moment: who waits for it is freed."""
+"""Gloo can lose a send when its peer dies: nbddp frees the rank that waits for it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]
 
-# Rank 0 stands still while rank 1 asks for two messages and dies. Its Gloo then writes the first
-# one into a connection that nobody reads any more, which resets it, and cannot write the second.
+# Rank 0 is suspended while rank 1 asks for two messages and dies. Its Gloo then writes the first
+# message into a dead connection, which resets it, and cannot write the second.
 LOSES_A_SEND = """
 import os, signal, time
 from pathlib import Path
@@ -45,7 +45,7 @@ if rank == 1:
 def test_rank_waiting_for_a_lost_send_keeps_its_names(
     make_group: MakeRanks, folder: Path, nproc: int
 ) -> None:
-    group = make_group(nproc, grace=60)  # seconds until who does not answer is killed
+    group = make_group(nproc, grace=60)  # seconds until an unresponsive rank is killed
     pids = group.pids
 
     def wake_when_rank_1_is_dead() -> None:

@@ -1,6 +1,6 @@
-"""Ranks that torchrun started: as on one machine, and what happens when a node goes.
+"""Ranks on nodes started by torchrun work as on one machine; nodes can be lost.
 
-The nodes are several agents on this machine, each with processes of its own.
+The nodes are several agents on this machine, with separate processes.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ group.close()
 
 @contextmanager
 def a_notebook(orphan_timeout: float) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
-    """A process with a node, which runs one cell that it is told, and that node's keeper."""
+    """Return a notebook process that runs one cell on a node, and the node agent."""
     command = [sys.executable, "-c", NOTEBOOK, str(orphan_timeout)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as notebook:
@@ -288,7 +288,7 @@ def test_stop_does_not_wait_for_agents_that_are_still_connecting(
 ) -> None:
     set_limits(monkeypatch, agents_ending=50.0)
     join, file = on_nodes.nodes.listener.join, on_nodes.nodes.join_file
-    file.write_text(replace(join, port=1).token())  # nobody listens there: they dial, and dial
+    file.write_text(replace(join, port=1).token())  # no listener there: they retry
     on_nodes.nodes.start_local(1)
     me = psutil.Process()
 

@@ -1,4 +1,4 @@
-"""Nodes on networks of their own: cut, slow, uneven, and forged messages."""
+"""Nodes on separate networks: cut, slow, uneven, and forged messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LISTENS = "0A"  # in Linux's tables
 
 
 def listening(pid: int) -> set[str]:
-    """The addresses at which a process takes TCP connections, from ``/proc``."""
+    """Return the addresses on which a process listens for TCP connections, from ``/proc``."""
     mine = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -50,7 +50,7 @@ def listening(pid: int) -> set[str]:
 
 
 def address(text: str) -> str:
-    """Words of four bytes, each in this machine's order."""
+    """Parse words of four bytes in the byte order of this machine."""
     words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     return socket.inet_ntop(family, b"".join(words))
@@ -86,7 +86,7 @@ def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(apart: Apa
     [told] = [said for said in apart.said if "5 s" in said]
     assert f"({NET}.3)" in told
     assert "ranks 2-3" in told
-    assert apart.node_agents[1].wait(60) == 1  # it ends itself: nobody can tell it to
+    assert apart.node_agents[1].wait(60) == 1  # it ends itself: no command can reach it
     apart.bring_apart()
     group.heal()
     now = group.pids
@@ -119,18 +119,18 @@ def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 
 
 def behind(on_nodes: OnNodes, link: Link) -> Ranks:
-    """Have a second node come in over this cable, and start the ranks."""
+    """Connect a second node through this proxy, and start the ranks."""
     on_nodes.start_node_agent(1, port=link.port)
     return on_nodes.start_ranks()
 
 
 def gone(on_nodes: OnNodes) -> list[str]:
-    """What was said of nodes that are gone."""
+    """Return the messages about lost nodes."""
     return [said for said in on_nodes.said if " gone" in said]
 
 
 def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float) -> int:
-    """Print lines for so long, and check that the user saw all of them. Return their number."""
+    """Print lines for some seconds, check that all were shown, and return their number."""
     group.push({"seconds": seconds})
     [count, _] = group.run(LINES, wants_value=True).values()
     said = capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_slow_network_only_slows_cells_down(
 def test_short_network_stall_loses_no_node(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # beats come each second, and a slow machine is late with them
+    # heartbeats are sent each second, and late on a slow machine
     set_limits(monkeypatch, node_silent_after=limit("node_silent_after") + 5.0)
     link = on_nodes.link()
     group = behind(on_nodes, link)
@@ -289,7 +289,7 @@ def one_node(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 
 
 def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
-    """Have so many come; none is told anything, and all are counted."""
+    """Run this many forged connections; check that all are counted and none is answered."""
     listener = one_node.nodes.listener
     before = listener.refused
     command = [sys.executable, forgers.__file__, str(listener.join.port), str(count), str(recorded)]
@@ -306,13 +306,13 @@ def test_ten_thousand_forged_messages_are_rejected(
     one_node.start_node_agent(2, port=link.port)
     group = one_node.start_ranks()
     group.run("dist.barrier()\nprint('hello')\nnbddp.log(step=0, total=0)", quiet=True)
-    # for those that say nothing; a node of ours may take its time, and is here by now
+    # for silent clients; the real node is already connected
     set_limits(monkeypatch, handshake=2.0)
     recorded, stop = tmp_path / "recorded", tmp_path / "stop"
-    recorded.write_bytes(link.said[0])  # it came in, and ranks met: now again by strangers
+    recorded.write_bytes(link.said[0])  # a valid handshake: now replayed by forgers
     group.push({"stop": str(stop)})
     me, pids = psutil.Process(), group.pids
-    forge(one_node, 500, recorded)  # what is made once is there
+    forge(one_node, 500, recorded)  # one-time allocations exist now
     gc.collect()
     descriptors, held = me.num_fds(), me.memory_info().rss
 

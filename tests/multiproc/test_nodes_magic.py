@@ -1,4 +1,4 @@
-"""Nodes from a notebook: two work as one machine, one goes, and another notebook takes over."""
+"""Nodes in a notebook: two nodes as one machine, a lost node, adoption by another notebook."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def first(home: Path) -> Iterator[Notebook]:
 
 @pytest.fixture
 def left(first: Notebook) -> Iterator[list[psutil.Process]]:
-    """A notebook with two nodes of two ranks, and its nodes' processes."""
+    """Return the processes of a notebook and of its two nodes with two ranks each."""
     its: list[psutil.Process] = []
     reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 120 --wait 110")
     assert reply.status == "ok", reply

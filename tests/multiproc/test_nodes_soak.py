@@ -101,7 +101,7 @@ while not is_over:
 
 
 def named_in(launcher: WarmLauncher, number: int) -> Straggler | None:
-    """The first rank that is named in one run of a fresh group, if one is."""
+    """Return the first rank that is marked as slow in one run of a fresh group, or None."""
     found: list[Straggler] = []
 
     def look() -> bool:
@@ -141,7 +141,7 @@ WORK = "while True: dist.all_reduce(torch.ones(1000))"
 
 
 class Rounds:
-    """A group on two nodes, one of which goes again and again."""
+    """A group on two nodes, one of which is lost repeatedly."""
 
     def __init__(self, on_nodes: OnNodes) -> None:
         self.on_nodes = on_nodes
@@ -150,18 +150,18 @@ class Rounds:
         self.took: dict[str, list[float]] = {}
 
     def note(self, what: str, seconds: float) -> None:
-        """Something took so long."""
+        """Record a duration."""
         self.took.setdefault(what, []).append(seconds)
 
     def report(self, title: str) -> None:
-        """Print all of it."""
+        """Print the recorded durations."""
         for what, seconds in self.took.items():
             middle, worst = statistics.median(seconds), max(seconds)
             count = f"{len(seconds)} times"
             sys.stdout.write(f"{title}, {what}: {count}, {middle:.2f} s, at worst {worst:.2f} s\n")
 
     def lose(self, rank: int, strike: Callable[[], None], *, known_after: float = 0.0) -> None:
-        """Have the node of this rank go while a cell runs."""
+        """Lose the node of this rank while a cell runs."""
         node = self.on_nodes.node_of(rank)
         ranks = self.on_nodes.nodes.launcher.ranks_of(node)
         before, told = self.group.pids, len(self.on_nodes.said)
@@ -189,7 +189,7 @@ class Rounds:
         assert self.group.pids == {rank: before[rank] for rank in kept}
 
     def go_on(self, ranks: tuple[int, ...]) -> None:
-        """Another node has come: with it all is as it was."""
+        """Heal on the new node, and check that the ranks have their names again."""
         began = time.monotonic()
         before = self.group.pids
         assert self.group.heal().ranks == ranks
@@ -200,7 +200,7 @@ class Rounds:
         self.note("healed", time.monotonic() - began)
 
     def await_end(self, processes: list[psutil.Process]) -> None:
-        """All that belonged to a node."""
+        """Wait for the end of all processes of a node."""
         began = time.monotonic()
         assert all_ended(processes, timeout=3 * LEFT)
         self.note("gone", time.monotonic() - began)
@@ -281,7 +281,7 @@ def test_nodes_return_after_a_network_partition(apart: Apart) -> None:
 
 
 def _lose_all(rounds: Rounds, apart: Apart, spaces: list[str]) -> None:
-    """The notebook is on its own for a while."""
+    """Disconnect all nodes for a while."""
     told = len(apart.said)
     began: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Process groups that a cell makes itself, in its rank and in processes that it starts."""
+"""Process groups that a cell creates itself, in its rank and in its child processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def group(group_here: Ranks) -> Ranks:
 
 @pytest.fixture
 def own_group(make_group: MakeRanks) -> Ranks:
-    """Two ranks in whose processes no other test has run."""
+    """Return two fresh ranks, not shared with other tests."""
     return make_group(2)
 
 
@@ -69,12 +69,12 @@ dist.destroy_process_group()
 
 
 def pasted(ends: str = "pass", init: str = "") -> str:
-    """The script that ends so."""
+    """Return the pasted script with this end."""
     return PASTED.replace("ENDS", ends).replace("INIT", init)
 
 
 def run_until_stopped(group: Ranks, source: str) -> None:
-    """Run a cell with ``--no-init``, stop it when both ranks say that they have begun."""
+    """Run a cell with ``--no-init``, and interrupt it when both ranks have begun."""
     handle = group.begin(source, needs_group=False)
     assert wait_until(lambda: Path("begun0").exists() and Path("begun1").exists())
     group.interrupt()
@@ -83,7 +83,7 @@ def run_until_stopped(group: Ranks, source: str) -> None:
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What the ranks and their processes printed, without warnings, sorted."""
+    """Return the sorted output of the ranks and their children, without warnings."""
     lines = capsys.readouterr().out.splitlines()
     return sorted(line for line in lines if "process " in line and " of " in line)
 
@@ -332,7 +332,7 @@ def test_subprocess_scripts_of_all_ranks_can_form_a_group(
     assert len(printed(capsys)) == 4
 
 
-# ---- what is said of groups
+# ---- reports about groups
 
 
 def test_subgroup_collective_is_reported_with_its_number_and_group(

@@ -1,4 +1,4 @@
-"""A notebook that publishes while its ranks run: what becomes of cells when a tracker does not."""
+"""Live publishing from a notebook, also with a tracker that does not respond."""
 
 from __future__ import annotations
 

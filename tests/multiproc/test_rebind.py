@@ -1,4 +1,4 @@
-"""Models and optimizers go on with a new process group, wherever the user keeps them."""
+"""Models and optimizers move to a new process group, in any container of the user."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def lose_the_group(group: Ranks) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What nbddp said, and nobody else."""
+    """Return the lines printed by nbddp."""
     lines = capsys.readouterr().out.splitlines()
     return [line.partition("nbddp: ")[2] for line in lines if "nbddp: " in line]
 
 
 def taken_along(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What was said to go on with the new process group."""
+    """Return the names reported as moved to the new process group."""
     return [line.partition(": ")[0] for line in said(capsys)]
 
 
 def agree(group: Ranks, *expressions: str) -> bool:
-    """Whether every rank has the same values."""
+    """Return whether every rank has the same values."""
     one, *others = group.pull(f"({', '.join(expressions)},)")
     return all(other == one for other in others)
 
@@ -149,7 +149,7 @@ def test_first_optimizer_step_of_one_rank_is_copied_to_all_ranks(
 def test_gradient_accumulation_restarts_and_the_scaler_is_copied_from_rank_0(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The gradients of its micro-steps are gone, and the ranks had done differently many."""
+    """The gradients of its micro-steps are lost, and the ranks had done different numbers."""
     group.run(
         f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)\n"
@@ -183,7 +183,7 @@ def test_communication_hooks_move_to_the_new_process_group(group: Ranks) -> None
     group.run("calls.clear()\nmodel(torch.ones(1, 4)).sum().backward()\nassert calls")
 
 
-NAMED = {  # what is not taken along, by why
+NAMED = {  # objects that are not moved, by reason
     "the ranks have different ones": (
         "import copy\nmodel = DDP(torch.nn.Linear(4, 4))\nlast = DDP(torch.nn.Linear(4, 2))\n"
         "if rank == 1: extra = copy.deepcopy(last)"

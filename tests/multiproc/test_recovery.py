@@ -1,4 +1,4 @@
-"""After a failure the ranks start anew, what was done is done again, and the cell goes on."""
+"""After a failure the ranks restart, the cells are replayed, and the failed cell resumes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_replay_does_not_rearm_a_fault_that_fired(notebook: Notebook) -> None:
     assert "SIGKILL" in notebook.run(train).error
     notebook.run("%ddp restart --replay")
     assert notebook.run(train).text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
-    notebook.run("%ddp fault kill --rank 1 --step 3")  # asked for again: it strikes again
+    notebook.run("%ddp fault kill --rank 1 --step 3")  # armed again: it fires again
     assert "SIGKILL" in notebook.run(train).error
 
 

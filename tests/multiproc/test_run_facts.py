@@ -1,4 +1,4 @@
-"""What is needed to know a run again stands in its ``run.json``, written by a real group."""
+"""``run.json`` of a real group describes the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run a cell is part of: a name, given with a restart, begins another."""
+"""Assignment of cells to runs: a restart with a name begins a new run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts run as under torchrun; ``test_script_processes.py`` has what becomes of their ranks."""
+"""Scripts run as under torchrun; ``test_script_processes.py`` tests their processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def group(group_here: Ranks) -> Ranks:
 
 @pytest.fixture
 def write(folder: Path) -> Callable[..., Path]:
-    """Writes a script in a folder of its own, beside the working folder's files."""
+    """Return a function that writes a script into a separate folder."""
 
     def write(source: str, name: str = "work/script.py") -> Path:
         path = folder / name
@@ -83,7 +83,7 @@ Write = Callable[..., Path]
 
 
 def lines(capsys: Capture, rank: int = 0) -> list[str]:
-    """What a rank has printed."""
+    """Return the output lines of a rank."""
     mark = f"[rank {rank}] "
     said = capsys.readouterr().out.splitlines()
     return [line.removeprefix(mark) for line in said if line.startswith(mark)]
@@ -285,7 +285,7 @@ def test_interrupt_ends_the_script_and_keeps_names_of_cells(
     group.run("assert kept == 1\ndist.barrier()")
 
 
-# ---- what it finds
+# ---- the environment of a script
 
 
 FOUND = """
@@ -402,7 +402,7 @@ def test_ten_script_runs_leak_nothing_in_the_controller(group: Ranks, write: Wri
         processes = len(me.children(recursive=True))
         return [me.memory_full_info().uss, threading.active_count(), me.num_fds(), processes]
 
-    for _ in range(3):  # what is imported and cached once
+    for _ in range(3):  # one-time imports and caches
         group.run_script("work/script.py", quiet=True)
     before = measure()
     for _ in range(10):

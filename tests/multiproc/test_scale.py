@@ -26,7 +26,7 @@ for step in range(30):
 
 
 def runs_in(base: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The name that follows the time, and what ``run.json`` says; in their order."""
+    """Return run names, without the time, and the content of ``run.json``, in order."""
     paths = (base / ".nbddp" / "runs").glob("*/run.json")
     found = [(path.parent.name[16:], json.loads(path.read_text())) for path in paths]
     rounds = [(name, facts) for name, facts in found if "scale" in facts]

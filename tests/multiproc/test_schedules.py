@@ -1,6 +1,6 @@
 """Random schedules of deaths, stops, heals, lost nodes and timeouts, with real ranks.
 
-Each schedule strikes once or twice while the group does something, most often while it heals. Then
+Each schedule causes one or two failures during an operation, most often during a heal. Then
 the group must settle, and each rank must have every name that the heals did not report as lost.
 
 A thousand: ``pytest -m soak tests/multiproc/test_schedules.py``; others: ``NBDDP_SOAK_SEED=7``,
@@ -36,13 +36,13 @@ HANGS = 90.0  # seconds after which a group that has not settled hangs
 pytestmark = [
     pytest.mark.multiproc,
     pytest.mark.timeout(2 * 3600),
-    # a stop that strikes in the callback of a weak reference is lost, CPython says so
+    # CPython reports and drops an interrupt in the callback of a weak reference
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 class Schedules:
-    """A group, what is done to it at random, and what was seen of it."""
+    """A group, random operations on it, and the observed processes."""
 
     def __init__(self, group: Ranks, seed: int) -> None:
         self.group = group
@@ -145,7 +145,7 @@ class Schedules:
             strike()
         has_ended.set()
 
-    # ---- what strikes
+    # ---- failures
 
     def look(self) -> dict[int, psutil.Process]:
         """Return all processes of ranks that were ever seen."""
@@ -202,7 +202,7 @@ class Schedules:
     # ---- what must be so then
 
     def settle(self) -> None:
-        """The group settles; what lives has its names, and a heal brings the others back."""
+        """Wait until the group is idle, check names of surviving ranks, and heal the others."""
         assert wait_until(lambda: self.group.state in SETTLED, timeout=HANGS), self.group.state
         was_restarted = self.done[0] == "restart"
         for _ in range(6):
@@ -215,7 +215,7 @@ class Schedules:
                 with suppress(NbddpError):
                     report = self.group.heal()
                     assert not report.left, report
-            with suppress(NbddpError):  # one that was struck last may only now be known as dead
+            with suppress(NbddpError):  # a rank that failed last can be reported as dead only now
                 self.group.assert_works()
                 break
         assert self.group.state == "ready", self.group.state
@@ -234,7 +234,7 @@ class Schedules:
 
 
 def play(schedules: Schedules, count: int) -> None:
-    """Play so many schedules, say what struck where, and check that no process is left."""
+    """Play this many schedules, print the failures, and check that no process is left."""
     try:
         for _ in range(count):
             schedules.play()

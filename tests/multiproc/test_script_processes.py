@@ -1,4 +1,4 @@
-"""Scripts run in processes of their own: a run finds and leaves what a program finds and leaves."""
+"""Scripts run in separate processes: they start and end as a plain program does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(capsys: Capture, rank: int = 0) -> list[str]:
 
 
 def run_until_stopped(group: Ranks, script: str) -> None:
-    """Stop a script when it says by a file that it has begun."""
+    """Interrupt a script once it has created the file that marks its start."""
     handle = group.begin_script(script)
     assert wait_until(Path("begun").exists)
     group.interrupt()
@@ -53,7 +53,7 @@ def run_until_stopped(group: Ranks, script: str) -> None:
         group.finish(handle).raise_for_failure()
 
 
-# ---- what a run leaves
+# ---- leftovers of a run
 
 
 @pytest.mark.timeout(60)
@@ -129,7 +129,7 @@ def test_interrupt_ends_processes_spawned_by_a_script(group: Ranks, write: Write
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
-# ---- what a run finds
+# ---- environment of a run
 
 
 def test_script_runs_in_the_current_environment_and_working_folder(
@@ -241,7 +241,7 @@ def test_armed_faults_fire_once_in_a_script(group: Ranks, write: Write) -> None:
         group.run(f"nbddp.faults.at(step={step}, rank=1, kind='raise')")
     with pytest.raises(CellFailedError, match=r"rank 1: FaultError.*step=3"):
         group.run_script(script)
-    group.run_script(script)  # it has struck
+    group.run_script(script)  # the fault has fired
     group.run(STEPS)
     assert group.pull("[each.step for each in nbddp.faults.armed()]") == [[], [90]]
     group.run("nbddp.faults.at(step=2, rank=0, kind='kill')")
@@ -285,7 +285,7 @@ def waits(notebook: Notebook, write: Write, folder: Path) -> Notebook:
 
 
 def assert_kept(notebook: Notebook) -> None:
-    """Check that the cells' ranks have their names and meet."""
+    """Check that the cells' ranks have their names and can run a collective."""
     reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x), kept)")
     assert [reply.lines(rank) for rank in range(2)] == [["2 0"], ["2 10"]], reply.traceback
 

@@ -1,4 +1,4 @@
-"""What cells do that IPython has its own ways with, in a real kernel."""
+"""IPython features in cells, in a real kernel."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Walk:
         self.check()
 
     def check(self) -> None:
-        """It answers, or says why not."""
+        """Check that the group answers, or reports why it cannot."""
         state = self.group.state
         assert state in SETTLED, state
         if state == "ready":
@@ -73,7 +73,7 @@ class Walk:
                 self.group.restart()
 
     def heal(self) -> None:
-        """Who lives keeps its process and its names, and the others have them, too."""
+        """Heal: surviving ranks keep processes and names, and new ranks get the names."""
         self.run("kept = 'kept'", ranks=self.group.alive)
         gone, before = self.group.dead, self.group.pids
         assert self.group.heal().ranks == gone

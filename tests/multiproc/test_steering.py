@@ -1,4 +1,4 @@
-"""What %ddp commands, options and Tab do, in a real kernel."""
+"""``%ddp`` commands, options and tab completion in a real kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-REFUSED = {  # with what the refusal names
+REFUSED = {  # with words of the refusal
     "%%ddp --nprc 2\npass": "did you mean --nproc?",
     "%%ddp --nproc 2 --ranks 2\npass": "rank 2",
     "%%ddp --push nothing\npass": "'nothing'",

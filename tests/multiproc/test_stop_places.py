@@ -1,4 +1,4 @@
-"""A stop at any place of a start, or of a first cell, leaves a group that can be used.
+"""An interrupt at any point of a start or a first cell leaves a usable group.
 
 At each of them: ``pytest -m soak``.
 """
@@ -18,7 +18,7 @@ from nbddp import CellInterruptedError
 pytestmark = [
     pytest.mark.multiproc,
     pytest.mark.timeout(400),
-    # a stop that strikes in the callback of a weak reference is lost, CPython says so
+    # CPython reports and drops an interrupt in the callback of a weak reference
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 

@@ -1,4 +1,4 @@
-"""A stop at any place of a heal gives it up, or comes when it is done: the group can be used."""
+"""An interrupt at any point of a heal aborts it or comes too late; the group stays usable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbddp.controller.session import Session
 pytestmark = [
     pytest.mark.multiproc,
     pytest.mark.timeout(400),
-    # a stop that strikes in the callback of a weak reference is lost, CPython says so
+    # CPython reports and drops an interrupt in the callback of a weak reference
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 SHARES_KERNEL = True

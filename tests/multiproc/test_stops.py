@@ -1,4 +1,4 @@
-"""Stop is pressed at any moment: nothing is left half done, and the next cell works."""
+"""Interrupts at any moment leave nothing half done, and the next cell works."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CELLS = {
 
 
 def check_names(notebook: Notebook, nproc: int) -> None:
-    """Every rank has what it had, and they reach each other."""
+    """Check that every rank has its names and a collective works."""
     reply = notebook.run(AFTER)
     expected = [[f"{rank} {nproc} [0, 1, 2, 3]"] for rank in range(nproc)]
     assert [reply.lines(rank)[-1:] for rank in range(nproc)] == expected, reply.traceback
@@ -84,7 +84,7 @@ def test_interrupt_in_the_first_milliseconds_leaves_no_cell_running(
         reply = notebook.run_and_stop("%%ddp\ntime.sleep(30)", press * 0.008 / presses)
         assert (
             reply.status == "error"
-        )  # IPython may be struck itself, and then tells in its own way
+        )  # the interrupt can hit IPython itself, which reports it differently
         assert notebook.run("%%ddp --nproc 2\n1 + 1").text.endswith("Out [ranks 0-1] 2\n")
 
 
@@ -142,7 +142,7 @@ def test_death_of_one_of_64_ranks_in_a_barrier_keeps_other_names(
 
 def test_interrupt_just_before_a_cell_interrupts_that_cell(group: Ranks) -> None:
     group.run("kept = rank")
-    group.before_next_cell(group.interrupt)  # nothing runs: nobody hears it
+    group.before_next_cell(group.interrupt)  # no cell runs yet
     with pytest.raises(CellInterruptedError, match="interrupted"):
         group.run("import time\ntime.sleep(60)")
     assert group.pull("kept") == [0, 1]
@@ -194,7 +194,7 @@ def test_death_while_the_group_re_forms_keeps_other_names(
     with pytest.raises(CellInterruptedError):
         group.run("while True: dist.barrier()")
     presser.join()
-    os.kill(group.pids[0], signal.SIGSTOP)  # it never comes to meet the others
+    os.kill(group.pids[0], signal.SIGSTOP)  # it never joins the rendezvous
 
     def kill() -> None:
         time.sleep(0.5)  # the others are waiting for it by then, on most machines
@@ -259,7 +259,7 @@ MARKS = ("mark0", "mark1")
 
 
 def marking(notebook: Notebook) -> str:
-    """Code with which a rank says that it came so far."""
+    """Return code that marks the progress of a rank with a file."""
     return f"open('{notebook.folder}/mark' + __import__('os').environ['RANK'], 'w')"
 
 
@@ -285,7 +285,7 @@ def test_interrupted_push_or_pull_reports_its_outcome(
 
 @contextmanager
 def no_ranks_can_be_forked(kernel: int) -> Iterator[None]:
-    """The kernel's helper stands still, so that a start takes as long as the test likes."""
+    """Suspend the kernel's forkserver, so that a start takes as long as the test needs."""
     children = psutil.Process(kernel).children()
     [helper] = [each for each in children if "multiprocessing.forkserver" in str(each.cmdline())]
     helper.suspend()
@@ -297,7 +297,7 @@ def no_ranks_can_be_forked(kernel: int) -> Iterator[None]:
 
 
 def does_not_end(notebook: Notebook) -> str:
-    """Code of a rank which SIGTERM does not hurry: it says that it was asked to end."""
+    """Return code of a rank that ignores SIGTERM and marks that it received it."""
     asked = f"lambda *_: {marking(notebook)}.close()"
     return f"import signal\nsignal.signal(signal.SIGTERM, {asked})"
 

@@ -1,4 +1,4 @@
-"""``%%ddp --sweep``: each combination a run of its own, whatever becomes of the others."""
+"""``%%ddp --sweep``: each combination is a run, independent of the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIX = "%%ddp --sweep lr=0.1,0.2,0.3 --sweep batch=16,64"
 
 
 def runs_in(base: Path) -> dict[str, dict[str, Any]]:
-    """By the name that follows the time, what each ``run.json`` says; oldest first."""
+    """Return the content of each ``run.json`` by run name, without the time; oldest first."""
     found = sorted((base / ".nbddp" / "runs").glob("*/run.json"))
     return {path.parent.name[16:]: json.loads(path.read_text()) for path in found}
 

@@ -1,4 +1,4 @@
-"""Real ranks that wait for each other: who is named, for how long, and what else is told."""
+"""Timelines of real ranks: which rank the others wait for, how long, and other facts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def group(group_here: Ranks) -> Ranks:
 def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
     """Seconds that each rank waited for each, by (waiter, awaited), as they came to each step.
 
-    Whoever a busy machine kept from running is then the one that is waited for.
+    A rank that a busy machine delayed counts as awaited.
     """
     found: Counter[tuple[int, int]] = Counter()
     for step in zip(*came, strict=True):
@@ -69,7 +69,7 @@ def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
 def named(
     group: Ranks, source: str, is_it: Callable[[Straggler], bool] = lambda _awaited: True
 ) -> tuple[Straggler, int]:
-    """The first rank that is said to be waited for, and the step that was reported last by then."""
+    """Return the first awaited rank, and the last reported step at that time."""
     handle = group.begin(source)
 
     def is_said() -> bool:

@@ -1,4 +1,4 @@
-"""A trace of real ranks: one file on one clock, what is said where there is none."""
+"""Traces of real ranks: one file on one clock, and the message if there is no trace."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shown(trace: Trace) -> str:
 def run(
     group: Ranks, source: str, first: int, last: int, *, with_memory: bool = False
 ) -> tuple[Trace, CellResult]:
-    """The trace of some steps of a cell, and what came of that."""
+    """Return the trace of some steps of a cell, and the result of the cell."""
     asked = TraceSteps(first=first, last=last, with_memory=with_memory)
     handle = group.begin(source, trace=asked)
     wait_until(lambda: handle.is_finished, timeout=60.0)

@@ -1,4 +1,4 @@
-"""The whole kit at once: a training that loses a rank ends as one that did not, bit for bit."""
+"""The whole training kit: training that loses a rank ends bit for bit as an unbroken run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that go to ranks and come back: sent as they were, collected once, and nothing is left."""
+"""Pushed and pulled values: sent unchanged, collected once, and removed from the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.multiproc
 
 
 def kept_in_store(group: Ranks) -> int:
-    """How many values lie in the store."""
+    """Return the number of values in the store."""
     store = group.store
     names = [
         f"a1/payload/{rank}/{kind}{number}"
@@ -166,7 +166,7 @@ class Opened:
 
 
 def failed_push(group: Ranks, value: object) -> str:
-    """Push a value of which rank 1 dies. Return what is said."""
+    """Push a value that kills rank 1. Return the error message."""
     with pytest.raises(RequestError) as caught:
         group.push({"x": value})
     ways = ("group.heal()", "group.restart()", "group.run(..., ranks=[0,2])")
@@ -181,7 +181,7 @@ def test_push_names_a_rank_that_died_before_sending_and_the_receivers(
     group = make_group(3)
     assert "SIGKILL" in failed_push(group, Deadly(group, 1))
     assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
-    group.push({"y": 8})  # a rank that was gone before is no news
+    group.push({"y": 8})  # an earlier death is not reported again
     assert group.pull("y") == [8, 8]
     assert len(group.replay_log) == 1
 

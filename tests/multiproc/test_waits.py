@@ -1,4 +1,4 @@
-"""Waits that are no collectives are explained like any hang, end like one, and keep a timeout."""
+"""Waits outside collectives are reported as hangs, can be interrupted, and have a timeout."""
 
 from __future__ import annotations
 

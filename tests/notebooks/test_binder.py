@@ -1,4 +1,4 @@
-"""What a Binder has to give: four ranks fit into its memory."""
+"""Memory of a Binder: four ranks fit."""
 
 from __future__ import annotations
 

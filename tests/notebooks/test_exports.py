@@ -33,7 +33,7 @@ SLOW = [pytest.param(each, marks=pytest.mark.soak) for each in NUMBERS if not ea
 
 @dataclass
 class Script:
-    """What was exported, and what it should print of the numbers."""
+    """An exported script, and the numbers that it should print."""
 
     path: Path
     nproc: str

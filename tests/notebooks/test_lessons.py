@@ -1,4 +1,4 @@
-"""The form of the notebooks: what each opens with, what it holds, and which names it uses."""
+"""The form of the notebooks: opening, sections, and used names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prose_of(lesson: NotebookNode) -> str:
 
 
 def python_of(source: str) -> ast.Module:
-    """What a cell says to Python: a cell magic's body, line magics and all."""
+    """Return the Python code of a cell: the body of a cell magic, with line magics."""
     body = source.split("\n", 1)[1] if source.startswith("%%ddp") else source
     return ast.parse(TransformerManager().transform_cell(body))
 

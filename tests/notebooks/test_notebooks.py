@@ -27,7 +27,7 @@ MEANT = {  # by notebook: the mistakes that it shows
         *("ND141", "ND201", "ND202", "ND207", "ND210", "ND215"),
     },
 }
-FAILING = {  # answers whose failure is what they show
+FAILING = {  # answers that are meant to fail
     ("04_checkpoint_and_resume", "Exercise 2."): "SIGKILL",
     ("05_faults_and_recovery", "Exercise 1."): "collective",
 }
@@ -62,7 +62,7 @@ def text_of(cells: list[NotebookNode]) -> str:
 
 
 def answers_of(notebook: NotebookNode) -> list[NotebookNode]:
-    """What the folded answers tell the reader to run: their blocks of ``python``."""
+    """Return the ``python`` blocks of the folded answers."""
     return [
         nbformat.v4.new_code_cell(
             block, metadata={"answer": exercise, "tags": ["raises-exception"]}
@@ -81,7 +81,7 @@ def errors_of(cells: list[NotebookNode]) -> list[str]:
 
 
 def values_of(cell: NotebookNode) -> list[NotebookNode]:
-    """What cells end with, where that is shown."""
+    """Return the displayed last values of cells."""
     return [each for each in cell.outputs if each["output_type"] == "execute_result"]
 
 

@@ -1,4 +1,4 @@
-"""Panels in a real kernel without a page: what is sent, in which form, and what is not."""
+"""Panels in a real kernel without a page: the messages that are sent, and their form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for step in range(20_000):
     if step % 2:
         nbddp.log(step=step, loss=1 / (step + 1), rank_times_step=rank * step)
 """
-WAIT = "buttons wait"  # what the panel says of them
+WAIT = "buttons wait"  # the panel's text about the buttons
 DONE = "done on ranks 0-1"
 GO_ON = "import pathlib, time\nwhile not pathlib.Path('go_on').exists(): time.sleep(0.02)\n"
 
@@ -75,7 +75,7 @@ def page(kernel: Page) -> Iterator[Page]:
 
 
 def final(reply: Any) -> dict[str, Any]:
-    """What stays where the panel was."""
+    """Return the final output in place of the panel."""
     [shown] = panels(list(reply.places.values()))
     return shown
 

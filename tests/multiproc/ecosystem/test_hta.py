@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.multiproc,
     pytest.mark.ecosystem,
     pytest.mark.timeout(180),
-    pytest.mark.filterwarnings("ignore"),  # its own, of pandas
+    pytest.mark.filterwarnings("ignore"),  # a pandas warning of HTA
 ]
 
 TRAIN = """

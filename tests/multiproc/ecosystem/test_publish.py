@@ -31,7 +31,7 @@ for package in TRACKER_CLASSES:
     pytest.importorskip(package)
 pytestmark = [
     *(pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(240)),
-    pytest.mark.filterwarnings("default"),  # what they warn of each other is none of ours
+    pytest.mark.filterwarnings("default"),  # warnings of the trackers about each other
 ]
 
 PLACE = "digits"
@@ -197,7 +197,7 @@ def test_repeated_steps_and_events_after_a_restart_are_published(offline: Path, 
     why = "rank 1: ValueError: odd"
     if kind == "tensorboard":
         shown, texts = of_tensorboard(offline / PLACE / folder.name, hides=True)
-        assert [step for step, _ in shown["loss"]] == list(range(40))  # what was done again
+        assert [step for step, _ in shown["loss"]] == list(range(40))  # the repeated steps
         assert texts["outcome"] == f"failed: {why}"
         assert "restart: attempt 2" in texts["record"]
         assert "| lr | 0.1 |" in texts["settings"]
