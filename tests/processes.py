@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-# what torch 2.13 may say, once all is done, while Python takes a process with Gloo's threads apart
+# message that torch 2.13 can print when Python finalizes a process with Gloo threads
 GLOO_ABORTS = "terminate called without an active exception"
 MARKER = "NBDDP_TEST_RUN"
 os.environ[MARKER] = uuid.uuid4().hex  # inherited by all processes of a test

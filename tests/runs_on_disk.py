@@ -115,7 +115,7 @@ def make_run(
     return path
 
 
-# ---- a run whose second cell fails, with what each cell wrote into the log of rank 0
+# ---- a run whose second cell fails, with the output of each cell in the log of rank 0
 
 STAMP = "20260102-030405"
 LOG = "first of cell 1\nsecond of cell 1\nfirst of cell 2\n"

@@ -49,7 +49,7 @@ def test_missing_attribute_raises_the_usual_message() -> None:
 
 
 PAGE = {"IPython", "ipywidgets", "ipykernel"}
-STAGES = {  # what a fresh Python does, one after the other, and what it has not loaded then
+STAGES = {  # statements of a fresh Python, and the modules that each must not load
     "import nbddp": {"torch", "numpy", "psutil", *PAGE},
     imported(queues, payloads, rank_start): {"torch", *PAGE},  # what every rank needs
     "nbddp.sonnets()": {"torch"},

@@ -55,7 +55,7 @@ class Desk:
         self.lab = lab
         self._context: BrowserContext | None = None
         self._page: Page | None = None
-        self._session = ""  # what the server calls the kernel that is kept
+        self._session = ""  # the server's id of the reused kernel
 
     @property
     def notebooks(self) -> Path:

@@ -49,7 +49,7 @@ def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook
 
 
 def shown(element: Locator, pseudo: str) -> str:
-    """What the style sheet writes there; an element that was just replaced has no style."""
+    """Return the generated content of the style sheet; a replaced element has no style."""
     content = f"each => getComputedStyle(each, '{pseudo}').content"
     return next(said for _ in range(50) if (said := str(element.evaluate(content))))
 

@@ -26,7 +26,7 @@ def meant_to_fail(path: Path) -> int:
 
 @pytest.fixture
 def pictures(lab: Lab) -> None:
-    """What the notebooks show."""
+    """Copy the pictures that the notebooks show."""
     shutil.copytree(NOTEBOOKS / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
 
 

@@ -12,7 +12,7 @@ from notebook import Notebook, Reply
 
 pytestmark = pytest.mark.multiproc
 
-# it prints what it sees; with the argument ``dies`` rank 1 dies, if the file is not there yet
+# prints its environment; with the argument ``dies`` rank 1 dies, if the file does not exist yet
 SEES = """
 import json, os, sys, torch, torch.distributed as dist
 
@@ -42,7 +42,7 @@ def base(notebook: Notebook, tmp_path: Path) -> Path:
 
 
 def seen(reply: Reply) -> list[list[object]]:
-    """Return what the script printed on each of two ranks each time that it ran."""
+    """Return the output of the script on each of two ranks, for each run."""
     lines = [line for rank in range(2) for line in reply.lines(rank)]
     return [json.loads(line) for line in lines if line.startswith("[")]
 

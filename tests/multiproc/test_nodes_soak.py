@@ -83,7 +83,7 @@ def test_heal_replaces_one_of_many_ranks(make_group: MakeRanks, nproc: int) -> N
 
 
 RUNS, AT_ONCE = 100, 5
-# twelve seconds: both what is told of the last two seconds and what takes ten have their say
+# twelve seconds: the two-second and the ten-second reports both appear
 EQUAL = """
 import time
 x, work, began, step, is_over = torch.ones(1000), torch.ones(128, 128), time.monotonic(), 0, False

@@ -38,7 +38,7 @@ def write(folder: Path) -> Write:
 
 
 def lines(capsys: Capture, rank: int = 0) -> list[str]:
-    """Return what a rank has printed since the last call."""
+    """Return the output lines of a rank since the last call."""
     mark = f"[rank {rank}] "
     said = capsys.readouterr().out.splitlines()
     return [line.removeprefix(mark) for line in said if line.startswith(mark)]

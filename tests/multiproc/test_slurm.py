@@ -74,7 +74,7 @@ class Cluster:
 
     Attributes:
         address: of the notebook's machine in the cluster's network.
-        env: what a process needs to submit a job.
+        env: environment variables that a process needs to submit a job.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
@@ -83,7 +83,7 @@ class Cluster:
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def ask(self, *words: str) -> str:
-        """Run one of SLURM's programs; what it prints."""
+        """Run a SLURM command. Return its output."""
         done = subprocess.run(
             words, env=os.environ | self.env, capture_output=True, text=True, check=True
         )
@@ -152,7 +152,7 @@ def slurm_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[Cluster]:
 def _host(stack: ExitStack, cables: Cables, hosts: Sequence[str]) -> str:
     """Make a namespace in which all hosts have their names."""
     space = cables.add()
-    etc = Path("/etc/netns") / space  # `ip netns exec` mounts what is there over /etc
+    etc = Path("/etc/netns") / space  # `ip netns exec` mounts these files over /etc
     etc.mkdir(parents=True)
     stack.callback(_remove, etc)
     stack.callback(_end_all_in, space)
@@ -168,7 +168,7 @@ def _remove(etc: Path) -> None:
 
 
 def _end_all_in(space: str) -> None:
-    """Kill what is left in a namespace of this cluster."""
+    """Kill the remaining processes in a namespace of this cluster."""
     found = subprocess.run(
         ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
     )
@@ -299,7 +299,7 @@ def test_an_exported_script_runs_on_two_hosts(notebook: Notebook, cluster: Clust
 
 
 def logs() -> str:
-    """What the jobs have written."""
+    """Return the output of the jobs."""
     return "".join(path.read_text() for path in Path().glob("*.out")) + "".join(
         path.read_text() for path in Path().glob("*.log")
     )

@@ -149,7 +149,7 @@ def test_interrupt_just_before_a_cell_interrupts_that_cell(group: Ranks) -> None
 
 
 def press(group: Ranks) -> None:
-    """Interrupt a group whose ranks wait for each other, or will in a moment."""
+    """Interrupt a group whose ranks wait for each other, or soon will."""
     come_to_rest(group.pids.values())
     group.interrupt()
 

@@ -153,7 +153,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def fill_disk(group: Ranks, most: str, save: str) -> list[str]:
-    """Save where a file can have few bytes only. Return what the ranks say."""
+    """Save with a small file size limit. Return the error messages of the ranks."""
     attempt = ATTEMPT.format(attempt=f"{save}; checkpoint.wait()")
     group.run(LIMITED.format(most=most, attempt=attempt))
     words: list[str] = group.pull("words")

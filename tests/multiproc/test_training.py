@@ -72,7 +72,7 @@ def metrics(group: Ranks) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def train(group: Ranks, folder: Path, *, strikes: bool, **options: object) -> Any:
-    # what is so before a rank dies: the other's step is told, and the checkpoint is written
+    # before a rank dies, the other rank's step is reported and the checkpoint is written
     before = str([f"{folder}-step-30", str(folder / "step-00000022.pt")])
     source = TRAIN.replace("FOLDER", repr(str(folder))).replace("STRIKES", str(strikes))
     source = source.replace("BEFORE", before)

@@ -147,7 +147,7 @@ def test_many_pushes_do_not_grow_the_controllers_memory(make_group: MakeRanks) -
 
 
 class Deadly:
-    """A value during whose pickling a rank dies."""
+    """A value that kills a rank while it is pickled."""
 
     def __init__(self, group: Ranks, rank: int) -> None:
         self._group = group

@@ -22,7 +22,7 @@ QUICKSTART = "notebooks/00_quickstart.ipynb"
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that a process and all that come from it hold; what they share counts once (PSS)."""
+    """Return the memory of a process and its descendants; shared pages count once (PSS)."""
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     total = 0
     for process in family:

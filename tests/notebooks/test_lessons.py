@@ -59,7 +59,7 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     code, prose = code_of(lesson), prose_of(lesson)
     trees = [python_of(source) for source in code]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    # it is stored without outputs, and asserts what it teaches; what is folded says what it does
+    # it has no outputs, and assertions for its content; folded cells have a title
     cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
     assert sum(isinstance(node, ast.Assert) for node in nodes) >= 5
@@ -67,7 +67,7 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             assert re.match(r"# \S+", cell.source)
             assert "assert " not in cell.source
-    # it says first what one will learn and needs, and leads to the notebooks before and after
+    # it begins with goals and requirements, and links to its neighbours
     opening = lesson.cells[0].source
     assert re.match(r"# \S.*\n\n\*\*You will\*\* ", opening)
     assert "\n\n**You need** " in opening
@@ -85,7 +85,7 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     private = {name for name in names if re.search(r"\._(?!_)\w", name) or name.startswith("_")}
     ours = {found[1] for name in names if (found := re.match(r"nbddp\.(\w+)", name))}
     assert private | (ours - set(nbddp.__all__)) == set()
-    # what it shows and links to is there
+    # its pictures and link targets exist
     targets = re.findall(r'\]\(([^)#:]+)\)|src="([^":]+)"', prose)
     assert [a or b for a, b in targets if not (path.parent / (a or b)).exists()] == []
     assert all('alt="' in tag for tag in re.findall(r"<img [^>]+>", prose))

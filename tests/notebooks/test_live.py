@@ -83,7 +83,7 @@ def state():
 
 
 class Page:
-    """A front end with widgets: it sends on the shell channel and sees what is published."""
+    """A front end with widgets: it sends on the shell channel and reads the IOPub channel."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.manager = KernelManager(kernel_name="python3")
@@ -114,7 +114,7 @@ class Page:
                 return message
 
     def of(self, request: str, kind: str) -> list[dict[str, Any]]:
-        """What was published for a request, of one kind."""
+        """Return the published messages of one type for a request."""
         return [
             message["content"]
             for message in self.seen
@@ -139,7 +139,7 @@ class Page:
         )
 
     def run(self, source: str) -> str:
-        """Run a cell to its end; what it printed, or its error."""
+        """Run a cell to its end. Return its output, or its error."""
         request = self.begin(source)
         self.has(request, "idle")
         for error in self.of(request, "error"):
@@ -386,7 +386,7 @@ def test_child_layout_style_and_added_widgets_are_served(page: Page) -> None:
         "    block(lambda: late.times)"
     )
     page.says(cell, "blocked")
-    for model in models[:2]:  # what a page asks that has lost one model
+    for model in models[:2]:  # the request of a page that has lost a model
         page.send("comm_msg", {"comm_id": model, "data": {"method": "request_state"}})
     page.press(models[2])
     page.says(cell, "late:")
