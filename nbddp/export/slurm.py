@@ -9,8 +9,8 @@ from nbddp.topology import TORCHRUN
 RENDEZVOUS_PORT = 29500  # torchrun's default
 
 
-def script_job(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
-    """Return a job that runs the script on two nodes, with the rendezvous on the first one.
+def script_job(name: str, command: str, *, nproc: int, has_gpus: bool, nnodes: int = 2) -> str:
+    """Return a job that runs the script on nodes, with the rendezvous on the first one.
 
     Each node has one task, and ``scontrol show hostnames`` finds the first node, as in
     https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/slurm/sbatch_run.sh
@@ -20,11 +20,12 @@ def script_job(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
         command: the script with its arguments.
         nproc: ranks on each node.
         has_gpus: whether each rank needs a GPU.
+        nnodes: the number of nodes.
     """
     wants = f"--gpus-per-node={nproc}" if has_gpus else f"--cpus-per-task={nproc}"
     return f"""#!/bin/bash
 #SBATCH --job-name={name}
-#SBATCH --nodes=2
+#SBATCH --nodes={nnodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH {wants}
 #SBATCH --time=01:00:00

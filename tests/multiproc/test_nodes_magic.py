@@ -33,6 +33,10 @@ def test_next_cell_runs_on_the_nodes_that_wait_waited_for(notebook: Notebook) ->
     assert re.search(r"\b2 nodes\b.* (\S+) \(2 ranks\), \1#2 \(2 ranks\)", text), text
     text = notebook.run(RANKS).text
     assert "Out [ranks 0-1] ('0', 4)\nOut [ranks 2-3] ('1', 4)\n" in text, text
+    assert notebook.run("%ddp export job.py --slurm --force").status == "ok"
+    job = (notebook.folder / "job.sbatch").read_text()
+    assert "#SBATCH --nodes=2\n" in job
+    assert "--nproc-per-node=2 " in job
     text = notebook.run("%ddp nodes --local 1 --wait 110").text
     assert re.search(r"\b3 nodes\b.* \S+#3 \(2 ranks\)", text), text
     table = notebook.run("%ddp nodes").text
