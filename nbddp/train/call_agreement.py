@@ -20,7 +20,7 @@ T = TypeVar("T")
 Group = dist.ProcessGroup | None  # None: the process group of all ranks
 
 # the name of the call that this rank runs without the other ranks, such as nbddp.on_main(save)
-not_collective: ContextVar[str] = ContextVar("nbddp_apart", default="")
+not_collective: ContextVar[str] = ContextVar("nbddp_not_collective", default="")
 
 
 def check_member(call_name: str, group: Group) -> None:

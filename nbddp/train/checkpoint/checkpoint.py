@@ -288,7 +288,7 @@ class Checkpoint:
         """
         self.wait()
         given = split_parts(parts)
-        path, damaged = run_on_all_ranks(self._find_newest_whole)[0]
+        path, damaged = run_on_all_ranks(self._find_newest_intact)[0]
         for each, problem in damaged.items() if this_rank.rank() == 0 else ():
             instead = f"taking {path.name} instead" if path else "there is no intact checkpoint"
             warn_user(f"{each} is damaged: {problem}; {instead}")
@@ -306,7 +306,7 @@ class Checkpoint:
         }
         return Resumed(contents.state["step"], {**defaults, **contents.state["values"]}, path)
 
-    def _find_newest_whole(self) -> tuple[Path | None, dict[Path, str]]:
+    def _find_newest_intact(self) -> tuple[Path | None, dict[Path, str]]:
         """Return the newest intact checkpoint, and the damage of newer ones; on rank 0 only."""
         damaged: dict[Path, str] = {}
         if this_rank.rank() != 0:
