@@ -275,4 +275,5 @@ def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> Non
                 found |= {exercise for exercise, _ in calls}
             for _, names in CALL.findall(question):
                 assert len(names.split(", ")) == len(value_names(name))
+                assert name in CODE_EXERCISES or names == ", ".join(value_names(name))
     assert asked == answered == set(EXERCISES)
