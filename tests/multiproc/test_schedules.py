@@ -68,7 +68,7 @@ class Schedules:
         self.group.restart()
 
     def replace_nodes(self) -> None:
-        """Have other nodes come in the place of lost ones."""
+        """Replace lost nodes; one machine has none."""
 
     def processes(self) -> list[psutil.Process]:
         """Return the ranks' processes, those that are just starting included."""
@@ -77,7 +77,7 @@ class Schedules:
     # ---- one schedule
 
     def play(self) -> None:
-        """Play one schedule, and check what became of the group."""
+        """Play one schedule, and check the state of the group."""
         self.number += 1
         self.done.clear()
         self.run(f"kept = {self.number}\nown = ({self.number}, rank)\nweights = torch.ones(1000)")
@@ -108,7 +108,7 @@ class Schedules:
         return self.group.world_size
 
     def struck_while(self, what: str, act: Callable[[], object], *, within: float) -> None:
-        """Do something; once or twice something happens meanwhile, or just after."""
+        """Run an operation; cause one or two failures during it, or just after it."""
         count = self.chance.choice([1, 1, 2])
         drawn = self.chance.choices(list(self.strikes), list(self.strikes.values()), k=count)
         strikes = list(dict.fromkeys(drawn))  # no two interrupts, whose second would be anywhere
@@ -199,7 +199,7 @@ class Schedules:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    # ---- what must be so then
+    # ---- the state after a schedule
 
     def settle(self) -> None:
         """Wait until the group is idle, check names of surviving ranks, and heal the others."""
