@@ -22,7 +22,7 @@ DEFAULT_CHARTS = 6  # if no metrics are chosen
 MAX_CHARTS = 64  # if metrics are chosen
 MAX_NAMED_METRICS = 40  # metrics in a message
 COMPARED_FACTS = ("backend_used", "devices", "device_names", "hosts", "cores", "threads")
-FACTS_BY_RANK = frozenset({"devices", "device_names", "hosts"})  # by rank; shown without repeats
+FACTS_BY_RANK = frozenset({"devices", "device_names", "hosts"})  # shown without repeats
 
 
 class XAxis(Enum):

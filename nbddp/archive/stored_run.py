@@ -35,13 +35,13 @@ class StoredCell:
     Attributes:
         ranks: the ranks that ran it.
         began_at: start in ``time.time()``.
-        ended_at: end in ``time.time()``; None if the record stops before the end of the cell.
-        outcome: ``ok``, or the reason of the end in one line; empty if the record stops before.
+        ended_at: end in ``time.time()``; None if the end was not recorded.
+        outcome: ``ok``, or the reason of the end in one line; empty without a recorded end.
         report: the full report of a failure.
         is_interrupted: whether the cell was interrupted and did not fail.
         is_again: whether nbddp ran the cell again, in a recovery or a replay.
         logs: the part of each rank's log that belongs to the cell, as start and end in bytes; the
-            end is None if the record stops before.
+            end is None without a recorded end.
     """
 
     number: int
@@ -62,7 +62,7 @@ class StoredCell:
 
     @property
     def seconds(self) -> float | None:
-        """Its duration; None if the record stops before its end."""
+        """Its duration; None if its end was not recorded."""
         return None if self.ended_at is None else max(0.0, self.ended_at - self.began_at)
 
 

@@ -24,13 +24,8 @@ RUNNING = "still running"
 KILLED = "its kernel ended before it could record the end"
 UNKNOWN = "its end is not recorded: its kernel was killed, or still runs"
 NOTE_FILE = "marks.json"  # the user's note
-UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-)  # errors of damaged or foreign files
+# errors of damaged or foreign files
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

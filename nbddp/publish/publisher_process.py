@@ -46,7 +46,7 @@ class ProcessStatus:
 
 @contextmanager
 def time_limit(operation: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
-    """End this process if the tracker does not answer in time: its state is unknown then."""
+    """End this process if the tracker does not answer in time: the tracker's state is unknown."""
 
     def exit_process() -> None:
         reports.send(failed=f"{kind} did not answer for {seconds:g} s ({operation})")

@@ -174,7 +174,7 @@ class CellHandle:
         self.number = number
         self.prompt = request.execution_count or number
         self.attempt = attempt
-        self.has_other_ranks = has_other_ranks  # whether other ranks live that do not run it
+        self.has_other_ranks = has_other_ranks  # whether ranks that do not run it are alive
         self.began_at = time.time()
         self.ended_by = ""
         self.is_outgrown = False

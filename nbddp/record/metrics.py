@@ -36,7 +36,8 @@ class Curve:
     Attributes:
         times: mean ``time.time()`` of the values of each bucket.
         steps: their mean step. After a step that moved back, the count continues upwards.
-        mean: mean of the finite values; NaN if there are none. The same for ``low`` and ``high``.
+        mean: mean of the finite values of each bucket; NaN if there are none.
+        low: the lowest finite value; NaN if there are none. ``high`` is the highest.
         nonfinite: number of values that were NaN, infinite or beyond 1e300.
         last: the newest value, finite or not.
         resume_points: steps at which another attempt resumed the work.

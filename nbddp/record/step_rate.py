@@ -33,7 +33,7 @@ class StepRate:
 
 
 class RateEstimator:
-    """Estimates the step rate of a loop from recent marks."""
+    """Estimates the step rate of a loop from recent marks; a mark is a time and a step."""
 
     __slots__ = ("_at", "_cached", "_marks", "_step")
 

@@ -286,9 +286,9 @@ def find_first_cause(
     cause, unless a rank failed or died before. ``is_script``: the ranks run only a script.
     ``has_other_ranks``: ranks that did not run the cell are alive.
 
-    The first cause is not the first exit. The controller notices the death of a rank later than
-    other ranks notice the closed connection. A rank that waited for a
-    failed rank until an interrupt is no cause.
+    The first cause is not always the first report: the controller notices the exit of a rank later
+    than other ranks notice the closed connection. A rank that waited for a failed rank until an
+    interrupt is no cause.
     """
     by_rank = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
     failures = [*filter(None, by_rank)]

@@ -253,9 +253,8 @@ class StdinPrompt(InputBackend):
             stream.flush()
         while kernel.stdin_socket.poll(0):
             kernel.stdin_socket.recv_multipart()
-        if hasattr(
-            kernel, "_get_shell_context_var"
-        ):  # the client that sent the cell, in ipykernel 7
+        # the client that sent the cell
+        if hasattr(kernel, "_get_shell_context_var"):  # ipykernel 7
             identity = kernel._get_shell_context_var(kernel._shell_parent_ident)
         else:
             identity = kernel._parent_ident["shell"]

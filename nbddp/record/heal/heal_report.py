@@ -22,11 +22,11 @@ class Healed:
         donor: the rank from which they got their variables.
         names: number of variables.
         left: the reason for each name that could not be carried; only some of very many.
-        more: number of other variables that could not be carried, under ``""``.
+        more: number of other variables that could not be carried, under the key ``""``.
         places: paths at which a replacement put its own rank number instead of the donor's.
         own: values that replacements got from the dead ranks, not from the donor.
         unknown: values from the donor although those of the dead ranks differ or may differ.
-        cells: prompt number of the cell that made such a name, if known.
+        cells: prompt number of the cell that made a name in ``left``, if known.
         size: number of carried bytes.
         fork: seconds until the replacements were started.
         carry: seconds to pickle the variables.

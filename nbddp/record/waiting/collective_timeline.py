@@ -19,8 +19,7 @@ from nbddp.record.waiting.collective_history import (
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.wire.collective import Collective
 
-# seconds by which the report of an arrival may be late while a cell runs
-MAX_REPORT_DELAY = 3.0
+MAX_REPORT_DELAY = 3.0  # seconds by which the report of an arrival may be late while a cell runs
 Span = tuple[float, float]  # start and end, in seconds of time.time()
 
 
@@ -139,7 +138,7 @@ class Timeline:
         ranks: the ranks that ran it.
         span: start and end of the timeline, in seconds of ``time.time()``.
         meetings: the collectives that all ranks of a group reached, in order.
-        steps: when each step was first reported, in seconds of ``time.time()``.
+        steps: when each step was first reported, in seconds of ``time.time()``, and the step.
         loads: of each rank, start and end of each wait for a batch of a ``DataLoader``.
         waits: seconds that a rank waited for another, by (waiting rank, last rank).
         lines: seconds that ranks waited, by the line at which the last rank was. This is an

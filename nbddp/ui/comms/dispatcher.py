@@ -1,9 +1,10 @@
 """Answer widget messages while the kernel's main thread waits in a cell.
 
-A kernel answers widget messages between cells, so a button that is pressed while a cell runs has no
-effect until the cell ends. Some front ends ask for a second thread, but most do not, and ipykernel
-7.4 sends the message back to the thread that created the button. So this module intercepts the
-messages of served widgets before the kernel reads them. All other messages reach the kernel.
+A kernel answers widget messages only between cells, so a button that is pressed while a cell runs
+has no effect until the cell ends. Some front ends ask for a second thread, but most do not, and
+ipykernel 7.4 sends the message back to the thread that created the button. So this module
+intercepts the messages of served widgets before the kernel reads them. All other messages reach the
+kernel.
 """
 
 from __future__ import annotations
