@@ -208,7 +208,7 @@ def _overlap_blocks(timeline: Timeline) -> list[Block]:
     newest = max(each.iteration for each in timeline.overlaps)
     words = (
         f"averages of the first iterations and of every hundredth, up to {newest}; communication "
-        "includes waiting, and is overlapped with the backward or exposed"
+        "includes waiting, and is exposed where it does not overlap with the backward pass"
     )
     return [Table(head, rows, "times measured by DDP"), note(words)]
 
