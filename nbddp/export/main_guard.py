@@ -10,7 +10,7 @@ import ast
 import builtins
 import dis
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from types import CodeType
 
@@ -104,13 +104,13 @@ def names_needed_at_definition(node: Definition) -> set[str]:
         elif isinstance(each, ast.Lambda):
             each.body = ast.Constant(None)
     needed: set[str] = set()
-    for steps in _instructions(ast.unparse(made)):
+    for instructions in _instructions(ast.unparse(made)):
         bound: set[str] = set()
-        for step in steps:
-            if step.opname in _STORES:
-                bound.add(step.argval)
-            elif step.opname in _LOADS and step.argval not in bound:
-                needed.add(step.argval)
+        for instruction in instructions:
+            if instruction.opname in _STORES:
+                bound.add(instruction.argval)
+            elif instruction.opname in _LOADS and instruction.argval not in bound:
+                needed.add(instruction.argval)
     return needed - _MODULE_NAMES
 
 
@@ -123,9 +123,9 @@ def undefined_names(program: str) -> list[str]:
     Raises:
         SyntaxError: the program does not compile.
     """
-    steps = [step for steps in _instructions(program) for step in steps]
-    bound = {step.argval for step in steps if step.opname in _STORES}
-    used = {step.argval for step in steps if step.opname in _LOADS}
+    instructions = [*chain.from_iterable(_instructions(program))]
+    bound = {it.argval for it in instructions if it.opname in _STORES}
+    used = {it.argval for it in instructions if it.opname in _LOADS}
     return sorted(used - bound - BUILTINS - _MODULE_NAMES)
 
 

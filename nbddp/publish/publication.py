@@ -117,10 +117,10 @@ class Publication:
         return f"publishing to {self.target.kind} failed: {why} (more in {self.log})"
 
     def _follow(self, notify: Callable[[str], None], is_running: Callable[[], bool]) -> None:
-        is_place_told = False
+        is_reported = False
         for message in self._reports(is_running):
-            if "where" in message and not is_place_told:
-                is_place_told = True
+            if "where" in message and not is_reported:
+                is_reported = True
                 notify(f"published to {self.target.kind}: {message['where']}")
             if "warned" in message:
                 notify(f"{self.target.kind}: {message['warned']}")

@@ -177,8 +177,8 @@ class Publisher:
         if new:
             self._published_settings = self._published_settings | new
             self._call_tracker("settings", partial(self._tracker.update_config, new))
-        for when, text in self._event_lines[self._events_published : MAX_LIVE_EVENTS]:
-            self._call_tracker("event", partial(self._tracker.log_event, when, text))
+        for at, text in self._event_lines[self._events_published : MAX_LIVE_EVENTS]:
+            self._call_tracker("event", partial(self._tracker.log_event, at, text))
         self._events_published = min(len(self._event_lines), MAX_LIVE_EVENTS)
         for first in range(0, len(steps), STEPS_PER_CALL):
             marked = [self._with_attempt(step) for step in steps[first : first + STEPS_PER_CALL]]

@@ -27,7 +27,7 @@ ANSWER_TIMEOUT = 300.0  # seconds for an answer of the tracker; its last call ma
 NICENESS = 10  # the ranks have priority
 
 
-class ProcessStatus:
+class ReportSender:
     """Sends reports to the notebook through the original standard output.
 
     The standard output itself is redirected to the log.
@@ -45,7 +45,7 @@ class ProcessStatus:
 
 
 @contextmanager
-def time_limit(operation: str, kind: str, seconds: float, reports: ProcessStatus) -> Iterator[None]:
+def time_limit(operation: str, kind: str, seconds: float, reports: ReportSender) -> Iterator[None]:
     """End this process if the tracker does not answer in time: the tracker's state is unknown."""
 
     def exit_process() -> None:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--live", type=int, default=0, metavar="PID", help="of the notebook")
     parser.add_argument("--patience", type=float, default=ANSWER_TIMEOUT)
     args = parser.parse_args(argv)
-    reports = ProcessStatus()
+    reports = ReportSender()
     try:
         _publish(args, reports)
     except Exception as error:  # noqa: BLE001 - the notebook shows any error
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
+def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
     if args.live:
         os.nice(NICENESS)
     kind = args.target.kind
@@ -115,7 +115,7 @@ def _publish(args: argparse.Namespace, reports: ProcessStatus) -> None:
 
 
 def _warn(
-    kind: str, reports: ProcessStatus, seen: list[str], message: object, *_more: object
+    kind: str, reports: ReportSender, seen: list[str], message: object, *_more: object
 ) -> None:
     """Log a warning, and report trackio's first one: trackio raises no error if it loses a step."""
     text = " ".join(str(message).split())
@@ -125,7 +125,7 @@ def _warn(
     seen.append(text)
 
 
-def _follow(publisher: Publisher, args: argparse.Namespace, reports: ProcessStatus) -> None:
+def _follow(publisher: Publisher, args: argparse.Namespace, reports: ReportSender) -> None:
     """Publish new data until the notebook closes the standard input or ends."""
     is_reported = False
     while args.live and not _has_ended(args.live):

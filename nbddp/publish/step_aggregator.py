@@ -129,9 +129,7 @@ class StepAggregator:
         found: dict[str, float] = {}
         for name, values in step.values.items():
             if len(values) > 1:  # how ranks differ
-                known = [numbers for numbers in values.values() if not math.isnan(numbers)] or [
-                    math.nan
-                ]
+                known = [value for value in values.values() if not math.isnan(value)] or [math.nan]
                 found |= {f"{name}/rank0": values[0]} if 0 in values else {}
                 found |= {f"{name}/min": min(known), f"{name}/max": max(known)}
         for name, values in step.values.items():

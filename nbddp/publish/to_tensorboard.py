@@ -27,7 +27,7 @@ class ToTensorBoard:
 
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}
-        self._record: list[tuple[float, str]] = []
+        self._events: list[tuple[float, str]] = []
         self._cell = -1
         self._last_own_step = -1  # the last step before this cell and its repetitions
         self._highest_step = -1
@@ -70,9 +70,9 @@ class ToTensorBoard:
 
     def log_event(self, at: float, text: str) -> None:
         """Send all events so far as text, at the current step."""
-        self._record.append((at, text))
+        self._events.append((at, text))
         self._time = max(self._time, at)
-        self._add_text("record", events_text(self._record))
+        self._add_text("record", events_text(self._events))
 
     def finish(self, outcome: RunOutcome) -> None:
         """Send the outcome as text, and the totals as scalars."""

@@ -134,7 +134,7 @@ class Tracker(Protocol):
         """Send the next steps, in the order in which they began; step numbers may decrease."""
         ...
 
-    def log_event(self, when: float, text: str) -> None:
+    def log_event(self, at: float, text: str) -> None:
         """Send an event while the run goes on, such as a restart, a heal or a failure."""
         ...
 
@@ -158,14 +158,14 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return "\n".join(["| setting | value |", "|---|---|", *rows])
 
 
-def events_text(record: Sequence[tuple[float, str]]) -> str:
+def events_text(events: Sequence[tuple[float, str]]) -> str:
     """Return the events as a list, with times in the local time zone.
 
     >>> events_text([]), events_text([(0.0, "stopped")])[:4]
     ('', '- 19')
     """
-    times = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) for when, _ in record]
-    lines = zip(times, record, strict=True)
+    times = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at, _ in events]
+    lines = zip(times, events, strict=True)
     return "\n".join(f"- {when} {' '.join(text.split())}" for when, (_, text) in lines)
 
 

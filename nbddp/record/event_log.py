@@ -76,7 +76,7 @@ class EventLog:
         self.path: Path | None = None  # of the current or last run
         self.notify = notify
         self._own_events: deque[RunEvent] = deque(maxlen=MAX_OWN_EVENTS)
-        self._reported: deque[RunEvent] = deque(maxlen=MAX_REPORTED_EVENTS)
+        self._reported_events: deque[RunEvent] = deque(maxlen=MAX_REPORTED_EVENTS)
         self._attempt_starts: dict[int, float] = {}  # start times by attempt
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
@@ -136,7 +136,7 @@ class EventLog:
         if kind == CONFIG and all(item in known for item in facts["values"].items()):
             return  # another rank reported the same
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
-        self._record(self._reported, kind, facts | {"rank": rank})
+        self._record(self._reported_events, kind, facts | {"rank": rank})
 
     def final_output(self, ranks: Iterable[int]) -> str:
         """Return the ends of the logs of these ranks."""
@@ -145,7 +145,7 @@ class EventLog:
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events in memory from this time on."""
-        events = sorted([*self._own_events, *self._reported], key=lambda event: event.at)
+        events = sorted([*self._own_events, *self._reported_events], key=lambda event: event.at)
         return tuple(event for event in events if event.at >= at)
 
     def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:

@@ -136,11 +136,8 @@ class MetricSeries:
         self._highs.extend([max(values[part]) for part in parts])
         self.last, self.step, self._at = values[-1], float(steps[-1]), times[-1]
         self._stride = float(steps[-1] - steps[-2]) if count > 1 else 1.0
-        self.step_count, self.timed_steps, self.seconds = (
-            count,
-            count - 1,
-            max(0.0, times[-1] - times[0]),
-        )
+        self.step_count, self.timed_steps = count, count - 1
+        self.seconds = max(0.0, times[-1] - times[0])
 
     def resume(self) -> None:
         """Expect the next value from another attempt at the same work."""

@@ -167,7 +167,7 @@ class RunJson:
         if rate and batch:
             facts["samples_per_second"] = round(rate * batch, 3)
         lines = [
-            f"{json.dumps(name)}: {json.dumps(its, default=str)}" for name, its in facts.items()
+            f"{json.dumps(name)}: {json.dumps(value, default=str)}" for name, value in facts.items()
         ]
         return "{" + ",\n ".join(lines) + "}\n"
 

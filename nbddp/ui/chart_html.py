@@ -21,7 +21,7 @@ from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, text_color
-from nbddp.ui.wording import describe_left_out
+from nbddp.ui.wording import describe_hidden_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _SWITCH = (
 
 def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) -> str:
     """Render the charts of a record, and name the metrics that have no chart."""
-    charts, notes = [], _note_left_out(metrics)
+    charts, notes = [], _note_hidden(metrics)
     for name, curves in metrics.curves.items():
         try:
             charts.append(render(rank_chart(name, curves, scale)))
@@ -53,16 +53,14 @@ def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) ->
 def metrics_text(metrics: MetricsSnapshot) -> list[str]:
     """Describe each chart in one line, and name the metrics that have no chart."""
     charts = [rank_chart(name, curves) for name, curves in metrics.curves.items()]
-    return [*(chart.text for chart in charts), *_note_left_out(metrics)]
+    return [*(chart.text for chart in charts), *_note_hidden(metrics)]
 
 
-def _note_left_out(metrics: MetricsSnapshot) -> list[str]:
-    count = metrics.hidden
-    return (
-        [describe_left_out(metrics.hidden_names[:MAX_NAMED], count, does="draws them")]
-        if count
-        else []
-    )
+def _note_hidden(metrics: MetricsSnapshot) -> list[str]:
+    if not metrics.hidden:
+        return []
+    named = metrics.hidden_names[:MAX_NAMED]
+    return [describe_hidden_metrics(named, metrics.hidden, does="draws them")]
 
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:

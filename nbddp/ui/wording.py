@@ -48,7 +48,7 @@ def format_rate(per_second: float) -> str:
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
-def describe_left_out(named: Sequence[str], count: int, *, does: str) -> str:
+def describe_hidden_metrics(named: Sequence[str], count: int, *, does: str) -> str:
     """Say which metrics are not shown, and how to show them."""
     more = [f"{count - len(named):,} more"] if count > len(named) else []
     names, many = ", ".join([*named, *more]), plural(count, "more metric")

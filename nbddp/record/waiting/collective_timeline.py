@@ -21,6 +21,7 @@ from nbddp.wire.collective import Collective
 
 MAX_REPORT_DELAY = 3.0  # seconds by which the report of an arrival may be late while a cell runs
 Span = tuple[float, float]  # start and end, in seconds of time.time()
+TimedStep = tuple[float, float]  # seconds of time.time(), and the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class Timeline:
     ranks: tuple[int, ...]
     span: Span
     meetings: tuple[MatchedCollective, ...] = ()
-    steps: tuple[Span, ...] = ()
+    steps: tuple[TimedStep, ...] = ()
     loads: Mapping[int, Sequence[Span]] = field(default_factory=dict)
     waits: Mapping[tuple[int, int], float] = field(default_factory=dict)
     lines: Mapping[str, float] = field(default_factory=dict)
@@ -311,7 +312,7 @@ def build_timeline(
 def _span(
     history: CollectiveHistory,
     meetings: Sequence[MatchedCollective],
-    steps: Sequence[Span],
+    steps: Sequence[TimedStep],
     last: int | None,
 ) -> Span:
     began, newest = history.began, meetings[-1].at if meetings else 0.0

@@ -90,8 +90,8 @@ class HangDetector:
     def _describe_silent(self, silent: list[int]) -> str:
         stopped = [rank for rank in silent if self.is_stopped(rank)]
         reported = stopped or silent
-        reason = "in code that holds Python's lock, or the machine is too busy"
-        reason = "stopped (SIGSTOP)" if stopped else reason
+        busy = "in code that holds Python's lock, or the machine is too busy"
+        reason = "stopped (SIGSTOP)" if stopped else busy
         return (
             f"no sign of life from {format_ranks(reported)}: {reason}; "
             f"`%ddp kill {reported[0]}` ends it"

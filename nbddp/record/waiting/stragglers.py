@@ -94,14 +94,14 @@ class WaitWindow:
         Args:
             seconds_since: time from the last matched collective to the last report of a rank.
         """
-        spans = self._recent_seconds()
-        count = sum(span.count for span in spans)
-        seconds = sum(span.seconds for span in spans)
+        periods = self._recent_seconds()
+        count = sum(period.count for period in periods)
+        seconds = sum(period.seconds for period in periods)
         if not count or seconds < MIN_SECONDS or seconds_since > max(MAX_IDLE, 3 * seconds / count):
             return None
         lags = {}
         for rank in self._ranks:
-            late = [span.late[rank] for span in spans if span.has_waited]
+            late = [period.late[rank] for period in periods if period.has_waited]
             if sum(late) < MIN_LAG * seconds or len(late) < MIN_WAITS:
                 continue
             if mean(late) > MIN_Z_SCORE * stdev(late) / sqrt(len(late)):
@@ -109,16 +109,16 @@ class WaitWindow:
         return lags
 
     def _recent_seconds(self) -> list[_Period]:
-        spans: list[_Period] = []
+        periods: list[_Period] = []
         newest_first = reversed(self._parts)
-        for second, parts in groupby(newest_first, lambda span: span.number // PARTS_PER_SECOND):
-            waited = sum(span.has_waited for span in spans)
-            if waited >= ENOUGH_WAITS and sum(span.seconds for span in spans) >= MIN_WINDOW:
+        for second, parts in groupby(newest_first, lambda part: part.number // PARTS_PER_SECOND):
+            waited = sum(period.has_waited for period in periods)
+            if waited >= ENOUGH_WAITS and sum(period.seconds for period in periods) >= MIN_WINDOW:
                 break
-            spans.append(_Period(second))
+            periods.append(_Period(second))
             for part in parts:
-                spans[-1].add(part.count, part.seconds, part.late)
-        return spans
+                periods[-1].add(part.count, part.seconds, part.late)
+        return periods
 
     def steady_stragglers(self, starved_share: StarvedShare) -> dict[int, StragglerLag]:
         """Return the rank for which the others waited in each of the last parts, if there is one.

@@ -22,6 +22,7 @@ from ipywidgets import Widget
 
 from nbddp.sigint import run_in_loop, sigint_deferred, wait_for_all
 from nbddp.ui.comms.kernel_stream import (
+    BUTTONS_WAIT,
     DispatchMode,
     RawMessage,
     StreamInterceptor,
@@ -38,7 +39,6 @@ CONTROL_TARGET = "jupyter.widget.control"
 BUSY_PERIOD = 1.0  # seconds between two messages that the cell still runs
 JOIN_TIMEOUT = 5.0  # seconds to wait for the kernel's reading thread, and for a running handler
 
-BUTTONS_WAIT = "buttons act only after the cell has ended"
 _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+BUTTONS_WAIT = "buttons act only after the cell has ended"
 _NEEDED_ATTRIBUTES = (
     "session.deserialize",
     "session.feed_identities",
@@ -49,7 +50,7 @@ def dispatch_mode_of(kernel: Any) -> DispatchMode:
         if thread is not None:
             attrgetter("io_loop.asyncio_loop")(thread)
     except AttributeError as error:
-        logger.warning("buttons act only after the cell has ended: unknown kernel (%s)", error)
+        logger.warning("%s: unknown kernel (%s)", BUTTONS_WAIT, error)
         return DispatchMode.NONE
     return DispatchMode.POLL if thread is None else DispatchMode.THREAD
 

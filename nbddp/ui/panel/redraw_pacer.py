@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 
-Seen = tuple[object, ...]
+State = tuple[object, ...]  # a version, then values that change rarely
 
 
 class RedrawPacer:
@@ -36,14 +36,14 @@ class RedrawPacer:
         self._tick = tick
         self._next_tick = 0.0
         self._pause = least
-        self._drawn_state: Seen = ()
+        self._drawn_state: State = ()
         self.next_at = 0.0
 
-    def draw_if_changed(self, state: Seen, draw: Callable[[], None]) -> None:
+    def draw_if_changed(self, state: State, draw: Callable[[], None]) -> None:
         """Draw if ``state`` has changed.
 
-        The first value of ``state`` is a version, which changes often. The other values are choices
-        of the user: if one has changed, draw at once.
+        The first value of ``state`` is a version, which changes often. If another value has
+        changed, such as a choice of the user or the state of the group, draw at once.
         """
         now, drawn = time.monotonic(), self._drawn_state
         due = self.next_at if state != drawn else self._next_tick

@@ -26,7 +26,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
-from nbddp.ui.wording import describe_group, describe_left_out, format_seconds, relative_path
+from nbddp.ui.wording import describe_group, describe_hidden_metrics, format_seconds, relative_path
 
 SHOWN_CELLS = 20  # the newest cells
 SHOWN_REPORTS = 3  # the newest failures
@@ -146,7 +146,7 @@ def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[st
     others = [name for name in names if name not in shown]
     if left_out := len(others) + store.dropped_names:
         its = "its" if left_out == 1 else "their"
-        yield describe_left_out(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
+        yield describe_hidden_metrics(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
 
 
 def _tails(run: StoredRun, cell: StoredCell | None) -> Iterator[Details]:
