@@ -162,7 +162,7 @@ def _leave(on_nodes: OnNodes) -> None:
 @pytest.mark.parametrize(
     "end",
     [_kill_node_agent, _leave],  # the soak kills the agent, and all of it
-    ids=["its agent is killed", "it is sent home"],
+    ids=["its agent is killed", "it is released"],
 )
 def test_new_node_replaces_a_lost_node(on_nodes: OnNodes, end: Callable[[OnNodes], None]) -> None:
     group = on_nodes.start()
