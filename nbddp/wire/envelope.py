@@ -2,8 +2,7 @@
 
 Like Jupyter's messages, each envelope has an HMAC-SHA256 signature. Both ends get the secret in
 advance. The signature covers the name of the queue, so an envelope cannot be moved to another
-queue. It also covers the sequence number, so the receiver can refuse a
-repeated envelope.
+queue. It also covers the sequence number, so the receiver can refuse a repeated envelope.
 """
 
 from __future__ import annotations

@@ -307,16 +307,16 @@ class InputRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputCancelled:
-    """The rank no longer needs an answer to its question."""
+    """The rank no longer needs a reply to its input request."""
 
     question: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputReply:
-    """The answer to a question of a rank.
+    """The reply to an input request of a rank.
 
-    ``is_end`` is end of file: no answer will come. ``refusal`` is why the user cannot be asked.
+    ``is_end`` is end of file: no input will come. ``refusal`` is why the user cannot be asked.
     """
 
     question: int

@@ -16,10 +16,10 @@ class CollectiveArrivals:
     Attributes:
         cell: number of the cell.
         base: in seconds of ``time.time()``.
-        kinds: ``[name, shape, group, meets, turn]`` of each kind of collective. ``group`` is empty
-            for the default group, else its ranks, as "[0, 2]". ``meets`` tells whether all ranks
-            must arrive before any rank can go on. ``turn`` counts how often the numbers of the
-            group started again.
+        kinds: ``[name, shape, group, waits_for_all, turn]`` of each kind of collective. ``group``
+            is empty for the default group, else its ranks, as "[0, 2]". ``waits_for_all`` tells
+            whether all ranks must arrive before any rank can go on. ``turn`` counts how often the
+            numbers of the group started again.
         rows: for each collective its number in its group, the time, and its index in ``kinds``.
         cell_lines: lines of the cell, ``[line, file]``.
         samples: a time, and the index in ``cell_lines`` of the line at that time.

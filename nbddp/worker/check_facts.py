@@ -109,7 +109,7 @@ def _collect(
 
 
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
-    """Return the batch sizes of ``nbddp.loader`` objects, which no rule needs to check."""
+    """Return the batch sizes of ``nbddp.loader`` objects that shuffle; no rule needs more."""
     kit = sys.modules.get("nbddp.train.loader")  # else no loader exists
     known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
     return {

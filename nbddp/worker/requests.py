@@ -1,4 +1,4 @@
-"""Answer requests between cells: push and pull values, complete variables, collect facts."""
+"""Answer requests between cells: push and pull values, complete code, collect facts."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class PackageCommands:
     Args:
         store: a store that all ranks share.
         prefix: the prefix of this attempt's keys in the store.
-        topology: the ranks of this process.
+        topology: this rank's position.
         shell: the shell, for the number of the running cell.
     """
 

@@ -1,4 +1,4 @@
-"""Fingerprints: short texts that differ for most different values that are not plain."""
+"""Fingerprints of values that are not plain: short texts that differ for most different values."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _set_facts(items: Any, depth: int) -> Facts:
 
 
 def _dict_facts(items: Mapping[Any, Any], depth: int) -> Facts:
-    """Yield the keys, and the values that do not have paths of their own."""
+    """Return the keys, and the values that do not have paths of their own."""
     few = [*items.items()] if len(items) <= MAX_ITEMS else []
     has_paths = depth == DEPTH - 1
     parts = [

@@ -238,7 +238,7 @@ def _check_nothing_is_sharded(namespace: dict[str, Any], optimizers: Iterable[An
     if sharded:
         raise RequestError(
             f"a part of the sharded state ({sharded}) died with its rank: "
-            "`%ddp restart --replay`, and load a checkpoint"
+            "run `%ddp restart --replay` and load a checkpoint"
         )
 
 

@@ -45,7 +45,7 @@ _LRU_CACHE = type(functools.lru_cache(print))
 
 @dataclass(frozen=True, slots=True)
 class PickledNamespace:
-    """Names for another rank.
+    """Pickled variables for another rank.
 
     Attributes:
         data: the pickled variables.
@@ -61,10 +61,10 @@ class PickledNamespace:
 
 
 class UnpickleError(Exception):
-    """A name could not be unpickled on the other rank.
+    """A variable could not be unpickled on the other rank.
 
     Attributes:
-        name: the name.
+        name: name of the variable.
     """
 
     def __init__(self, name: str, error: BaseException) -> None:
@@ -222,7 +222,7 @@ def load_namespace(
     ``on_extra`` is called with the ``extra`` values before the variables are unpickled.
 
     Raises:
-        UnpickleError: a name could not be unpickled here. The namespace is unchanged.
+        UnpickleError: a variable could not be unpickled here. The namespace is unchanged.
     """
     opener = _NamespaceUnpickler(data, namespace, storages)
     names, extra = opener.load()

@@ -149,7 +149,7 @@ class MetricSink(Sink):
         """Return 0: ``read`` ignores the position, and may return reports that were added later."""
         return 0
 
-    def read(self, upto: int | None = None) -> MessageFromRank | None:  # noqa: ARG002 - a source's
+    def read(self, upto: int | None = None) -> MessageFromRank | None:  # noqa: ARG002 - see Source
         """Return the next message with unsent reports, or None."""
         with self._lock:
             if self._events:

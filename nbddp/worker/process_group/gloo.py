@@ -232,7 +232,7 @@ def _abort_waits(library: ctypes.CDLL) -> int:
 
 def _stacks(memory: int) -> Iterator[list[int]]:
     """Yield the newest words on the stack of each waiting thread."""
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names, no paths
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names, not paths
         with suppress(OSError):  # the thread has ended
             fields = Path("/proc/self/task", task, "syscall").read_text().split()
             if len(fields) > 2:  # else the thread is running

@@ -107,7 +107,7 @@ def _value_from_description(description: list[Any], own: Any, device: torch.devi
         case ["tensor", dtype, sizes, is_on_cpu]:
             location = "cpu" if is_on_cpu else device
             return torch.zeros(sizes, dtype=getattr(torch, dtype), device=location)
-    raise TypeError(f"the ranks' states differ, and a {description[1]} in it cannot be sent")
+    raise TypeError(f"the ranks' states differ, and a {description[1]} in them cannot be sent")
 
 
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:

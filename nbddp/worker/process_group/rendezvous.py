@@ -133,7 +133,11 @@ class Rendezvous:
         return handler
 
     def _is_ours(self, parameters: RendezvousParameters, url: str) -> bool:
-        """Return whether only ranks can take part, each at its own position or nbddp's address."""
+        """Return whether to use nbddp's store, because only the ranks can take part.
+
+        They use nbddp's address, or each rank asks for its own position at a local address
+        or in a file.
+        """
         if os.getpid() != self._pid or parameters.world_size > self._running:
             return False
         mine = self._topology

@@ -1,8 +1,9 @@
 """Inspect the main thread, which runs the cells, from other threads: its line, call and state.
 
 Find the call that it waits in from its stack, because no flight recorder has all calls. Gloo's
-recorder lacks send and recv. None has waits on a store, such as a ``new_group`` that some ranks do
-not call, or a key that no rank sets. Recognize library calls that wait for one event, too.
+recorder lacks send and recv. No recorder has waits on a store, such as a ``new_group`` that
+some ranks do not call, or a key that no rank sets. Recognize library calls that wait for one event,
+too.
 """
 
 from __future__ import annotations

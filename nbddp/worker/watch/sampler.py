@@ -47,7 +47,7 @@ PERIOD = 1.0  # seconds between samples in a cell
 FIRST_SAMPLE = 0.3  # seconds; a shorter cell is not sampled
 SAMPLE_PERIOD = 0.05  # mean seconds between samples of the line
 PERIODS_BETWEEN_CELLS = 3  # PERIODs between samples while no cell runs
-SAMPLES_PER_STATUS = 5  # between cells, one of so many samples is sent even without a change
+SAMPLES_PER_STATUS = 5  # between cells, one in this many samples is sent even without a change
 MIN_CHANGE = 2.0  # percent of a core or of memory; smaller changes are not sent between cells
 MAX_CODE = 100  # characters of a line to show
 

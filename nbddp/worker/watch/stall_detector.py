@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-THREAD_CPU = 0.005  # seconds of CPU between samples from which on a thread is computing
+THREAD_CPU = 0.005  # seconds of CPU between samples; a thread that uses as much is computing
 # switches between samples that a wait for other ranks may make to check its deadline
 MAX_SWITCHES = 2
-PROCESS_PERCENT = 10.0  # percent of a core from which on other threads of the process work
+PROCESS_PERCENT = 10.0  # percent of a core; if the process uses as much, other threads work
 CHILD_CPU = 0.05  # seconds of CPU between samples; idle worker processes use less
 CONFIRM_AFTER = 2.0  # seconds without progress after which to sample the process
 

@@ -161,7 +161,7 @@ def test_other_optimizer_state_is_kept_if_all_ranks_have_it() -> None:
     first, second = {1}, {2}
     bring(odd(first), other := odd(second))
     assert all(entry["history"] is second for entry in other.state.values())
-    with pytest.raises(TypeError, match="a set in it cannot be sent"):
+    with pytest.raises(TypeError, match="a set in them cannot be sent"):
         bring(odd(first), Rank(partial(SGD, lr=0.1)).optimizer)
     bring(Rank(partial(SGD, lr=0.1)).optimizer, other)
     assert not other.state
