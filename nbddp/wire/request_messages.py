@@ -83,9 +83,9 @@ class JoinGroup:
     generation: int
     donor: int
     replacements: list[int]
-    payload: dict[str, Any]
+    payload: JsonDict
     storages: list[Any]
-    own_values: dict[str, Any] = field(default_factory=dict)
+    own_values: JsonDict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,10 +110,12 @@ def _collect(
 
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     """Return the batch sizes of ``nbddp.loader`` objects that shuffle; no rule needs more."""
-    kit = sys.modules.get("nbddp.train.loader")  # else no loader exists
-    known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
+    module = sys.modules.get("nbddp.train.loader")  # else no loader exists
+    loaders = {
+        name: names[name] for name in wanted if module and type(names[name]) is module.Loader
+    }
     return {
-        name: each.batch_size for name, each in known.items() if each.shuffles and each.batch_size
+        name: each.batch_size for name, each in loaders.items() if each.shuffles and each.batch_size
     }
 
 

@@ -156,10 +156,10 @@ class Rank:
         claims = f"a{start.attempt}/installs"
         PackageCommands(clients.commands, claims, self._topology, self._shell).install_hooks()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._notify_user)
-        self._keyboard = StdinProxy(
+        self._stdin = StdinProxy(
             self._post_input_request, is_interrupted=lambda: self._interrupter.was_interrupted
         )
-        self._debuggers = Debuggers(self._keyboard, self._topology.rank, self._claim_breakpoint)
+        self._debuggers = Debuggers(self._stdin, self._topology.rank, self._claim_breakpoint)
         usage = UsageSampler(self._group.device)
         self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
         self._interrupter = CellInterrupter(
@@ -183,7 +183,7 @@ class Rank:
         )
         reset_interrupted_loaders()
         record_epochs()
-        self._keyboard.install()
+        self._stdin.install()
         self._debuggers.install()
         rank = start.topology.rank
         commands = command_queue(start.attempt, rank, start.incarnation)
@@ -263,15 +263,15 @@ class Rank:
             match message:
                 case msg.Interrupt() as command:
                     self._interrupt(command)
-                case msg.InputReply() as answer:
-                    self._keyboard.receive_reply(answer)
+                case msg.InputReply() as reply:
+                    self._stdin.receive_reply(reply)
                 case msg.CancelRequest(request=request):
                     self._request_handler.cancel(request)
                     self._interrupter.cancel(request)
 
     def _interrupt(self, command: msg.Interrupt) -> None:
         try:
-            self._interrupter.interrupt(command.cell, is_for_death=command.rank_died)
+            self._interrupter.interrupt(command.cell, rank_died=command.rank_died)
         except Exception:  # noqa: BLE001 - this thread must survive for the next interrupt
             traceback.print_exc()
 
@@ -352,7 +352,7 @@ class Rank:
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
         self._sampler.begin_cell(command.cell)  # first: the next lines may free much memory, slowly
-        self._keyboard.begin_cell(command.answers)
+        self._stdin.begin_cell(command.answers)
         self._debuggers.begin_cell(command)
         self._group.begin_cell(
             command, may_request_input=may_request_input(command.source, self._shell.user_ns)
@@ -411,7 +411,7 @@ class Rank:
         return RankProgress(
             report_count,
             self._log.position(),
-            self._keyboard.waiting_for,
+            self._stdin.waiting_for,
             dict(self._metric_sink.steps),
         )
 

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -246,11 +245,10 @@ def _describe_collective(stack: list[FrameType], stuck_in: RecordedCollective | 
     return describe_call(called) if called is not None else ""  # Gloo does not record send and recv
 
 
+# ---- the parameters for which DDP's errors give only indices
+
 _NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MARKED_TWICE = re.compile(r"Parameter at index (\d+) ")
-
-
-# ---- the parameters for which DDP's errors give only indices
 
 
 def describe_ddp_parameters(error: BaseException, names: Mapping[str, Any]) -> str:
@@ -262,7 +260,7 @@ def describe_ddp_parameters(error: BaseException, names: Mapping[str, Any]) -> s
     text = str(error) if isinstance(error, RuntimeError) else ""
     if not (_NO_GRADIENT.search(text) or _MARKED_TWICE.search(text)):
         return ""
-    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     models = ddp_models(frames) or ddp_models(names.values())
     return describe_parameters(models[0], text) if len(models) == 1 else ""
 
@@ -297,6 +295,8 @@ def _parameter_names(model: DistributedDataParallel, indices: str) -> list[str]:
     return [names_by_id.get(id(counted[index]), "?") for index in positions]
 
 
+# ---- the memory of a full GPU
+
 MAX_TENSORS = 5  # number of the largest tensors to show
 _GPU = re.compile(r"\bGPU (\d+)")
 # the fraction of reserved memory without tensors above which memory counts as fragmented
@@ -304,9 +304,6 @@ FRAGMENTED = 0.2
 
 Names = Mapping[str, Any]
 Named = tuple[str, torch.Tensor]
-
-
-# ---- the memory of a full GPU
 
 
 def describe_out_of_memory(error: BaseException, names: Names, frames: Iterable[Names]) -> str:

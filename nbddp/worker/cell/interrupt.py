@@ -136,7 +136,7 @@ class CellInterrupter:
             self._is_in_cell = False
             self._changed.notify_all()
 
-    def interrupt(self, cell: int, *, is_for_death: bool = False) -> None:
+    def interrupt(self, cell: int, *, rank_died: bool = False) -> None:
         """Interrupt this cell unless it has ended. Call this on the control thread."""
         with self._changed:
             is_over = cell < self._cell or (cell == self._cell and not self._is_in_cell)
@@ -149,7 +149,7 @@ class CellInterrupter:
         elif not has_begun:
             self._interrupt_next_cell(cell)
         elif not self._interrupt_running_cell(
-            cell, TIMEOUT_AFTER_DEATH if is_for_death else SIGNAL_TIMEOUT
+            cell, TIMEOUT_AFTER_DEATH if rank_died else SIGNAL_TIMEOUT
         ):
             self._acknowledge(cell)  # to describe and send the end of the cell may take long
 

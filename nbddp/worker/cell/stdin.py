@@ -95,20 +95,20 @@ class StdinProxy:
         self._number += 1
         number, self.waiting_for, self._replies = self._number, what, SimpleQueue()
         self._post(InputRequested(question=number, prompt=prompt, is_secret=is_secret, what=what))
-        answer = None
+        reply = None
         try:
-            answer = self._replies.get()
+            reply = self._replies.get()
         finally:
             self.waiting_for = ""
-            if answer is None:
+            if reply is None:
                 self._post(InputCancelled(question=number))
-        if answer.refusal:
-            raise RuntimeError(f"{what} is not supported: {answer.refusal}")
-        if answer.is_end:
+        if reply.refusal:
+            raise RuntimeError(f"{what} is not supported: {reply.refusal}")
+        if reply.is_end:
             raise EOFError("no input was entered")
-        return answer.text
+        return reply.text
 
-    def receive_reply(self, answer: InputReply) -> None:
+    def receive_reply(self, reply: InputReply) -> None:
         """Deliver a reply to the open request. Ignore replies to cancelled requests."""
-        if answer.question == self._number and self.waiting_for:
-            self._replies.put(answer)
+        if reply.question == self._number and self.waiting_for:
+            self._replies.put(reply)

@@ -68,9 +68,9 @@ def _facts(kind: type, value: Any, depth: int) -> Facts:
         return [value._name_]
     if is_named_tuple(kind) or kind is torch.Size:
         return _item_facts(_items(value), depth)
-    of = _FACTS.get(kind) or _FACTS.get(f"{kind.__module__}.{kind.__name__}")
+    facts_of = _FACTS.get(kind) or _FACTS.get(f"{kind.__module__}.{kind.__name__}")
     try:
-        return [*of(value, depth)] if of is not None else []
+        return [*facts_of(value, depth)] if facts_of is not None else []
     except Exception:  # noqa: BLE001 - for example a tensor left over by torch.func.vmap
         return []
 

@@ -69,7 +69,7 @@ class HealHandler:
         payload_key: Callable[[str], str],
     ) -> None:
         self._namespace = shell.user_ns
-        self._own_names = {*shell.user_ns}
+        self._preset_names = {*shell.user_ns}
         self._environment = ProcessEnvironment()
         self._compiler = shell.compile
         self._group = group
@@ -94,7 +94,7 @@ class HealHandler:
                     "ranks and runs the cells again"
                 )
         exclude = [
-            *self._own_names,
+            *self._preset_names,
             *filter(SHELL_NAMES.fullmatch, self._namespace),
             *command.exclude,
         ]
@@ -160,14 +160,14 @@ class HealHandler:
         ranks.
         """
         is_new = dist.get_rank() in command.replacements
-        mine = None if is_new else find_rank_attributes(self._namespace, self._own_names)
+        mine = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
         gathered = [each for each in gather_objects(mine, self._group.device) if each is not None]
         if is_new:
             self._report["taken"] = self._reported_values.restore(
-                command.own_values, self._own_names
+                command.own_values, self._preset_names
             )
             agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
-            places = set_rank_attributes(self._namespace, self._own_names, agreed)
+            places = set_rank_attributes(self._namespace, self._preset_names, agreed)
             if set_sampler_ranks(command.donor):
                 places.append("a DistributedSampler")
             self._report |= {

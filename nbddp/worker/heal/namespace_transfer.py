@@ -111,8 +111,8 @@ class _NamespacePickler(Pickler):
         Functions use that rank's globals, and models have no process group.
         """
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
-            make, arguments, (attributes, looks), *more = self._dynamic_function_reduce(obj)
-            return make, arguments, (attributes, looks | {"__globals__": {}}), *more
+            make, arguments, (attributes, slots), *more = self._dynamic_function_reduce(obj)
+            return make, arguments, (attributes, slots | {"__globals__": {}}), *more
         if isinstance(obj, _LRU_CACHE):  # it pickles itself by name only
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if reduced := _custom_reduce(obj):
@@ -183,7 +183,7 @@ def pickle_namespace(
     names = {name: value for name, value in namespace.items() if name not in exclude}
     not_carried: dict[str, str] = {}
     broken: set[str] = set()
-    packer, reason = _pickle_names(names, namespace, extra)
+    pickler, reason = _pickle_names(names, namespace, extra)
     if reason:
         for name, value in names.items():
             if not _pickle_names({name: value}, namespace)[1]:
@@ -194,10 +194,10 @@ def pickle_namespace(
             )
             broken.add(name)
         names = {name: value for name, value in names.items() if name not in not_carried}
-        packer, reason = _pickle_names(names, namespace, extra, broken)
+        pickler, reason = _pickle_names(names, namespace, extra, broken)
         if reason:
             raise pickle.PicklingError(reason)
-    return PickledNamespace(packer.file.getvalue(), packer.storages, tuple(names), not_carried)
+    return PickledNamespace(pickler.file.getvalue(), pickler.storages, tuple(names), not_carried)
 
 
 def _describe_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -224,13 +224,13 @@ def load_namespace(
     Raises:
         UnpickleError: a variable could not be unpickled here. The namespace is unchanged.
     """
-    opener = _NamespaceUnpickler(data, namespace, storages)
-    names, extra = opener.load()
+    unpickler = _NamespaceUnpickler(data, namespace, storages)
+    names, extra = unpickler.load()
     on_extra(extra)
     before = dict(namespace)
     for name in names:
         try:
-            namespace[name] = opener.load()
+            namespace[name] = unpickler.load()
         except Exception as error:
             namespace.clear()
             namespace.update(before)
@@ -249,18 +249,18 @@ def _pickle_names(
 
     Return the pickler, and why it failed; "" if it succeeded.
     """
-    packer = _NamespacePickler(io.BytesIO(), namespace)
+    pickler = _NamespacePickler(io.BytesIO(), namespace)
     # modules first, then classes and functions: other objects may need them while unpickling
     first = [each for each in names if isinstance(names[each], ModuleType)]
     then = [each for each in names if isinstance(names[each], (type, FunctionType))]
     order = [*dict.fromkeys((*first, *then, *names))]
     try:
-        packer.add((order, extra))
+        pickler.add((order, extra))
         for name in order:
-            packer.add(names[name], may_lack_parts=name in broken)
+            pickler.add(names[name], may_lack_parts=name in broken)
     except Exception as error:  # noqa: BLE001 - an object's code may raise anything; it is reported
-        return packer, _first_line(error)
-    return packer, ""
+        return pickler, _first_line(error)
+    return pickler, ""
 
 
 def _why_not_movable(obj: Any) -> str:

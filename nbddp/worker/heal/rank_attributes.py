@@ -26,21 +26,23 @@ NAMES = {
 }
 
 
-def find_rank_attributes(namespace: Mapping[str, Any], own: set[str]) -> list[str]:
+def find_rank_attributes(namespace: Mapping[str, Any], preset: set[str]) -> list[str]:
     """Return the paths of attributes and items that hold this rank's number.
 
     Args:
         namespace: the user's variables.
-        own: variables that each rank sets itself.
+        preset: variables that each rank sets itself.
     """
-    return [each.path for each in _attributes(namespace, own) if _has_own_number(each)]
+    return [each.path for each in _attributes(namespace, preset) if _has_own_number(each)]
 
 
-def set_rank_attributes(namespace: Mapping[str, Any], own: set[str], paths: set[str]) -> list[str]:
+def set_rank_attributes(
+    namespace: Mapping[str, Any], preset: set[str], paths: set[str]
+) -> list[str]:
     """Set these attributes and items to this rank's number. Return the paths that changed."""
     changed = [
         each
-        for each in _attributes(namespace, own)
+        for each in _attributes(namespace, preset)
         if each.path in paths and not _has_own_number(each)
     ]
     for each in changed:
@@ -60,12 +62,12 @@ def set_sampler_ranks(donor: int) -> int:
     return len(wrong)
 
 
-def _attributes(namespace: Mapping[str, Any], own: set[str]) -> Iterator[Part]:
+def _attributes(namespace: Mapping[str, Any], preset: set[str]) -> Iterator[Part]:
     """Yield attributes and items that could hold a rank number.
 
     Modules are skipped: their ``rank`` is usually that of a matrix.
     """
-    names = {name: value for name, value in namespace.items() if name not in own}
+    names = {name: value for name, value in namespace.items() if name not in preset}
     for part in walk(names):
         if part.key in NAMES and not isinstance(part.holder, nn.Module):
             yield part._replace(holder=namespace) if part.holder is names else part

@@ -107,10 +107,10 @@ class ReportedValues:
         remaining = {path: texts for path, texts in own.items() if not is_fingerprint(texts[1])}
         restored: list[str] = []
         written: dict[int, str] = {}
-        for path, holder, key, text in [*_Search(self._namespace, {}, cpu_seconds=1.0).values()]:
+        for path, container, key, text in [*_Search(self._namespace, {}, cpu_seconds=1.0).values()]:
             expected, mine = remaining.pop(path, (text, text))
             is_expected = text == expected or path in preset
-            if text != mine and is_expected and _write(holder, key, mine, written):
+            if text != mine and is_expected and _write(container, key, mine, written):
                 restored.append(path)
         for path, (_, mine) in remaining.items():
             is_missing = path.isidentifier() and path not in self._namespace
@@ -186,16 +186,16 @@ class _Search:
         """Yield the values with their texts."""
         holders: list[Holder] = [("", self._namespace)]
         for _ in range(MAX_DEPTH + 1):
-            for form, holder in holders:
-                yield from self._search(form, holder)
+            for form, container in holders:
+                yield from self._search(form, container)
                 if self._values_left <= 0 or self._is_late():
                     self.skipped.add("")
                     return
             holders, self._nested = self._nested, []
 
-    def _search(self, form: str, holder: Container) -> Iterator[FoundValue]:
+    def _search(self, form: str, container: Container) -> Iterator[FoundValue]:
         """Yield the values of one container, and collect nested containers for the next level."""
-        for key, value in [*_items(holder)][: self._values_left]:
+        for key, value in [*_items(container)][: self._values_left]:
             if type(key) is not str or (form and key in _MODULE_ATTRIBUTES):
                 continue
             path = form.format(key) if form else key
@@ -206,7 +206,7 @@ class _Search:
                 text = self._new_text(form, path, value)
             if text:
                 self._values_left -= 1
-                yield path, holder, key, text
+                yield path, container, key, text
 
     def _is_late(self) -> bool:
         self._is_over = self._is_over or time.thread_time() > self._deadline
@@ -258,10 +258,10 @@ class _Search:
         return is_cells and bool(function.__defaults__ or function.__kwdefaults__)
 
 
-def _items(holder: Container) -> Collection[tuple[Any, Any]]:
-    if isinstance(holder, type):
-        return [(key, value) for key, value in vars(holder).items() if key[:2] != "__"]
-    return holder.items()
+def _items(container: Container) -> Collection[tuple[Any, Any]]:
+    if isinstance(container, type):
+        return [(key, value) for key, value in vars(container).items() if key[:2] != "__"]
+    return container.items()
 
 
 def _has_items(value: Any, items: tuple[object, ...] | None) -> bool:
@@ -291,18 +291,18 @@ def _holders(path: str, value: Any) -> list[Holder]:
     return [(f"{safe}.{{}}", attributes)]
 
 
-def _write(holder: Container, key: str, text: str, written: dict[int, str]) -> bool:
+def _write(container: Container, key: str, text: str, written: dict[int, str]) -> bool:
     """Set a value to that of a text. Return whether this was possible.
 
     A list or set is changed in place, because other objects may refer to it too.
 
     Args:
-        holder: container of the value.
+        container: where the value is.
         key: key of the value in it.
         text: text of the new value.
         written: text of each list and set that was changed, by its address.
     """
-    current: Any = (vars(holder) if isinstance(holder, type) else holder).get(key)
+    current: Any = (vars(container) if isinstance(container, type) else container).get(key)
     if text.startswith(DEVICE):
         value: Any = torch.device(text.removeprefix(DEVICE))
     elif text.startswith(NAMED_TUPLE):
@@ -316,8 +316,8 @@ def _write(holder: Container, key: str, text: str, written: dict[int, str]) -> b
     if is_same_kind and written.setdefault(id(current), text) == text:
         current.clear()
         (current.extend if type(current) is list else current.update)(value)
-    elif isinstance(holder, type):
-        type.__setattr__(holder, key, value)
+    elif isinstance(container, type):
+        type.__setattr__(container, key, value)
     else:
-        holder[key] = value
+        container[key] = value
     return True

@@ -63,7 +63,7 @@ class Migration:
     same on all ranks.
 
     Args:
-        registry: the models and optimizers of this process.
+        bound_objects: the models, optimizers, schedules and scalers of this process.
         namespace: the user's variables.
         device: device that the backend can send from.
         source: rank whose state the others get.
@@ -73,14 +73,14 @@ class Migration:
 
     def __init__(
         self,
-        registry: BoundObjects,
+        bound_objects: BoundObjects,
         namespace: Mapping[str, Any],
         device: torch.device,
         *,
         source: int = 0,
         is_heal: bool = False,
     ) -> None:
-        self._bound_objects = registry
+        self._bound_objects = bound_objects
         self._namespace = namespace
         self._device = device
         self._source = source

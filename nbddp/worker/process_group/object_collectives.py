@@ -89,7 +89,7 @@ def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Itera
         yield batch
 
 
-def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
+def wait_for_message(work: Any, device: torch.device, is_broken: Callable[[], bool]) -> None:
     """Wait until a message was sent or received, or until its process group is broken.
 
     If the other end of a message has died, Gloo may never wake the wait for it; see
@@ -99,7 +99,7 @@ def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool
     Args:
         work: result of ``isend`` or ``irecv``.
         device: device of the bytes.
-        is_lost: returns whether the group is broken.
+        is_broken: returns whether the group is broken.
 
     Raises:
         RuntimeError: the group is broken, or Gloo reported an error.
@@ -119,7 +119,7 @@ def wait_for_message(work: Any, device: torch.device, is_lost: Callable[[], bool
 
     threading.Thread(target=wait, name="nbddp-message", daemon=True).start()
     while not is_over.wait(POLL_INTERVAL):
-        if is_lost():
+        if is_broken():
             raise RuntimeError("Gloo will not deliver the message: its process group is broken")
     if failed:
         raise failed[0]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from nbddp.formatting import with_article
+
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -107,7 +109,8 @@ def _value_from_description(description: list[Any], own: Any, device: torch.devi
         case ["tensor", dtype, sizes, is_on_cpu]:
             location = "cpu" if is_on_cpu else device
             return torch.zeros(sizes, dtype=getattr(torch, dtype), device=location)
-    raise TypeError(f"the ranks' states differ, and a {description[1]} in them cannot be sent")
+    what = with_article(description[1])
+    raise TypeError(f"the ranks' states differ, and {what} in them cannot be sent")
 
 
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:

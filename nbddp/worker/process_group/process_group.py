@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbddp.formatting import plural
 from nbddp.topology import Topology
 from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
@@ -256,9 +257,8 @@ def describe_shared_gpus(requested: str, backend: str, device: torch.device, ran
     """
     if requested != "auto" or backend != "gloo" or device.type != "cuda":
         return ""
-    gpus = torch.cuda.device_count()
-    shared = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
+    gpus = plural(torch.cuda.device_count(), "GPU")
     return (
-        f"{ranks} ranks share {shared}: collectives use Gloo and go through the CPU; "
+        f"{ranks} ranks share {gpus}: collectives use Gloo and go through the CPU; "
         "send and recv do not accept tensors on a GPU (call `.cpu()` first)"
     )

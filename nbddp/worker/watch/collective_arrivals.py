@@ -164,12 +164,12 @@ class ArrivalRecorder:
         if key not in self._group_names:
             self._group_names[key] = group_name(entry)
         group, number = self._group_names[key], int(entry["collective_seq_id"])
-        newest, renewals = self._last_numbers.get(group, (0, 0))
+        newest, turn = self._last_numbers.get(group, (0, 0))
         if number <= newest:  # the cell has created the group again
-            renewals += 1
-        self._last_numbers[group] = number, renewals
+            turn += 1
+        self._last_numbers[group] = number, turn
         name = entry["profiling_name"].partition(":")[2]
-        kind = (name, format_inputs(entry), group, is_synchronizing(entry), renewals)
+        kind = (name, format_inputs(entry), group, is_synchronizing(entry), turn)
         at = self._microseconds(entry["time_created_ns"])
         self._rows.append((number, at, self._kinds.setdefault(kind, len(self._kinds))))
         if int(entry["record_id"]) >= NCCL_OFFSET:

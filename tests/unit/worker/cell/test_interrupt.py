@@ -63,7 +63,7 @@ class InterruptedCells:
         return "done"
 
     def interrupt_soon(
-        self, cell: int, *, after: float | None = None, is_for_death: bool = False
+        self, cell: int, *, after: float | None = None, rank_died: bool = False
     ) -> threading.Thread:
         """Interrupt a cell from another thread, as the control thread does.
 
@@ -75,7 +75,7 @@ class InterruptedCells:
             if after is None:
                 assert self.begun.wait(30.0)
                 time.sleep(0.05)
-            self.interrupter.interrupt(cell, is_for_death=is_for_death)
+            self.interrupter.interrupt(cell, rank_died=rank_died)
 
         thread = threading.Timer(after or 0.0, interrupt)
         thread.start()
@@ -161,7 +161,7 @@ def test_a_rank_that_waits_for_a_dead_rank_is_freed_without_the_signal_timeout(
     assert cells.interrupter.begin_cell(1)
     with in_c_code():
         cells.on_break = cells.interrupter.end_cell
-        cells.interrupt_soon(1, after=0.0, is_for_death=True).join(30.0)
+        cells.interrupt_soon(1, after=0.0, rank_died=True).join(30.0)
         assert cells.aborts == [False]
 
 
