@@ -249,7 +249,7 @@ class NodeAgent:
                 handle.interrupt()
             case FrameType.TERMINATE | FrameType.KILL if handle is not None:
                 self._end_rank(number, kind)
-            case FrameType.TERMINATE | FrameType.KILL:  # the rank may be starting: after that
+            case FrameType.TERMINATE | FrameType.KILL:  # queued behind a start of this rank
                 self._launch_thread.submit(
                     self._loop.call_soon_threadsafe, self._end_rank, number, kind
                 )
@@ -259,9 +259,14 @@ class NodeAgent:
                 self._finish(str(decode_json(data)["reason"]))
 
     def _end_rank(self, number: int, kind: FrameType) -> None:
-        """Terminate or kill a rank, unless it has ended or never started."""
-        if (handle := self._handles.get(number)) is not None:
-            handle.terminate() if kind is FrameType.TERMINATE else handle.kill()
+        """Terminate or kill a rank, unless it has ended or did not start."""
+        handle = self._handles.get(number)
+        if handle is None:
+            return
+        if kind is FrameType.TERMINATE:
+            handle.terminate()
+        else:
+            handle.kill()
 
     def _disconnect(self) -> None:
         """Close the connections to the notebook; it, or another one, may reconnect."""
