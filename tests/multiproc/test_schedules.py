@@ -1,7 +1,7 @@
 """Random schedules of deaths, stops, heals, lost nodes and timeouts, with real ranks.
 
 Each schedule causes one or two failures during an operation, most often during a heal. Then
-the group must settle, and each rank must have every name that the heals did not report as lost.
+the group must settle, and each rank must have every variable that the heals did not report as lost.
 
 A thousand: ``pytest -m soak tests/multiproc/test_schedules.py``; others: ``NBDDP_SOAK_SEED=7``,
 ``NBDDP_SOAK_STEPS=5000``.
@@ -51,13 +51,13 @@ class Schedules:
         self.seen: dict[int, psutil.Process] = {}
         self.done: list[str] = []
         self.number = 0
-        self._strikes: list[tuple[str, float]] = []
-        self.strikes = {
-            self.kill_someone: 4,
-            self.kill_the_newest: 4,
+        self._occurred: list[tuple[str, float]] = []
+        self.failures = {
+            self.kill_any_rank: 4,
+            self.kill_newest_process: 4,
             self.interrupt: 4,
-            self.stop_for_a_moment: 2,
-            self.stop_until_killed: 2,
+            self.pause_briefly: 2,
+            self.pause_until_killed: 2,
             self.stop_group: 1,
         }
 
@@ -92,31 +92,31 @@ class Schedules:
         """Kill some ranks, and strike while the others heal the group."""
         for rank in self.chance.sample(range(self.size), self.chance.randint(1, self.size - 1)):
             self.kill(rank)
-        self.struck_while("heal", self.group.heal, within=0.15)
+        self.fail_during("heal", self.group.heal, within=0.15)
 
     def cell(self) -> None:
         """Strike while the ranks run a cell."""
         source = "import time\nfor _ in range(200): time.sleep(0.01); dist.barrier()"
-        self.struck_while("cell", lambda: self.run(source), within=0.3)
+        self.fail_during("cell", lambda: self.run(source), within=0.3)
 
     def restart(self) -> None:
-        """Strike while the ranks end and start again: their names are gone then."""
-        self.struck_while("restart", self.restart_ranks, within=0.3)
+        """Strike while the ranks end and start again: their variables are gone then."""
+        self.fail_during("restart", self.restart_ranks, within=0.3)
 
     @property
     def size(self) -> int:
         return self.group.world_size
 
-    def struck_while(self, what: str, act: Callable[[], object], *, within: float) -> None:
+    def fail_during(self, what: str, act: Callable[[], object], *, within: float) -> None:
         """Run an operation; cause one or two failures during it, or just after it."""
         count = self.chance.choice([1, 1, 2])
-        drawn = self.chance.choices(list(self.strikes), list(self.strikes.values()), k=count)
-        strikes = list(dict.fromkeys(drawn))  # no two interrupts, whose second would be anywhere
-        moments = sorted(self.chance.uniform(0.0, within) for _ in strikes)
-        self._strikes.clear()
+        drawn = self.chance.choices(list(self.failures), list(self.failures.values()), k=count)
+        failures = list(dict.fromkeys(drawn))  # no two interrupts, whose second would be anywhere
+        moments = sorted(self.chance.uniform(0.0, within) for _ in failures)
+        self._occurred.clear()
         has_ended = threading.Event()
         began = time.monotonic()
-        threading.Thread(target=self._strike, args=(strikes, moments, has_ended)).start()
+        threading.Thread(target=self._cause, args=(failures, moments, has_ended)).start()
         outcome: object = None
         try:
             try:
@@ -124,36 +124,36 @@ class Schedules:
             except NbddpError as error:
                 outcome = error
             ended = time.monotonic()
-            wait_until(has_ended.is_set)
+            assert wait_until(has_ended.is_set)
         except KeyboardInterrupt as error:
             outcome, ended = error, time.monotonic()
-            wait_until(has_ended.is_set)
-        inside = [name for name, at in self._strikes if began <= at <= ended]
-        self.done.append(f"{self._strikes} inside {inside} of {ended - began:.3f} s: {outcome!r}")
+            assert wait_until(has_ended.is_set)
+        inside = [name for name, at in self._occurred if began <= at <= ended]
+        self.done.append(f"{self._occurred} inside {inside} of {ended - began:.3f} s: {outcome!r}")
         for name in inside:
             self.counts[f"in a {what}: {name}"] += 1
         if isinstance(outcome, Healed):
             assert not outcome.left, outcome
 
-    def _strike(
-        self, strikes: list[Callable[[], None]], moments: list[float], has_ended: threading.Event
+    def _cause(
+        self, failures: list[Callable[[], None]], moments: list[float], has_ended: threading.Event
     ) -> None:
         began = time.monotonic()
-        for strike, moment in zip(strikes, moments, strict=True):
+        for failure, moment in zip(failures, moments, strict=True):
             time.sleep(max(0.0, began + moment - time.monotonic()))
-            self._strikes.append((strike.__name__, time.monotonic()))
-            strike()
+            self._occurred.append((failure.__name__, time.monotonic()))
+            failure()
         has_ended.set()
 
     # ---- failures
 
-    def look(self) -> dict[int, psutil.Process]:
+    def record_processes(self) -> dict[int, psutil.Process]:
         """Return all processes of ranks that were ever seen."""
         with suppress(psutil.Error):
             self.seen.update({each.pid: each for each in self.processes()})
         return self.seen
 
-    def some_process(self) -> int:
+    def pick_process(self) -> int:
         """Return a rank's process id; 0 if no rank has one: a node has not sent it yet."""
         pids = [pid for pid in self.group.pids.values() if pid]
         return self.chance.choice(pids) if pids else 0
@@ -165,28 +165,28 @@ class Schedules:
         else:
             self._send(self.group.pids[rank], signal.SIGKILL)
 
-    def kill_someone(self) -> None:
+    def kill_any_rank(self) -> None:
         """Kill a rank, as the system does; it may be the donor."""
-        if pid := self.some_process():
+        if pid := self.pick_process():
             self._send(pid, signal.SIGKILL)
 
-    def kill_the_newest(self) -> None:
+    def kill_newest_process(self) -> None:
         """Kill the process that was started last: in a heal most often a replacement."""
-        if alive := [pid for pid, each in self.look().items() if each.is_running()]:
+        if alive := [pid for pid, each in self.record_processes().items() if each.is_running()]:
             self._send(max(alive), signal.SIGKILL)
 
     def interrupt(self) -> None:
         """Press Ctrl+C."""
         os.kill(os.getpid(), signal.SIGINT)
 
-    def stop_for_a_moment(self) -> None:
-        self._stopped(lambda pid: self._send(pid, signal.SIGCONT))
+    def pause_briefly(self) -> None:
+        self._pause(lambda pid: self._send(pid, signal.SIGCONT))
 
-    def stop_until_killed(self) -> None:
-        self._stopped(lambda pid: self._send(pid, signal.SIGKILL))
+    def pause_until_killed(self) -> None:
+        self._pause(lambda pid: self._send(pid, signal.SIGKILL))
 
-    def _stopped(self, end: Callable[[int], None]) -> None:
-        if pid := self.some_process():
+    def _pause(self, end: Callable[[int], None]) -> None:
+        if pid := self.pick_process():
             self._send(pid, signal.SIGSTOP)
             time.sleep(self.chance.uniform(0.0, 1.0))
             end(pid)
@@ -202,7 +202,7 @@ class Schedules:
     # ---- the state after a schedule
 
     def settle(self) -> None:
-        """Wait until the group is idle, check names of surviving ranks, and heal the others."""
+        """Wait until the group is idle, heal dead ranks, and check the variables of all ranks."""
         assert wait_until(lambda: self.group.state in SETTLED, timeout=HANGS), self.group.state
         was_restarted = self.done[0] == "restart"
         for _ in range(6):
@@ -222,12 +222,12 @@ class Schedules:
         kept = self.group.evaluate("globals().get('kept')")
         assert kept in ([self.number] * self.size, [None] * self.size), kept
         if kept[0] is None:
-            self.counts["names gone with all ranks"] += 1
-            assert was_restarted, "names were lost, and no report names them"
+            self.counts["variables gone with all ranks"] += 1
+            assert was_restarted, "variables were lost, and no report lists them"
         else:
             own = self.group.evaluate("own[0], weights.sum().item()")
             assert own == [(self.number, 1000.0)] * self.size, own
-        self.look()
+        self.record_processes()
 
     def report(self) -> str:
         return "\n".join(f"{what}: {count}" for what, count in sorted(self.counts.items()))
@@ -264,7 +264,7 @@ COUNTS = pytest.mark.parametrize(
 
 @COUNTS
 @pytest.mark.parametrize("nproc", [2, 3, 4])
-def test_random_failures_lose_no_name_without_a_report(
+def test_random_failures_lose_no_variable_without_a_report(
     make_group: MakeRanks, nproc: int, count: int
 ) -> None:
     play(Schedules(make_group(nproc, grace=2.0), SEED * 100 + nproc), count)
@@ -276,8 +276,8 @@ class NodeSchedules(Schedules):
     def __init__(self, on_nodes: OnNodes, seed: int) -> None:
         self.on_nodes = on_nodes
         super().__init__(on_nodes.start(2), seed)
-        del self.strikes[self.stop_group]  # it would release the nodes
-        self.strikes[self.lose_node] = 6
+        del self.failures[self.stop_group]  # it would release the nodes
+        self.failures[self.lose_node] = 6
 
     def restart_ranks(self) -> None:
         self.on_nodes.restart_ranks()
@@ -305,7 +305,7 @@ class NodeSchedules(Schedules):
 
 
 @COUNTS
-def test_random_failures_on_nodes_lose_no_name_without_a_report(
+def test_random_failures_on_nodes_lose_no_variable_without_a_report(
     make_nodes: Callable[..., OnNodes], count: int
 ) -> None:
     play(NodeSchedules(make_nodes(), SEED), count)
