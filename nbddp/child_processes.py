@@ -66,7 +66,7 @@ def cpu_time(pid: int) -> float:
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return a handle for each existing process; it stands for no later process of that id."""
+    """Return a handle for each existing process; a later process with its id does not match it."""
     found = []
     for pid in pids:
         with suppress(psutil.Error):

@@ -69,9 +69,9 @@ class Future(Generic[T]):
     """A result that is not known yet, like :class:`concurrent.futures.Future`, but without a lock.
 
     The lock of that class is Python code. An interrupt can hit the main thread when it has just
-    acquired the lock and not yet entered the block that releases it (3 of the 69 places of such a
-    wait in CPython 3.11 where it can strike). The thread with the result then waits for the lock
-    forever.
+    acquired the lock and not yet entered the block that releases it (in CPython 3.11, at 3 of the
+    69 places in a wait at which an interrupt can arrive). The thread with the result then waits for
+    the lock forever.
 
     >>> future = Future()
     >>> future.set_result(5)

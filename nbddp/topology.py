@@ -34,7 +34,7 @@ class Topology:
         group_world_size: number of machines; 0 if all have as many ranks as this one.
         world_size: ranks in total.
         local_world_size: ranks on this machine.
-        master_addr: host on which rank 0, or its process, may serve a store for the others.
+        master_addr: host on which rank 0 may serve a store for the other ranks.
         master_port: the port of that store.
 
     Raises:

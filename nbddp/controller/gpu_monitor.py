@@ -101,7 +101,7 @@ class GpuMonitor:
 
 
 def _memory_of_others(running: Any, ranks: Set[int]) -> int:
-    """Return the bytes used by processes that are not ranks; -1 if NVML does not tell.
+    """Return the bytes used by processes that are not ranks; -1 if NVML does not report it.
 
     In a container NVML lists process ids of the host, or none, and often has no memory figures.
     """

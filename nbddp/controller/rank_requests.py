@@ -29,7 +29,8 @@ class RankRequests:
         """Return the ranks of a request; None means all that are alive.
 
         Raises:
-            RequestError: there is no such rank.
+            ArgumentError: no rank was chosen, or there is no such rank.
+            RequestError: there are no ranks, or all are dead.
         """
         life = self._session.life
         if ranks is not None and not ranks:

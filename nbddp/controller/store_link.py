@@ -76,7 +76,7 @@ class StoreLink:
 
     @property
     def reserved_port(self) -> int:
-        """Return a reserved port of this machine, on which a script's own processes can meet."""
+        """Return a reserved port of this machine: the ``MASTER_PORT`` of the ranks."""
         return int(self._reserved.getsockname()[1])
 
     @property
@@ -102,7 +102,7 @@ class StoreLink:
             self._open_queues(attempt, rank, 0)
 
     def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:
-        """Open the queues to a rank's new process; discard what the old process did not read."""
+        """Open the queues to a rank's new process; discard unread messages to the old one."""
         for queues in (self._command_queues, self._control_queues):
             queues[rank].discard_unread()
         self._incarnations[attempt, rank] = incarnation

@@ -19,7 +19,7 @@ class TextDisplay:
         quiet: show only the values of the last line of a cell, and nothing about trials.
     """
 
-    has_table = False  # if it has one, trials need no line of their own
+    has_table = False  # whether a table shows the trials; otherwise each trial gets a line
     shows_notices = False  # whether the view of a cell shows notices
 
     def __init__(self, *, quiet: bool = False) -> None:

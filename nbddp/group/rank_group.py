@@ -135,7 +135,7 @@ class RankGroup:
     def restart(self, *, is_recovery: bool = False) -> None:
         """Stop all ranks, even in a running cell, and start new ones; their variables are lost.
 
-        The replay of a recovery arms faults again, except faults that have already struck.
+        The replay of a recovery arms faults again, except faults that have already fired.
 
         Raises:
             RequestError: the ranks cannot be started now.
@@ -237,7 +237,7 @@ class RankGroup:
             raise RequestError(self._not_started)
 
     def interrupt(self) -> None:
-        """End the running cell and keep every name; a second call kills ranks that ignore it."""
+        """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
         self.scripts.active_session.interrupt()
 
     def kill(self, rank: int) -> None:

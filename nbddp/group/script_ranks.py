@@ -115,10 +115,10 @@ class ScriptRanks:
         self._script_session = None  # last, so that the next cell can close it after an interrupt
 
     def _disarm(self, struck: Set[str]) -> None:
-        """Disarm in the cells' ranks the faults that struck a script: a fault strikes once."""
+        """Disarm in the cells' ranks the faults that fired in a script: a fault fires once."""
         self._cell_session.add_fired_faults(struck)
         if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
             try:
                 pull(self._cell_session, DISARM_EXPRESSION.format(sorted(struck)))
             except RequestError as error:
-                logger.warning("%s may strike again in a cell: %s", ", ".join(struck), error)
+                logger.warning("%s may fire again in a cell: %s", ", ".join(struck), error)

@@ -71,7 +71,7 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
         )
         measurements = {rank: link.load_payload(answer.payload) for rank, answer in answers.items()}
     except (NbddpError, UnpicklingError) as error:  # a rank died or was stopped in the meantime
-        logger.info("the models were not asked: %s", error)
+        logger.info("no DDP timings: %s", error)
         return ()
     found = []
     for rank, models in measurements.items():

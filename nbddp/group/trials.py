@@ -62,7 +62,7 @@ class TrialRunner:
     _what: str = ""
     _error: NbddpError | None = None  # of the first trial that failed
     _is_ended: bool = False
-    _end_requests: int = 0  # their number when the trials started
+    _end_requests: int = 0  # the number of requests when the trials started
 
     def __post_init__(self) -> None:
         self.replay_entries = () if self.fresh else self.group.session.replay_entries

@@ -342,7 +342,7 @@ class WorkerGroup:
         return result
 
     def interrupt(self) -> None:
-        """End the running cell and keep every name; a second call kills ranks that ignore it."""
+        """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
         self._group.interrupt()
 
     def kill(self, rank: int) -> None:

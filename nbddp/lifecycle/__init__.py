@@ -1,1 +1,1 @@
-"""What happens next: the life of a worker group, decided by pure functions."""
+"""The lifecycle of a worker group, as pure functions."""

@@ -37,9 +37,8 @@ class Match(NamedTuple):
     kind: str
 
 
-Matches = tuple[
-    list[Match], str
-]  # the completions, and the text before the cursor that they replace
+# the completions, and the text before the cursor that they replace
+Matches = tuple[list[Match], str]
 Completer = Callable[[str, int, int], Matches]
 
 

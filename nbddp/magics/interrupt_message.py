@@ -7,7 +7,7 @@ from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import way_out
 
 _HALF_DONE = {
-    "%ddp push": "the values may have come to some ranks only: push them again",
+    "%ddp push": "the values may have reached only some ranks: push them again",
     "%ddp pull": "nothing was fetched",
     "%ddp nodes": "nodes that are starting can still join, `%ddp nodes` lists them",
 }

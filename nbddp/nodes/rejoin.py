@@ -23,7 +23,7 @@ class SurvivingRank:
 
     @property
     def incarnation(self) -> int:
-        """Which process of its rank it is."""
+        """The number of earlier processes of this rank in the attempt."""
         return int(self.start["incarnation"])
 
     @property
@@ -48,7 +48,7 @@ class SurvivingGroup:
         world_size: how many ranks the group had.
         secret: signs their messages.
         folder: the run folder.
-        options: how they were started, as far as they know.
+        options: the options of their start, as far as they are known.
     """
 
     ranks: Mapping[int, SurvivingRank]

@@ -19,14 +19,8 @@ import psutil
 from nbddp.topology import Topology
 from nbddp.wire.rank_start import RankStart
 
-_NODE_FIELDS = (
-    "store_port",
-    "log_path",
-    "kernel_pid",
-    "sys_path",
-    "interface",
-    "can_rejoin",
-)  # the node's
+# set by the node, so they are not sent
+_NODE_FIELDS = ("store_port", "log_path", "kernel_pid", "sys_path", "interface", "can_rejoin")
 _TORCHELASTIC = "TORCHELASTIC_"  # prefix of the variables of torchrun's agent
 
 
