@@ -49,7 +49,7 @@ def start_nodes(
     ``most``: the largest number of nodes that may join.
     """
     nodes = group._group.open_nodes(
-        NodesSpec(least=node_count, most=most or node_count, nproc_per_node=ranks)
+        NodesSpec(min_nodes=node_count, max_nodes=most or node_count, nproc_per_node=ranks)
     )
     command = [sys.executable, "-m", "nbddp.nodes", "--join", str(nodes.join_file)]
     command += ["--ranks", str(ranks)]

@@ -52,7 +52,7 @@ class OnNodes:
     ) -> None:
         # grace: survivors that share two cores with all else are slow, and not deaf
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
-        spec = NodesSpec(host=host, least=least, most=most, nproc_per_node=nproc_per_node)
+        spec = NodesSpec(host=host, min_nodes=least, max_nodes=most, nproc_per_node=nproc_per_node)
         self.nodes: NodePool = self.group.open_nodes(spec)
         self.node_agents: list[subprocess.Popen[bytes]] = []
         self._links: list[Link] = []

@@ -177,8 +177,9 @@ class Executor:
                 why = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
                 failure = asdict(why)
                 report = msg.CellEnded(cell=cell, seconds=0.0, in_group=True, failure=failure)
-                submit, read = self.active_runtime.event_thread.submit, self.messages.on_cell_ended
-                submit(read, rank, self.life.attempt, report)
+                self.active_runtime.event_thread.submit(
+                    self.messages.on_cell_ended, rank, self.life.attempt, report
+                )
                 return
             case ev.RequestNamespace(generation=generation):
                 text = f"rank {rank} cannot be reached: {short_error(error)}"

@@ -194,11 +194,11 @@ class RankProcesses:
         The signal is first, so that it cannot hit a cell that already got its interrupt.
         """
 
-        def submit(rank: int) -> None:
+        def interrupt(rank: int) -> None:
             self._handles[rank].interrupt()
             self._runtime.link.send(rank, command)
 
-        return try_each(ranks, submit)
+        return try_each(ranks, interrupt)
 
     def abandon(self, rank: int) -> bool:
         """Kill a rank that cannot be reached. Return whether its exit will be seen."""
@@ -251,10 +251,10 @@ class RankProcesses:
 
     def unseen_output(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """Return the part of an output message that was not shown yet."""
-        log = self._logs[rank].unseen_part(output)
-        if log is None or output.is_omitted:
-            return log
-        return OutputText(rank, output.text, log) if output.text else None
+        span = self._logs[rank].unseen_part(output)
+        if span is None or output.is_omitted:
+            return span
+        return OutputText(rank, output.text, span) if output.text else None
 
     def was_killed(self, rank: int) -> bool:
         """Return whether the controller sent the rank SIGKILL."""
@@ -295,8 +295,8 @@ def short_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def start_error(who: str, error: Exception) -> StartError:
+def start_error(what: str, error: Exception) -> StartError:
     """Return a StartError with the cause."""
     if isinstance(error, StartError):
         return error
-    return StartError(f"{who} could not be started: {short_error(error)}")
+    return StartError(f"{what} could not be started: {short_error(error)}")

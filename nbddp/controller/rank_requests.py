@@ -63,7 +63,7 @@ class RankRequests:
             raise RequestError(f"the worker group is {state.value}")
 
     def request(
-        self, ranks: Sequence[int], make: Callable[[int], MessageToRank], *, what: str = ""
+        self, ranks: Sequence[int], make: RequestFactory, *, what: str = ""
     ) -> dict[int, Answer]:
         """Send a request to each rank, and return the answers.
 
@@ -86,7 +86,7 @@ class RankRequests:
         raise RequestError(f"{where}{failed[0]}")
 
     def request_each(
-        self, factories: Mapping[int, Callable[[int], MessageToRank]]
+        self, factories: Mapping[int, RequestFactory]
     ) -> dict[int, Answer | RequestError]:
         """Send each rank its own request. Return its answer, or the error if there is none."""
         futures: dict[int, Future[Answer]] = {}

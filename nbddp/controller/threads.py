@@ -214,8 +214,8 @@ class Runtime:
     ) -> None:
         """Start to read messages: call ``read`` with each one, and ``on_lost`` if reading fails."""
         for name, get, submit in (
-            ("mail", self.link.get, self.event_thread.submit),
-            ("news", self.link.get_urgent, self.event_thread.submit_urgent),
+            ("messages", self.link.get, self.event_thread.submit),
+            ("urgent", self.link.get_urgent, self.event_thread.submit_urgent),
         ):
 
             def read_on(get: Any = get, submit: Any = submit) -> None:

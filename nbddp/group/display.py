@@ -62,6 +62,6 @@ class TextDisplay:
             self.print_line(text)
 
     def _write(self, text: str) -> None:
-        screen = StreamTarget()
-        screen.write(f"{text}\n")
-        screen.flush()
+        target = StreamTarget()
+        target.write(f"{text}\n")
+        target.flush()

@@ -38,16 +38,16 @@ class NodesSpec:
     Attributes:
         host: the address of this machine at which the listener accepts nodes.
         port: the port of the listener; 0 for any free port.
-        least: a cell needs at least this many nodes.
-        most: a cell uses at most this many nodes; more wait as spares.
+        min_nodes: a cell needs at least this many nodes.
+        max_nodes: a cell uses at most this many nodes; more wait as spares.
         nproc_per_node: ranks on each node.
         orphan_timeout: seconds for which nodes and ranks wait after the loss of their notebook.
     """
 
     host: str = LOOPBACK
     port: int = 0
-    least: int = 1
-    most: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
     nproc_per_node: int = 1
     orphan_timeout: float = ORPHAN_TIMEOUT
 
@@ -94,8 +94,12 @@ class NodePool:
         self._join_lock = LockedPath(self.join_file)
         self._agents = self._new_agents()
         self._previous_launcher: Launcher = session.launcher
-        limits = {"min_nodes": spec.least, "max_nodes": spec.most}
-        self.launcher = RemoteLauncher(self.listener, **limits, how_to_join=self._how_to_join)
+        self.launcher = RemoteLauncher(
+            self.listener,
+            min_nodes=spec.min_nodes,
+            max_nodes=spec.max_nodes,
+            how_to_join=self._how_to_join,
+        )
         session.use_launcher(self.launcher)
         self._is_open = True
 
@@ -181,13 +185,16 @@ class NodePool:
                 "`%ddp heal` replaces them when free nodes have joined; "
                 "`%ddp restart` continues on the nodes that are left."
             )
-        joined, least, most = len(self.listener.nodes), self.spec.least, self.spec.most
-        if joined >= least:
-            spares = f" and keeps {plural(joined - most, 'spare')}" if joined > most else ""
-            return f"A %%ddp cell uses {plural(min(joined, most), 'node')}{spares}."
+        joined = len(self.listener.nodes)
+        min_nodes, max_nodes = self.spec.min_nodes, self.spec.max_nodes
+        if joined >= min_nodes:
+            spares = (
+                f" and keeps {plural(joined - max_nodes, 'spare')}" if joined > max_nodes else ""
+            )
+            return f"A %%ddp cell uses {plural(min(joined, max_nodes), 'node')}{spares}."
         starting = self._agents.pending
         more = f", {starting} starting on this machine" if starting else ""
-        return f"A %%ddp cell needs {plural(least, 'node')}; {joined} joined{more}."
+        return f"A %%ddp cell needs {plural(min_nodes, 'node')}; {joined} joined{more}."
 
     def table(self) -> str:
         """Return the nodes that have joined, as a table."""
@@ -271,7 +278,7 @@ class NodePool:
     @property
     def _missing_count(self) -> int:
         """The number of nodes that have not joined yet."""
-        return max(self.spec.least - len(self.listener.nodes), self._agents.pending)
+        return max(self.spec.min_nodes - len(self.listener.nodes), self._agents.pending)
 
     def _describe_nodes(self) -> str:
         nodes = self.listener.nodes
@@ -304,19 +311,19 @@ class NodePool:
                 f"no node has rejoined within {format_seconds(seconds)}; "
                 "`%ddp nodes --rejoin --wait 60` tries again"
             )
-        returned = self.launcher.rejoin() if any(node.survivors for node in nodes) else None
-        sizes = [each.nproc for each in (self.launcher.assignments if returned else nodes)]
-        most = max(self.spec.most, len(sizes))
-        self.spec = replace(self.spec, most=most, nproc_per_node=max(sizes))
-        self.launcher.max_nodes = most
+        survivors = self.launcher.rejoin() if any(node.survivors for node in nodes) else None
+        sizes = [each.nproc for each in (self.launcher.assignments if survivors else nodes)]
+        max_nodes = max(self.spec.max_nodes, len(sizes))
+        self.spec = replace(self.spec, max_nodes=max_nodes, nproc_per_node=max(sizes))
+        self.launcher.max_nodes = max_nodes
         self._agents = self._new_agents()
-        return returned
+        return survivors
 
-    def describe_rejoined(self, returned: SurvivingGroup | None) -> str:
+    def describe_rejoined(self, survivors: SurvivingGroup | None) -> str:
         """Return which ranks and nodes are back."""
-        if returned is None:
+        if survivors is None:
             return f"{self._describe_nodes()}, which had no ranks; the next cell starts them"
-        ranks, world_size = len(returned.ranks), returned.world_size
+        ranks, world_size = len(survivors.ranks), survivors.world_size
         missing = "" if ranks == world_size else "; `%ddp heal` replaces the others"
         joined = self._describe_nodes()
         return f"{ranks} of {world_size} ranks are back with their variables; {joined}{missing}"
@@ -324,8 +331,8 @@ class NodePool:
     def _all_ranks_are_back(self) -> bool:
         if not any(node.survivors for node in self.listener.nodes):
             return False
-        returned = self.launcher.surviving_group()
-        return len(returned.ranks) == returned.world_size
+        survivors = self.launcher.surviving_group()
+        return len(survivors.ranks) == survivors.world_size
 
     def release(self, name: str) -> str:
         """Release a node: its ranks end and it leaves the group.

@@ -211,19 +211,19 @@ class RankGroup:
             RequestError: ranks are running, the notebook already listens, or no node is back.
                 Nothing has changed then, as after an interrupt, so you can try again.
         """
-        with sigint_deferred(raises_second=False) as held:
+        with sigint_deferred(raises_second=False) as deferred:
             nodes = self.open_nodes(spec, join)
             try:
-                returned = nodes.rejoin(seconds, lambda: held.count > 0)
+                survivors = nodes.rejoin(seconds, lambda: deferred.count > 0)
             except BaseException:
                 self.nodes = None
                 nodes.abandon()
                 raise
-            if returned is not None:
-                held.raises_second = True  # a second interrupt ends the ranks
-                self._spec = replace(self._spec, **returned.options)
-                self.session.start(self._spec, returned)
-            return nodes.describe_rejoined(returned)
+            if survivors is not None:
+                deferred.raises_second = True  # a second interrupt ends the ranks
+                self._spec = replace(self._spec, **survivors.options)
+                self.session.start(self._spec, survivors)
+            return nodes.describe_rejoined(survivors)
 
     # ---- requests to the ranks
 

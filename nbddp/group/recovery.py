@@ -119,8 +119,8 @@ class Recovery:
                 return failed
             result = self._run_and_show(replace(request, purpose=Purpose.RETRY), retries)
         if failures and result.is_ok and not self._display.shows_notices:
-            ways = [each.method for each in failures]
-            self._display.print_line(f"done {describe_recoveries(ways, self._seconds_lost)}")
+            methods = [each.method for each in failures]
+            self._display.print_line(f"done {describe_recoveries(methods, self._seconds_lost)}")
         return result
 
     def _describe_failure(self, verdict: Verdict) -> AttemptFailure:
@@ -149,15 +149,15 @@ class Recovery:
             retries: how many heals and restarts are allowed.
         """
         reason = ENDED_BY_USER if self._end_requested else why_no_retry(failures, retries)
-        way = None if reason else next_method(failures, retries)
-        if way is not None:
-            count = sum(each.method is way for each in failures[:-1]) + 1
+        method = None if reason else next_method(failures, retries)
+        if method is not None:
+            count = sum(each.method is method for each in failures[:-1]) + 1
             self._display.show_notice(
-                f"{failures[-1].what}; {way.value} {count} of {retries.limit(way)}"
+                f"{failures[-1].what}; {method.value} {count} of {retries.limit(method)}"
             )
-            failure = replace(failures[-1], method=way)
+            failure = replace(failures[-1], method=method)
             # a script's own ranks have no variables to keep
-            if way is RecoveryMethod.RESTART or request.has_own_ranks:
+            if method is RecoveryMethod.RESTART or request.has_own_ranks:
                 failures[-1] = failure
                 return self._restart_and_replay(failure)
             try:
@@ -194,11 +194,8 @@ class Recovery:
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""
         found = time.time()
-        before, entries, began = (
-            len(self._session.life.ranks),
-            self._session.completed_entries,
-            time.monotonic(),
-        )
+        before, entries = len(self._session.life.ranks), self._session.completed_entries
+        began = time.monotonic()
         with self._reporting_unreplayed(entries):
             self._session.restart(is_recovery=True)
             ready, ranks = time.monotonic(), len(self._session.life.ranks)

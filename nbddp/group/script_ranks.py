@@ -91,8 +91,8 @@ class ScriptRanks:
         """End the ranks of a script that has ended, unless a debugger may inspect them."""
         if session is not self._script_session:
             return  # the user has ended the script
-        if struck := session.fired_faults:
-            self._disarm(struck)
+        if fired := session.fired_faults:
+            self._disarm(fired)
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()
@@ -114,11 +114,11 @@ class ScriptRanks:
             self._script_session.close()
         self._script_session = None  # last, so that the next cell can close it after an interrupt
 
-    def _disarm(self, struck: Set[str]) -> None:
+    def _disarm(self, fired: Set[str]) -> None:
         """Disarm in the cells' ranks the faults that fired in a script: a fault fires once."""
-        self._cell_session.add_fired_faults(struck)
+        self._cell_session.add_fired_faults(fired)
         if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
             try:
-                pull(self._cell_session, DISARM_EXPRESSION.format(sorted(struck)))
+                pull(self._cell_session, DISARM_EXPRESSION.format(sorted(fired)))
             except RequestError as error:
-                logger.warning("%s may fire again in a cell: %s", ", ".join(struck), error)
+                logger.warning("%s may fire again in a cell: %s", ", ".join(fired), error)

@@ -98,16 +98,16 @@ def on_group_joined(life: Life, event: ev.GroupJoined) -> Step:
         not_loaded=(*heal.not_loaded, *event.not_loaded),
         must_repeat=heal.must_repeat or bool(event.not_loaded),
     )
-    return _finish_when_all_are_back(life, heal)
+    return _finish_when_all_answered(life, heal)
 
 
 def fail_heal(life: Life, heal: HealLife, reason: str) -> Step:
     """Fail the heal as soon as all ranks that were asked to join have answered."""
     heal = replace(heal, failures=((False, reason), *heal.failures), has_failed=True)
-    return _finish_when_all_are_back(life, heal)
+    return _finish_when_all_answered(life, heal)
 
 
-def _finish_when_all_are_back(life: Life, heal: HealLife) -> Step:
+def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
     """Finish, repeat or fail the heal once all ranks have answered; cancel it if one failed."""
     if heal.joining and heal.failures and not heal.is_cancelled:
         ranks = tuple(sorted(heal.joining))

@@ -81,8 +81,8 @@ def way_out(life: Life) -> str:
 
 def with_way_out(text: str, life: Life) -> str:
     """Add the way out to the message of a failed heal."""
-    is_in_vain = text.startswith(NOT_HEALED) and life.gone
-    return f"{text}; {way_out(life)}" if is_in_vain else text
+    needs_way_out = text.startswith(NOT_HEALED) and life.gone
+    return f"{text}; {way_out(life)}" if needs_way_out else text
 
 
 def describe_node(life: Life, event: ev.NodeEvent) -> str:
@@ -104,7 +104,7 @@ def describe_node(life: Life, event: ev.NodeEvent) -> str:
 def interrupt_pending(
     waiting: Sequence[int],
     unresponsive: Sequence[int],
-    seen: ev.DeadlinePassed,
+    event: ev.DeadlinePassed,
     *,
     killed_in: tuple[float, float],
 ) -> str:
@@ -113,7 +113,7 @@ def interrupt_pending(
     Args:
         waiting: ranks that have not ended the cell.
         unresponsive: ranks on which Python has not seen the signal.
-        seen: has the state of the processes.
+        event: has the state of the processes.
         killed_in: seconds until unresponsive ranks are killed, for idle and for computing ones.
     """
     if not unresponsive:
@@ -121,9 +121,9 @@ def interrupt_pending(
             f"{format_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
             "computes); interrupt again to kill at once"
         )
-    stopped = dict(seen.stopped)
+    stopped = dict(event.stopped)
     asleep = [rank for rank in unresponsive if rank in stopped]
-    computing = [rank for rank in unresponsive if rank in seen.working and rank not in stopped]
+    computing = [rank for rank in unresponsive if rank in event.working and rank not in stopped]
     awake = [rank for rank in unresponsive if rank not in asleep and rank not in computing]
     parts = []
     if computing:
@@ -142,10 +142,10 @@ def interrupt_pending(
 
 
 def killed_unresponsive(
-    unresponsive: Sequence[int], seen: ev.DeadlinePassed, *, seconds: float
+    unresponsive: Sequence[int], event: ev.DeadlinePassed, *, seconds: float
 ) -> str:
     """Say why ranks are killed that did not react to an interrupt."""
-    asleep = [rank for rank in unresponsive if rank in dict(seen.stopped)]
+    asleep = [rank for rank in unresponsive if rank in dict(event.stopped)]
     why = f" ({format_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
     return (
         f"{format_ranks(unresponsive)} did not answer the interrupt in {seconds:.0f} s{why}: killed"

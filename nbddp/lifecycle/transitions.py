@@ -64,19 +64,19 @@ def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
     """
     if life.state.is_live:
         return life, [ev.Refuse(reason=refusals.already_running(life))]
-    living = dict(event.survivors)
-    back = Life(
+    incarnations = dict(event.survivors)
+    starting = Life(
         state=GroupState.STARTING,
         attempt=event.attempt,
         ranks=tuple(
-            RankLife(rank, incarnation=living[rank])
-            if rank in living
+            RankLife(rank, incarnation=incarnations[rank])
+            if rank in incarnations
             else RankLife(rank, RankState.GONE)
             for rank in range(event.world_size)
         ),
         is_rejoin=True,
     )
-    return back, [ev.RejoinRanks(), back.set_deadline(ev.Deadline.START, START_TIMEOUT)]
+    return starting, [ev.RejoinRanks(), starting.set_deadline(ev.Deadline.START, START_TIMEOUT)]
 
 
 def _on_restart_asked(life: Life, event: ev.RestartAsked) -> Step:
@@ -210,8 +210,8 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
         for each in life.ranks
     )
     running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, pending_notices=())
-    news = [ev.Notify(text=text) for text in life.pending_notices]
-    return running, [*actions, ev.SendCell(cell=event.cell, ranks=event.ranks), *news]
+    notices = [ev.Notify(text=text) for text in life.pending_notices]
+    return running, [*actions, ev.SendCell(cell=event.cell, ranks=event.ranks), *notices]
 
 
 def _why_not_run(life: Life, event: ev.RunAsked) -> str:
@@ -261,7 +261,7 @@ def _rank_left_cell(
     life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool
 ) -> Step:
     is_dead = not life.is_alive(rank)
-    is_news = has_failed and not (cell.has_lost_rank if is_dead else cell.has_failed)
+    is_first = has_failed and not (cell.has_lost_rank if is_dead else cell.has_failed)
     cell = replace(
         cell,
         waiting=cell.waiting - {rank},
@@ -272,7 +272,7 @@ def _rank_left_cell(
     life = replace(life, cell=cell)
     if not cell.waiting:
         return _finish(life, cell)
-    if life.state is GroupState.RUNNING and is_news:
+    if life.state is GroupState.RUNNING and is_first:
         return life, [
             life.set_deadline(ev.Deadline.PEERS, DEATH_TIMEOUT if is_dead else PEERS_TIMEOUT)
         ]
@@ -330,8 +330,8 @@ def _on_node_event(life: Life, event: ev.NodeEvent) -> Step:
     text = refusals.describe_node(life, event)
     if life.cell is not None:
         return life, [ev.RecordNode(text=text), ev.Notify(text=text)]
-    news = (*life.pending_notices, text) if life.state.is_live else ()
-    return replace(life, pending_notices=news), [ev.RecordNode(text=text)]
+    notices = (*life.pending_notices, text) if life.state.is_live else ()
+    return replace(life, pending_notices=notices), [ev.RecordNode(text=text)]
 
 
 def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:

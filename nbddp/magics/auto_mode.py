@@ -29,9 +29,10 @@ class AutoMode:
         first = next((line for line in lines if line.strip()), "")
         if first.rstrip() == "%%local":
             return ["\n" if line is first else line for line in lines]
-        steers = any(line.split()[:1] == ["%ddp"] for line in lines)
-        stays = steers or first.startswith(("%%", "get_ipython()"))  # IPython generates such lines
-        return [AUTO_PREFIX, *lines] if self.is_on and first and not stays else lines
+        uses_ddp = any(line.split()[:1] == ["%ddp"] for line in lines)
+        # IPython generates lines with get_ipython()
+        is_unchanged = uses_ddp or first.startswith(("%%", "get_ipython()"))
+        return [AUTO_PREFIX, *lines] if self.is_on and first and not is_unchanged else lines
 
     def install(self, shell: InteractiveShell) -> None:
         """Add the transformer to the shell."""

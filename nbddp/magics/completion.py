@@ -14,7 +14,7 @@ from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
-from nbddp.publish.tracker import TRACKER_CLASSES as TRACKERS
+from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import JsonDict, MessageToRank
 from nbddp.wire.request_messages import Complete, Inspect
@@ -172,7 +172,7 @@ class Completion:
             case "run":
                 return [Match(each.name, "run") for each in runs_below(Path.cwd())]
             case "tracker" | "publish":
-                return [Match(each, "tracker") for each in TRACKERS]
+                return [Match(each, "tracker") for each in TRACKER_CLASSES]
             case "command":
                 return [Match(each, "command") for each in COMMANDS]
             case "expression":

@@ -38,11 +38,11 @@ from nbddp.magics.option_values import (
     world_sizes,
 )
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
-from nbddp.publish.tracker import TRACKER_CLASSES as TRACKERS
+from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN_RUNS
 
-_TRACKER = f"{', '.join(TRACKERS)}; with a project or folder: wandb:digits"
+_TRACKER = f"{', '.join(TRACKER_CLASSES)}; with a project or folder: wandb:digits"
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 _Formatter = partial(RawDescriptionHelpFormatter, max_help_position=28, width=100)
 

@@ -127,13 +127,13 @@ class Presenter:
         self._retry_buttons.publish()
 
     def _withdraw_retry_buttons(self) -> None:
-        aftermath, self._retry_buttons = self._retry_buttons, None
-        if aftermath is not None:
+        buttons, self._retry_buttons = self._retry_buttons, None
+        if buttons is not None:
             from nbddp.ui.comms.dispatcher import CommDispatcher
             from nbddp.ui.panel.panel_view import PANELS_KEPT
 
-            aftermath.remove()
-            CommDispatcher.for_shell(self._shell).close_later(aftermath.close, most=PANELS_KEPT)
+            buttons.remove()
+            CommDispatcher.for_shell(self._shell).close_later(buttons.close, most=PANELS_KEPT)
 
     def _new_text_view(self, session: Session, *, is_quiet: bool, has_pictures: bool) -> View:
         is_kernel = hasattr(self._shell, "kernel")
@@ -151,9 +151,8 @@ class Presenter:
         )
 
     def _new_panel(self, session: Session) -> PanelView:
-        from nbddp.ui.comms.dispatcher import (
-            CommDispatcher,  # loads widgets, which a terminal does not need
-        )
+        # loads widgets, which a terminal does not need
+        from nbddp.ui.comms.dispatcher import CommDispatcher
         from nbddp.ui.panel.panel_view import PanelView
 
         slot = self._next_slot if self._panel_in_cell is not None else None
@@ -234,9 +233,9 @@ class Presenter:
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""
-        screen = NotebookTarget()
-        screen.write(f"{text}\n")
-        screen.flush()
+        target = NotebookTarget()
+        target.write(f"{text}\n")
+        target.flush()
 
 
 class NotebookDisplay(TextDisplay):

@@ -85,17 +85,17 @@ def _run_agent(args: argparse.Namespace) -> str:
             f"cannot create the log folder {folder}: {error.strerror}; use --folder for another one"
         ) from error
 
-    async def keep() -> str:
+    async def run() -> str:
         agent = NodeAgent(
             join,
             nproc=args.ranks,
             folder=folder,
-            agent_pid=os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+            torchrun_pid=os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
             orphan_timeout=args.orphan_timeout,
         )
         return await agent.run()
 
-    return asyncio.run(keep())
+    return asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -57,19 +57,19 @@ class NodeAgent:
         nproc: how many ranks this node can run.
         folder: an existing folder on this machine for the ranks' log files. The agent also sends
             them to the notebook.
-        agent_pid: torchrun's process, which this one must not outlive; 0 for none.
+        torchrun_pid: torchrun's process, which this one must not outlive; 0 for none.
         orphan_timeout: seconds without the notebook after which the agent ends.
     """
 
     def __init__(
-        self, join: JoinFile, *, nproc: int, folder: Path, agent_pid: int, orphan_timeout: float
+        self, join: JoinFile, *, nproc: int, folder: Path, torchrun_pid: int, orphan_timeout: float
     ) -> None:
         self._join = join
         self._context = node_context(join.secret)
         self._nproc = nproc
         self._folder = folder
         self._lock = LockedPath(folder)
-        self._agent_pid = agent_pid
+        self._torchrun_pid = torchrun_pid
         self._orphan_timeout = orphan_timeout
         self._launcher = LocalLauncher()
         self._launch_thread = ThreadPoolExecutor(1, "nbddp-fork")
@@ -94,7 +94,7 @@ class NodeAgent:
             loop.add_signal_handler(number, self._finish, "")
         self._launcher.preload()
         loop.run_in_executor(None, remove_stale_in, self._folder.parent)
-        agent = self._watch_torchrun()
+        torchrun = self._watch_torchrun()
         try:
             # a joined node must be ready for a cell: torch takes seconds to import, on NFS a minute
             await self._wait_or_finish(
@@ -111,9 +111,9 @@ class NodeAgent:
                 serving.result()
             return self._finished.result()
         finally:
-            if agent is not None:
-                loop.remove_reader(agent)
-                os.close(agent)
+            if torchrun is not None:
+                loop.remove_reader(torchrun)
+                os.close(torchrun)
             await self._shut_down()
 
     async def _wait_or_finish(self, work: asyncio.Future[Any]) -> None:
@@ -176,7 +176,7 @@ class NodeAgent:
             for number, handle in self._handles.items()
         ]
         control.send_json(
-            FrameType.HELLO, **facts, address=address, agent=self._agent_pid, living=living
+            FrameType.HELLO, **facts, address=address, agent=self._torchrun_pid, living=living
         )
         kind, number, data = await control.read()
         facts = decode_json(data)
@@ -302,8 +302,9 @@ class NodeAgent:
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - the listener waits for this rank
             reason = f"{type(error).__name__}: {error}"
-            news = FrameType.FAILED, number, {"reason": reason}
-            self._loop.call_soon_threadsafe(self._send, *news)
+            self._loop.call_soon_threadsafe(
+                self._send, FrameType.FAILED, number, {"reason": reason}
+            )
         else:
             self._loop.call_soon_threadsafe(self._add_rank, number, facts, start, handle)
 
@@ -341,15 +342,15 @@ class NodeAgent:
 
     def _watch_torchrun(self) -> int | None:
         """End when torchrun's agent dies: a killed agent leaves its child processes running."""
-        if not self._agent_pid or not hasattr(os, "pidfd_open"):
+        if not self._torchrun_pid or not hasattr(os, "pidfd_open"):
             return None
         try:
-            agent = os.pidfd_open(self._agent_pid)
+            torchrun = os.pidfd_open(self._torchrun_pid)
         except ProcessLookupError:
             self._finish("torchrun's agent has ended")
             return None
-        self._loop.add_reader(agent, self._finish, "torchrun's agent has ended")
-        return agent
+        self._loop.add_reader(torchrun, self._finish, "torchrun's agent has ended")
+        return torchrun
 
     def _finish(self, reason: str) -> None:
         if not self._finished.done():

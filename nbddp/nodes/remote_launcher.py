@@ -71,14 +71,14 @@ class RemoteLauncher(Launcher):
         Raises:
             RequestError: too few nodes have joined.
         """
-        here = self.selected_nodes()
-        if len(here) < self.min_nodes:
-            are = "has" if 1 in (len(here), self.min_nodes) else "have"
+        selected = self.selected_nodes()
+        if len(selected) < self.min_nodes:
+            are = "has" if 1 in (len(selected), self.min_nodes) else "have"
             nodes = "node" if self.min_nodes == 1 else "nodes"
             raise RequestError(
-                f"{len(here)} of {self.min_nodes} {nodes} {are} joined; {self._how_to_join()}"
+                f"{len(selected)} of {self.min_nodes} {nodes} {are} joined; {self._how_to_join()}"
             )
-        return sum(node.nproc for node in here)
+        return sum(node.nproc for node in selected)
 
     def world_size(self, asked: int) -> int:
         """Return the world size of a restart.
@@ -93,9 +93,9 @@ class RemoteLauncher(Launcher):
 
     def has_free_capacity(self) -> bool:
         """Return whether a restart would give more ranks."""
-        ranks, here = sum(each.nproc for each in self.assignments), self.selected_nodes()
-        is_all = 0 < ranks == self._capacity and len(here) >= self.min_nodes
-        return is_all and sum(node.nproc for node in here) > ranks
+        ranks, selected = sum(each.nproc for each in self.assignments), self.selected_nodes()
+        is_all = 0 < ranks == self._capacity and len(selected) >= self.min_nodes
+        return is_all and sum(node.nproc for node in selected) > ranks
 
     def assign(self, world_size: int) -> None:
         """Assign ranks to nodes, for a new attempt.
@@ -133,15 +133,15 @@ class RemoteLauncher(Launcher):
             RequestError: there are none.
         """
         nodes = self.listener.nodes
-        returned = self.surviving_group()
+        survivors = self.surviving_group()
         assignments: dict[int, NodeAssignment] = {}
         for node in nodes:
             for each in node.survivors:
                 place = each.topology
-                if returned.ranks.get(place.rank) is each:
+                if survivors.ranks.get(place.rank) is each:
                     first = place.rank - place.local_rank
                     assignments[first] = NodeAssignment(node, first, place.local_world_size)
-        rank, world_size = 0, returned.world_size
+        rank, world_size = 0, survivors.world_size
         while rank < world_size:  # ranks of missing nodes get a placeholder
             if rank not in assignments:
                 end = min((first for first in assignments if first > rank), default=world_size)
@@ -149,7 +149,7 @@ class RemoteLauncher(Launcher):
             rank += assignments[rank].nproc
         self.assignments = [assignments[first] for first in sorted(assignments)]
         self._capacity = world_size
-        return returned
+        return survivors
 
     def reassign(self, ranks: Sequence[int]) -> None:
         """Assign the ranks of lost nodes to spare nodes.

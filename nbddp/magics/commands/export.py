@@ -42,9 +42,7 @@ def export(notebook: NotebookState, args: Namespace) -> str:
     if args.slurm:
         job = path.with_suffix(".sbatch")
         command = shlex.quote(str(path))
-        has_gpus = any(
-            each.device.startswith("cuda") for each in group.session.snapshot(None).ranks
-        )
+        has_gpus = any(each.device.startswith("cuda") for each in group.session.snapshot().ranks)
         nprocs = [each.nproc for each in group.nodes.launcher.assignments] if group.nodes else []
         nnodes, nproc = (len(nprocs), max(nprocs)) if nprocs else (2, group.spec.nproc)
         text = script_job(path.stem, command, nproc=nproc, has_gpus=has_gpus, nnodes=nnodes)
@@ -62,9 +60,11 @@ def _check_name(path: Path) -> None:
 
 
 def _write_files(files: dict[Path, bytes], *, replaces: bool) -> None:
-    there = [str(path) for path in files if path.exists()]
-    if there and not replaces:
-        raise RequestError(f"already there: {', '.join(there)}; `--force` replaces existing files")
+    existing = [str(path) for path in files if path.exists()]
+    if existing and not replaces:
+        raise RequestError(
+            f"already there: {', '.join(existing)}; `--force` replaces existing files"
+        )
     for path, data in files.items():
         try:
             path.write_bytes(data)

@@ -49,7 +49,9 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
         if nodes.listener.join.address == LOOPBACK:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
-        JOB_FILE.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
+        JOB_FILE.write_text(
+            nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
+        )
         message = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)
@@ -73,12 +75,12 @@ def _listen(notebook: NotebookState, args: Namespace) -> str:
 
 
 def _nodes_spec(args: Namespace) -> NodesSpec:
-    least, most = args.nnodes or (args.local or 1, args.local or 1)
+    min_nodes, max_nodes = args.nnodes or (args.local or 1, args.local or 1)
     return NodesSpec(
         host=args.host or LOOPBACK,
         port=args.port or 0,
-        least=least,
-        most=most,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
         nproc_per_node=args.nproc_per_node or 1,
         orphan_timeout=args.orphan_timeout or ORPHAN_TIMEOUT,
     )

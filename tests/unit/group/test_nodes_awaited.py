@@ -36,7 +36,7 @@ class ListenerWithNodes(FakeNodes):
 
     def __init__(self) -> None:
         self.session = Session(FakeLauncher())
-        self.nodes = NodePool(self.session, NodesSpec(least=2, most=3))
+        self.nodes = NodePool(self.session, NodesSpec(min_nodes=2, max_nodes=3))
         super().__init__(self.nodes.listener)
 
 

@@ -242,7 +242,7 @@ def test_a_listener_for_nodes_is_opened_as_the_options_say(
     monkeypatch.setattr(typed.notebook.group, "open_nodes", opened)
     options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"
     typed.line(f"nodes {options}")
-    asked = {"least": 2, "most": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}
+    asked = {"min_nodes": 2, "max_nodes": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}
     opened.assert_called_once_with(NodesSpec(**asked, orphan_timeout=9.0))
     for option in options.split("--")[1:]:  # each of them alone opens one
         typed.line(f"nodes --{option}")
