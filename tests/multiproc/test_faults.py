@@ -53,7 +53,7 @@ def steps(group: Ranks, rank: int) -> list[int]:
     return [row["step"] for row in rows(group, rank)]
 
 
-def assert_struck_once(group: Ranks, fault: str) -> None:
+def assert_fired_once(group: Ranks, fault: str) -> None:
     """Check that the time line and the file have the fault once, before the rank's exit."""
     expected = {"fault": fault, "at_step": 3, "rank": 1}
     assert [event.facts for event in group.events() if event.kind == "fault"] == [expected]
@@ -71,11 +71,11 @@ def test_raise_fault_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> 
     report = group.failure_of(arm("raise") + LOOP).report
     assert "rank 1: FaultError: fault: raise@rank=1,step=3, line 8" in report.splitlines()[0]
     assert "in log(" not in report, "the traceback goes from the cell to the fault"
-    assert_struck_once(group, "raise@rank=1,step=3")
+    assert_fired_once(group, "raise@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3]
     assert group.pull("kept") == [0, 1]
     group.run(arm("raise") + LOOP)  # the same process: the fault has fired
-    assert_struck_once(group, "raise@rank=1,step=3")
+    assert_fired_once(group, "raise@rank=1,step=3")
 
 
 def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
@@ -91,7 +91,7 @@ def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
     group = make_group(2)
     report = group.failure_of(arm("kill") + LOOP).report
     assert re.search("rank 1 .*SIGKILL$", report.splitlines()[0])
-    assert_struck_once(group, "kill@rank=1,step=3")
+    assert_fired_once(group, "kill@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3]
     assert group.pull("kept", rank=0) == 0
 
@@ -105,17 +105,17 @@ def test_hang_fault_is_reported_and_an_interrupt_keeps_all_names(
     said = said_of_a_hang(group, arm("hang") + LOOP, capsys)
     assert re.search(r"^  rank 0 .*all_reduce #5 float \[1\], line 7$", said, re.MULTILINE)
     assert re.search(r"^  rank 1 .*: line 8 in log\(\)$", said, re.MULTILINE)
-    assert_struck_once(group, "hang@rank=1,step=3")
+    assert_fired_once(group, "hang@rank=1,step=3")
     assert group.pull("kept") == [0, 1]
     group.run(LOOP)
-    assert_struck_once(group, "hang@rank=1,step=3")
+    assert_fired_once(group, "hang@rank=1,step=3")
 
 
 def test_rank_stopped_by_a_fault_continues_after_sigcont(group: Ranks) -> None:
     pid = group.pids[1]
     act_when_said(group, "SIGSTOP", lambda: os.kill(pid, signal.SIGCONT))
     group.run(arm("stop") + LOOP)
-    assert_struck_once(group, "stop@rank=1,step=3")
+    assert_fired_once(group, "stop@rank=1,step=3")
     assert steps(group, 1) == list(range(6))
 
 
@@ -124,7 +124,7 @@ def test_rank_stopped_by_a_fault_continues_after_sigcont(group: Ranks) -> None:
 
 def test_nan_fault_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
     group.run(arm("nan") + MODEL + TRAIN)
-    assert_struck_once(group, "nan@rank=1,step=3")
+    assert_fired_once(group, "nan@rank=1,step=3")
     for rank in (0, 1):
         is_nan = [row["loss"] != row["loss"] for row in rows(group, rank)]
         assert is_nan == [False] * 5 + [True]  # the loss of step 4 is computed before its backward
@@ -137,7 +137,7 @@ def test_skip_fault_gives_a_wrong_sum_and_a_hang_at_the_last_all_reduce(
     said = said_of_a_hang(group, arm("skip") + LOOP, capsys)
     assert re.search(r"^  rank 0 .*all_reduce #6 float \[1\], line 7$", said, re.MULTILINE)
     assert "  rank 1 done" in said
-    assert_struck_once(group, "skip@rank=1,step=3")
+    assert_fired_once(group, "skip@rank=1,step=3")
     assert [row["total"] for row in rows(group, 1)] == [2.0, 2.0, 2.0, 2.0, 1.0, 2.0]
     group.run(LOOP)
     assert group.pull("x.item()") == [2.0, 2.0]
@@ -164,13 +164,13 @@ def test_corrupt_fault_makes_resume_load_the_previous_checkpoint(
 ) -> None:
     group.run(MODEL)
     group.run(arm("corrupt") + SAVE.format(end=4))
-    assert_struck_once(group, "corrupt@rank=1,step=3")
+    assert_fired_once(group, "corrupt@rank=1,step=3")
     assert group.pull("checkpoint.newest().name") == ["step-00000003.pt"] * 2
     capsys.readouterr()
     group.run(SAVE.format(end=6))
     assert group.pull("begin") == [3, 3]
     assert "step-00000002.pt" in capsys.readouterr().out
-    assert_struck_once(group, "corrupt@rank=1,step=3")
+    assert_fired_once(group, "corrupt@rank=1,step=3")
 
 
 def test_manual_restart_rearms_faults(group: Ranks) -> None:

@@ -89,18 +89,18 @@ class Schedules:
         self.settle()
 
     def heal(self) -> None:
-        """Kill some ranks, and strike while the others heal the group."""
+        """Kill some ranks, and cause failures while the others heal the group."""
         for rank in self.chance.sample(range(self.size), self.chance.randint(1, self.size - 1)):
             self.kill(rank)
         self.fail_during("heal", self.group.heal, within=0.15)
 
     def cell(self) -> None:
-        """Strike while the ranks run a cell."""
+        """Cause failures while the ranks run a cell."""
         source = "import time\nfor _ in range(200): time.sleep(0.01); dist.barrier()"
         self.fail_during("cell", lambda: self.run(source), within=0.3)
 
     def restart(self) -> None:
-        """Strike while the ranks end and start again: their variables are gone then."""
+        """Cause failures while the ranks end and start again: their variables are gone then."""
         self.fail_during("restart", self.restart_ranks, within=0.3)
 
     @property

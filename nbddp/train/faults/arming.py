@@ -1,4 +1,4 @@
-"""Injected faults: each strikes once, on one rank, at one step, so experiments can be repeated."""
+"""Injected faults: each fires once, on one rank, at one step, so experiments can be repeated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbddp.train.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
 
-STRUCK = "NBDDP_STRUCK"  # nbddp always sets it, perhaps to an empty text; torchrun never does
+FIRED = "NBDDP_STRUCK"  # nbddp always sets it, perhaps to an empty text; torchrun never does
 
 
 def __dir__() -> list[str]:
@@ -25,16 +25,16 @@ def __dir__() -> list[str]:
 def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool = False) -> None:
     """Arm a fault. Call it on every rank; only the given rank arms the fault.
 
-    The fault strikes right after ``nbddp.log`` has reported the given step or a later one; the
+    The fault fires right after ``nbddp.log`` has reported the given step or a later one; the
     numbers of that step are already written. If the training logs nothing, the steps that
     ``nbddp.loader`` counts are used. nbddp records the fault in the run's event log before it
-    strikes. A fault strikes only once. Without ``again``, it does not strike again if the cell runs
-    again in the same process. It also does not strike again if nbddp or torchrun repeats the cell
+    fires. A fault fires only once. Without ``again``, it does not fire again if the cell runs
+    again in the same process. It also does not fire again if nbddp or torchrun repeats the cell
     after a failure.
 
     Args:
-        step: the first step at which the fault may strike.
-        rank: the rank that it strikes.
+        step: the first step at which the fault may fire.
+        rank: the rank on which it fires.
         kind: the failure of that rank:
 
             ``raise`` (a :class:`FaultError`), ``kill`` (SIGKILL), ``segfault``, ``exit`` (code 3),
@@ -44,7 +44,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
             :class:`nbddp.train.faults.fault_actions.SkipAction`), ``oom`` (an allocation that
             must fail), ``corrupt`` (bytes of the newest checkpoint are flipped).
         factor: the slowdown for ``slow``.
-        again: whether to arm a fault that has already struck in this process.
+        again: whether to arm a fault that has already fired in this process.
 
     Raises:
         ArgumentError: the kind, rank, step or factor is invalid; the message shows valid ones.
@@ -58,12 +58,12 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
     own_rank, world_size = _rank_and_world_size()
     if fault.rank >= world_size:
         raise ArgumentError(f"there is no rank {fault.rank}: the ranks are 0 to {world_size - 1}")
-    if fault.rank == own_rank and not _struck_before(fault):
+    if fault.rank == own_rank and not _fired_before(fault):
         _injector.arm(fault, again=again)
 
 
 def armed() -> list[Fault]:
-    """Return the faults that have not yet struck this rank, the next one first."""
+    """Return the faults that have not yet fired on this rank, the next one first."""
     return list(_injector.armed)
 
 
@@ -76,12 +76,12 @@ def arm_from_environment() -> None:
 
 
 def disarm(texts: Sequence[str]) -> None:
-    """Disarm faults that struck a script; ``texts`` has the format of ``str(fault)``."""
+    """Disarm faults that fired in a script; ``texts`` has the format of ``str(fault)``."""
     _injector.armed = [each for each in _injector.armed if str(each) not in texts]
 
 
 def clear() -> None:
-    """Disarm all faults of this rank, undo lasting ones, and allow every fault to strike again."""
+    """Disarm all faults of this rank, undo lasting ones, and allow every fault to fire again."""
     global _injector
     _injector.disarm_all()
     _injector = FaultInjector()
@@ -94,7 +94,7 @@ def begin_cell(*, is_again: bool) -> None:
     """Start a cell: the time since the last step of the previous cell is not a step.
 
     With ``is_again``, a recovery or a replay runs the cell, and faults of an earlier attempt do
-    not strike again. In a cell that the user runs, they do.
+    not fire again. In a cell that the user runs, they do.
     """
     global _is_again
     _is_again = is_again
@@ -108,31 +108,31 @@ def _rank_and_world_size() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _struck_before(fault: Fault) -> bool:
-    """Return whether a fault struck in an earlier attempt, as far as nbddp or torchrun tells.
+def _fired_before(fault: Fault) -> bool:
+    """Return whether a fault fired in an earlier attempt, as far as nbddp or torchrun tells.
 
-    nbddp lists the faults that struck. torchrun only counts its restarts. nbddp's own count cannot
+    nbddp lists the faults that fired. torchrun only counts its restarts. nbddp's own count cannot
     be used: it also increases with a manual restart, which is a new experiment.
     """
-    if STRUCK in os.environ:
-        return _is_again and str(fault) in os.environ[STRUCK].split(";")
+    if FIRED in os.environ:
+        return _is_again and str(fault) in os.environ[FIRED].split(";")
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 class FaultInjector:
-    """The faults of this process: armed ones, struck ones and lasting ones."""
+    """The faults of this process: armed ones, fired ones and lasting ones."""
 
     def __init__(self) -> None:
         self.armed: list[Fault] = []
-        self._struck: set[Fault] = set()
+        self._fired: set[Fault] = set()
         self._actions: list[FaultAction] = []
         self._remove_hook: Callable[[], None] | None = None
         self._has_logged = False
         self._pid = 0
 
     def arm(self, fault: Fault, *, again: bool) -> None:
-        """Arm a fault unless it is armed, or has struck and ``again`` is not set."""
-        if fault in self.armed or (fault in self._struck and not again):
+        """Arm a fault unless it is armed, or has fired and ``again`` is not set."""
+        if fault in self.armed or (fault in self._fired and not again):
             return
         self._pid = os.getpid()
         self.armed = sorted([*self.armed, fault], key=lambda each: each.step)
@@ -152,7 +152,7 @@ class FaultInjector:
             action.begin_cell()
 
     def on_step(self, step: int, source: str) -> None:
-        """Strike the faults of a step. A loader's steps count only if ``log`` never reports one."""
+        """Fire the faults of a step. A loader's steps count only if ``log`` never reports one."""
         if os.getpid() != self._pid:
             return  # a child process, such as a DataLoader worker, is not a rank
         self._has_logged |= source == "log"
@@ -161,16 +161,16 @@ class FaultInjector:
         for action in self._actions:
             action.on_step()
         for fault in [each for each in self.armed if each.step <= step]:
-            self._strike(fault, step)
+            self._fire(fault, step)
 
-    def _strike(self, fault: Fault, step: int) -> None:
+    def _fire(self, fault: Fault, step: int) -> None:
         action = make_action(fault)
         self.armed.remove(fault)
-        self._struck.add(fault)
+        self._fired.add(fault)
         self._actions.append(action)
         log_and_track.record_event("fault", fault=str(fault), at_step=step)
         log_and_track.flush()  # a rank that dies can send nothing afterwards
-        action.strike()
+        action.fire()
 
 
 _injector = FaultInjector()

@@ -36,7 +36,7 @@ COLLECTIVES = (
 
 
 class FaultError(RuntimeError):
-    """A fault of kind ``raise`` struck, or a fault found no target."""
+    """A fault of kind ``raise`` fired, or a fault found no target."""
 
 
 class FaultAction:
@@ -45,8 +45,8 @@ class FaultAction:
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
 
-    def strike(self) -> None:
-        """Strike now; this does not return if the rank dies."""
+    def fire(self) -> None:
+        """Fire now; this does not return if the rank dies."""
         self._function()
 
     def on_step(self) -> None:
@@ -109,7 +109,7 @@ class SlowAction(FaultAction):
         self._factor = fault.factor
         self._step_start: float | None = None
 
-    def strike(self) -> None:
+    def fire(self) -> None:
         """Start the time of the first step."""
         self._step_start = time.monotonic()
 
@@ -148,7 +148,7 @@ class NanAction(FaultAction):
             )
         self._handles: list[Any] = []
 
-    def strike(self) -> None:
+    def fire(self) -> None:
         """Hook all parameters: the first one of the next backward is unknown."""
         self._handles = [
             each.register_hook(self._poison)  # type: ignore[no-untyped-call, unused-ignore]
@@ -192,7 +192,7 @@ class SkipAction(FaultAction):
         self._handles: list[Any] = []
         self._unsynced_model: DistributedDataParallel | None = None
 
-    def strike(self) -> None:
+    def fire(self) -> None:
         """Replace all collectives, to skip the next one."""
         for module in (dist, dist.distributed_c10d):
             for name in COLLECTIVES:

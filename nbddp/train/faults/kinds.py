@@ -37,8 +37,8 @@ class Fault:
 
     Args:
         kind: one of ``KINDS``.
-        rank: the rank that it strikes.
-        step: the first step at which it may strike.
+        rank: the rank on which it fires.
+        step: the first step at which it may fire.
         factor: the factor by which later steps take longer; for ``slow`` only.
 
     Raises:

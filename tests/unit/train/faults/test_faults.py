@@ -1,4 +1,4 @@
-"""A fault is written and read in one spelling, and strikes at its step, on its rank, once."""
+"""A fault is written and read in one spelling, and fires at its step, on its rank, once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def arm(step: int, kind: str = "raise", **more: Any) -> None:
     at(step=step, rank=1, kind=kind, **more)
 
 
-def strike(kind: str) -> None:
+def fire(kind: str) -> None:
     arm(1, kind)
     log(step=1)
 
@@ -56,7 +56,7 @@ def log_and_fail(step: int) -> str:
     return refusal(FaultError, log, step=step)
 
 
-def struck_at(fault: str, step: int) -> list[Any]:
+def fired_at(fault: str, step: int) -> list[Any]:
     return [("fault", {"fault": fault, "at_step": step}), "flush"]
 
 
@@ -127,14 +127,14 @@ def test_a_fault_without_a_target_says_so_and_stays_armed(
 # ---- when
 
 
-def test_it_strikes_after_the_numbers_of_its_step_were_reported_and_only_once(
+def test_it_fires_once_after_the_numbers_of_its_step_were_reported(
     sink: Recorder,
 ) -> None:
     arm(2)
     log(step=0)
     log(step=1)
     assert log_and_fail(2) == "fault: raise@rank=1,step=2"
-    assert sink.told == [0, 1, 2, *struck_at("raise@rank=1,step=2", 2)]
+    assert sink.told == [0, 1, 2, *fired_at("raise@rank=1,step=2", 2)]
     arm(2)
     for step in range(5):
         log(step=step)
@@ -147,7 +147,7 @@ def test_only_the_rank_that_is_meant_is_armed() -> None:
     log(step=1)
 
 
-def test_faults_that_are_due_strike_one_after_the_other_and_each_once(sink: Recorder) -> None:
+def test_faults_that_are_due_fire_one_after_the_other_and_each_once(sink: Recorder) -> None:
     for step in (2, 1, 2):
         arm(step)
     first, second = "raise@rank=1,step=1", "raise@rank=1,step=2"
@@ -155,7 +155,7 @@ def test_faults_that_are_due_strike_one_after_the_other_and_each_once(sink: Reco
     assert [log_and_fail(5), log_and_fail(5)] == [f"fault: {first}", f"fault: {second}"]
     assert armed() == []
     log(step=5)
-    assert sink.told == [5, *struck_at(first, 5), 5, *struck_at(second, 5), 5]
+    assert sink.told == [5, *fired_at(first, 5), 5, *fired_at(second, 5), 5]
 
 
 def test_loader_steps_count_only_until_a_step_is_logged() -> None:
@@ -169,7 +169,7 @@ def test_loader_steps_count_only_until_a_step_is_logged() -> None:
     log_and_fail(3)
 
 
-def test_clear_disarms_faults_and_forgets_which_faults_struck() -> None:
+def test_clear_disarms_faults_and_forgets_which_faults_fired() -> None:
     arm(1)
     arm(2)
     log_and_fail(1)
@@ -181,7 +181,9 @@ def test_clear_disarms_faults_and_forgets_which_faults_struck() -> None:
     log_and_fail(1)
 
 
-def test_a_child_such_as_a_loaders_worker_is_not_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fault_fires_in_a_child_such_as_a_loaders_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     arm(1)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     log(step=1)
@@ -205,7 +207,7 @@ def test_faults_are_handed_over_and_disarmed_by_their_spelling(
 
 
 @pytest.mark.parametrize(
-    ("struck", "count", "is_armed"),
+    ("fired", "count", "is_armed"),
     [
         (None, None, True),
         (None, "0", True),
@@ -217,17 +219,17 @@ def test_faults_are_handed_over_and_disarmed_by_their_spelling(
         ("kill@rank=1,step=30", "0", True),
     ],
 )
-def test_a_fault_that_already_struck_is_not_armed_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch, struck: str | None, count: str | None, *, is_armed: bool
+def test_a_fault_that_already_fired_is_not_armed_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, fired: str | None, count: str | None, *, is_armed: bool
 ) -> None:
-    for name, value in (("NBDDP_STRUCK", struck), ("TORCHELASTIC_RESTART_COUNT", count)):
+    for name, value in (("NBDDP_STRUCK", fired), ("TORCHELASTIC_RESTART_COUNT", count)):
         if value is not None:
             monkeypatch.setenv(name, value)
     arm(3, "kill")
     assert bool(armed()) is is_armed
 
 
-def test_a_fault_strikes_again_in_a_new_cell_but_not_in_a_replayed_cell(
+def test_a_fault_fires_again_in_a_new_cell_but_not_in_a_replayed_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NBDDP_STRUCK", "kill@rank=1,step=3")
@@ -238,7 +240,7 @@ def test_a_fault_strikes_again_in_a_new_cell_but_not_in_a_replayed_cell(
         assert bool(armed()) is not is_again
 
 
-def test_in_the_same_process_it_strikes_again_only_if_told_to(sink: Recorder) -> None:
+def test_in_the_same_process_it_fires_again_only_if_told_to(sink: Recorder) -> None:
     for again in (False, False, True):
         arm(0, again=again)
         with suppress(FaultError):
@@ -367,12 +369,12 @@ def test_nan_is_one_gradient_of_one_backward(model: torch.nn.Sequential) -> None
 def test_nan_changes_an_existing_gradient(model: torch.nn.Sequential) -> None:
     model[0].requires_grad_(False)
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(1)))
-    strike("nan")
+    fire("nan")
     assert len(poisoned(model)) == 1
 
 
 def test_clear_undoes_nan(model: torch.nn.Sequential) -> None:
-    strike("nan")
+    fire("nan")
     clear()
     assert poisoned(model) == []
 
@@ -406,7 +408,7 @@ def gather_one() -> float:
 def test_skip_leaves_out_one_collective_and_gives_torch_its_functions_back(
     skips: SimpleNamespace,
 ) -> None:
-    strike("skip")
+    fire("skip")
     assert dist.all_gather is not skips.all_gather
     assert gather_one() == 0.0
     assert vars(skips) == {name: getattr(dist, name) for name in vars(skips)}
@@ -415,7 +417,7 @@ def test_skip_leaves_out_one_collective_and_gives_torch_its_functions_back(
 
 @pytest.mark.usefixtures("skips")
 def test_skip_of_an_asynchronous_collective_gives_work_that_is_done() -> None:
-    strike("skip")
+    fire("skip")
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
     assert work.is_completed()
@@ -423,14 +425,14 @@ def test_skip_of_an_asynchronous_collective_gives_work_that_is_done() -> None:
 
 @pytest.mark.usefixtures("skips")
 def test_skip_leaves_a_process_group_alone_that_came_later() -> None:
-    strike("skip")
+    fire("skip")
     dist.destroy_process_group()
     form_group_of_one()
     assert gather_one() == 1.0
 
 
 def test_clear_undoes_skip(skips: SimpleNamespace) -> None:
-    strike("skip")
+    fire("skip")
     assert dist.barrier is not skips.barrier
     clear()
     assert dist.barrier is skips.barrier
@@ -462,7 +464,7 @@ def averaged(model: Any) -> int:
 
 def test_skip_keeps_ddp_from_averaging_once(skips: SimpleNamespace, ddp: Any) -> None:
     assert averaged(ddp) == 1
-    strike("skip")
+    fire("skip")
     with torch.no_grad():
         ddp(torch.ones(1, 2))  # an evaluation averages nothing
     with ddp.no_sync():
@@ -475,7 +477,7 @@ def test_skip_keeps_ddp_from_averaging_once(skips: SimpleNamespace, ddp: Any) ->
 
 
 def test_skip_applies_to_the_next_averaging_after_a_forward_that_raises(ddp: Any) -> None:
-    strike("skip")
+    fire("skip")
     with pytest.raises(RuntimeError):
         ddp(torch.ones(1, 5))
     assert averaged(ddp) == 0
@@ -511,7 +513,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
     old, new = a_file(tmp_path / "old", 1000, at=now - 9), a_file(tmp_path / "new", 1000, at=now)
     kept = [Kept(new), Kept(None), Kept(old)]
     monkeypatch.setattr(fault_actions, "checkpoints", lambda: kept)
-    strike("corrupt")
+    fire("corrupt")
     log(step=2)
     assert old.read_bytes() == bytes(1000)
     assert new.read_bytes() == bytes(468) + b"\xff" * 64 + bytes(468)
