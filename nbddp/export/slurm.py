@@ -9,7 +9,7 @@ from nbddp.topology import TORCHRUN
 RENDEZVOUS_PORT = 29500  # torchrun's default
 
 
-def script_job(name: str, command: str, *, nproc: int, has_gpus: bool, nnodes: int = 2) -> str:
+def script_job(name: str, command: str, *, nnodes: int, nproc: int, has_gpus: bool) -> str:
     """Return a job that runs the script on nodes, with the rendezvous on the first one.
 
     Each node has one task, and ``scontrol show hostnames`` finds the first node, as in
@@ -18,9 +18,9 @@ def script_job(name: str, command: str, *, nproc: int, has_gpus: bool, nnodes: i
     Args:
         name: the name of the job.
         command: the script with its arguments.
+        nnodes: the number of nodes.
         nproc: ranks on each node.
         has_gpus: whether each rank needs a GPU.
-        nnodes: the number of nodes.
     """
     wants = f"--gpus-per-node={nproc}" if has_gpus else f"--cpus-per-task={nproc}"
     return f"""#!/bin/bash

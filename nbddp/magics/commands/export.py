@@ -45,7 +45,7 @@ def export(notebook: NotebookState, args: Namespace) -> str:
         has_gpus = any(each.device.startswith("cuda") for each in group.session.snapshot().ranks)
         nprocs = [each.nproc for each in group.nodes.launcher.assignments] if group.nodes else []
         nnodes, nproc = (len(nprocs), max(nprocs)) if nprocs else (2, group.spec.nproc)
-        text = script_job(path.stem, command, nproc=nproc, has_gpus=has_gpus, nnodes=nnodes)
+        text = script_job(path.stem, command, nnodes=nnodes, nproc=nproc, has_gpus=has_gpus)
         files[job] = text.encode()
     _write_files(files, replaces=args.force)
     return _describe_export(script, list(files))

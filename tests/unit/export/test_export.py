@@ -355,10 +355,11 @@ def test_exporting_an_empty_history_is_refused(snapshot: SnapshotAssertion) -> N
 
 
 def test_the_sbatch_file_is_valid_shell(tmp_path: Path) -> None:
-    text = script_job("train", "train.py", nproc=4, has_gpus=True)
+    text = script_job("train", "train.py", nnodes=2, nproc=4, has_gpus=True)
     assert f"\nsrun {AGENT} \\\n" in text
     assert "#SBATCH --gpus-per-node=4" in text
-    assert "#SBATCH --cpus-per-task=4" in script_job("train", "train.py", nproc=4, has_gpus=False)
+    text = script_job("train", "train.py", nnodes=2, nproc=4, has_gpus=False)
+    assert "#SBATCH --cpus-per-task=4" in text
     path = tmp_path / "job"
     path.write_text(text)
     subprocess.run(["bash", "-n", path], check=True)
