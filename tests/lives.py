@@ -85,8 +85,8 @@ def send(*ranks: int, cell: int = 1) -> ev.SendCell:
     return ev.SendCell(cell=cell, ranks=ranks)
 
 
-def interrupt(*ranks: int, is_for_death: bool = False) -> ev.SendInterrupt:
-    return ev.SendInterrupt(cell=1, ranks=ranks, is_for_death=is_for_death)
+def interrupt(*ranks: int, rank_died: bool = False) -> ev.SendInterrupt:
+    return ev.SendInterrupt(cell=1, ranks=ranks, rank_died=rank_died)
 
 
 def after(life: Life, *events: ev.Event) -> Life:

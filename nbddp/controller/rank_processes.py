@@ -172,9 +172,9 @@ class RankProcesses:
                 for rank in ranks:
                     self._logs[rank].mark_cell_start()
                 return self._send(ranks, cell.run_message())
-            case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
+            case ev.SendInterrupt(cell=number, ranks=ranks, rank_died=rank_died):
                 self.working_ranks(ranks)  # measure their CPU time from here on
-                return self._interrupt(ranks, Interrupt(cell=number, rank_died=is_for_death))
+                return self._interrupt(ranks, Interrupt(cell=number, rank_died=rank_died))
             case ev.SendShutdown(ranks=ranks):
                 return self._send(ranks, Shutdown())
             case ev.Terminate(ranks=ranks):

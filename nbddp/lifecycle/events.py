@@ -326,10 +326,10 @@ class SendCell(RankAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendInterrupt(RankAction):
-    """Interrupt the cell on ranks; ``is_for_death``: because another rank died."""
+    """Interrupt the cell on ranks; ``rank_died``: because another rank died."""
 
     cell: int
-    is_for_death: bool = False
+    rank_died: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -369,7 +369,7 @@ def _on_cell_deadline(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> S
         case ev.Deadline.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
-                ev.SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
+                ev.SendInterrupt(cell=cell.number, ranks=waiting, rank_died=cell.has_lost_rank),
                 life.set_deadline(ev.Deadline.GRACE, life.grace),
                 life.set_deadline(ev.Deadline.CLEANUP, INTERRUPT_TIMEOUT),
             ]

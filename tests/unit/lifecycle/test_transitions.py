@@ -187,7 +187,7 @@ FAILURES = {
     ),
     "peers still wait after a death": (
         (after(RUNNING, died(1)), passed(Deadline.PEERS)),
-        (State.INTERRUPTING, interrupt(0, is_for_death=True), *limits()),
+        (State.INTERRUPTING, interrupt(0, rank_died=True), *limits()),
     ),
     "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Notify)),
     "the death of an idle rank": ((IDLE, died(1, 3)), (State.BROKEN,)),
