@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.formatting import plural
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.refusals import unknown_rank
 from nbddp.topology import cores_here
@@ -98,20 +97,13 @@ class GroupSpec:
         )
 
     def check_gpus(self) -> None:
-        """Refuse NCCL without a GPU for each rank. This asks the driver, without a CUDA context.
+        """Refuse NCCL without a GPU. This asks the driver, without a CUDA context.
 
         Raises:
-            RequestError: there are too few GPUs; the message has their number.
+            RequestError: there is no GPU.
         """
-        if self.backend != "nccl":
-            return
-        torch = importlib.import_module("torch")
-        found = torch.cuda.device_count() if self.gpus is None else len(set(self.gpus))
-        if found < self.nproc:
-            raise RequestError(
-                f"backend nccl needs a GPU for every rank: {plural(self.nproc, 'rank')}, "
-                f"{plural(found, 'GPU')}; use --backend gloo, or fewer ranks"
-            )
+        if self.backend == "nccl" and not importlib.import_module("torch").cuda.device_count():
+            raise RequestError("backend nccl needs a GPU, and this machine has none: use gloo")
 
     def threads_per_rank(self) -> int:
         """Return the threads of each rank: ``threads``, or cores / ranks, at least 1."""

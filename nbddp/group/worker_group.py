@@ -39,7 +39,7 @@ class WorkerGroup:
 
     Args:
         nproc: the number of ranks, 1 to 128.
-        backend: ``auto`` (NCCL if there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
+        backend: ``auto`` (NCCL if there is a GPU for each rank, else Gloo), ``gloo``, ``nccl``.
         gpus: the GPUs that the ranks see, by number, UUID or MIG name; None for all.
         timeout: seconds after which a collective fails.
         env: environment variables; they override those of this process.

@@ -77,6 +77,7 @@ def collect_facts(
         aliases={},
         host=socket.gethostname(),
         cores=cores_here(),
+        gpus=torch.cuda.device_count(),
         threads=torch.get_num_threads(),
     )
     try:

@@ -44,7 +44,7 @@ from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.output.outbox import Outbox, build_notice
-from nbddp.worker.process_group.nccl import configure_nccl
+from nbddp.worker.process_group.nccl import configure_nccl, has_lost_cuda
 from nbddp.worker.process_group.process_group import ProcessGroup, describe_shared_gpus
 from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
@@ -116,7 +116,7 @@ def apply_environment(start: RankStart) -> None:
     if interface := start.interface or (loopback if is_here else ""):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)  # else they listen on all interfaces
-    configure_nccl()
+    configure_nccl(start.topology)
     dist.set_debug_level_from_env()  # torch read TORCH_DISTRIBUTED_DEBUG before the fork
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
@@ -321,11 +321,14 @@ class Rank:
         seconds, at = time.monotonic() - began, time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.restore_python_streams()
-        error = result.error_before_exec or result.error_in_exec
+        error = result.error_before_exec or result.error_in_exec or self._group.lost_result()
         # The error refers to its frames and so to this one; drop it to free their objects.
         result.error_before_exec = result.error_in_exec = None
         if exit_code(error) == 0:
             error = None  # a script may end with sys.exit()
+        if error is not None and has_lost_cuda():
+            sys.stderr.write(self._shell.format_error(error))
+            exit_process(self._outbox.close, code=1)  # a new process can use the GPU again
         self._group.record_failure(error)
         # The user left the debugger, or its input ended. It also quits in an interrupted cell.
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted

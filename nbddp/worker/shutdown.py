@@ -40,11 +40,12 @@ def clear_exit_hooks() -> None:
     finalize._registered_with_atexit = False  # the next finalizer registers itself
 
 
-def exit_process(close: Callable[[], None]) -> NoReturn:
+def exit_process(close: Callable[[], None], *, code: int = 0) -> NoReturn:
     """Run the exit hooks that cells registered, end their child processes, and exit.
 
     Args:
         close: sends the remaining output.
+        code: the exit code.
     """
     try:
         sys.settrace(None)
@@ -64,7 +65,7 @@ def exit_process(close: Callable[[], None]) -> NoReturn:
             except BaseException:  # noqa: BLE001 - the other steps must still run
                 traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def exit_with_kernel(kernel_pid: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drivers.ranks import MakeRanks
+from drivers.ranks import MakeRanks, Ranks
 from processes import wait_until
 
 from nbddp import CellInterruptedError
@@ -57,26 +57,73 @@ def test_two_ranks_share_one_gpu_over_gloo(make_group: MakeRanks) -> None:
     assert first == second
 
 
-SEVERAL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-
-
-@SEVERAL
-def test_two_nccl_ranks_train_and_an_interrupt_ends_a_hang(
-    make_group: MakeRanks,
-) -> None:
-    group = make_group(2)
-    assert group.pull("(str(device), dist.get_backend())") == [
-        ("cuda:0", "nccl"),
-        ("cuda:1", "nccl"),
-    ]
+def test_two_nccl_ranks_train_and_an_interrupt_ends_a_hang(make_group: MakeRanks) -> None:
+    group = make_group(2, backend="nccl")
+    last = f"cuda:{1 % torch.cuda.device_count()}"  # ranks may share a GPU
+    assert group.pull("(str(device), dist.get_backend())") == [("cuda:0", "nccl"), (last, "nccl")]
     group.run(TRAIN.replace("KIND", "fp32"))
     first, second = group.pull("[p.sum().item() for p in model.parameters()]")
     assert first == second
-    threading.Timer(2.0, group.interrupt).start()
-    with pytest.raises(CellInterruptedError):
-        group.run("if rank == 0:\n    dist.barrier()")
-    group.run("x = torch.ones(4, device=device)\ndist.all_reduce(x)")
-    assert group.pull("x.sum().item()") == [8.0, 8.0]
+    pids = group.pids
+    for hang in (
+        "if rank == 0:\n    dist.barrier()",
+        "if rank == 1:\n    dist.all_reduce(x)\n    torch.cuda.synchronize()",
+        # the kernel of rank 0 still waits when its cell has ended
+        "import time\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    time.sleep(60)",
+        "dist.all_reduce(x[: 2 * rank + 2])\nx.sum().item()",
+    ):
+        group.run("x = torch.ones(4, device=device)")
+        threading.Timer(2.0, group.interrupt).start()
+        with pytest.raises(CellInterruptedError):
+            group.run(hang)
+        assert sums_on_gpu(group) == [2.0, 2.0]
+    assert group.pids == pids
+
+
+def sums_on_gpu(group: Ranks) -> list[float]:
+    group.run("ones = torch.ones(1, device=device)\ndist.all_reduce(ones)")
+    sums: list[float] = group.pull("ones.item()")
+    return sums
+
+
+def test_a_collective_that_times_out_fails_the_cell(make_group: MakeRanks) -> None:
+    group = make_group(2, backend="nccl", timeout=5)
+    source = "x = torch.ones(4, device=device)\nimport time\nif rank == 0:\n"
+    source += "    dist.all_reduce(x)\n    x.sum().item()\nelse:\n    time.sleep(10)"
+    error = group.failure_of(source)
+    assert error.rank == 0
+    assert "NCCL" in str(error)
+    assert sums_on_gpu(group) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_rank_that_dies_is_healed_with_the_tensors_on_its_gpu(
+    make_group: MakeRanks, backend: str
+) -> None:
+    group = make_group(2, backend=backend)
+    group.run(TRAIN.replace("KIND", "fp32"))
+    before = group.pids
+    wait = "import time\nif rank == 0:\n    dist.all_reduce(inputs)\n    inputs.sum().item()\n"
+    threading.Timer(2.0, group.kill, [1]).start()
+    group.failure_of(wait + "else:\n    time.sleep(60)")
+    assert group.heal().ranks == (1,)
+    assert group.pids[0] == before[0]
+    first, second = group.pull("[p.sum().item() for p in model.parameters()]")
+    assert first == second
+    assert sums_on_gpu(group) == [2.0, 2.0]
+
+
+def test_a_failed_assert_on_the_gpu_ends_the_rank_and_a_heal_replaces_it(
+    make_group: MakeRanks,
+) -> None:
+    group = make_group(2, backend="nccl")
+    group.run("x = torch.zeros(2, device=device)")
+    error = group.failure_of("x[torch.tensor([5 * rank], device=device)].item()\ndist.barrier()")
+    assert error.rank == 1
+    assert "device-side assert" in error.report
+    assert group.dead == (1,)
+    group.heal()
+    assert sums_on_gpu(group) == [2.0, 2.0]
 
 
 TOUCHED = """

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import UntypedStorage
 
 from nbddp.errors import RequestError, format_ranks
+from nbddp.train.call_agreement import communication_device
 from nbddp.train.checkpoint.sharded import has_dtensors
 from nbddp.wire import payloads
 from nbddp.wire.messages import JsonDict, Regroup
@@ -161,7 +162,8 @@ class HealHandler:
         """
         is_new = dist.get_rank() in command.replacements
         mine = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
-        gathered = [each for each in gather_objects(mine, self._group.device) if each is not None]
+        gathered = gather_objects(mine, communication_device())
+        gathered = [each for each in gathered if each is not None]
         if is_new:
             self._report["taken"] = self._reported_values.restore(
                 command.own_values, self._preset_names
@@ -183,9 +185,11 @@ class HealHandler:
     # ---- memory of tensors
 
     def _send(self, replacements: Sequence[int]) -> None:
+        device = communication_device()
+
         def start_messages() -> Iterator[tuple[Any, None]]:
             for batch in split_into_batches(self._storages, UntypedStorage.nbytes):
-                parts = [_storage_bytes(each).to(self._group.device) for each in batch]
+                parts = [_storage_bytes(each).to(device) for each in batch]
                 bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
                 for replacement in replacements:
                     yield dist.isend(bytes_, replacement), None
@@ -194,7 +198,7 @@ class HealHandler:
             pass
 
     def _receive(self, storages: Sequence[UntypedStorage], donor: int) -> None:
-        device = self._group.device
+        device = communication_device()
 
         def start_messages() -> Iterator[
             tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]
@@ -225,7 +229,7 @@ class HealHandler:
         while in_flight:
             in_flight.extend(islice(waiting, 1))
             work, data = in_flight.popleft()
-            wait_for_message(work, self._group.device, lambda: self._group.is_broken)
+            wait_for_message(work, communication_device(), lambda: self._group.is_broken)
             yield data
 
 

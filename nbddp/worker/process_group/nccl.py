@@ -1,15 +1,20 @@
-"""Keep NCCL from ending a rank, abort its groups in parallel, and recognize backend errors."""
+"""Keep NCCL from ending a rank, let ranks share a GPU, and abort NCCL's groups in parallel."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from nbddp.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +24,32 @@ ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: abort the group, not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills if the watchdog is delayed
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # a failed assert on the GPU raises in Python, too
+    # Else the watchdog sleeps 60 s before it aborts, while the recorder is written to a file.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # a heal sends while no collective runs
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
 ABORT_TIMEOUT = 3.0  # seconds for all groups together
+LOST_RESULT = (
+    "NCCL has given up a collective, after its timeout or an error: the result is undefined"
+)
 _WORDS = re.compile(
     r"gloo|nccl|timed out waiting|pair closure|closed by peer|connection was likely closed",
     re.IGNORECASE,
 )
 
 
-def configure_nccl() -> None:
-    """Keep NCCL's watchdog from ending this process. The user's own settings stay."""
+def configure_nccl(topology: Topology) -> None:
+    """Keep NCCL's watchdog from ending this process, and let ranks share a GPU.
+
+    NCCL refuses two ranks on one GPU of one host. So ranks that share a GPU claim to be on
+    different hosts, and NCCL sends through sockets. The user's own settings stay.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if topology.local_world_size > torch.cuda.device_count() > 0:
+        os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-{topology.rank}")
 
 
 def abort_groups() -> None:
@@ -63,6 +82,34 @@ def _abort(group: dist.ProcessGroup) -> None:
         group.abort()
     except RuntimeError as error:  # a backend without abort
         logger.info("a process group could not be aborted: %s", error)
+
+
+def is_default_group_aborted() -> bool:
+    """Return whether NCCL's watchdog has aborted the default group.
+
+    That ends the waits for its collectives without an error; only the next collective raises one.
+    """
+    backend: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    try:
+        backend._comm_ptr()
+    except dist.DistBackendError:
+        return True
+    return False
+
+
+def has_lost_cuda() -> bool:
+    """Return whether an error on the GPU has ended this process's use of CUDA.
+
+    After such an error, such as a failed assert in a kernel, all calls of CUDA in this process
+    fail.
+    """
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.current_stream().query()
+    except RuntimeError:
+        return True
+    return False
 
 
 # ---- errors of a backend, which close its connections

@@ -24,7 +24,12 @@ from nbddp.worker.process_group.gloo import (
     abort_stuck_sends,
     watch_new_groups,
 )
-from nbddp.worker.process_group.nccl import abort_groups, is_backend_error
+from nbddp.worker.process_group.nccl import (
+    LOST_RESULT,
+    abort_groups,
+    is_backend_error,
+    is_default_group_aborted,
+)
 from nbddp.worker.process_group.rendezvous import (
     Rendezvous,
     refuse_launchers,
@@ -149,7 +154,9 @@ class ProcessGroup:
         if not dist.is_initialized() and module._world.pg_map:
             # an interrupt came before torch made the new group the default group
             module._update_default_pg(next(iter(module._world.pg_map)))
-        if dist.is_initialized():
+        if self.backend == "nccl" and dist.is_initialized():
+            abort_groups()  # to destroy them would wait for collectives that may never end
+        elif dist.is_initialized():
             self._releaser.destroy()  # threads that wait in a broken group may need time to end
             self._connections.close_groups()  # no cell runs, so no rank needs its connections
 
@@ -207,6 +214,11 @@ class ProcessGroup:
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
 
+    def lost_result(self) -> RuntimeError | None:
+        """Return an error if NCCL has given up a collective, and torch has raised none."""
+        is_lost = self.backend == "nccl" and dist.is_initialized() and is_default_group_aborted()
+        return RuntimeError(LOST_RESULT) if is_lost else None
+
     def record_failure(self, error: BaseException | None) -> None:
         """Mark the group as broken after an error of the backend, such as a timeout.
 
@@ -240,7 +252,11 @@ def _number_groups_from(number: int) -> None:
 
 
 def choose_backend(requested: str, local_world_size: int) -> str:
-    """Return NCCL if there is a GPU for every rank of this machine, else Gloo."""
+    """Return NCCL if there is a GPU for every rank of this machine, else Gloo.
+
+    Two ranks that share an H100 take 6 ms for a small step over Gloo and 16 ms over NCCL, four take
+    9 ms and 61 ms: the kernels of NCCL wait on the GPU, and the other ranks wait for them.
+    """
     if requested != "auto":
         return requested
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
@@ -259,6 +275,6 @@ def describe_shared_gpus(requested: str, backend: str, device: torch.device, ran
         return ""
     gpus = plural(torch.cuda.device_count(), "GPU")
     return (
-        f"{ranks} ranks share {gpus}: collectives use Gloo and go through the CPU; "
-        "send and recv do not accept tensors on a GPU (call `.cpu()` first)"
+        f"{ranks} ranks share {gpus}: collectives use Gloo and go through the CPU; send, recv and "
+        "DTensor need tensors on the CPU, or `--backend nccl`, which is slower here"
     )

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbddp.train.call_agreement import communication_device
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.process_group.migration import Migration, unbind
@@ -89,7 +90,7 @@ class Regrouper:
             migration = Migration(
                 self._bound_objects,
                 self._namespace,
-                self._group.device,
+                communication_device(),
                 source=source,
                 is_heal=is_heal,
             )

@@ -48,24 +48,13 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
 
-def test_nccl_with_a_gpu_for_every_rank_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 2)
-    GroupSpec(nproc=2, backend="nccl").check_gpus()
-    GroupSpec(nproc=1, backend="nccl", gpus=(1,)).check_gpus()
-
-
-def test_nccl_with_too_few_gpus_is_refused_with_their_number(
+def test_nccl_without_a_gpu_is_refused(
     monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     pretend_gpus(monkeypatch, 1)
-    few: tuple[Any, ...] = (None, (0,), (0, 0), ("GPU-8f2a",))
-    specs = [GroupSpec(nproc=2, backend="nccl", gpus=gpus) for gpus in few]
-    [said] = {refusal(RequestError, spec.check_gpus) for spec in specs}
-    assert said == snapshot
+    GroupSpec(nproc=2, backend="nccl").check_gpus()  # ranks may share a GPU
     pretend_gpus(monkeypatch, 0)
-    assert ": 1 rank, 0 GPUs;" in refusal(
-        RequestError, GroupSpec(nproc=1, backend="nccl").check_gpus
-    )
+    assert refusal(RequestError, GroupSpec(nproc=1, backend="nccl").check_gpus) == snapshot
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo"])

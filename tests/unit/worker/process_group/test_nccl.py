@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from nbddp.topology import Topology
 from nbddp.worker.process_group.nccl import ENVIRONMENT, abort_all, abort_groups, configure_nccl
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -77,7 +78,7 @@ def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
-    configure_nccl()
+    configure_nccl(*Topology.local(1))
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"

@@ -1,11 +1,15 @@
-"""The one-line message for ranks that share GPUs: the limits of Gloo there."""
+"""Ranks that share GPUs: their backend, the notice about its limits, and NCCL on request."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.topology import Topology
+from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import choose_backend, describe_shared_gpus
 
 GPU = torch.device("cuda", 0)
@@ -27,3 +31,16 @@ def test_no_message_about_shared_gpus_without_shared_gpus_or_with_gloo(
     assert describe_shared_gpus("auto", "nccl", GPU, 2) == ""
     assert describe_shared_gpus("gloo", "gloo", GPU, 4) == ""
     assert describe_shared_gpus("auto", "gloo", torch.device("cpu"), 4) == ""
+
+
+@pytest.mark.parametrize(("gpus", "is_shared"), [(0, False), (1, True), (2, False)])
+def test_ranks_claim_different_hosts_only_if_they_share_gpus(
+    gpus: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    hosts = []
+    for topology in Topology.local(2):
+        monkeypatch.setattr(os, "environ", {})
+        configure_nccl(topology)
+        hosts.append(os.environ.get("NCCL_HOSTID"))
+    assert len({*hosts} - {None}) == (2 if is_shared else 0)
