@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import nbddp
 from nbddp.errors import WireError
 from nbddp.nodes.clock_offset import ClockOffset
 from nbddp.nodes.handshake import Handshake, listener_context
@@ -430,7 +430,7 @@ class NodeListener:
 def incompatibility(facts: Mapping[str, Any]) -> str:
     """Return why a node with these facts cannot be used; empty if it can."""
     versions = facts["versions"]
-    mine = version("nbddp")
+    mine = nbddp.__version__
     if versions["nbddp"] != mine:
         return f"nbddp is {versions['nbddp']} on {facts['host']} and {mine} in the notebook"
     python, here = str(facts["python"]).rsplit(".", 1)[0], platform.python_version()

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+import nbddp
 from nbddp.child_processes import cpu_time
 from nbddp.launch.local_launcher import LocalLauncher, RankHandle
 from nbddp.nodes.handshake import node_context
@@ -393,8 +394,8 @@ def count_gpus() -> int:
 
 def node_facts(nproc: int) -> dict[str, Any]:
     """Return the facts that the listener needs about this node."""
-    versions = dict.fromkeys(("torch", "nbddp", "cloudpickle"), "")
-    for name in versions:
+    versions = {"nbddp": nbddp.__version__, "torch": "", "cloudpickle": ""}
+    for name in ("torch", "cloudpickle"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
