@@ -113,7 +113,8 @@ class RankFacts:
         ddp_ranks: the numbers of ranks among which its DDP models share gradients.
         aliases: the full names of torch's and nbddp's modules, classes and functions, by name.
         batches: the batch sizes of the training kit's loaders that shuffle, by name.
-        host, cores, threads: its machine, the cores that it may use, and torch's threads.
+        host, cores, gpus, threads: its machine, the cores and the number of GPUs that it may use,
+            and torch's threads.
     """
 
     objects: Mapping[str, NamedObject] = field(default_factory=dict)
@@ -122,6 +123,7 @@ class RankFacts:
     batches: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     cores: int = 0
+    gpus: int = 0
     threads: int = 1
 
     def to_json(self) -> dict[str, Any]:

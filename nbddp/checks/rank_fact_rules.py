@@ -206,8 +206,9 @@ def _shared_gpu(facts: GroupFacts) -> Iterator[Hit]:
         for rank, each in by_rank.items():
             if each.device and each.ranks:
                 ranks_by_gpu.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
-        for (_host, device), ranks in ranks_by_gpu.items():
-            if len(ranks) > 1:
+        for (host, device), ranks in ranks_by_gpu.items():
+            on_host = [each for each in facts.ranks.values() if each.host == host]
+            if len(ranks) > 1 and len(on_host) <= on_host[0].gpus:  # else they have to share
                 yield name, f"{format_ranks(ranks)} have {name} on one GPU: {device}."
 
 

@@ -39,12 +39,22 @@ TRAINS = "for x, y in train:\n    model(x).sum().backward()\n"
 
 
 def ranks_with(
-    *things: dict[str, Any], text: str = "", threads: int = 1, cores: int = 8, **options: Any
+    *things: dict[str, Any],
+    text: str = "",
+    threads: int = 1,
+    cores: int = 8,
+    gpus: int = 2,
+    **options: Any,
 ) -> GroupFacts:
     """Ranks that have these things, one dict for each."""
     ranks = {
         rank: RankFacts(
-            objects=each, ddp_ranks=[len(things)], host="here", cores=cores, threads=threads
+            objects=each,
+            ddp_ranks=[len(things)],
+            host="here",
+            cores=cores,
+            gpus=gpus,
+            threads=threads,
         )
         for rank, each in enumerate(things)
     }
@@ -339,3 +349,9 @@ def test_streams_and_orders_of_ranks_are_compared(
     assert [each.rule for each in found] == rule.split()
     if found:
         assert found[0].text == snapshot
+
+
+def test_ranks_that_have_to_share_a_gpu_are_no_mistake() -> None:
+    [rule] = [each for each in RULES if each.id == "ND209"]
+    models = [{"m": ModelFacts(ranks=2, device="GPU-1")}] * 2
+    assert list(rule.findings(ranks_with(*models, gpus=1))) == []
