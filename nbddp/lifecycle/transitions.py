@@ -116,6 +116,8 @@ def _all_gone(life: Life) -> Step:
 
 
 def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
+    if life.ranks[event.rank].state is not RankState.STARTING:
+        return life, []  # its end was noticed before this message arrived
     if life.heal is not None and event.rank in life.heal.replacements:
         return heal_steps.on_replacement_ready(
             life.with_rank_state(event.rank, RankState.IDLE), life.heal

@@ -184,6 +184,10 @@ IGNORED = {
     "names of a heal before": (HEALING_AGAIN, GIVEN),
     "a rank that was not told to meet": (READY, met(0)),
     "the deadline of a meeting that goes on": (MEETING, rang_back()),
+    "a rank that was ready before it died": (
+        after(RETURNING, ready(0, 4), died(0, attempt=4)),
+        ready(0, 4),
+    ),
     "the deadline of a meeting before": (after(MEETING, NOT_LOADED, LEFT), rang_back()),
 }
 
