@@ -60,7 +60,7 @@ def test_the_environment_equals_that_of_torchrun() -> None:
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 5])
-def test_local_places_are_all_on_this_machine_in_order_of_rank(nproc: int) -> None:
+def test_a_local_topology_puts_all_ranks_on_this_machine_in_order(nproc: int) -> None:
     places = Topology.local(nproc, master_port=1234)
     assert [place.rank for place in places] == list(range(nproc))
     assert [place.local_rank for place in places] == list(range(nproc))

@@ -159,7 +159,7 @@ def programs(rule: Rule) -> Iterator[tuple[str, CellSource]]:
 
 
 @pytest.mark.parametrize("rule", CODE_RULES, ids=lambda each: each.id)
-def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
+def test_a_rule_reports_its_wrong_program_and_no_rule_reports_its_right_program(
     rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
     (wrong, bad), (right, good) = programs(rule)
@@ -199,7 +199,7 @@ def test_rule_ids_are_sorted_and_each_fact_rule_has_an_example() -> None:
     assert [each.id for each in FACT_RULES] == sorted(EXAMPLES)
 
 
-def test_the_checklist_names_rules_that_there_are_and_its_text_lists_them_all(
+def test_the_checklist_names_existing_rules_and_its_text_lists_every_rule(
     snapshot: SnapshotAssertion,
 ) -> None:
     named = [each for _, _, rules in CHECKLIST for each in rules]
@@ -227,7 +227,7 @@ def test_a_comment_silences_a_rule_on_its_line_or_in_all_of_the_cell() -> None:
     assert_alone("# nbddp: ok ND102, ND101\n" + text.format(""))
 
 
-def test_ipythons_own_lines_are_no_error() -> None:
+def test_ipython_magics_and_shell_lines_are_not_syntax_errors() -> None:
     text = (
         "%time x = 1\n!ls\ny = !ls\nx?\nawait z\nif rank == 0:\n    %time x\n    dist.barrier()\n"
     )
@@ -250,7 +250,7 @@ def found(*rules: str) -> list[Finding]:
     ]
 
 
-def test_findings_are_a_few_with_their_remedies(snapshot: SnapshotAssertion) -> None:
+def test_a_bounded_number_of_findings_is_shown_with_remedies(snapshot: SnapshotAssertion) -> None:
     many = found("ND101", "ND102", "ND103", "ND104")
     html = blocks_html(findings_below_cell(many))
     assert (findings_text([]), findings_below_cell([])) == ("", [])
@@ -270,7 +270,7 @@ def test_findings_are_a_few_with_their_remedies(snapshot: SnapshotAssertion) -> 
 # ---- scripts
 
 
-def test_a_script_is_read_as_python_would_read_it(tmp_path: Path) -> None:
+def test_a_script_is_decoded_with_its_declared_encoding(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(
         b"# coding: latin-1\nimport torch.distributed as dist\n# \xe4\n"
@@ -314,7 +314,7 @@ def test_check_refuses_files_that_are_not_scripts(
         ("fit(other)", {"without_gradient": 2, "unused": ["a", "b"], "is_refused": True}, False),
     ],
 )
-def test_only_facts_from_ddp_are_used_for_a_failed_cell(
+def test_only_parameters_that_ddp_reported_are_found_after_a_failed_cell(
     text: str, model: dict[str, Any], *, is_found: bool
 ) -> None:
     things = {"model": ModelFacts(ranks=2, with_gradient=2, **model)}
@@ -335,7 +335,7 @@ def test_only_facts_from_ddp_are_used_for_a_failed_cell(
         ([{"sampler": "dealt", "order": "1 2"}, {"sampler": "dealt", "order": "4 3"}], ""),
     ],
 )
-def test_streams_and_orders_of_ranks_are_compared(
+def test_loader_streams_and_sample_orders_are_compared_between_ranks(
     loaders: list[dict[str, Any]], rule: str, snapshot: SnapshotAssertion
 ) -> None:
     ranks = {
@@ -351,7 +351,7 @@ def test_streams_and_orders_of_ranks_are_compared(
         assert found[0].text == snapshot
 
 
-def test_ranks_that_have_to_share_a_gpu_are_no_mistake() -> None:
+def test_sharing_a_gpu_is_not_reported_if_there_are_fewer_gpus_than_ranks() -> None:
     [rule] = [each for each in RULES if each.id == "ND209"]
     models = [{"m": ModelFacts(ranks=2, device="GPU-1")}] * 2
     assert list(rule.findings(ranks_with(*models, gpus=1))) == []

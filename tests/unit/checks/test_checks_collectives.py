@@ -108,7 +108,7 @@ def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() ->
     assert "(line 6)" in found.text
 
 
-def test_imports_are_followed() -> None:
+def test_an_imported_collective_is_recognized_under_its_alias() -> None:
     text = "if rank == 1:\n    add(x)\n"
     assert_found("ND101", "from torch.distributed import all_reduce as add\n" + text, is_cell=False)
     assert_alone(text, is_cell=False)
@@ -160,7 +160,7 @@ def test_calls_that_gather_shards_count_as_collectives(call: str, shown: str) ->
     assert_alone(call, head=head)
 
 
-def test_calls_on_parts_that_some_ranks_may_make_are_left_alone() -> None:
+def test_calls_on_shards_that_a_subset_of_ranks_may_make_are_accepted() -> None:
     print_whole = "print(model.weight.full_tensor())"
     assert_alone(
         # the ranks of a mesh's dimension, or of a group, are among themselves
@@ -181,7 +181,7 @@ def test_calls_on_parts_that_some_ranks_may_make_are_left_alone() -> None:
     )
 
 
-def test_the_state_of_a_ddp_model_is_no_collective() -> None:
+def test_reading_the_state_of_a_ddp_model_does_not_count_as_a_collective() -> None:
     text = "from torch.distributed.checkpoint.state_dict import get_model_state_dict\n"
     text += under(ON_FIRST, "state = get_model_state_dict(model)\n")
     assert_alone(text)
@@ -228,7 +228,7 @@ def test_a_collective_that_the_other_ranks_call_below_is_accepted() -> None:
     assert_found("ND104", loads + under(fails, REDUCES) + REDUCES)
 
 
-def test_a_collective_that_is_one_too_many_is_found() -> None:
+def test_an_extra_collective_on_some_ranks_is_found() -> None:
     assert_found(
         "ND101",
         under("for i in range(3)", under(IN_PART, REDUCES), REDUCES),
@@ -247,7 +247,7 @@ def leaves(condition: str, *below: str) -> str:
 SHARDED = under("if sharded", REDUCES)
 
 
-def test_ranks_that_leave_where_there_is_no_collective_are_left_alone() -> None:
+def test_ranks_that_leave_where_no_collective_follows_are_accepted() -> None:
     left = under("if rank", "return\n")
     assert_alone(
         leaves("not sharded and rank != 0", SHARDED),

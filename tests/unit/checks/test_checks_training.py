@@ -18,7 +18,7 @@ WRAPPED = COMMON + IMPORTS_DDP + "m = DDP(net)\n"
 UNEVEN = under(ON_FIRST, "m(x).sum().backward()\n")
 
 
-def test_a_ddp_model_is_looked_for_under_all_of_them_too() -> None:
+def test_a_ddp_forward_in_every_branch_of_a_rank_condition_is_accepted() -> None:
     assert_found("ND102", "rank == 0 and model(x)\n", kinds=IS_DDP)
     every = "if rank == 0:\n  y = model(x)\nelse:\n  y = model(z)\n"
     assert_alone(every, kinds=IS_DDP)
@@ -58,7 +58,7 @@ def test_unequal_numbers_of_steps_without_a_join_are_found() -> None:
     assert_found("ND101", own, head=WRAPPED)
 
 
-def test_a_model_is_no_ddp_model_before_it_is_wrapped() -> None:
+def test_a_model_counts_as_a_ddp_model_only_after_it_is_wrapped() -> None:
     alone = under(ON_FIRST, "m(x).sum().backward()\n")
     wrap = WRAPPED.removeprefix(COMMON)
     assert_alone(COMMON + "m = net()\n" + alone + wrap, is_cell=False)
@@ -116,7 +116,7 @@ def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None
 @pytest.mark.parametrize(
     ("other", "is_found"), [("optimizers[1].step()\n", False), ("print(i)\n", True)]
 )
-def test_micro_steps_that_each_update_something_are_not_accumulated(
+def test_micro_steps_that_each_call_an_optimizer_do_not_count_as_accumulation(
     other: str, *, is_found: bool
 ) -> None:
     step = under("if i % 2 == 0", other) + under("else", "optimizer.step()\nzero_grad()\n")
@@ -153,7 +153,7 @@ def test_clipping_is_accepted_on_paths_without_the_scaler(is_found: bool) -> Non
         assert ("ND123" in rules_in(text)) is is_found, text
 
 
-def test_an_evaluation_without_gradients_is_found_however_they_are_switched_off() -> None:
+def test_an_evaluation_under_inference_mode_or_no_grad_is_recognized() -> None:
     loop = "for x in loader:\n    total += model(x).sum()\n"
     assert_found(
         "ND132",

@@ -43,7 +43,7 @@ def test_the_worker_group_has_exactly_its_documented_public_names() -> None:
     ]
 
 
-def test_a_group_knows_its_living_ranks_and_its_run_folder(group: WorkerGroup) -> None:
+def test_a_group_has_its_living_ranks_and_its_run_folder(group: WorkerGroup) -> None:
     assert group.alive == [0, 1]
     assert group.folder is not None
     assert (group.folder / "run.json").exists()

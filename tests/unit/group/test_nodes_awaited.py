@@ -82,7 +82,7 @@ def test_missing_nodes_and_the_last_refused_node_are_named_in_one_sentence(
     assert said == snapshot
 
 
-def test_the_line_names_the_notebooks_python(arriving: ListenerWithNodes) -> None:
+def test_the_join_command_uses_the_notebooks_python(arriving: ListenerWithNodes) -> None:
     said = arriving.nodes.instructions()
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
 
@@ -119,7 +119,7 @@ def test_a_node_that_was_told_to_leave_gets_no_ranks(
     ],
     ids=["by name", "by number", "as Slurm says", "Slurm's first", "by parts", "with a spare"],
 )
-def test_ranks_follow_slurms_order_or_the_host_names_and_a_spare_moves_none(
+def test_nodes_get_ranks_in_slurm_order_or_by_host_name_and_a_spare_node_comes_last(
     arriving: ListenerWithNodes, arrive: list[tuple[str, dict[str, int]]], ordered: list[str]
 ) -> None:
     nodes = arriving.nodes
@@ -181,7 +181,7 @@ def test_node_changes_and_lost_log_copies_are_reported(
     assert [describe_node(IDLE, each) for each in events] == snapshot
 
 
-def test_a_node_that_came_before_a_stop_is_not_told_of_in_a_cell_on_local_ranks(
+def test_a_cell_on_local_ranks_does_not_report_a_node_that_joined_before_a_stop(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))

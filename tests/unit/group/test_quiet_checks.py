@@ -82,7 +82,7 @@ def test_a_comment_silences_findings_from_rank_facts() -> None:
     assert rules(checks, ended("# nbddp: ok ND202\nlen(train)", 1, 2)) == []
 
 
-def test_code_that_only_ipython_reads_is_left_alone() -> None:
+def test_unparsable_and_very_long_cells_have_no_findings() -> None:
     checks = checks_of()
     assert rules(checks, ended("train )( 1", 1, 2)) == []
     assert rules(checks, ended("x = 1\n" * 10_000 + "len(train)", 1, 2)) == []

@@ -132,7 +132,7 @@ def assert_interrupted(result: CellResult | None) -> None:
         result.raise_for_failure()
 
 
-def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play) -> None:
+def test_an_interrupt_during_a_replay_interrupts_the_ranks_and_ends_the_replay(play: Play) -> None:
     play.hangs_in = "step 1"
     play.interrupt_when_it_hangs()
     assert_interrupted(play.recovery.replay(DEEDS))
@@ -207,7 +207,7 @@ def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Pl
     assert play.deeds == ((), DEEDS)
 
 
-def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
+def test_a_refused_restart_prints_nothing_about_a_replay(play: Play) -> None:
     def refused() -> None:
         raise RequestError("no")
 
@@ -217,7 +217,7 @@ def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
     assert play.session.pending_entries == ()
 
 
-def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: Play) -> None:
+def test_an_interrupt_during_a_recovery_prevents_further_restarts(play: Play) -> None:
     assert play.show(play.session.submit(DEEDS[0])).is_ok
     play.fails_in = "trains"
 
@@ -233,7 +233,7 @@ def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: P
     assert play.state is GroupState.IDLE
 
 
-def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(play: Play) -> None:
+def test_a_cell_that_fails_during_a_user_interrupt_is_not_retried(play: Play) -> None:
     play.fails_in = "trains"
     play.on_cell = lambda _source: play.session.interrupt()
     assert not play.train(restarts=3).is_ok
@@ -272,7 +272,7 @@ def roomy(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa:
     play.session.close()
 
 
-def test_an_elastic_cell_begins_with_the_nodes_that_came_before(roomy: Play) -> None:
+def test_an_elastic_cell_starts_on_nodes_that_joined_before_it(roomy: Play) -> None:
     roomy.launcher.bring(3)
     assert roomy.train(is_elastic=True).is_ok
     assert roomy.sources == ["step 0", "step 0", "trains"]
@@ -280,7 +280,7 @@ def test_an_elastic_cell_begins_with_the_nodes_that_came_before(roomy: Play) -> 
     assert roomy.session.life.alive == [0, 1, 2]
 
 
-def test_an_elastic_cell_begins_again_when_a_node_comes(roomy: Play) -> None:
+def test_an_elastic_cell_restarts_when_a_node_joins(roomy: Play) -> None:
     roomy.hangs_in = "trains"
 
     def come() -> None:
@@ -311,14 +311,14 @@ def test_a_replay_for_one_node_is_not_interrupted_by_the_next_node(roomy: Play) 
     assert roomy.sources == ["step 0", "step 0", "trains", "step 0", "trains"]
 
 
-def test_an_elastic_cell_that_the_user_ends_stays_ended(roomy: Play) -> None:
+def test_an_elastic_cell_is_not_restarted_after_a_user_interrupt(roomy: Play) -> None:
     roomy.hangs_in = "trains"
     roomy.interrupt_when_it_hangs()
     assert_interrupted(roomy.train(is_elastic=True))
     assert roomy.sources == ["step 0", "trains"]
 
 
-def test_a_cell_that_is_not_elastic_leaves_a_node_waiting(roomy: Play) -> None:
+def test_a_cell_that_is_not_elastic_does_not_use_a_new_node(roomy: Play) -> None:
     roomy.launcher.bring(3)
     assert roomy.train().is_ok
     assert roomy.session.life.alive == [0, 1]

@@ -89,7 +89,7 @@ QUOTED: dict[str, tuple[object, ...]] = {
 }
 
 
-def test_values_are_read_as_python_or_as_text() -> None:
+def test_sweep_values_are_parsed_as_python_literals_or_as_text() -> None:
     for text, swept_values in READ.items():
         assert repr(cell(f'--sweep "{text}"').sweep) == repr([swept_values]), text
 
@@ -142,11 +142,13 @@ def test_invalid_sweeps_are_refused_before_any_run_starts(snapshot: SnapshotAsse
         ("await sleep(1)\nfor batch in data:\n    lr = 1", 0),
     ],
 )
-def test_a_line_that_sets_a_name_before_it_can_be_read_is_found(source: str, line: int) -> None:
+def test_assigned_before_use_finds_the_line_that_overwrites_a_swept_name(
+    source: str, line: int
+) -> None:
     assert assigned_before_use(source, "lr") == line
 
 
-def test_every_combination_is_there_once_the_last_name_the_fastest() -> None:
+def test_sweep_points_lists_each_combination_once_and_varies_the_last_name_first() -> None:
     trials = sweep_points([("lr", (0.1, 0.01)), ("model", ("cnn", "mlp"))], repeat=2)
     assert [each.name for each in trials] == [
         f"lr{lr}-model-{model}-seed{seed}"
@@ -158,7 +160,7 @@ def test_every_combination_is_there_once_the_last_name_the_fastest() -> None:
     assert len(sweep_points([], repeat=3)) == 3
 
 
-def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None:
+def test_a_swept_value_that_is_not_a_plain_value_is_recorded_as_text() -> None:
     [trial] = sweep_points([("size", ((1, 2),)), ("lr", (0.1,)), ("mode", (None,))])
     assert trial.config == {"size": "(1, 2)", "lr": 0.1, "mode": None}
 
@@ -166,7 +168,7 @@ def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None
 # ---- points that are done
 
 
-def test_a_change_of_the_cell_or_an_earlier_cell_makes_another_sweep() -> None:
+def test_the_sweep_key_depends_on_the_cell_earlier_cells_and_the_world_size() -> None:
     before = CellRequest(source="x = 1")
     key = sweep_key("train()", [before], 2)
     assert key == sweep_key("train()", [CellRequest(source="x = 1", execution_count=9)], 2)
@@ -186,7 +188,7 @@ def key_after_push(value: Any) -> str:
     return sweep_key("", [PushRecord(("x",), None, stored)])
 
 
-def test_other_pushed_values_make_another_sweep() -> None:
+def test_the_sweep_key_depends_on_pushed_values() -> None:
     plain: list[Any] = [1, 1.5, "1", [1, (2, None)], {"a": b"1"}]
     assert len({key_after_push(each) for each in plain}) == len(plain)
     assert [key_after_push(each) for each in plain] == [
@@ -258,7 +260,7 @@ def test_the_progress_of_a_sweep_is_described(snapshot: SnapshotAssertion) -> No
     assert count_in(rows, SweepState.OK, SweepState.WAITING) == 2
 
 
-def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
+def test_the_sweep_report_has_a_row_for_each_run_until_the_sweep_ends() -> None:
     rows = one_in_each_state()
     page = Page(render_html(sweep_report(rows, rows[2])))
     assert describe_current(rows, rows[2]) in page.text
@@ -282,6 +284,6 @@ def test_sweep_values_and_failures_are_escaped_in_html(name: str, why: str) -> N
 
 
 @given(st.text())
-def test_any_text_is_swept_or_refused_in_one_line(text: str) -> None:
+def test_any_sweep_text_is_accepted_or_refused_with_an_argument_error(text: str) -> None:
     with suppress(ArgumentTypeError, ArgumentError):
         assert sweep_points([swept(text)])[0].name

@@ -74,7 +74,7 @@ def published(path: Path) -> Mock:
     return tracker
 
 
-def test_a_run_is_one_run_there_with_its_config_its_outcome_and_its_record(tmp_path: Path) -> None:
+def test_a_run_becomes_one_tracker_run_with_its_config_outcome_and_events(tmp_path: Path) -> None:
     values = {"lr": 0.1, "sizes": [1, 2]}
     config = {"kind": "config", "time": BEGAN + 2, "rank": 0, "values": values}
     failure = {"kind": "failure", "time": BEGAN + 5, "rank": 1, "what": "ValueError: odd"}
@@ -143,7 +143,7 @@ def test_metrics_of_replayed_cells_are_not_published_for_a_sweep_run(tmp_path: P
         assert len(points_of(published(path))) == count
 
 
-def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
+def test_a_running_run_is_published_while_it_grows(tmp_path: Path) -> None:
     path = make_run(tmp_path, rows=[], is_stopped=False, cells=(("train()", ""),))
     (path / "run.json").write_text(json.dumps({"nproc": 2}))
     tracker = noting()
@@ -167,7 +167,7 @@ def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
     assert tracker.start.call_count == tracker.finish.call_count == 1
 
 
-def test_settings_that_come_later_are_told_once(tmp_path: Path) -> None:
+def test_settings_reported_later_update_the_tracker_config_once(tmp_path: Path) -> None:
     path, tracker = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), noting()
     publisher = publisher_of(path, tracker, is_live=True)
     publisher.publish_new()
@@ -193,7 +193,7 @@ def test_a_damaged_folder_is_published_as_far_as_it_can_be_read(tmp_path: Path) 
 # ---- where to
 
 
-def test_another_target_and_a_missing_package_are_refused_with_the_way_out(
+def test_an_unknown_tracker_and_a_missing_package_are_refused_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     for text in ("", "comet", "wandb:", "wandb: ", ":x", "Wandb"):
@@ -210,7 +210,9 @@ def test_another_target_and_a_missing_package_are_refused_with_the_way_out(
     assert said == snapshot
 
 
-def test_a_run_is_published_once_unless_asked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+def test_publishing_a_run_twice_is_refused_without_again(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     folder = tmp_path / "20270115-080000-a-again7"
     folder.mkdir()
     assert name_in_tracker(folder, "wandb", is_again=False) == folder.name
@@ -235,7 +237,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
     return lambda how: monkeypatch.setenv("FAKE_WANDB", how)
 
 
-def test_a_run_is_published_by_a_process_noted_and_told(
+def test_publish_runs_a_process_records_the_publication_and_prints_its_result(
     folder: Path, fake: Callable[[str], None]
 ) -> None:
     fake("well")
@@ -339,7 +341,7 @@ def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_cell_and_a_line_take_a_tracker_that_is_there() -> None:
+def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     args = parse_line(CELL, "--publish wandb --publish tensorboard:logs --publish mlflow:a:b")
     targets = [Target("wandb"), Target("tensorboard", "logs"), Target("mlflow", "a:b")]
     assert args.publish == targets
@@ -360,7 +362,7 @@ def test_a_cell_and_a_line_take_a_tracker_that_is_there() -> None:
         (CELL, "--publish wandb", "`pip install 'nbddp[wandb]'`"),
     ],
 )
-def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(
+def test_an_unknown_or_missing_tracker_is_refused_while_options_are_parsed(
     function: Any, line: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
@@ -368,7 +370,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_run_that_goes_on_is_followed(folder: Path) -> None:
+def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
     line, notebook = line_magics(make_run(folder, is_stopped=False))
     line.ddp("publish wandb")
     session = notebook.group.scripts.active_session
@@ -376,7 +378,7 @@ def test_the_run_that_goes_on_is_followed(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_run_of_another_kernel_that_goes_on_is_left_to_it(
+def test_publishing_an_active_run_of_another_kernel_is_refused(
     folder: Path, snapshot: SnapshotAssertion
 ) -> None:
     path = make_run(folder, is_stopped=False)

@@ -141,7 +141,7 @@ def test_a_step_waits_no_longer_than_five_seconds_and_later_values_are_counted()
     assert losses(steps.pop_complete(math.inf)) == [2.0]
 
 
-def test_another_cell_completes_the_steps_of_the_one_before() -> None:
+def test_the_next_cell_completes_the_steps_of_the_previous_cell() -> None:
     steps = two_ranks()
     steps.begin_cell(0.0, is_again=False)
     steps.add(row(0, 0, loss=1.0), 0.0)

@@ -42,7 +42,7 @@ def drawn(order: str) -> str:
 @given(HOSTILE)
 @example("\x1b[" + "9" * 5000 + "mx")
 @example("\x1b[" + "1;" * 5000 + "mx")
-def test_the_page_has_the_plain_text_and_our_own_tags_only(text: str) -> None:
+def test_ansi_html_has_the_stripped_text_and_only_nbddp_tags(text: str) -> None:
     page = Page(to_html(text))
     assert page.text == strip(text)
     for tag, attributes in page.tags:
@@ -109,7 +109,7 @@ RED, BRIGHT = 'class="ansi-red-fg"', 'class="ansi-red-intense-fg ansi-bold"'
     ],
     ids=["a style goes on until it is reset", "no second span", "markup", "a tag that is cut"],
 )
-def test_text_is_drawn(text: str, html: str) -> None:
+def test_ansi_styles_and_markup_are_converted_to_html(text: str, html: str) -> None:
     assert to_html(text) == html
 
 

@@ -94,7 +94,7 @@ def test_tooltips_omit_ranks_without_values() -> None:
 # ---- keys
 
 
-def test_the_strong_line_is_named_and_every_line_has_a_key_in_its_colour() -> None:
+def test_the_legend_names_the_bold_line_and_has_a_key_in_each_lines_colour() -> None:
     page = Page(live(losses(rising, ranks=3)))
     assert "mean of 3 ranks" in page.text
     keys = [known for _, known in page.tags if "nbddp-key" in known.get("class", "")]
@@ -122,7 +122,7 @@ def bare(html: str) -> str:
     return re.sub(r' (data-t|aria-label)="[^"]*"', "", html)
 
 
-def test_a_bare_page_has_the_name_the_keys_and_an_image_and_no_stray_letters() -> None:
+def test_a_chart_without_css_shows_its_name_its_keys_and_an_image_only() -> None:
     page = Page(bare(charts_html([static(losses(counting, ranks=2))])))
     assert page.text.split() == ["loss", "100━", "mean", "of", "2", "ranks", "━", "0", "━", "1"]
     [image] = [known for tag, known in page.tags if tag == "img"]

@@ -59,7 +59,7 @@ def shows(request: Any) -> bool:
     ],
     ids=str,
 )
-def test_a_page_that_names_its_cell_and_takes_input_shows_widgets(
+def test_a_frontend_that_identifies_the_cell_and_accepts_input_shows_widgets(
     request_: Any, *, does: bool
 ) -> None:
     assert shows(request_) is does

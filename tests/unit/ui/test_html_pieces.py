@@ -56,12 +56,12 @@ def marks(page: Page) -> list[float]:
 
 
 @given(TEXT)
-def test_notes_cards_and_alarms_are_ours(text: str) -> None:
+def test_notes_cards_and_alarms_escape_any_text(text: str) -> None:
     for made in (muted(text), blocks_html(alarm_blocks(with_alarm(text))), card(to_html(text))):
         assert Page(made).holds(text)
 
 
-def test_refused_messages_come_below_a_hang_and_a_healthy_group_has_no_alarm() -> None:
+def test_refused_messages_are_listed_below_a_hang_alarm_and_a_healthy_group_has_no_alarm() -> None:
     assert blocks_html(alarm_blocks(with_alarm(""))) == ""
     hang, said = "no progress for 10 s", describe_refused(3)
     text = Page(blocks_html(alarm_blocks(replace(with_alarm(hang), rejected_messages=3)))).text
@@ -72,7 +72,9 @@ def test_refused_messages_come_below_a_hang_and_a_healthy_group_has_no_alarm() -
 
 
 @pytest.mark.parametrize("state", list(GroupState))
-def test_every_state_has_a_dot_and_says_how_long_a_cell_runs(state: GroupState) -> None:
+def test_every_group_state_has_a_dot_and_shows_the_time_of_a_running_cell(
+    state: GroupState,
+) -> None:
     page = Page(title_html(state_title(Snapshot(state=state, seconds=12.0))))
     assert page.text.startswith(state.value)
     assert any("nbddp-dot" in name for name in page.values("class"))
@@ -83,7 +85,7 @@ def test_every_state_has_a_dot_and_says_how_long_a_cell_runs(state: GroupState) 
 # ---- the time line
 
 
-def test_an_event_is_a_mark_in_its_place_and_a_line_in_words() -> None:
+def test_an_event_is_a_mark_at_its_time_and_a_line_of_text() -> None:
     page = line_of(failure(105.0))
     assert marks(page) == [50.0]
     assert page.by_tag["li"] == ["5.0 s rank 1: ValueError: no"]
@@ -92,7 +94,7 @@ def test_an_event_is_a_mark_in_its_place_and_a_line_in_words() -> None:
         assert event_log(Snapshot(state=GroupState.RUNNING, events=unsaid)) == ""
 
 
-def test_the_newest_are_listed_and_all_are_on_the_line() -> None:
+def test_the_newest_events_are_listed_and_all_events_have_a_mark() -> None:
     count = MAX_EVENTS + 3
     page = line_of(*(failure(101.0 + at, rank=at) for at in range(count)))
     assert len(marks(page)) == count
@@ -104,7 +106,9 @@ def test_the_newest_are_listed_and_all_are_on_the_line() -> None:
 
 
 @given(st.lists(EVENTS), st.floats(0, 2e9), st.floats(0, 1e7))
-def test_every_mark_is_on_the_line(events: list[RunEvent], began: float, seconds: float) -> None:
+def test_the_mark_of_any_event_is_within_the_time_line(
+    events: list[RunEvent], began: float, seconds: float
+) -> None:
     snapshot = Snapshot(
         state=GroupState.RUNNING, began=began, seconds=seconds, events=tuple(events)
     )
@@ -126,7 +130,7 @@ def test_each_highlighted_kind_of_event_has_a_colour_class() -> None:
             assert classes & {"nbddp-bad", "nbddp-warn"} == {*filter(None, [mood])}, kind
 
 
-def test_cards_and_dots_have_their_colours_in_themselves() -> None:
+def test_cards_and_dots_have_inline_colours() -> None:
     assert COLORS["bad"] in card("boom", is_error=True)
     assert COLORS["warn"] in card("it hangs")
     for kind in ("ok", "bad", "warn", "off"):
@@ -136,6 +140,6 @@ def test_cards_and_dots_have_their_colours_in_themselves() -> None:
 @pytest.mark.parametrize(
     "kind", [r"dot\.nbddp-ok", r"dot\.nbddp-warn", r"dot\.nbddp-bad", "wrong", "waits"]
 )
-def test_where_the_sheet_is_there_its_colours_come_first(kind: str) -> None:
+def test_colours_of_the_style_sheet_override_inline_colours(kind: str) -> None:
     [rule] = re.findall(rf"\.nbddp-{kind} {{([^}}]*)}}", STYLE_SHEET)
     assert "!important" in rule

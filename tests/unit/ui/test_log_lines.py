@@ -28,7 +28,7 @@ def shown(lines: list[LogLine]) -> list[tuple[int | None, str]]:
     return [(line.ranks[0] if line.ranks else None, line.text) for line in lines]
 
 
-def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
+def test_log_lines_of_all_ranks_are_listed_in_order_of_arrival() -> None:
     log = LogBuffer()
     log.flush(1)
     assert log.lines(1) == log.lines() == []
@@ -43,7 +43,7 @@ def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
     assert log.lines(0) == [LogLine((0,), ""), LogLine((0,), " ")]
 
 
-def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
+def test_the_log_buffer_keeps_the_last_lines_and_counts_dropped_lines() -> None:
     log = LogBuffer(max_lines=3)
     log.write(0, "a\nb\nc\nd\n")
     log.write(1, "e\n")
@@ -55,7 +55,7 @@ def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
     assert log.dropped_count() == 1002
 
 
-def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
+def test_a_moving_progress_bar_is_one_log_line_with_its_last_state() -> None:
     log = LogBuffer()
     for written, seen in {
         "begin\n\r10%": ["begin", "10%"],
@@ -67,7 +67,7 @@ def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
     assert log.dropped_count() == 0
 
 
-def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
+def test_progress_bars_of_several_ranks_come_after_other_lines_in_order_of_rank() -> None:
     log = LogBuffer()
     log.write(1, "\r10%")
     log.write(0, "\r20%")
@@ -165,7 +165,7 @@ def value(text: str) -> dict[str, Any]:
     return {"data": {"text/plain": text}, "metadata": {}}
 
 
-def test_groups_come_in_order_of_their_lowest_rank() -> None:
+def test_ranks_with_equal_values_are_grouped_in_order_of_their_lowest_rank() -> None:
     results = {0: value("a"), 1: value("b"), 2: value("a"), 3: value("c"), 4: value("b")}
     groups = [([0, 2], value("a")), ([1, 4], value("b")), ([3], value("c"))]
     assert group_ranks_by_value(results) == groups
@@ -238,7 +238,7 @@ def test_lines_with_their_ranks_in_front(lines: list[LogLine], html: list[str], 
 
 
 @given(LINES, st.sampled_from(["", "3 earlier lines in <rank0>.log"]))
-def test_a_log_page_has_the_plain_text_and_only_our_tags(
+def test_log_html_has_the_same_text_as_the_plain_log_and_only_nbddp_tags(
     lines: list[LogLine], earlier: str
 ) -> None:
     page = Page(log_html(lines, earlier=earlier))

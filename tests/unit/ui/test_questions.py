@@ -129,7 +129,9 @@ def test_questions_of_a_finished_rank_are_not_asked(questions: Asking) -> None:
     assert not questions.sent
 
 
-def test_the_end_of_input_and_of_the_view_is_an_answer(questions: Asking) -> None:
+def test_open_questions_are_answered_with_end_of_input_at_eof_and_on_close(
+    questions: Asking,
+) -> None:
     for rank in range(3):
         questions.handle_notice(asks(rank, rank + 1))
     questions.look(EOFError())

@@ -57,7 +57,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return Cell(monkeypatch)
 
 
-def test_a_line_comes_every_half_minute(cell: Cell) -> None:
+def test_a_progress_line_is_printed_every_30_seconds(cell: Cell) -> None:
     progress, told = cell.progress(), {}
     for second in range(301):
         cell.log(second, loss=float(second))
@@ -87,7 +87,7 @@ def looping(rank: int, done: int) -> RankSnapshot:
     ],
     ids=["the rank that is furthest behind and the mean of values", "the step without a loop"],
 )
-def test_lines_of_text_progress(
+def test_a_progress_line_shows_the_slowest_rank_and_mean_values(
     cell: Cell, ranks: tuple[RankSnapshot, ...], losses: list[float], snapshot: SnapshotAssertion
 ) -> None:
     cell.ranks = ranks
@@ -111,7 +111,9 @@ def test_in_a_terminal_a_progress_line_overwrites_the_previous_one(cell: Cell) -
 # ---- the charts
 
 
-def test_the_curves_of_a_cell_are_one_picture_with_the_values_as_its_text(cell: Cell) -> None:
+def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_plain_text(
+    cell: Cell,
+) -> None:
     for step in range(20):
         cell.log(step, loss=2.0 / (step + 1), accuracy=step / 20)
     cell.progress(has_pictures=True).finish(cell.screen)
@@ -123,7 +125,7 @@ def test_the_curves_of_a_cell_are_one_picture_with_the_values_as_its_text(cell: 
     assert picture[..., 3].any()
 
 
-def test_numbers_that_make_no_curve_and_screens_without_pictures_show_none(cell: Cell) -> None:
+def test_no_picture_without_a_curve_or_on_a_screen_without_pictures(cell: Cell) -> None:
     cell.log(0, loss=1.0)
     cell.progress(has_pictures=True).finish(cell.screen)
     cell.log(1, loss=1.0)

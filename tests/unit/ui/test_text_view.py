@@ -143,7 +143,9 @@ def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
     assert (quiet.things, quiet.flushes) == ([], 0)
 
 
-def test_every_rank_has_a_colour_where_there_are_colours(screen: KeptScreen) -> None:
+def test_each_of_eight_ranks_has_its_own_prefix_colour_on_a_colour_screen(
+    screen: KeptScreen,
+) -> None:
     view = TextView(screen, has_color=True)
     view.show(finished(*(OutputText(rank, "x\n") for rank in range(9)), size=9))
     begins = [line.partition("m")[0] for line in screen.text.split("\n")]
@@ -236,7 +238,7 @@ def test_ranks_that_print_dots_at_once_show_few_unfinished_lines() -> None:
     assert 12 < shown < 60
 
 
-def test_a_bar_is_no_unfinished_line() -> None:
+def test_a_progress_bar_does_not_count_as_an_unfinished_line() -> None:
     lines = UnfinishedLines()
     lines.update(0, "\r 10%", " 10%", 0.0)
     lines.update(1, "long", "l" * 5000, 0.0)
@@ -265,7 +267,7 @@ def test_simultaneous_output_of_all_ranks_is_shown_at_once(
     assert came
 
 
-def test_ranks_that_printed_at_the_same_moment_are_shown_in_one_piece_the_next_time(
+def test_output_of_ranks_that_print_together_is_written_in_one_piece_from_the_second_time(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "COALESCE_SECONDS", 0.3)
@@ -286,7 +288,7 @@ def test_ranks_that_printed_at_the_same_moment_are_shown_in_one_piece_the_next_t
     assert pieces == 1
 
 
-def test_a_flood_is_shown_in_few_pieces_and_none_is_lost(
+def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
@@ -296,7 +298,7 @@ def test_a_flood_is_shown_in_few_pieces_and_none_is_lost(
     assert max(len(screen.things), screen.flushes) <= 3
 
 
-def test_a_slow_screen_gets_the_end_of_a_flood_and_does_not_delay_the_cell(
+def test_a_slow_screen_shows_the_start_and_end_of_a_flood_and_does_not_delay_the_cell(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(room, "BURST_SIZE", 5000.0)

@@ -93,7 +93,7 @@ TOLD_BY_RANKS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_an_event_in_words(snapshot: Any) -> None:
+def test_every_recorded_event_has_a_one_line_description(snapshot: Any) -> None:
     said = []
     for kind, facts in [*RECORDED, *TOLD_BY_RANKS]:
         before = dict(facts)
@@ -123,20 +123,20 @@ def test_any_event_can_be_described(event: RunEvent) -> None:
 # ---- numbers
 
 
-def test_a_time_in_words() -> None:
+def test_format_seconds_chooses_milliseconds_seconds_or_clock_time() -> None:
     said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
     said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
     assert {seconds: format_seconds(seconds) for seconds in said} == said
 
 
-def test_an_amount_of_memory_in_words() -> None:
+def test_format_bytes_chooses_the_binary_unit() -> None:
     said = {0: "0 bytes", 1: "1 byte", 36: "36 bytes", 1023: "1,023 bytes", 1024: "1.0 KiB"}
     said |= {2**20 - 1024: "1023 KiB", 2**20: "1.0 MiB", 10 * 2**20: "10 MiB"}
     said |= {2**30 - 2**20: "1023 MiB", 2**30: "1.0 GiB", 141 * 2**30: "141.0 GiB"}
     assert {count: format_bytes(count) for count in said} == said
 
 
-def test_a_rate_and_a_step_in_words() -> None:
+def test_format_rate_and_format_step() -> None:
     said = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
     said |= {100: "100/s", 12345.6: "12,346/s"}
     assert {rate: format_rate(rate) for rate in said} == said
@@ -159,7 +159,9 @@ def test_a_rate_and_a_step_in_words() -> None:
         (LoopProgress("", 0, 0, 0.0), "0", "0"),
     ],
 )
-def test_a_bar_in_words(bar: LoopProgress, long: str, short: str) -> None:
+def test_format_progress_bar_in_long_and_short_form(
+    bar: LoopProgress, long: str, short: str
+) -> None:
     assert (format_progress_bar(bar), format_progress_bar(bar, is_short=True)) == (long, short)
 
 
@@ -183,7 +185,7 @@ def test_a_group_description_lists_known_facts_and_each_device_once() -> None:
     assert describe_group(one) == ["1 rank", "gloo", "attempt 1"]
 
 
-def test_a_path_is_relative_to_the_notebooks_folder_where_it_lies_in_there(
+def test_a_path_inside_the_notebooks_folder_is_shown_relative_to_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone() -> Path:

@@ -157,7 +157,7 @@ pumped = pytest.mark.parametrize("kernel", [DispatchMode.POLL], indirect=True, i
 # -- which kernels
 
 
-def test_without_a_kernel_nothing_is_done_and_nothing_said(
+def test_the_dispatcher_does_and_logs_nothing_without_a_kernel(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for shell in (None, SimpleNamespace()):
@@ -169,7 +169,7 @@ def test_without_a_kernel_nothing_is_done_and_nothing_said(
     assert caplog.records == []
 
 
-def test_a_kernel_that_is_not_known_is_named_once(logs_once: Check) -> None:
+def test_an_unsupported_kernel_is_logged_once(logs_once: Check) -> None:
     shell = SimpleNamespace(kernel=SimpleNamespace(session=Session()))
     for _ in range(2):
         live = CommDispatcher.for_shell(shell)
@@ -303,7 +303,7 @@ def test_messages_received_before_the_end_are_still_answered(kernel: Kernel) -> 
 
 
 @tapped
-def test_a_handler_that_does_not_return_is_not_waited_for(
+def test_stopping_does_not_wait_forever_for_a_stuck_handler(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, logs_once: Check
 ) -> None:
     monkeypatch.setattr(live_module, "JOIN_TIMEOUT", 0.05)
@@ -324,7 +324,7 @@ def test_a_handler_may_stop_its_own_dispatcher(kernel: Kernel) -> None:
     assert kernel.answered(kernel.is_as_before)
 
 
-def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
+def test_a_foreign_message_filter_installed_over_ours_stays_installed(
     kernel: Kernel, logs_once: Check
 ) -> None:
     stream, button, seen = kernel.shell_stream, Button(), []
@@ -373,7 +373,9 @@ def test_a_foreign_filter_that_dropped_ours_is_treated_as_the_original(kernel: K
 
 
 @pumped
-def test_an_interrupt_while_messages_are_read_comes_after_them(kernel: Kernel) -> None:
+def test_an_interrupt_during_message_handling_is_raised_after_the_last_message(
+    kernel: Kernel,
+) -> None:
     button = Button()
     cells = [message("execute_request", {"code": str(number)}) for number in range(3)]
     kernel.receive(click(button), cells[0], None, cells[1], click(button), cells[2])
@@ -384,7 +386,9 @@ def test_an_interrupt_while_messages_are_read_comes_after_them(kernel: Kernel) -
 
 
 @pumped
-def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(kernel: Kernel) -> None:
+def test_a_second_interrupt_stops_a_handler_and_passes_remaining_messages_to_the_kernel(
+    kernel: Kernel,
+) -> None:
     def insist() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

@@ -95,7 +95,7 @@ def test_a_chart_that_fails_is_drawn_once_and_the_others_are_drawn(
     assert len(area.box.children) == 1
 
 
-def test_another_scale_redraws_the_charts(area: Area) -> None:
+def test_changing_the_axis_scale_redraws_the_charts(area: Area) -> None:
     area.log(0, loss=0.5)
     area.draw()
     before = area.choice
@@ -105,7 +105,7 @@ def test_another_scale_redraws_the_charts(area: Area) -> None:
     assert area.scales == [AxisScale.AUTO, AxisScale.LOG]
 
 
-def test_a_rank_stands_out_and_lines_are_smooth_by_classes_alone(area: Area) -> None:
+def test_highlighting_a_rank_and_smoothing_only_change_css_classes(area: Area) -> None:
     area.log(0, loss=0.5)
     area.draw()
     there, before = area.choices_by_name(), set(area.box._dom_classes)
@@ -121,7 +121,7 @@ def test_a_rank_stands_out_and_lines_are_smooth_by_classes_alone(area: Area) -> 
     assert area.choice == (AxisScale.AUTO, None)
 
 
-def test_metrics_can_be_chosen_where_there_are_more_than_are_drawn(area: Area) -> None:
+def test_metrics_can_be_selected_if_there_are_more_than_charts(area: Area) -> None:
     names = [f"m{number}" for number in range(MAX_CHARTS)]
     area.log(0, **dict.fromkeys(names, 1.0))
     assert area.redrawn() == names

@@ -54,7 +54,7 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     return Hand(monkeypatch)
 
 
-def test_interrupt_is_done_at_once(hand: Hand) -> None:
+def test_the_interrupt_button_acts_on_the_first_press(hand: Hand) -> None:
     hand.press(ButtonPress.INTERRUPT)
     assert hand.done == [(ButtonPress.INTERRUPT, 0)]
     assert hand.controls.buttons[ButtonPress.INTERRUPT].disabled
@@ -168,7 +168,7 @@ def test_buttons_removed_during_an_action_stay_alive(offer: Offer) -> None:
     assert offer.row.comm is None
 
 
-def test_a_page_that_follows_no_outputs_has_the_buttons_under_the_record(offer: Offer) -> None:
+def test_a_page_without_output_updates_shows_the_buttons_below_the_record(offer: Offer) -> None:
     record = offer.root.children[0]
     assert offer.root.children == (record, offer.row)
     offer.buttons.remove()

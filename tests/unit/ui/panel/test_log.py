@@ -63,7 +63,7 @@ def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
     assert page.get_state()["_view_name"] == "HTMLView"
 
 
-def test_rows_that_come_within_a_second_share_a_page_and_a_full_page_is_left_alone(
+def test_log_rows_within_a_second_share_a_page_and_a_full_page_is_not_changed(
     clock: list[float],
 ) -> None:
     pages = LogPages(lambda _: None)
@@ -96,7 +96,7 @@ def test_the_oldest_pages_are_removed_a_hundred_at_a_time(clock: list[float]) ->
     assert [each for each in new if each.comm is not None] == [*pages.root.children]
 
 
-def test_fewer_log_pages_are_kept_if_they_are_long() -> None:
+def test_the_total_number_of_kept_log_rows_is_bounded() -> None:
     pages = LogPages(lambda _: None)
     for _ in range(100):
         pages.add(["a"] * MAX_BATCH, MAX_BATCH)
@@ -159,7 +159,7 @@ def test_hidden_log_lines_are_counted_with_the_path_of_the_log(
     assert "runs/x/rank1.log" in log.path.value
 
 
-def test_the_newest_lines_of_a_flood_are_shown_and_the_others_counted(
+def test_the_log_shows_the_newest_lines_of_a_flood_and_counts_the_omitted_lines(
     snapshot: SnapshotAssertion,
 ) -> None:
     log = Log("a")

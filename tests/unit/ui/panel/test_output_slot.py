@@ -64,7 +64,7 @@ def in_widget(slot: OutputSlot) -> list[str]:
     return [each.value for each in slot.root.children]
 
 
-def test_a_panel_replaces_the_placeholder_and_a_record_the_panel(
+def test_a_panel_replaces_the_placeholder_and_a_record_replaces_the_panel(
     page: Page, slot: OutputSlot
 ) -> None:
     show_panel(slot)
@@ -74,7 +74,7 @@ def test_a_panel_replaces_the_placeholder_and_a_record_the_panel(
     assert list(page.outputs.values())[:-1] == [EMPTY_OUTPUT] * 3
 
 
-def test_after_the_output_was_cleared_the_record_is_shown_all_the_same(
+def test_the_record_is_shown_even_after_the_output_was_cleared(
     page: Page, slot: OutputSlot
 ) -> None:
     page.outputs.clear()
@@ -85,7 +85,7 @@ def test_after_the_output_was_cleared_the_record_is_shown_all_the_same(
     assert page.shown == [RECORD]
 
 
-def test_a_page_that_follows_no_outputs_has_each_attempt_in_the_same_widget(
+def test_a_page_without_output_updates_shows_each_attempt_in_the_same_widget(
     page: Page, slot: OutputSlot
 ) -> None:
     show_panel(slot)

@@ -83,7 +83,7 @@ def test_a_line_after_a_pause_is_drawn_at_once(panel: Panel) -> None:
         assert ("log", panel.now) in panel.drawn[-2:]
 
 
-def test_the_last_line_is_drawn_though_nothing_follows_it(panel: Panel) -> None:
+def test_the_last_log_line_is_drawn_without_a_later_line(panel: Panel) -> None:
     panel.live(1.04, lines=True)
     panel.drawn.clear()
     panel.live(0.3)

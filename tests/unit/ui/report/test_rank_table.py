@@ -109,7 +109,7 @@ def test_empty_columns_are_left_out() -> None:
         ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", "shared with rank 0 · T4"),
     ],
 )
-def test_a_column_is_there_when_one_rank_has_something_in_it(
+def test_a_column_is_shown_if_one_rank_has_a_value_for_it(
     change: dict[str, Any], title: str, shown: str
 ) -> None:
     page = table([ONE, replace(ONE, rank=1, **change)])
@@ -120,14 +120,16 @@ def test_a_column_is_there_when_one_rank_has_something_in_it(
 @pytest.mark.parametrize(
     "group", ["", " of group [0, 2]", " of group 'tensor parallel'", " of group c0ffee12"]
 )
-def test_a_collective_has_its_group_and_while_a_rank_waits_in_it_its_shape(group: str) -> None:
+def test_a_collective_is_shown_with_its_group_and_with_its_shape_while_a_rank_waits(
+    group: str,
+) -> None:
     each = replace(ONE, collective=f"all_reduce #7{group} float [8]")
     assert column(table([each]), "collective") == [f"all_reduce #7{group}"]
     waits = replace(each, state="waiting")
     assert column(table([waits]), "collective") == [each.collective]
 
 
-def test_failed_ranks_are_highlighted_and_causes_more_than_consequences() -> None:
+def test_first_causes_are_red_and_waiting_or_interrupted_ranks_are_yellow() -> None:
     for facts, mood in (
         ({}, set()),
         ({"state": "waiting"}, {"nbddp-waits"}),
@@ -138,7 +140,7 @@ def test_failed_ranks_are_highlighted_and_causes_more_than_consequences() -> Non
         assert {*page.values("class")} & {"nbddp-wrong", "nbddp-waits"} == mood, facts
 
 
-def test_a_bar_is_filled_as_far_as_it_is() -> None:
+def test_the_width_of_a_progress_bar_is_its_completed_share() -> None:
     for done, total, width in ((0, 4, "0.0%"), (1, 4, "25.0%"), (9, 4, "100.0%"), (20, 0, "")):
         bars = (LoopProgress("", done, total, 1.0),)
         styles = table([replace(ONE, progress_bars=bars)]).values("style")
@@ -146,7 +148,7 @@ def test_a_bar_is_filled_as_far_as_it_is() -> None:
         assert filled == ([f"width:{width}"] if width else [])
 
 
-def test_a_small_curve_stands_before_the_text_of_its_column() -> None:
+def test_a_sparkline_is_placed_before_the_text_of_its_column() -> None:
     curves = {"step": "<svg></svg>"}
     known = [replace(ONE, step=7.0)]
     html = ranks_html(known, curves=lambda _each, title: curves.get(title, ""))
@@ -205,7 +207,7 @@ def shown_ranks(known: Sequence[RankSnapshot]) -> list[int]:
     return [int(rank.split()[0]) for node, rank in rows if not node]
 
 
-def test_ranks_of_three_nodes_on_a_page_and_as_text(snapshot: Any) -> None:
+def test_the_rank_table_of_three_nodes_as_html_and_as_text(snapshot: Any) -> None:
     known = change(on_nodes(3, 4), *range(12), progress_bars=(BAR,))
     known = change(known, 10, progress_bars=(replace(BAR, done=40),))
     known = change(change(known, 5, **GONE), 9, lag=StragglerLag(0.3, 10.0))
@@ -245,7 +247,7 @@ def test_a_failed_rank_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
     assert shown_ranks(change(done, 20, seconds=STALL_AFTER - 1)) == []
 
 
-def test_in_a_hang_the_table_shows_the_rank_that_is_not_waiting() -> None:
+def test_the_table_shows_the_only_rank_that_does_not_wait_in_a_hang() -> None:
     known = [replace(each, state="waiting", seconds=30.0) for each in on_nodes()]
     known = change(known, 100, state="running", line=9)
     shown = shown_ranks(known)
@@ -306,7 +308,7 @@ def test_slowest_returns_the_slowest_rank_that_still_runs() -> None:
     assert slowest(change(ranks, 1, is_over=True)) == 2
 
 
-def test_the_time_left_is_that_of_the_whole_run() -> None:
+def test_the_time_left_is_estimated_from_the_outermost_loop_with_a_total() -> None:
     batches = LoopProgress("batch", 50, 100, 10.0)
     for bars, left in (
         ((LoopProgress("", 25, 100, 50.0),), 150.0),

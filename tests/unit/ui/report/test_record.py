@@ -105,7 +105,7 @@ RECORDS = st.builds(
 
 @BIG
 @given(RECORDS)
-def test_a_record_uses_our_tags_and_has_all_given_facts(record: CellReport) -> None:
+def test_record_html_uses_only_nbddp_tags_and_has_all_given_text(record: CellReport) -> None:
     page = Page(record_html(record))
     texts = [line.text for line in record.lines]
     texts += [line.text for _, lines, _ in record.rank_lines for line in lines]
@@ -157,7 +157,7 @@ def went_well() -> CellReport:
     )
 
 
-def test_a_record_as_a_page_and_as_text(snapshot: Any) -> None:
+def test_a_cell_record_as_html_and_as_text(snapshot: Any) -> None:
     records = {
         "well": went_well(),
         "failed": failed(),
@@ -169,7 +169,7 @@ def test_a_record_as_a_page_and_as_text(snapshot: Any) -> None:
         assert record_text(record) == snapshot(name=f"{name}: text")
 
 
-def test_the_lines_of_many_ranks_are_in_one_fold() -> None:
+def test_the_lines_of_more_than_eight_ranks_share_one_collapsible_section() -> None:
     assert folds_of(8) == [f"only rank {rank}" for rank in range(8)]
     assert len(folds_of(9)) == 1
 

@@ -51,7 +51,7 @@ def report(text: str = "a <b>") -> Report:
     )
 
 
-def test_every_block_as_text_and_as_html(snapshot: Any) -> None:
+def test_every_report_block_as_text_and_as_html(snapshot: Any) -> None:
     assert render_text(report()) == snapshot(name="text")
     assert readable(render_html(report())) == snapshot(name="html")
 
@@ -81,7 +81,7 @@ def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
     return made
 
 
-def test_a_page_gets_html_a_kernel_without_a_page_the_picture_and_a_console_text(
+def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(
     published: Mock,
 ) -> None:
     text = render_text(report())

@@ -85,7 +85,9 @@ def test_the_status_has_the_newest_events_and_log_paths_relative_to_the_notebook
 
 @BIG
 @given(SNAPSHOTS)
-def test_any_group_can_be_described(snapshot: Snapshot) -> None:
+def test_the_status_text_of_any_snapshot_has_states_bars_events_and_alarm(
+    snapshot: Snapshot,
+) -> None:
     text = status(snapshot)
     if not snapshot.state.is_live:
         assert text == NO_GROUP
@@ -98,12 +100,12 @@ def test_any_group_can_be_described(snapshot: Snapshot) -> None:
     assert snapshot.alarm in text
 
 
-def test_a_page_has_the_same_with_the_events_on_a_line(snapshot: Any) -> None:
+def test_the_status_page_shows_the_events_on_a_time_line(snapshot: Any) -> None:
     known = replace(with_ranks(state="waiting"), events=(failure(1),), alarm="<no progress>")
     assert readable(render_html(status_report(known))) == snapshot
 
 
-def test_the_line_of_a_script_has_its_file() -> None:
+def test_the_current_line_of_a_script_is_shown_with_its_file() -> None:
     text = status(with_ranks(line=12, file="train.py"))
     assert "train.py:12" in text
     assert "12 for 3.0 s" in status(with_ranks(line=12, seconds=3.0))
