@@ -28,10 +28,14 @@ from nbddp.train.faults.arming import KINDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+DEVELOPMENT = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/development").glob("*.md"))]
+PACKAGES = (ROOT / "docs/development/packages.md").read_text()
 REFERENCE = (ROOT / "docs/reference.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOR_USERS = "\n".join(path.read_text() for path in PAGES if path.stem != "CONTRIBUTING")
+USER_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*USER_PAGES, *DEVELOPMENT]
+FOR_USERS = "\n".join(path.read_text() for path in USER_PAGES)
+
+LINES = re.MULTILINE | re.DOTALL
 
 
 def parsers() -> dict[str, ArgumentParser]:
@@ -65,10 +69,18 @@ def public_functions() -> list[Any]:
     return found
 
 
-def test_readme_is_short_and_links_to_every_page() -> None:
+def test_readme_is_short_and_links_to_every_page_for_users() -> None:
     assert len(README.split()) <= 1500
     linked = {ROOT / target for target in re.findall(r"\]\(([^)#:]+)", README)}
-    assert set(PAGES) - {ROOT / "README.md"} <= linked
+    assert {*USER_PAGES, ROOT / "CONTRIBUTING.md"} - {ROOT / "README.md"} <= linked
+
+
+def test_contributing_is_short_and_names_every_page_for_developers() -> None:
+    contributing = DEVELOPMENT[0].read_text()
+    assert len(contributing.encode()) <= 6000
+    named = {ROOT / name for name in re.findall(r"`(docs/development/\w+\.md)`", contributing)}
+    assert set(DEVELOPMENT[1:]) == named
+    assert len(DEVELOPMENT) > 4
 
 
 def test_the_reference_names_every_command_and_every_option_of_a_cell() -> None:
@@ -146,15 +158,32 @@ def test_course_map_lists_all_notebooks_and_how_each_topic_is_taught() -> None:
     assert [row for row in topics if "](" not in row[1] or not told.search(row[2])] == []
 
 
-def test_contributing_names_every_package_and_only_existing_files() -> None:
-    rooms = {
+def test_packages_page_names_every_package_and_its_picture_has_the_layers_of_pyproject() -> None:
+    packages = {
         path.stem
         for path in (ROOT / "nbddp").iterdir()
         if (path.is_dir() or path.suffix == ".py") and not path.name.startswith("__")
     }
-    assert rooms - set(re.findall(r"\w+", CONTRIBUTING)) == set()
-    files = re.findall(r"`((?:nbddp|tests)/[\w/]+(?:\.py)?)`", CONTRIBUTING)
-    assert [name for name in files if not (ROOT / name).exists()] == []
+    assert packages - set(re.findall(r"\w+", PACKAGES)) == set()
+    picture = PACKAGES.split("```")[1].strip().splitlines()
+    contracts = (ROOT / "pyproject.toml").read_text()
+    [layers] = re.findall(r'^containers = \["nbddp"\]$.*?^layers = \[(.*?)^\]', contracts, LINES)
+    rows = [re.findall(r"\w+", row) for row in re.findall(r'"(.+)"', layers)]
+    assert [re.findall(r"\w+", row.split("  ")[0]) for row in picture] == rows
+    assert {name for row in rows for name in row} == packages
+
+
+@pytest.mark.parametrize("page", DEVELOPMENT, ids=lambda page: page.stem)
+def test_pages_for_developers_name_only_existing_files(page: Path) -> None:
+    names = re.findall(r"`((?:nbddp|tests|tools|binder)/[\w/]+(?:\.\w+)?)`", page.read_text())
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_table_of_changes_names_only_existing_files() -> None:
+    table = PACKAGES.partition("\n## Where to make a change\n")[2]
+    files = re.findall(r"`((?!nbddp\b)\w[\w/]*(?:/|\.py))`", table)
+    assert len(files) > 50
+    assert [name for name in files if not (ROOT / "nbddp" / name).exists()] == []
 
 
 def gaps(function: Any) -> set[str]:
