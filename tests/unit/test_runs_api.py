@@ -61,7 +61,7 @@ def test_the_metrics_of_a_run_are_a_table(folder: Path, monkeypatch: pytest.Monk
     assert found["rank"][1] == 1
 
 
-def test_with_pandas_the_metrics_are_a_data_frame(
+def test_metrics_are_a_data_frame_if_pandas_is_installed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pandas: Any = ModuleType("pandas")
@@ -73,7 +73,7 @@ def test_with_pandas_the_metrics_are_a_data_frame(
     assert columns["step"] == [0, 0, 1, 1, 2, 2]
 
 
-def test_its_figure_can_be_saved_and_shown(folder: Path) -> None:
+def test_the_figure_of_a_run_can_be_saved_and_shown(folder: Path) -> None:
     figure = nbddp.Run(make_run(folder)).figure()
     figure.savefig(folder / "figure.svg")
     assert (folder / "figure.svg").stat().st_size > 3000
@@ -98,7 +98,7 @@ def test_invalid_rows_are_left_out_of_the_metrics(folder: Path) -> None:
     assert run.metrics() == {"time": [2.0], "rank": [0], "attempt": [1], "step": [nan], "x": [1]}
 
 
-def test_a_damaged_folder_is_named_and_the_others_are_there(
+def test_runs_logs_damaged_folders_and_lists_the_other_runs(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert nbddp.runs(folder) == []

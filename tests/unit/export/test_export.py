@@ -159,7 +159,7 @@ def test_computations_and_uses_of_guarded_names_go_inside_the_main_guard(text: s
     assert parts(text) == [(True, text)]
 
 
-def test_parts_keep_their_order_comments_and_strings() -> None:
+def test_split_parts_keep_their_order_comments_and_strings() -> None:
     first, last = "# first\nimport os\n\n\n", "# about f\ndef f(): pass\n# end"
     text = f'{first}# about x\nx = """a\n  b"""\ny = 1\n{last}'
     assert parts(text) == [
@@ -173,7 +173,7 @@ def test_parts_keep_their_order_comments_and_strings() -> None:
     assert list(split_by_guard("import os", set(), is_for_all=False)) == [(True, "import os")]
 
 
-def test_names_are_found_in_every_kind_of_binding() -> None:
+def test_assigned_names_finds_names_in_every_kind_of_binding() -> None:
     source = (
         "for a in b: pass\nwith c as d: pass\ntry: pass\nexcept E as e: pass\n(f, *g) = h\n"
         "import i.j"
@@ -201,7 +201,9 @@ def test_names_are_found_in_every_kind_of_binding() -> None:
         ("!ls", "subprocess.run('ls', shell=True, check=False)"),
     ],
 )
-def test_the_last_value_is_shown_as_in_the_notebook(source: str, shown: str) -> None:
+def test_an_exported_cell_shows_its_last_value_as_the_notebook_does(
+    source: str, shown: str
+) -> None:
     assert cells_of(export(cell(source))).endswith(f"{GUARD}\n    {shown}")
 
 
@@ -249,7 +251,7 @@ def test_an_exported_cell_gives_the_same_results_as_the_original() -> None:
 # ---- the whole
 
 
-def test_a_script_has_its_parts_in_their_order(snapshot: SnapshotAssertion) -> None:
+def test_an_exported_script_has_all_parts_in_order(snapshot: SnapshotAssertion) -> None:
     many = {"many": list(range(999)), "n": None, "runs": Path("runs")}
     script = export(
         PushedValues({"rate": 0.5, "folder_name": "a b", "flag": True, **many}),
@@ -338,7 +340,7 @@ def test_pushed_values_are_exported_as_code(value: object, line: str) -> None:
     assert script.remarks == ()
 
 
-def test_the_kit_is_imported_where_it_is_used() -> None:
+def test_an_exported_script_imports_nbddp_only_if_it_is_used() -> None:
     assert "import nbddp" not in export(cell("x = 1")).text
     assert "import nbddp" in export(cell("def train():\n    nbddp.log(step=1, loss=2)")).text
 

@@ -46,7 +46,7 @@ JOIN = JoinFile.new("127.0.0.1", 29400)
 # ---- the secret
 
 
-def test_the_join_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_join_file(tmp_path: Path) -> None:
     path = JOIN.save(tmp_path / "join")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -178,7 +178,7 @@ def test_a_node_whose_first_frame_is_not_hello_is_disconnected(
 @pytest.mark.parametrize(
     "kind", [None, FrameType.HELLO, FrameType.START, FrameType.WELCOME, FrameType.LOG]
 )
-def test_a_node_that_leaves_or_sends_an_invalid_frame_is_lost(
+def test_a_node_that_disconnects_or_sends_an_invalid_frame_counts_as_lost(
     arriving: ListenerWithNodes, kind: FrameType | None
 ) -> None:
     fake_node = arriving.bring()
@@ -192,7 +192,7 @@ def test_a_node_that_leaves_or_sends_an_invalid_frame_is_lost(
     assert not arriving.listener.nodes
 
 
-def test_a_silent_node_is_lost(
+def test_a_silent_node_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch, arriving: ListenerWithNodes
 ) -> None:
     monkeypatch.setattr(listener_module, "SILENT_AFTER", 1.0)
@@ -361,7 +361,7 @@ async def _ended(sock: socket.socket) -> bool:
 # a socket whose task was cancelled too early closes itself, with a ResourceWarning
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("turns", range(6))  # of the event loop, in which it is accepted
-def test_a_rank_that_connects_as_its_node_loses_the_notebook_can_connect_again(turns: int) -> None:
+def test_a_connection_accepted_while_the_forwarder_closes_is_closed(turns: int) -> None:
     async def connect_and_lose() -> bool:
         async def no_way() -> None:
             return None
@@ -401,7 +401,7 @@ def test_a_log_copy_grows_with_the_log_on_the_node(tmp_path: Path) -> None:
     assert not lost
 
 
-def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
+def test_a_failed_write_ends_one_log_copy_and_not_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[tuple[Path, int | None]] = []
@@ -425,7 +425,7 @@ def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
     inlet.close()
 
 
-def test_a_run_folder_that_is_gone_costs_no_node(
+def test_a_node_stays_connected_if_the_run_folder_is_deleted(
     tmp_path: Path, arriving: ListenerWithNodes
 ) -> None:
     fake_node, listener = arriving.bring(), arriving.listener
@@ -441,7 +441,7 @@ def test_a_run_folder_that_is_gone_costs_no_node(
     handle.join()
 
 
-def test_a_shared_file_is_sent_in_whole_lines_under_a_living_rank(
+def test_a_shared_file_is_sent_in_whole_lines_for_a_rank_that_still_runs(
     tmp_path: Path,
 ) -> None:
     original = tmp_path / "metrics.jsonl"
@@ -463,7 +463,7 @@ def test_a_shared_file_is_sent_in_whole_lines_under_a_living_rank(
 # ---- clocks, numbers
 
 
-def test_the_quickest_round_trip_is_believed() -> None:
+def test_the_clock_offset_comes_from_the_shortest_round_trip() -> None:
     clock = ClockOffset()
     clock.add_round(0.0, 5.9, 1.0)  # ± 0.5
     clock.add_round(10.0, 15.05, 10.1)  # ± 0.05
@@ -472,7 +472,7 @@ def test_the_quickest_round_trip_is_believed() -> None:
     assert clock.error == pytest.approx(0.05)
 
 
-def test_nodes_are_counted_as_torchrun_counts_them() -> None:
+def test_node_ranges_are_parsed_as_by_torchrun() -> None:
     assert [node_range(text) for text in ("2", "2:4")] == [(2, 2), (2, 4)]
     for text in ("", "0", "4:2", "x", "1:", ":3", "-1"):
         with pytest.raises(ArgumentTypeError, match="expected"):

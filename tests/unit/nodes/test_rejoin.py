@@ -50,7 +50,7 @@ def back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Back]:
     made.group.close()
 
 
-def test_taking_back_nodes_can_be_repeated_after_a_timeout_or_an_interrupt(
+def test_adopting_nodes_can_be_repeated_after_a_timeout_or_an_interrupt(
     back: Back, snapshot: SnapshotAssertion
 ) -> None:
     def interrupt() -> None:
@@ -112,7 +112,7 @@ def test_a_listener_of_a_living_notebook_is_not_taken_over(
     assert find_left_join_file(back.join_file.name) == find_left_join_file()
 
 
-def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
+def test_adopted_nodes_without_ranks_stay_available_for_the_next_cell(back: Back) -> None:
     fake_nodes: list[FakeNodes] = []
 
     def come() -> None:

@@ -116,7 +116,7 @@ def test_without_file_locks_recently_touched_files_are_kept(
     held.close()
 
 
-def test_the_log_of_an_agent_is_held_while_it_runs(tmp_path: Path) -> None:
+def test_the_log_of_a_running_agent_is_not_removed(tmp_path: Path) -> None:
     log = tmp_path / ".nbddp" / "agents" / "7f3a9c01"
     agents = LocalAgents([], log)
     agents._command = [sys.executable, "-c", "import time; time.sleep(100)"]

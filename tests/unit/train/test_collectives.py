@@ -31,7 +31,7 @@ def test_with_one_rank_a_model_is_only_moved_unless_it_spans_devices() -> None:
     assert [each.device.type for each in prepare(model).parameters()] == ["cpu"] * 2 + ["meta"] * 2
 
 
-def test_prepared_models_are_known_as_long_as_they_are_held() -> None:
+def test_prepared_lists_models_only_while_they_are_referenced() -> None:
     model = prepare(nn.Linear(2, 2))
     assert sum(each is model for each in prepared()) == 1
     before = len(prepared())
@@ -79,7 +79,7 @@ def test_a_tensor_keeps_its_shape_and_type_and_is_not_touched() -> None:
     assert torch.equal(all_reduce(torch.arange(6.0).view(2, 3).T), torch.arange(6.0).view(2, 3).T)
 
 
-def test_a_bool_tensor_is_counted_but_its_smallest_is_a_bool() -> None:
+def test_sum_of_a_bool_tensor_counts_and_max_stays_bool() -> None:
     value = torch.tensor([True, False])
     for op, expected, dtype in (("sum", [1, 0], torch.int64), ("max", [1, 0], torch.bool)):
         found = all_reduce(value, op)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ class Trainer:
         return len(self.saved)
 
 
-def test_a_method_of_rank_0_is_a_method_still() -> None:
+def test_on_main_works_on_methods_partials_and_bound_methods() -> None:
     trainer = Trainer()
     assert (trainer.save(3), trainer.save(4, twice=True)) == (1, 3)
     assert trainer.saved == [3, 4, 4]
@@ -132,7 +132,7 @@ def test_values_that_cannot_be_reduced_and_wrong_arguments_are_refused(
     assert "nproc" in refusal(ArgumentError, WorkerGroup, nproc=0)  # a group's are refused so too
 
 
-def test_with_one_rank_objects_are_returned_and_functions_run_here() -> None:
+def test_with_one_rank_objects_are_returned_and_functions_are_called_directly() -> None:
     thing = object()
     assert all_gather(thing) == [thing]
     assert on_main(lambda a, b: a - b)(5, b=3) == 2

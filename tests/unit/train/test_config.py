@@ -52,7 +52,7 @@ class Settings:
     [Settings(), {"lr": 0.1, "inner": {"depth": 3}}, Namespace(lr=0.1, inner=Namespace(depth=3))],
     ids=["dataclass", "mapping", "namespace"],
 )
-def test_settings_inside_others_have_a_dot(values: Any, recorder: Recorder) -> None:
+def test_nested_settings_get_dotted_names(values: Any, recorder: Recorder) -> None:
     nbddp.config(values)
     assert said(recorder) == {"lr": 0.1, "inner.depth": 3}
 
@@ -75,7 +75,7 @@ KEPT: dict[str, tuple[Any, Any]] = {
 }
 
 
-def test_plain_values_are_kept_and_things_are_said_in_a_few_words(recorder: Recorder) -> None:
+def test_config_keeps_plain_values_and_describes_other_objects_briefly(recorder: Recorder) -> None:
     nbddp.config({name: value for name, (value, _) in KEPT.items()})
     assert said(recorder) == {name: kept for name, (_, kept) in KEPT.items()}
 
@@ -106,7 +106,7 @@ def test_invalid_settings_are_refused_and_not_reported(
     assert recorder.told == []
 
 
-def test_under_torchrun_it_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+def test_config_under_torchrun_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="nbddp"):
         nbddp.config(lr=0.1)
     assert caplog.messages == ["config values={'lr': 0.1}"]

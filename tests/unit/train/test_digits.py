@@ -33,7 +33,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_that_are_there_are_read(mnist: Path) -> None:
+def test_existing_mnist_files_are_read(mnist: Path) -> None:
     found = digits(mnist)
     images, labels = found.train.tensors
     assert (images.shape, images.dtype) == ((6, 1, 28, 28), torch.float32)
@@ -50,7 +50,7 @@ def test_a_file_with_another_checksum_is_refused(mnist: Path) -> None:
         digits(mnist)
 
 
-def test_without_files_there_are_scikit_learns_brought_to_28_pixels(
+def test_without_mnist_files_the_scikit_learn_digits_are_scaled_to_28_pixels(
     tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     found, again = digits(tmp_path), digits(tmp_path)
@@ -65,7 +65,7 @@ def test_without_files_there_are_scikit_learns_brought_to_28_pixels(
 
 
 @pytest.mark.full  # to load scikit-learn takes seconds
-def test_scikit_learns_digits_are_all_there_and_each_once(tmp_path: Path) -> None:
+def test_train_and_test_sets_together_have_each_scikit_learn_digit_once(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     whole = load_digits()

@@ -99,7 +99,7 @@ def test_a_loader_says_whether_it_is_for_evaluation() -> None:
     ]
 
 
-def test_samples_that_can_be_had_together_are_asked_for_together() -> None:
+def test_a_dataset_with_getitems_gets_the_indices_of_a_whole_batch() -> None:
     asked = []
 
     class Fast(Augmented):
@@ -124,7 +124,7 @@ def test_collate_and_other_options_reach_the_dataloader() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_augmentations_do_not_depend_on_the_training_nor_disturb_it(workers: int) -> None:
+def test_augmentations_use_random_numbers_independent_of_the_training(workers: int) -> None:
     def begin() -> None:
         torch.manual_seed(1)
         np.random.seed(1)
@@ -140,7 +140,7 @@ def test_augmentations_do_not_depend_on_the_training_nor_disturb_it(workers: int
     assert equal([batch for batch, _ in found], expected)
 
 
-def test_augmentations_differ_in_all_but_evaluation() -> None:
+def test_augmentations_differ_between_seeds_ranks_and_epochs_except_in_evaluation() -> None:
     drawn = [
         torch.tensor(batch)[:, 1:]
         for seed in (0, 1)
@@ -168,7 +168,7 @@ def draw_in_worker(_worker: int) -> None:
 
 
 @pytest.mark.process
-def test_workers_begin_with_seeds_of_their_rank_and_epoch() -> None:
+def test_the_seeds_of_loader_workers_depend_on_rank_and_epoch() -> None:
     def begin(epoch: int) -> list[float]:
         ours = loader(OfWorker(8), 2, num_workers=2, worker_init_fn=draw_in_worker)
         ours.load_state_dict({**ours.state_dict(), "epoch": epoch})
@@ -249,7 +249,7 @@ def test_resuming_loads_nothing_that_was_loaded_before() -> None:
     assert dataset.loaded == list(range(12, 20))
 
 
-def test_a_state_of_the_last_batch_ends_that_epoch_and_one_between_epochs_begins_the_next() -> None:
+def test_resuming_at_the_last_batch_ends_the_epoch_and_between_epochs_starts_the_next() -> None:
     ours, theirs = loader(range(8), 4), loader(range(8), 4)
     states = [ours.state_dict() for _ in ours]
     theirs.load_state_dict(states[-1])
@@ -260,7 +260,7 @@ def test_a_state_of_the_last_batch_ends_that_epoch_and_one_between_epochs_begins
     assert samples_of(theirs) == samples_of(ours)
 
 
-def test_after_a_break_the_next_iteration_is_the_next_epoch_but_a_state_goes_on() -> None:
+def test_iterating_after_a_break_starts_the_next_epoch_but_a_loaded_state_continues() -> None:
     ours, theirs, whole = (loader(range(12), 4) for _ in range(3))
     assert len(list(itertools.islice(ours, 1))) == 1
     theirs.load_state_dict(ours.state_dict())
@@ -270,7 +270,7 @@ def test_after_a_break_the_next_iteration_is_the_next_epoch_but_a_state_goes_on(
     assert samples_of(ours) == second
 
 
-def test_an_iteration_that_is_still_open_does_not_move_a_loader_that_began_anew() -> None:
+def test_an_old_open_iterator_does_not_advance_a_restarted_loader() -> None:
     ours = loader(range(12), 4)
     old = iter(ours)
     next(old)
@@ -282,7 +282,7 @@ def test_an_iteration_that_is_still_open_does_not_move_a_loader_that_began_anew(
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize("evaluation", [False, True])
-def test_on_another_number_of_ranks_the_rest_of_the_epoch_is_divided_anew_and_it_says_so(
+def test_resuming_with_another_world_size_redivides_the_rest_of_the_epoch_with_a_warning(
     world_size: int, evaluation: bool
 ) -> None:
     def make() -> Loader:

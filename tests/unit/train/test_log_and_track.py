@@ -112,7 +112,7 @@ def test_a_loss_that_still_has_its_graph_is_reported_without_a_warning(sink: Rec
     [(0, 0), (-1, -1), (10**30, 10**30), (np.int64(5), 5), (torch.tensor(5), 5)],
     ids=repr,
 )
-def test_a_step_is_any_whole_number(sink: Recorder, step: Any, number: int) -> None:
+def test_log_accepts_any_integer_as_step(sink: Recorder, step: Any, number: int) -> None:
     log(step=step, loss=1)
     assert sink.told == [("log", number, {"loss": 1.0})]
     assert type(sink.told[0][1]) is int
@@ -126,7 +126,9 @@ def test_the_step_of_log_is_optional(sink: Recorder) -> None:
     assert sink.told == [("log", None, each) for each in values]
 
 
-def test_without_a_step_the_loop_is_where_the_count_of_its_values_is(sink: Recorder) -> None:
+def test_without_a_step_the_step_is_the_number_of_earlier_values_of_the_metric(
+    sink: Recorder,
+) -> None:
     reached: list[tuple[int, str]] = []
     end = log_and_track.on_step(lambda step, source: reached.append((step, source)))
     try:
@@ -222,14 +224,14 @@ def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder
 
 
 @given(st.floats(), st.text().filter(lambda name: name not in log_and_track.RESERVED | {"step"}))
-def test_any_float_under_any_name_arrives_as_it_is(value: float, name: str) -> None:
+def test_log_passes_on_any_float_under_any_name(value: float, name: str) -> None:
     with recording() as recorder:
         log(step=0, **{name: value})
     [(_, _, values)] = recorder.told
     assert np.array_equal([values[name]], [value], equal_nan=True)
 
 
-def test_events_go_to_the_sink_with_their_facts(sink: Recorder) -> None:
+def test_record_event_passes_the_event_to_the_sink(sink: Recorder) -> None:
     record_event("checkpoint", path="a/b", step=3)
     assert sink.told == [("happened", "checkpoint", {"path": "a/b", "step": 3})]
 
@@ -246,7 +248,7 @@ def logged(
     return caplog
 
 
-def test_without_a_panel_numbers_and_events_are_lines_of_the_log_and_a_loop_is_none(
+def test_metrics_and_events_go_to_the_logger_without_a_panel_and_loops_do_not(
     logged: pytest.LogCaptureFixture,
 ) -> None:
     log(step=3, loss=0.25, accuracy=1 / 3)
@@ -329,7 +331,7 @@ def test_a_fast_loop_is_not_shown_at_every_item(
     assert sink.bars[0].done == 100
 
 
-def test_a_loop_that_is_left_or_that_fails_ends_there(sink: Recorder) -> None:
+def test_a_tracked_loop_ends_in_the_sink_if_it_breaks_or_raises(sink: Recorder) -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("the disk is gone")
@@ -380,7 +382,7 @@ def test_a_bar_ends_in_the_sink_it_began_in(sink: Recorder) -> None:
 
 
 @given(st.lists(st.integers()), st.integers(0, 60))
-def test_items_come_through_unchanged_and_are_counted(items: list[int], taken: int) -> None:
+def test_track_passes_on_items_unchanged_and_counts_them(items: list[int], taken: int) -> None:
     with recording() as recorder:
         loop = iter(track(items))
         assert list(itertools.islice(loop, taken)) == items[:taken]
@@ -389,7 +391,9 @@ def test_items_come_through_unchanged_and_are_counted(items: list[int], taken: i
     assert [bar.is_open for bar in recorder.bars] == [False]
 
 
-def test_a_bar_tells_its_label_its_numbers_and_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_bar_has_its_label_counts_and_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = itertools.count(10.0, 2.0)
     monkeypatch.setattr(log_and_track.time, "monotonic", lambda: next(now))
     bar = ProgressBar(label="epoch 1", total=8, began=8.0)

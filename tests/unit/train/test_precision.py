@@ -99,7 +99,7 @@ def test_fp32_gives_exactly_the_result_of_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(("accumulate", "final"), [(3, False), (5, True)])
-def test_micro_steps_together_equal_one_big_batch_also_where_they_end_early(
+def test_accumulated_micro_steps_equal_one_large_batch_even_if_they_end_early(
     accumulate: int, final: bool
 ) -> None:
     amp = precision(accumulate=accumulate)
@@ -123,7 +123,7 @@ def test_a_final_micro_step_does_not_end_the_next_accumulation_early() -> None:
     assert [step(amp, *made, final=each) for each in (True, False, False)] == [True, False, True]
 
 
-def test_gradients_are_gone_after_a_step_and_stay_in_the_middle() -> None:
+def test_gradients_are_kept_between_micro_steps_and_cleared_after_a_step() -> None:
     amp, (model, optimizer) = precision(accumulate=2), model_and_optimizer()
     for has_stepped in (False, True):
         assert step(amp, model, optimizer) is has_stepped
@@ -141,7 +141,7 @@ def test_a_gpu_trains_with_mixed_precision(kind: str) -> None:
     assert_learns(precision(kind, accumulate=2, max_norm=10.0), "cuda", steps=120)
 
 
-def test_the_scheduler_goes_on_once_for_each_real_step() -> None:
+def test_the_scheduler_advances_once_per_optimizer_step() -> None:
     model, optimizer = model_and_optimizer(lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     amp = precision(accumulate=2)
@@ -150,7 +150,7 @@ def test_the_scheduler_goes_on_once_for_each_real_step() -> None:
     assert scheduler.get_last_lr() == [0.125]
 
 
-def test_a_step_that_the_scaler_skipped_is_no_step() -> None:
+def test_a_step_skipped_by_the_scaler_does_not_count_as_a_step() -> None:
     """torch's scaler works on the CPU too, though fp16 training there makes no sense."""
     model, optimizer = model_and_optimizer()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)

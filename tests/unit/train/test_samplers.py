@@ -122,7 +122,7 @@ def test_a_sampler_without_a_length_still_has_an_order() -> None:
     batch_size=st.integers(1, 7),
     kind=st.sampled_from([{}, {"drop_last": True}, {"evaluation": True}]),
 )
-def test_a_stream_gives_the_batches_of_a_dataset_that_is_not_shuffled(
+def test_a_stream_gives_the_same_batches_as_an_unshuffled_dataset(
     samples: int, world_size: int, batch_size: int, kind: dict[str, bool]
 ) -> None:
     found = on_ranks(world_size, lambda: loader(Stream(samples), batch_size, **kind), epochs=2)
@@ -152,7 +152,7 @@ def test_random_numbers_of_a_stream_agree_on_all_ranks_and_after_a_resume(worker
 
 
 @pytest.mark.filterwarnings("ignore:.*world size:UserWarning")
-def test_the_rest_of_a_stream_is_divided_among_the_ranks_that_there_are() -> None:
+def test_the_rest_of_a_resumed_stream_is_divided_among_the_new_ranks() -> None:
     ours = loader(Stream(12), 2)
     state = [ours.state_dict() for _ in ours][1]
     parts = on_ranks(2, lambda: resumed(lambda: loader(Stream(12), 2), state))
@@ -178,7 +178,7 @@ def test_a_pasted_loop_with_set_epoch_gives_the_same_as_one_without() -> None:
     assert (pasted.epoch, pasted.step) == (2, 20)
 
 
-def test_after_a_break_set_epoch_begins_anew_but_goes_on_in_an_epoch_that_was_saved() -> None:
+def test_set_epoch_restarts_an_epoch_after_a_break_but_continues_a_resumed_epoch() -> None:
     ours = make_of_20()
     assert len(list(itertools.islice(ours, 2))) == 2
     again = resumed(make_of_20, ours.state_dict())

@@ -7,7 +7,7 @@ import hashlib
 from nbddp import sonnets
 
 
-def test_it_is_79_whole_sonnets_in_plain_letters() -> None:
+def test_the_text_has_79_complete_sonnets_in_ascii() -> None:
     text = sonnets()
     poems = text.removesuffix("\n").split("\n\n")
     assert len(set(poems)) == len(poems) == 79

@@ -40,7 +40,7 @@ def thing(value: object, **others: object) -> Any:
     return collect_facts({"it": value, **others}).objects.get("it")
 
 
-def test_only_names_that_the_cell_has_are_looked_at() -> None:
+def test_facts_are_collected_only_for_names_that_the_cell_uses() -> None:
     names = {"net": nn.Linear(1, 1), "other": nn.Linear(1, 1), "_": nn.Linear(1, 1)}
     assert list(collect_facts(names, "y = net(x) + _(x)").objects) == ["net"]
     assert list(collect_facts(names).objects) == ["net", "other"]
@@ -65,7 +65,9 @@ def test_the_facts_of_a_loader_describe_its_sampler() -> None:
     assert thing(DataLoader(DATA, shuffle=True)).sampler == "random"
 
 
-def test_a_loader_says_which_epochs_a_cell_went_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_facts_of_a_loader_list_the_epochs_that_a_cell_iterated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for kind in (DistributedSampler, RandomSampler):
         monkeypatch.setattr(kind, "__iter__", kind.__iter__)
     record_epochs()
@@ -105,7 +107,7 @@ def test_only_the_length_of_a_user_defined_loader_is_read() -> None:
     assert thing(DataLoader(Broken([1]), sampler=[0])) is None
 
 
-def test_equal_data_is_told_from_other_data() -> None:
+def test_data_descriptions_are_equal_only_for_equal_data() -> None:
     other = TensorDataset(torch.arange(1.0, 11.0).reshape(10, 1))
     assert describe_data(DATA) == describe_data(TensorDataset(torch.arange(10.0).reshape(10, 1)))
     assert describe_data(DATA) != describe_data(other)
@@ -159,7 +161,7 @@ def test_both_parts_of_complex_parameters_are_compared(
     ],
     ids=["empty", "lazy", "meta", "channels last", "bf16"],
 )
-def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
+def test_collecting_facts_of_unusual_models_raises_no_error(net: nn.Module) -> None:
     assert thing(net) is None or isinstance(thing(net), ModelFacts)
 
 
@@ -181,7 +183,7 @@ def test_an_optimizer_of_a_replaced_model_is_reported() -> None:
     assert thing(adam, new=nn.Linear(3, 3)).replaced_model == ""
 
 
-def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
+def test_aliases_of_imports_are_reported_with_qualified_names() -> None:
     names = {"DL": DataLoader, "all_reduce": dist.all_reduce, "d": dist, "nb": nbddp.all_reduce}
     known = {"DL": "torch.utils.data.dataloader", "all_reduce": "torch.distributed", "nb": "nbddp"}
     whole = {name: f"{module}.{names[name].__name__}" for name, module in known.items()}
@@ -205,7 +207,7 @@ def test_rank_facts_survive_a_round_trip_through_json() -> None:
     assert RankFacts.from_json({}) == RankFacts()
 
 
-def test_of_the_kits_loaders_for_training_the_batch_is_known() -> None:
+def test_the_batch_size_of_nbddp_training_loaders_is_reported() -> None:
     train, test = nbddp.loader(range(9), 4), nbddp.loader(range(9), 3, shuffle=False)
     names = {"train": train, "test": test, "other": 3}
     rank = collect_facts(names, "for batch in train: test, other")
@@ -231,7 +233,7 @@ def stream_facts(body: str, files: object, **names: object) -> LoaderFacts:
     return thing(DataLoader(cell["Stream"](files)))  # type: ignore[no-any-return, operator]
 
 
-def test_streams_are_compared_where_nothing_of_theirs_depends_on_the_rank() -> None:
+def test_streams_are_compared_only_if_their_code_does_not_depend_on_the_rank() -> None:
     plain = "yield from map(torch.tensor, self.files)"
     known = stream_facts(plain, [1, 2])
     assert (known.sampler, bool(known.data)) == ("stream", True)
@@ -252,7 +254,7 @@ def test_streams_are_compared_where_nothing_of_theirs_depends_on_the_rank() -> N
         assert stream_facts(plain, files).data == ""
 
 
-def test_lists_in_another_order_are_told_from_other_lists() -> None:
+def test_the_order_facts_distinguish_reordered_lists_from_different_lists() -> None:
     def order_of(files: list[Any]) -> tuple[str, str, str]:
         sampler = DistributedSampler(files, num_replicas=2, rank=0)
         order: str = thing(DataLoader(files, sampler=sampler)).order  # type: ignore[arg-type]
@@ -296,7 +298,7 @@ def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
 
 
 @pytest.mark.usefixtures("alone")
-def test_parameters_that_took_no_part_are_named_where_ddp_gives_their_indices() -> None:
+def test_unused_parameters_are_named_from_the_indices_in_ddps_error() -> None:
     names: dict[str, Any] = {"model": DistributedDataParallel(Two())}
     names |= {"copy": DistributedDataParallel(Two()), "plain": Two()}
 

@@ -120,7 +120,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
+def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_run(
     tmp_path: Path, asynchronous: bool
 ) -> None:
     random.seed(1)
@@ -187,7 +187,7 @@ def test_resuming_parts_that_the_checkpoint_lacks_is_refused(
     assert said == snapshot
 
 
-def test_torch_reads_the_file_as_it_is(tmp_path: Path) -> None:
+def test_torch_load_reads_a_checkpoint_file_with_weights_only(tmp_path: Path) -> None:
     run = run_of()
     Checkpoint(tmp_path).save(3, **run, extra="words")
     found = torch.load(step_in(tmp_path, 3), weights_only=True)
@@ -197,7 +197,7 @@ def test_torch_reads_the_file_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_saved_wrapped", [False, True])
-def test_a_ddp_model_and_a_plain_one_load_each_others(
+def test_ddp_and_plain_models_load_each_others_checkpoints(
     tmp_path: Path, is_saved_wrapped: bool
 ) -> None:
     from torch import distributed as dist
@@ -222,7 +222,7 @@ def test_a_compiled_model_is_saved_under_its_uncompiled_parameter_names(tmp_path
     assert found["parts"]["model"]._metadata == model.state_dict()._metadata
 
 
-def test_parts_of_any_name_come_back_and_values_with_them(tmp_path: Path) -> None:
+def test_parts_and_values_under_any_name_are_restored(tmp_path: Path) -> None:
     def parts_of(position: int) -> dict[str, Any]:
         ema = Loader()  # as an average of weights, it has a state and is no module
         ema.position = position
@@ -240,7 +240,9 @@ def test_parts_of_any_name_come_back_and_values_with_them(tmp_path: Path) -> Non
         assert str(loaded[name].state_dict()) == str(saved[name].state_dict())
 
 
-def test_checkpoint_and_resume_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_and_resuming_a_checkpoint_record_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     sink = log_and_track.Sink()
     monkeypatch.setattr(sink, "record_event", lambda kind, facts: events.append((kind, facts)))
@@ -350,7 +352,7 @@ def test_a_failed_save_raises_an_error_and_keeps_the_old_checkpoint(
         Checkpoint(tmp_path / "file").save(1)
 
 
-def test_a_relative_folder_stays_where_it_was(
+def test_a_relative_checkpoint_folder_does_not_follow_a_change_of_directory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint("runs/first")
@@ -394,7 +396,7 @@ def test_plain_values_are_restored_exactly_and_other_numbers_as_plain_numbers(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_tensors_of_all_kinds_come_back(tmp_path: Path, asynchronous: bool) -> None:
+def test_tensors_of_all_kinds_are_restored(tmp_path: Path, asynchronous: bool) -> None:
     extra = [torch.tensor(2), torch.eye(2).to_sparse(), torch.ones(2, 3).T, torch.zeros(0)]
     extra += [torch.ones(2, dtype=torch.bfloat16), nn.Parameter(torch.ones(1))]
     extra += [torch.zeros(1_000_000)[:3]]  # of a view, only its own elements are saved
@@ -407,7 +409,7 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path, asynchronous: bool) -> N
     assert step_in(tmp_path, 0).stat().st_size < 100_000
 
 
-def test_values_that_could_not_be_loaded_and_wrong_arguments_are_refused(
+def test_save_refuses_unloadable_values_and_invalid_arguments(
     tmp_path: Path, refused: Callable[..., str], snapshot: SnapshotAssertion
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
@@ -472,7 +474,7 @@ def test_an_error_of_an_asynchronous_save_is_logged_and_raised_by_the_next_save(
 
 
 @pytest.mark.process
-def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
+def test_an_exiting_process_completes_its_asynchronous_save(tmp_path: Path) -> None:
     source = (
         "import torch\nfrom nbddp import Checkpoint\n"
         f"Checkpoint({str(tmp_path)!r}).save(1, model=torch.nn.Linear(3000, 1000),"
@@ -496,7 +498,7 @@ def test_a_repeated_run_replaces_its_own_checkpoint(tmp_path: Path) -> None:
     )
 
 
-def test_a_checkpoint_goes_to_another_process_as_it_is_made(tmp_path: Path) -> None:
+def test_a_pickled_checkpoint_object_keeps_its_folder_and_settings(tmp_path: Path) -> None:
     made, model = Checkpoint(tmp_path, keep=2), nn.Linear(2, 1)
     made.save(3, model=model)
     made.save(4, asynchronous=True, model=model)

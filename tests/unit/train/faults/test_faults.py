@@ -69,7 +69,7 @@ def fired_at(fault: str, step: int) -> list[Any]:
     step=st.integers(0, 10**12),
     factor=st.floats(1, exclude_min=True, allow_infinity=False),
 )
-def test_a_fault_is_parsed_from_its_own_text(
+def test_parsing_the_text_of_a_fault_returns_an_equal_fault(
     kind: str, rank: int, step: int, factor: float
 ) -> None:
     fault = Fault(kind=kind, rank=rank, step=step, factor=factor if kind == "slow" else 2.0)
@@ -127,7 +127,7 @@ def test_a_fault_without_a_target_says_so_and_stays_armed(
 # ---- when
 
 
-def test_it_fires_once_after_the_numbers_of_its_step_were_reported(
+def test_a_fault_fires_once_after_the_metrics_of_its_step_were_reported(
     sink: Recorder,
 ) -> None:
     arm(2)
@@ -141,7 +141,7 @@ def test_it_fires_once_after_the_numbers_of_its_step_were_reported(
     assert sink.told[5:] == [0, 1, 2, 3, 4]
 
 
-def test_only_the_rank_that_is_meant_is_armed() -> None:
+def test_a_fault_for_another_rank_is_not_armed() -> None:
     at(step=1, rank=0, kind="kill")
     assert armed() == []
     log(step=1)
@@ -189,7 +189,7 @@ def test_no_fault_fires_in_a_child_such_as_a_loaders_worker(
     log(step=1)
 
 
-def test_faults_are_handed_over_and_disarmed_by_their_spelling(
+def test_faults_are_armed_from_the_environment_and_disarmed_by_their_text(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["kill@rank=1,step=3", "slow@rank=1,step=5,factor=3", "kill@rank=0,step=1"]
@@ -240,7 +240,7 @@ def test_a_fault_fires_again_in_a_new_cell_but_not_in_a_replayed_cell(
         assert bool(armed()) is not is_again
 
 
-def test_in_the_same_process_it_fires_again_only_if_told_to(sink: Recorder) -> None:
+def test_a_fault_fires_again_in_the_same_process_only_if_requested(sink: Recorder) -> None:
     for again in (False, False, True):
         arm(0, again=again)
         with suppress(FaultError):
@@ -357,7 +357,7 @@ def poisoned(model: torch.nn.Module) -> list[str]:
     return [name for name, each in named if each.grad is not None and each.grad.isnan().any()]
 
 
-def test_nan_is_one_gradient_of_one_backward(model: torch.nn.Sequential) -> None:
+def test_a_nan_fault_changes_one_gradient_of_one_backward(model: torch.nn.Sequential) -> None:
     arm(1, "nan")
     assert poisoned(model) == []
     log(step=1)
@@ -373,7 +373,7 @@ def test_nan_changes_an_existing_gradient(model: torch.nn.Sequential) -> None:
     assert len(poisoned(model)) == 1
 
 
-def test_clear_undoes_nan(model: torch.nn.Sequential) -> None:
+def test_clear_cancels_a_nan_fault(model: torch.nn.Sequential) -> None:
     fire("nan")
     clear()
     assert poisoned(model) == []
@@ -405,7 +405,7 @@ def gather_one() -> float:
     return gathered[0].item()
 
 
-def test_skip_leaves_out_one_collective_and_gives_torch_its_functions_back(
+def test_a_skip_fault_omits_one_collective_and_then_restores_torchs_functions(
     skips: SimpleNamespace,
 ) -> None:
     fire("skip")
@@ -416,7 +416,7 @@ def test_skip_leaves_out_one_collective_and_gives_torch_its_functions_back(
 
 
 @pytest.mark.usefixtures("skips")
-def test_skip_of_an_asynchronous_collective_gives_work_that_is_done() -> None:
+def test_a_skipped_asynchronous_collective_returns_completed_work() -> None:
     fire("skip")
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
@@ -424,14 +424,14 @@ def test_skip_of_an_asynchronous_collective_gives_work_that_is_done() -> None:
 
 
 @pytest.mark.usefixtures("skips")
-def test_skip_leaves_a_process_group_alone_that_came_later() -> None:
+def test_a_skip_fault_does_not_affect_a_later_process_group() -> None:
     fire("skip")
     dist.destroy_process_group()
     form_group_of_one()
     assert gather_one() == 1.0
 
 
-def test_clear_undoes_skip(skips: SimpleNamespace) -> None:
+def test_clear_cancels_a_skip_fault(skips: SimpleNamespace) -> None:
     fire("skip")
     assert dist.barrier is not skips.barrier
     clear()
@@ -520,7 +520,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
-def test_of_a_folder_the_largest_file_is_flipped(tmp_path: Path, size: int) -> None:
+def test_corrupting_a_folder_flips_bytes_of_its_largest_file(tmp_path: Path, size: int) -> None:
     smallest, path = a_file(tmp_path / "a" / "1", 0, at=0), a_file(tmp_path / "a" / "2", size, at=0)
     fault_actions.flip_bytes(tmp_path)
     assert smallest.read_bytes() == b""

@@ -25,7 +25,9 @@ def compiled(compiler: CellCompiler, source: str) -> tuple[str, int]:
     return name, compiler(tree, name, "exec").co_firstlineno and tree.body[0].lineno
 
 
-def test_a_part_of_a_cell_has_the_name_and_lines_of_the_cell(compiler: CellCompiler) -> None:
+def test_code_of_a_cell_magic_is_compiled_with_the_cells_name_and_line_numbers(
+    compiler: CellCompiler,
+) -> None:
     compiler.begin_cell("%%capture\n\nx = 1\ny = 2", 2, 3)
     assert compiled(compiler, "get_ipython().run_cell_magic()") == ("<ipython-input-3 (2)>", 1)
     assert compiled(compiler, "\nx = 1\ny = 2\n") == ("<ipython-input-3>", 4)
@@ -34,7 +36,7 @@ def test_a_part_of_a_cell_has_the_name_and_lines_of_the_cell(compiler: CellCompi
     assert compiled(compiler, "z = 3") == of_string
 
 
-def test_leading_blank_lines_count(compiler: CellCompiler) -> None:
+def test_leading_blank_lines_count_for_line_numbers(compiler: CellCompiler) -> None:
     compiler.begin_cell("\n\n1", 2, 3)
     assert compiled(compiler, "\n\n1") == ("<ipython-input-3>", 4)
 
@@ -48,14 +50,16 @@ def test_code_compiled_by_the_time_magic_belongs_to_the_cell(compiler: CellCompi
     assert (frame.filename, frame.lineno, frame.line) == ("<ipython-input-3>", 3, "1 / 0")
 
 
-def test_cells_of_one_number_are_told_apart(compiler: CellCompiler) -> None:
+def test_different_cells_with_the_same_prompt_number_get_different_names(
+    compiler: CellCompiler,
+) -> None:
     first, second = "<ipython-input-1>", "<ipython-input-1 (2)>"
     for source, name in (("a", first), ("b", second), ("a", first)):
         compiler.begin_cell(source, 2, 1)
         assert compiled(compiler, source)[0] == name
 
 
-def test_only_cells_of_other_prompts_are_named(compiler: CellCompiler) -> None:
+def test_a_cell_is_named_only_if_it_is_not_the_current_cell(compiler: CellCompiler) -> None:
     for number, source in ((0, "seed"), (1, "a"), (1, "b"), (2, "c")):
         compiler.begin_cell(source, 2, number)
     names = {each: compiler.name_of_cell(each) for each in [*compiler.sources, "<string>"]}
@@ -68,7 +72,7 @@ def test_only_cells_of_other_prompts_are_named(compiler: CellCompiler) -> None:
     }
 
 
-def test_the_text_of_known_cells_stays(compiler: CellCompiler) -> None:
+def test_added_sources_do_not_replace_the_source_of_a_known_cell(compiler: CellCompiler) -> None:
     compiler.begin_cell("a", 1, 1)
     compiled(compiler, "a")
     compiler.add_sources({"<ipython-input-1>": "other", "<ipython-input-2>": "b\n"})

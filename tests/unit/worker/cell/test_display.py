@@ -13,11 +13,11 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 @pytest.mark.parametrize(
     "text", [{"text/plain": "IntSlider(value=0)"}, {}], ids=["a widget", "one without a text"]
 )
-def test_a_widget_becomes_a_text_line_with_an_alternative(
+def test_a_widget_is_sent_as_a_text_line_that_suggests_an_alternative(
     text: dict[str, str], snapshot: SnapshotAssertion
 ) -> None:
     assert sendable_bundle(text | {WIDGET: {"model_id": "1"}}, {"isolated": True}) == snapshot
 
 
-def test_bytes_travel_as_in_jupyters_own_messages() -> None:
+def test_bytes_in_a_display_are_base64_encoded_as_in_jupyter_messages() -> None:
     assert sendable_bundle({"image/png": b"\x89PNG"}, None) == ({"image/png": "iVBORw=="}, {})

@@ -95,7 +95,7 @@ def test_a_traceback_shows_user_frames_and_counts_library_frames(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
-def test_the_members_of_a_group_are_in_its_traceback(
+def test_the_members_of_an_exception_group_are_in_its_traceback(
     fail: Fail, snapshot: SnapshotAssertion
 ) -> None:
     source = (
@@ -119,7 +119,7 @@ def test_file_line_and_arrow_have_colors_where_they_are_shown(fail: Fail) -> Non
     assert re.sub(r"\x1b\[\d+m", "", text) == format_traceback(error)
 
 
-def test_a_frame_without_a_line_has_that_of_its_function(fail: Fail) -> None:
+def test_a_frame_without_a_line_number_gets_the_line_of_its_function(fail: Fail) -> None:
     """An interrupt may strike in an instruction that has none."""
     error = fail("def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_linetable=b'')\nf()")
     assert "line 1, in f" in format_traceback(error)
@@ -157,7 +157,7 @@ def test_a_usage_error_of_a_magic_is_one_line(fail: Fail) -> None:
     assert format_traceback(error) == "UsageError: no such file"
 
 
-def test_errors_that_are_each_others_cause_are_shown_once(fail: Fail) -> None:
+def test_exceptions_in_a_cyclic_cause_chain_are_shown_once(fail: Fail) -> None:
     one, other = fail("raise ValueError('one')"), fail("raise KeyError('other')")
     one.__cause__, other.__cause__ = other, one
     assert format_traceback(one).count("ValueError: one") == 1
@@ -179,7 +179,7 @@ def test_errors_that_are_each_others_cause_are_shown_once(fail: Fail) -> None:
         (__file__, ""),
     ],
 )
-def test_a_file_belongs_to_a_library_or_to_the_user(filename: str, library: str) -> None:
+def test_a_file_is_attributed_to_a_library_or_to_the_user(filename: str, library: str) -> None:
     assert library_of_file(filename) == library
 
 
@@ -219,7 +219,7 @@ def summary_of(error: BaseException) -> tuple[str | int, ...]:
         ("assert 1 == 2, 'why'", ("AssertionError", "why", 1, "", "")),
     ],
 )
-def test_the_users_message_and_line_come_first(
+def test_an_error_summary_has_type_message_line_file_and_cause(
     fail: Fail, source: str, summary: tuple[str | int, ...]
 ) -> None:
     *said, because = summary_of(fail(source))
@@ -228,7 +228,7 @@ def test_the_users_message_and_line_come_first(
     assert bool(because) == bool(summary[-1])
 
 
-def test_a_scripts_file_is_named(fail: Fail) -> None:
+def test_an_error_summary_names_the_file_of_a_script(fail: Fail) -> None:
     error = fail("\nraise ValueError('a')", filename="/home/me/train.py")
     assert summary_of(error) == ("ValueError", "a", 2, "train.py", "")
 

@@ -19,7 +19,7 @@ def names_of(*scopes: dict[str, Any], device: torch.device | None = None) -> lis
     return [name for name, _ in largest_tensors(scopes, device)]
 
 
-def test_the_largest_come_first_under_names_that_can_be_typed() -> None:
+def test_the_largest_tensors_are_listed_first_as_python_expressions() -> None:
     model = torch.nn.Linear(50, 40)
     model(torch.ones(50)).sum().backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -41,7 +41,7 @@ def test_tensors_that_share_memory_are_named_once_and_hidden_names_are_skipped()
     assert names_of(scope, {"inner": torch.ones(7), "again": whole}) == ["whole", "inner"]
 
 
-def test_only_tensors_on_that_device_count() -> None:
+def test_only_tensors_on_the_given_device_are_listed() -> None:
     scope = {"here": torch.ones(3), "nowhere": torch.ones(9, device="meta")}
     assert names_of(scope, device=torch.device("cpu")) == ["here"]
 
@@ -77,7 +77,7 @@ def test_an_out_of_memory_message_names_the_main_user_of_the_gpu_and_a_remedy(
     assert card(free=free, held=held, reserved=reserved) == snapshot
 
 
-def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
+def test_other_errors_and_ranks_without_a_gpu_get_no_out_of_memory_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert describe_out_of_memory(torch.OutOfMemoryError("pretended"), {}, []) == ""
@@ -85,7 +85,7 @@ def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
     assert describe_out_of_memory(RuntimeError("no"), {}, []) == ""
 
 
-def test_a_module_that_raises_on_inspection_hides_no_failure(
+def test_an_out_of_memory_message_is_shown_even_if_a_module_raises_on_inspection(
     monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     class Odd(torch.nn.Module):

@@ -107,7 +107,9 @@ def in_c_code() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(cells: InterruptedCells) -> None:
+def test_an_interrupt_raises_in_a_python_cell_and_not_in_the_next_cell(
+    cells: InterruptedCells,
+) -> None:
     assert cells.interrupted(FOREVER) == "KeyboardInterrupt"
     assert cells.interrupter.was_interrupted
     assert cells.aborts == []
@@ -137,7 +139,9 @@ def test_an_interrupt_for_a_finished_cell_has_no_effect(cells: InterruptedCells,
     assert cells.acknowledged == ([2] if late == 2 else [])  # its result may be on its way
 
 
-def test_before_the_cells_first_line_the_signal_is_sent_again(cells: InterruptedCells) -> None:
+def test_the_signal_is_repeated_if_it_arrives_before_the_first_line_of_the_cell(
+    cells: InterruptedCells,
+) -> None:
     def get_ready() -> None:  # what IPython does before it runs a cell's code
         deadline = time.monotonic() + 0.35
         while time.monotonic() < deadline:
@@ -225,7 +229,9 @@ def test_an_awaited_task_is_cancelled_once_even_if_a_signal_arrives_too(
     assert cells.cancels == 1
 
 
-def test_a_cell_that_cleans_up_is_told_once(cells: InterruptedCells) -> None:
+def test_a_cell_that_cleans_up_after_an_interrupt_is_interrupted_once(
+    cells: InterruptedCells,
+) -> None:
     source = (
         "try:\n    while True: time.sleep(0.01)\n"
         "except KeyboardInterrupt:\n    for _ in range(50): time.sleep(0.01)"
@@ -235,7 +241,7 @@ def test_a_cell_that_cleans_up_is_told_once(cells: InterruptedCells) -> None:
     assert cells.aborts == []
 
 
-def test_a_signal_of_the_notebook_waits_for_its_message_and_counts_with_it_as_one(
+def test_a_signal_and_the_interrupt_message_that_follows_count_as_one_interrupt(
     cells: InterruptedCells,
 ) -> None:
     asked = cells.interrupt_soon(1, after=0.3)
@@ -253,7 +259,7 @@ def test_a_signal_of_the_notebook_waits_for_its_message_and_counts_with_it_as_on
 
 
 @pytest.mark.parametrize("has_had_it", [False, True])
-def test_a_signal_without_a_message_is_the_cells_own_unless_it_was_interrupted_already(
+def test_a_signal_without_a_message_interrupts_the_cell_unless_it_was_interrupted_before(
     cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 0.1)
@@ -278,7 +284,7 @@ def imported(seconds: float, *, filename: str, name: str = "a_library") -> None:
 IN_A_LIBRARY = str(Path(pytest.__file__).parent / "a_module.py")
 
 
-def test_a_library_that_is_being_imported_is_imported_in_whole(
+def test_an_interrupt_waits_until_a_library_import_is_complete(
     cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "REPEAT_TIMEOUT", 0.2)  # is over long before the import is

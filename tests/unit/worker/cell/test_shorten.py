@@ -25,7 +25,7 @@ def test_values_within_the_limit_are_not_truncated() -> None:
     assert truncate_failure(failure) == failure
 
 
-def test_a_long_value_says_how_to_get_the_whole_and_keeps_its_other_forms() -> None:
+def test_a_truncated_value_names_the_pull_command_and_keeps_its_other_mime_types() -> None:
     text = "x" * MAX_TEXT + "y" * 8_900_002
     short = truncate_value(value(text))
     assert short["data"] == {
@@ -36,13 +36,13 @@ def test_a_long_value_says_how_to_get_the_whole_and_keeps_its_other_forms() -> N
     assert short["metadata"] == {"a": 1}
 
 
-def test_values_that_differ_behind_the_cut_do_not_agree() -> None:
+def test_truncated_values_that_differ_after_the_cut_are_in_different_groups() -> None:
     texts = ["x" * MAX_TEXT + end for end in ("a", "b", "a")]
     results = {rank: truncate_value(value(text)) for rank, text in enumerate(texts)}
     assert [ranks for ranks, _ in group_ranks_by_value(results)] == [[0, 2], [1]]
 
 
-def test_a_picture_of_any_size_is_not_cut() -> None:
+def test_a_picture_of_any_size_is_not_truncated() -> None:
     data = {"image/png": "A" * 12_000_000}
     assert truncate_display(data) == data
 

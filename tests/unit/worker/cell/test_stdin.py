@@ -67,7 +67,7 @@ def test_input_returns_the_answer_to_its_question(stdin: RecordingStdin) -> None
     assert stdin.ask() == "second"
 
 
-def test_a_secret_is_asked_for_as_one(stdin: RecordingStdin) -> None:
+def test_getpass_marks_its_question_as_secret(stdin: RecordingStdin) -> None:
     stdin.later(InputReply(question=1, text="x"))
     assert stdin.ask_secret() == "x"
     assert (stdin.asked.is_secret, stdin.asked.prompt) == (True, "Password: ")
@@ -84,7 +84,9 @@ def test_questions_of_a_debugger_are_marked_as_debugger_questions(stdin: Recordi
     assert (stdin.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
-def test_the_end_of_input_and_a_refusal_are_errors(stdin: RecordingStdin) -> None:
+def test_input_raises_eof_error_at_the_end_and_runtime_error_if_refused(
+    stdin: RecordingStdin,
+) -> None:
     stdin.later(InputReply(question=1, is_end=True))
     with pytest.raises(EOFError):
         stdin.ask()
@@ -93,7 +95,9 @@ def test_the_end_of_input_and_a_refusal_are_errors(stdin: RecordingStdin) -> Non
         stdin.ask()
 
 
-def test_an_interrupt_ends_the_wait_and_takes_the_question_back(stdin: RecordingStdin) -> None:
+def test_an_interrupt_ends_the_wait_for_input_and_cancels_the_question(
+    stdin: RecordingStdin,
+) -> None:
     main = threading.main_thread().ident or 0
     stdin.later(lambda: time.sleep(0.1), lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
@@ -106,7 +110,7 @@ def test_an_interrupt_ends_the_wait_and_takes_the_question_back(stdin: Recording
     assert len(stdin.posted) == 2
 
 
-def test_a_process_or_thread_of_the_ranks_own_cannot_ask(stdin: RecordingStdin) -> None:
+def test_input_is_refused_in_a_child_process_or_thread_of_the_rank(stdin: RecordingStdin) -> None:
     def try_it() -> None:
         with pytest.raises(RuntimeError, match=r"^input\(\) .* process or thread "):
             stdin.ask()

@@ -90,7 +90,9 @@ def test_transferred_functions_use_the_globals_of_the_new_rank(there: dict[str, 
     assert there["__builtins__"] is __builtins__
 
 
-def test_closures_keep_their_cells_their_docstring_and_their_name(there: dict[str, Any]) -> None:
+def test_a_transferred_closure_keeps_its_variables_docstring_and_name(
+    there: dict[str, Any],
+) -> None:
     tick = there["tick"]
     assert tick(twice=True) == 3
     assert tick.__doc__ == "Count."
@@ -109,7 +111,9 @@ def test_a_transferred_optimizer_refers_to_the_transferred_model(there: dict[str
     )
 
 
-def test_a_class_of_a_cell_is_one_class(there: dict[str, Any]) -> None:
+def test_transferred_instances_and_subclasses_refer_to_the_same_transferred_class(
+    there: dict[str, Any],
+) -> None:
     assert type(there["model"]) is there["Wide"]
     assert issubclass(there["Wide"], there["Net"])
     assert there["model"](torch.ones(1, 2)).shape == (1, 2)
@@ -126,7 +130,7 @@ def test_objects_that_cannot_be_transferred_are_named_with_the_reason(tmp_path: 
     assert "lock" in carried.not_carried["lock"]
 
 
-def test_the_kits_own_things_are_carried() -> None:
+def test_nbddp_loaders_and_precision_objects_are_transferred() -> None:
     loader = nbddp.loader(range(100), 4, seed=3)
     batches = iter(loader)
     next(batches), next(batches)
@@ -190,7 +194,7 @@ same = trainer.model
 """
 
 
-def test_an_object_comes_without_the_parts_that_cannot_be_carried(
+def test_an_object_is_transferred_without_parts_that_cannot_be_pickled(
     snapshot: SnapshotAssertion,
 ) -> None:
     names = namespace(TRAINER)
@@ -229,7 +233,7 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
     assert there["fixed"].sum() == fixed.sum()
 
 
-def test_a_logger_comes_with_its_level() -> None:
+def test_a_logger_is_transferred_with_its_level() -> None:
     log = logging.getLogger("tests.carried")
     log.setLevel(logging.INFO)
     carried, there = pickle_namespace({"log": log}), dict[str, Any]()
@@ -254,7 +258,7 @@ def test_the_reason_why_an_object_is_not_transferred_is_text(
     assert left == snapshot
 
 
-def test_parts_that_have_no_name_are_counted_too() -> None:
+def test_untransferable_parts_without_a_name_are_numbered() -> None:
     def gates() -> set[object]:
         return {(number for number in ()) for _ in range(3)}  # elements of a set have no name
 

@@ -56,7 +56,7 @@ def pieces_of(log: LogWriter, upto: int | None = None) -> list[Output]:
     return pieces
 
 
-def test_pieces_are_whole_in_order_and_begin_after_an_earlier_attempt(
+def test_log_pieces_have_whole_characters_in_order_and_start_after_the_earlier_attempt(
     path: Path, write: Write, log: LogWriter
 ) -> None:
     text = "grüße\n" * (CHUNK_BYTES // 4)  # some pieces end within a character
@@ -115,7 +115,7 @@ def test_a_flood_without_newlines_ends_with_a_whole_character(write: Write, log:
 
 
 @pytest.mark.parametrize("is_flood", [False, True])
-def test_output_after_a_mark_is_read_separately(
+def test_output_after_a_log_position_is_read_separately(
     write: Write, log: LogWriter, is_flood: bool
 ) -> None:
     before = "x" * 99 + "\n" * MAX_UNREAD if is_flood else "before\n"
@@ -134,7 +134,7 @@ def test_output_after_a_mark_is_read_separately(
 # ---- text for the file only
 
 
-def test_hidden_text_is_in_the_log_file_and_in_no_piece(
+def test_hidden_text_is_written_to_the_log_file_but_not_sent(
     path: Path, write: Write, log: LogWriter
 ) -> None:
     write("before\n")

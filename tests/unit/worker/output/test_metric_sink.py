@@ -95,7 +95,7 @@ def test_each_metrics_line_has_time_rank_attempt_and_values_and_is_written_at_on
     assert lines(path)[-1].keys() == {"time", "rank", "attempt", "loss"}
 
 
-def test_the_file_is_for_its_owner_only(make: Make, path: Path) -> None:
+def test_only_the_owner_can_read_the_metrics_file(make: Make, path: Path) -> None:
     before = os.umask(0)
     try:
         make()
@@ -180,7 +180,7 @@ def test_rows_are_read_once_in_order_with_their_time(sink: MetricSink, path: Pat
     assert sink.read() is None
 
 
-def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
+def test_the_oldest_rows_beyond_the_queue_limit_are_omitted_and_counted(
     sink: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_sink_module, "MAX_QUEUED_ROWS", 10)
@@ -233,7 +233,7 @@ def test_every_report_is_counted_and_notifies_the_outbox(sink: MetricSink) -> No
 # ---- bars
 
 
-def test_a_bar_is_read_when_it_has_moved_and_only_then(sink: MetricSink) -> None:
+def test_a_progress_bar_is_read_only_after_it_has_changed(sink: MetricSink) -> None:
     loop = bar("epoch 1", total=8)
     sink.open_bar(loop)
     assert labels(sink) == ["epoch 1"]
@@ -262,7 +262,7 @@ def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_be
     assert labels(sink) == [f"{depth}" for depth in range(MAX_BARS)]
 
 
-def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_not(
+def test_a_new_cell_drops_the_bars_of_the_previous_cell_and_keeps_its_queued_rows(
     sink: MetricSink,
 ) -> None:
     old = bar("old")
@@ -325,7 +325,7 @@ def test_recording_events_too_fast_waits_for_the_outbox_to_flush(
     assert len(read_all(sink)) == 5
 
 
-def test_queued_settings_are_merged(sink: MetricSink) -> None:
+def test_consecutive_queued_config_events_are_merged(sink: MetricSink) -> None:
     sink.record_event("config", {"values": {"step": 0}})
     sink.record_event("checkpoint", {})
     for step in range(10):

@@ -400,7 +400,7 @@ def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(outboxes: O
     assert wait_until(lambda: report(1) in outboxes.posted)
 
 
-def test_ranks_send_in_step_and_less_often_if_many_and_a_first_line_at_once(
+def test_ranks_send_at_common_times_less_often_if_many_and_a_first_line_at_once(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few, many, crowd = (

@@ -31,7 +31,7 @@ def test_a_weak_list_keeps_its_order_and_keeps_no_object_alive() -> None:
     assert list(roll) == things
 
 
-def test_the_shortest_way_by_names_is_found() -> None:
+def test_an_object_is_named_by_its_shortest_public_path() -> None:
     thing = Thing()
     inner = SimpleNamespace(thing=thing, _hidden=[thing])
     for namespace, name in [
@@ -87,7 +87,7 @@ def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles() ->
     assert sharded_modules() == []
 
 
-def test_things_of_which_the_ranks_have_different_numbers_are_left_out() -> None:
+def test_objects_that_ranks_have_in_different_numbers_are_not_matched() -> None:
     everyone = [["a", "b", "a", "c"], ["c", "a", "b", "b", "a"]]
     assert match_across_ranks(everyone, 0) == [0, 2, 3]
     assert match_across_ranks(everyone, 1) == [1, 4, 0]

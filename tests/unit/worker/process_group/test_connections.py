@@ -54,7 +54,7 @@ def connections() -> Connections:
 
 
 @pytest.mark.parametrize("others_too", [False, True])
-def test_only_connections_of_process_groups_are_shut_down_unless_others_too(
+def test_other_connections_than_those_of_process_groups_are_shut_down_only_if_requested(
     connections: Connections, opened: Open, others_too: bool
 ) -> None:
     earlier = opened()

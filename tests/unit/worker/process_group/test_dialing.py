@@ -25,7 +25,9 @@ def numbers_at(listener: socket.socket) -> list[int]:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_only_listeners_of_a_forming_group_are_connected_to_and_only_once(address: str) -> None:
+def test_unblocking_gloo_connects_once_and_only_to_listeners_of_a_forming_group(
+    address: str,
+) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     dialing = GlooUnblocker()
     with socket.create_server((address, 0), family=family) as users:

@@ -40,7 +40,7 @@ def test_groups_are_aborted_at_the_same_time() -> None:
     assert first.was_aborted.is_set()
 
 
-def test_a_group_that_does_not_return_holds_up_no_other() -> None:
+def test_a_stuck_abort_of_one_group_does_not_delay_other_groups() -> None:
     never = threading.Event()
     stuck, free = Group(waits_for=never), Group()
     assert not abort_all([stuck, free], timeout=0.2)
@@ -48,7 +48,7 @@ def test_a_group_that_does_not_return_holds_up_no_other() -> None:
     never.set()
 
 
-def test_a_backend_that_cannot_abort_is_left_out() -> None:
+def test_a_backend_without_abort_is_skipped() -> None:
     last = Group()
     assert abort_all([Group(error="Backend does not support abort"), last], timeout=30.0)
     assert last.was_aborted.is_set()
@@ -72,7 +72,7 @@ def test_all_groups_of_a_rank_are_aborted_and_forgotten() -> None:
     assert not dist.is_initialized()
 
 
-def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
+def test_nccls_watchdog_is_configured_not_to_end_ranks_unless_the_user_sets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ENVIRONMENT:
@@ -85,7 +85,7 @@ def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
 
 
 @pytest.mark.skipif(not HEADER.exists(), reason="this torch ships no headers")
-def test_torch_still_knows_the_nccl_variables_and_the_meaning_of_2() -> None:
+def test_torchs_header_defines_the_nccl_variables_and_the_meaning_of_2() -> None:
     source = HEADER.read_text()
     assert all(f'"{name}"' in source for name in ENVIRONMENT)
     assert "CleanUpOnly = 2" in source

@@ -7,7 +7,7 @@ import torch
 from nbddp.worker.process_group.object_collectives import _fingerprint
 
 
-def test_a_fingerprint_tells_values_and_their_order() -> None:
+def test_a_fingerprint_changes_with_the_values_of_a_tensor_and_their_order() -> None:
     values = torch.randn(10_007)
     same = values.clone()
     assert _fingerprint(values) == _fingerprint(same)

@@ -111,20 +111,24 @@ def assert_goes_on(source: Rank, other: Rank) -> None:
 
 @pytest.mark.parametrize(("source", "other"), [(0, 2), (2, 0), (2, 3), (3, 2), (2, 2)])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_goes_on_as_the_sources(make: Any, source: int, other: int) -> None:
+def test_an_optimizer_with_transferred_state_continues_like_the_source(
+    make: Any, source: int, other: int
+) -> None:
     assert_goes_on(Rank(make).train(source), Rank(make).train(other))
 
 
 @pytest.mark.parametrize(("source", "other"), [(0, 2), (2, 0), (2, 3), (3, 2)])
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_schedule_goes_on_as_the_sources(schedule: Any, source: int, other: int) -> None:
+def test_a_scheduler_with_transferred_state_continues_like_the_source(
+    schedule: Any, source: int, other: int
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # SequentialLR's own, before its first step
         ranks = [Rank(partial(SGD, lr=0.1), schedule).train(steps) for steps in (source, other)]
         assert_goes_on(*ranks)
 
 
-def test_a_scaler_and_a_loader_go_on_as_the_sources() -> None:
+def test_a_scaler_and_a_loader_with_transferred_state_continue_like_the_source() -> None:
     scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 4.0, 2.0)]
     scalers[2].scale(torch.ones(1))  # it has a tensor now, and the others have none
     for one, other in ((0, 1), (1, 2)):

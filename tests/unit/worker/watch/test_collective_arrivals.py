@@ -74,7 +74,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return rank
 
 
-def test_each_collective_is_told_once_with_its_time_and_its_kind(rank: Rank) -> None:
+def test_each_collective_is_reported_once_with_its_time_and_its_kind(rank: Rank) -> None:
     rank.add(1, -5.0)
     rank.begin_cell(7, BEGAN)
     rank.add(2, 0.25)
@@ -107,7 +107,7 @@ def test_no_collectives_are_reported_between_cells(rank: Rank) -> None:
     assert rank.told == []
 
 
-def test_a_short_cell_is_read_only_if_it_had_collectives_or_a_group_of_its_own(
+def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_its_own_group(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank.begin_cell(1, BEGAN)
@@ -156,7 +156,7 @@ def test_too_many_collectives_are_omitted_in_the_same_blocks_on_all_ranks_and_co
     assert numbers[: BLOCK - 1] == list(range(1, BLOCK)), "what is told of is told without a gap"
 
 
-def test_collective_numbers_that_restart_begin_a_new_kind(rank: Rank) -> None:
+def test_collectives_of_a_new_process_group_get_a_new_kind(rank: Rank) -> None:
     rank.begin_cell(1, BEGAN)
     for at, number in enumerate((1, 2, 1, 2)):
         rank.add(number, float(at))
@@ -165,7 +165,7 @@ def test_collective_numbers_that_restart_begin_a_new_kind(rank: Rank) -> None:
     assert rank.told[0].rows[2::3] == [0, 0, 1, 1]
 
 
-def test_where_collectives_come_fast_it_is_read_before_the_recorder_forgets(
+def test_the_recorder_is_read_more_often_if_collectives_are_frequent(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -214,7 +214,7 @@ def test_durations_of_dropped_recorder_entries_are_not_awaited(rank: Rank) -> No
     assert len(rank._unmeasured) == 3
 
 
-def test_a_rank_that_calls_nccl_for_the_first_time_has_lost_nothing(rank: Rank) -> None:
+def test_no_collectives_count_as_lost_when_nccl_is_called_for_the_first_time(rank: Rank) -> None:
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1)
     rank.report()

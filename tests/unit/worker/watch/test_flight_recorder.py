@@ -110,7 +110,9 @@ def of_nccl(record_id: int, **facts: Any) -> dict[str, Any]:
     } | facts
 
 
-def test_nccl_has_a_recorder_of_its_own_which_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_the_nccl_recorder_are_read_before_those_of_other_backends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recorder = torch._C._distributed_c10d
     of_others = pickle.dumps({"entries": [entry(record_id=9)]})
     monkeypatch.setattr(recorder, "_dump_fr_trace", lambda **_options: of_others)
@@ -133,7 +135,7 @@ def test_nccl_has_a_recorder_of_its_own_which_comes_first(monkeypatch: pytest.Mo
     assert [each["record_id"] for each in read_entries()] == [9], "of a rank that has not called it"
 
 
-def test_the_time_on_the_gpu_is_known_where_it_is_measured() -> None:
+def test_gpu_time_is_read_only_from_entries_with_a_duration() -> None:
     assert gpu_microseconds(of_nccl(0, duration_ms=0.25)) == 250
     assert gpu_microseconds(of_nccl(0)) is None
     assert gpu_microseconds(entry()) is None

@@ -24,7 +24,7 @@ def running(act: Callable[[], object]) -> Iterator[Callable[[], FrameType]]:
     thread.join()
 
 
-def test_a_call_that_wakes_many_times_keeps_its_mark() -> None:
+def test_a_blocking_call_that_wakes_up_repeatedly_keeps_its_wait_mark() -> None:
     child = subprocess.Popen(["sleep", "60"])
     with running(lambda: child.wait(timeout=60)) as frame:
         assert wait_until(lambda: mark_event_wait(frame()) is not None)
@@ -33,7 +33,7 @@ def test_a_call_that_wakes_many_times_keeps_its_mark() -> None:
         child.kill()
 
 
-def test_each_call_of_a_loop_has_a_mark_of_its_own() -> None:
+def test_each_blocking_call_in_a_loop_gets_a_new_wait_mark() -> None:
     is_over, never = threading.Event(), queue.Queue[int]()
 
     def ask() -> None:
@@ -54,7 +54,7 @@ def test_each_call_of_a_loop_has_a_mark_of_its_own() -> None:
         is_over.set()
 
 
-def test_a_tracer_keeps_its_place() -> None:
+def test_marking_a_wait_does_not_replace_a_trace_function() -> None:
     is_over = threading.Event()
 
     def trace(*_: object) -> object:

@@ -135,7 +135,7 @@ def load_and_log(*steps: int) -> None:
         "from the first batch of a loader",
     ],
 )
-def test_the_steps_that_were_asked_for_are_traced(
+def test_the_profiler_traces_exactly_the_requested_steps(
     first: int, last: int, loop: Callable[..., None], steps: range, rank: Rank
 ) -> None:
     rank.begin(first, last)
@@ -188,7 +188,7 @@ def test_step_numbers_that_restart_end_the_trace_and_gaps_are_recorded(
     assert rank.give().steps == [11, 30]
 
 
-def test_a_trace_ends_with_the_step_in_which_it_became_too_long(
+def test_a_trace_ends_with_the_step_that_exceeds_the_time_limit(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -224,7 +224,7 @@ def test_profiler_errors_and_truncated_traces_are_reported(rank: Rank) -> None:
     assert list(rank.folder.iterdir()) == []
 
 
-def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
+def test_trace_files_are_returned_as_bytes_if_no_folder_is_given(rank: Rank) -> None:
     rank.begin(0, 1)
     log(0, 1)
     told, files = rank.profiler.export(command_to_give(""))
@@ -234,7 +234,7 @@ def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
 
 
 @pytest.mark.process
-def test_the_profiler_itself_gives_operators_and_a_file_of_the_steps(tmp_path: Path) -> None:
+def test_torchs_profiler_returns_operator_times_and_writes_a_trace_file(tmp_path: Path) -> None:
     script = (
         imported(log_and_track, SendTrace, TraceSteps, CellProfiler)
         + """
@@ -273,7 +273,7 @@ def span(name: str, ts: float, dur: float, **more: Any) -> dict[str, Any]:
     return {"ph": "X", "name": name, "pid": PID, "tid": PID, "ts": ts, "dur": dur, **more}
 
 
-def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
+def test_a_merged_trace_has_times_from_the_start_and_process_ids_of_the_rank() -> None:
     spans = [span("aten::add", 5.0, 2.0), span("copy", 8.0, 1.0, pid=0, id=7)]
     of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
     document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
@@ -307,7 +307,7 @@ def event(name: str, begin: float, end: float, *, thread: int = 1, is_mark: bool
     return SimpleNamespace(name=name, time_range=time, thread=thread, is_user_annotation=is_mark)
 
 
-def test_operators_take_their_own_time_and_collectives_the_time_that_any_of_them_takes() -> None:
+def test_operators_count_their_self_time_and_collectives_count_overlapping_time_once() -> None:
     def average(key: str, own: float, *, is_mark: bool = False, on_cpu: bool = True) -> Any:
         kind = DeviceType.CPU if on_cpu else DeviceType.CUDA
         return SimpleNamespace(

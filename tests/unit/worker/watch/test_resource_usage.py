@@ -88,7 +88,7 @@ def test_bytes_written_by_a_child_and_a_finished_grandchild_are_counted() -> Non
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process")
-def test_a_child_that_waits_for_a_disk_is_seen() -> None:
+def test_a_child_process_that_waits_for_disk_io_is_detected() -> None:
     # a process that has shared its memory with a child of its own waits for it in state "D"
     script = (
         "import ctypes, signal\n"

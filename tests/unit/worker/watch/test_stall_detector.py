@@ -90,14 +90,14 @@ def test_a_process_sample_finds_work_done_for_a_sleeping_thread(
     assert still.add_process_sample(closer, 4.0) == (0.0 if is_at_work else 4.0)
 
 
-def test_children_are_compared_only_within_one_stay() -> None:
+def test_process_samples_of_children_are_compared_only_since_the_last_reset() -> None:
     still = StallDetector()
     still.add_process_sample(ProcessSample(children=1.0), 1.0)
     still.reset(2.0)
     assert still.add_process_sample(ProcessSample(children=9.0), 5.0) > 0.0
 
 
-def test_a_first_closer_look_that_comes_late_does_not_prove_that_children_are_idle() -> None:
+def test_a_late_first_process_sample_does_not_prove_that_children_are_idle() -> None:
     still = StallDetector()
     still.reset(0.0)
     assert still.add_process_sample(ProcessSample(children=1.0), 7.0) == CONFIRM_AFTER
