@@ -10,9 +10,9 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from book.links import dead_links
 from book.pages import lessons, write_site
-from book.running import execute_all
+from tools.dead_links import dead_links
+from tools.execute_course import execute_all
 
 
 def main(words: Sequence[str] | None = None) -> int:

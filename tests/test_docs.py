@@ -20,11 +20,11 @@ from syrupy.assertion import SnapshotAssertion
 import nbddp
 from book.__main__ import main
 from book.docstrings import as_markdown, reference
-from book.links import dead_links
 from book.pages import NOTEBOOKS, lessons, write_site
 from nbddp.charts.palette import DARK, LIGHT
 from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.train.faults.arming import KINDS
+from tools.dead_links import dead_links
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
