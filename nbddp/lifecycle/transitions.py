@@ -116,7 +116,7 @@ def _all_gone(life: Life) -> Step:
 
 
 def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
-    if life.ranks[event.rank].state is not RankState.STARTING:
+    if event.rank not in life.ranks_in_state(RankState.STARTING):
         return life, []  # its end was noticed before this message arrived
     if life.heal is not None and event.rank in life.heal.replacements:
         return heal_steps.on_replacement_ready(

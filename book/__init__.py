@@ -1,1 +1,0 @@
-"""Build the course as a site: ``python -m book``."""
