@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -54,7 +55,9 @@ class Notebook:
     asked: dict[str, Any]  # the last request for input
 
     def __init__(self, folder: Path, *, loads: bool = True) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+        # not by TCP: kernels that start at the same time may choose the same port
+        self._sockets = TemporaryDirectory(dir="/tmp")
+        self._manager = KernelManager(transport="ipc", ip=f"{self._sockets.name}/kernel")
         self.folder = folder  # in which cells work
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
@@ -78,6 +81,7 @@ class Notebook:
         self.client.stop_channels()
         if self._manager.has_kernel:
             self._manager.shutdown_kernel()
+        self._sockets.cleanup()
 
     @property
     def pid(self) -> int:
