@@ -51,6 +51,12 @@ check_the_rest() { # nothing in it waits for a page or for a rank: it gets what 
     step "mypy" mypy
     step "lint-imports" lint-imports
     step "Wheel and sdist" bash tools/package.sh
+    step "Site" build_site
+}
+
+build_site() {
+    NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict --site-dir "$scratch/site"
+    python tools/dead_links.py "$scratch/site"
 }
 
 begin_beside() { # begin_beside LOG COMMAND...: at low priority, so that it gets what others leave

@@ -6,27 +6,24 @@ import ast
 import html
 import inspect
 import re
-import shutil
 from argparse import ArgumentParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
-from syrupy.assertion import SnapshotAssertion
 
 import nbddp
-from book.__main__ import main
-from book.docstrings import as_markdown, reference
-from book.pages import NOTEBOOKS, lessons, write_site
-from nbddp.charts.palette import DARK, LIGHT
 from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.train.faults.arming import KINDS
+from tools import docstring_examples, site_hooks
 from tools.dead_links import dead_links
 
 ROOT = Path(__file__).parents[1]
+NOTEBOOKS = ROOT / "notebooks"
 README = (ROOT / "README.md").read_text()
 DEVELOPMENT = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/development").glob("*.md"))]
 PACKAGES = (ROOT / "docs/development/packages.md").read_text()
@@ -229,171 +226,53 @@ def test_every_module_has_a_docstring() -> None:
     assert [path for path in paths if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
-OUTPUT = '<div class="nbddp"><span class="nbddp-rank">two ranks</span></div>'
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of the notebooks as they are kept; the first one's first cell has outputs."""
-    copies, folder = (tmp_path_factory.mktemp(name) for name in ("copies", "site"))
-    for path in lessons():
-        shutil.copy(path, copies)
-    first = copies / lessons()[0].name
-    notebook = nbformat.read(first, as_version=4)
-    data = {"text/html": OUTPUT, "text/plain": "as text"}
-    cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    cell.outputs = [
-        nbformat.v4.new_output("display_data", data),
-        nbformat.v4.new_output("stream", text="\x1b[31mred <b>\x1b[0m\x1b[38;5;69mrank 0\x1b[0m"),
-    ]
-    nbformat.write(notebook, first)
-    write_site(folder, copies)
-    return folder
-
-
-def test_site_has_no_dead_links_anchors_or_pictures(site: Path) -> None:
-    assert dead_links(site) == []
-
-
-def test_first_page_lists_the_course_in_order_and_the_map_links_to_it(site: Path) -> None:
-    text = (site / "index.html").read_text()
-    main_part = text[text.index("<main") :]
-    linked = list(dict.fromkeys(re.findall(r'href="(\d\d_\w+)\.html"', main_part)))
-    assert linked == [path.stem for path in lessons()]
-    assert 'href="api.html"' in main_part
-    for name in ("index.html", "course.html"):
-        assert '<a href="topics.html">' in (site / name).read_text()
-    text = (site / "topics.html").read_text()
-    assert 'href="05_faults_and_recovery.html#What-torchrun-does-with-it"' in text
-
-
-def test_each_page_lists_all_pages_and_marks_itself(site: Path) -> None:
-    names = {path.name for path in site.glob("*.html")}
-    for path in site.glob("*.html"):
-        text = path.read_text()
-        listed = re.findall(r'<li><a href="([^"]+)"( aria-current="page")?>', text)
-        assert {name for name, _ in listed} == names
-        assert [name for name, is_here in listed if is_here] == [path.name]
-
-
-def test_site_shows_outputs_as_jupyter_does(site: Path) -> None:
-    text = (site / f"{lessons()[0].stem}.html").read_text()
-    assert OUTPUT in text
-    assert "as text" not in text  # where there is HTML
-    assert '<span class="ansi-red-fg">red &lt;b&gt;</span>' in text
-    # the colour of a rank that was printed is one that is read on the page
-    printed = 'style="color: rgb(95,135,255)"'
-    assert printed in text
-    light, dark = (site / "style.css").read_text().split("@media (prefers-color-scheme: dark)", 1)
-    for part, look in ((light, LIGHT), (dark, DARK)):
-        assert f"pre span[{printed}] {{ color: {look[0]} !important; }}" in part
-
-
-def test_folded_cell_is_collapsed_under_its_first_line(site: Path) -> None:
+def test_folded_cell_of_a_notebook_is_collapsed_under_its_first_line() -> None:
     found = 0
-    for path in lessons():
-        cells = nbformat.read(path, as_version=4).cells
-        folded = [each for each in cells if each.metadata.get("jupyter", {}).get("source_hidden")]
-        text = (site / f"{path.stem}.html").read_text()
-        inputs = re.findall(
-            r'<div class="input_area">\s*<details><summary>(.*?)</summary>(.*?)</details>',
-            text,
-            re.DOTALL,
-        )
-        assert len(inputs) == len(folded), path.stem
-        for (title, code), cell in zip(inputs, folded, strict=True):
-            shown = html.unescape(re.sub(r"<[^>]+>", "", code)).strip()
-            assert shown == cell.source
-            assert f"# {html.unescape(title)}" == cell.source.partition("\n")[0]
-        found += len(folded)
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        on_site = nbformat.reads(site_hooks._lesson(path), as_version=4).cells
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.metadata.get("jupyter", {}).get("source_hidden"):
+                title = cell.source.partition("\n")[0].removeprefix("# ")
+                folded = f"<details><summary>{title}</summary>\n\n```python\n{cell.source}\n```"
+                assert any(each.source.startswith(folded) for each in on_site)
+                found += 1
     assert found
 
 
-def test_api_page_explains_all_public_names(site: Path) -> None:
-    text = (site / "api.html").read_text()
-    names = {name for name in nbddp.__all__ if "ipython" not in name}
-    assert {f"nbddp.{name}" for name in names} <= set(re.findall(r'id="([^"]+)"', text))
-    assert "nbddp.faults.at" in text or "faults.at" in text
-    assert "``" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL)
-    assert not re.search(r":(func|class|meth|mod):", text)
+def test_the_generated_pages_have_all_options_commands_and_public_names() -> None:
+    shown = html.unescape("\n".join(site_hooks._options()))
+    for name, parser in parsers().items():
+        section = shown.partition(f"## {name}\n")[2].partition("\n## ")[0]
+        assert all(f"<code>{option}" in section for option in parser.options()), name
+    names = [each for each in nbddp.__all__ if "ipython" not in each]
+    assert len(re.findall("(?m)^::: nbddp", "\n".join(site_hooks._names()))) == len(names)
 
 
-def test_docstring_to_markdown_keeps_sections_examples_and_code(
-    snapshot: SnapshotAssertion,
-) -> None:
-    said = as_markdown(
-        "Do it.\n\nLike so::\n\n    a = 1\n\nArgs:\n    x: one\n        and more.\n    y: ``two``."
-        "\n\nReturns:\n    The rest.\n\n>>> 1\n1"
-    )
-    assert said == snapshot
+@pytest.mark.parametrize(
+    ("uri", "written", "adapted"),
+    [
+        ("index.md", "[a](docs/panel.md#x)", "[a](panel.md#x)"),
+        ("panel.md", "[a](../README.md)", "[a](index.md)"),
+        ("course/README.md", "[a](05_f.ipynb#The-a,-b)", "[a](../course/05_f.ipynb#the-a-b)"),
+        ("panel.md", "[a](https://x.org/b.md)", "[a](https://x.org/b.md)"),
+    ],
+)
+def test_links_to_files_become_links_to_pages(uri: str, written: str, adapted: str) -> None:
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri=uri))
+    assert site_hooks.on_page_markdown(written, page) == adapted
 
 
-def test_api_signatures_show_types_without_quotes() -> None:
-    found = re.search(r"```python\nnbddp\.log\((.*?)```", reference(), re.DOTALL)
-    assert found
-    assert "step: int | None = None" in found[1]
-
-
-PAGE = '<a href="{}">x</a><h1 id="here">x</h1>'
+def test_examples_in_docstrings_are_fenced_and_roles_are_code() -> None:
+    said = docstring_examples.prepare("Do it with :func:`~nbddp.log`.\n\n>>> 1\n1\n\nThe rest.")
+    assert said == "Do it with `log`.\n\n```pycon\n>>> 1\n1\n```\n\nThe rest."
 
 
 def test_dead_links_finds_missing_targets(tmp_path: Path) -> None:
+    page = '<a href="{}">x</a><h1 id="here">x</h1>'
     (tmp_path / "b.html").write_text('<img src="here.png"><source srcset="a.html">')
     (tmp_path / "here.png").touch()
     gone = ("other.html", "#there", "a.html#there", "b.html#here", "pictures/x.png")
     there = ("a.html", "#here", "a.html#here", "here.png")
     for target in (*gone, *there, "https://x.org/y#z", "data:,x", "mailto:a@b.c"):
-        (tmp_path / "a.html").write_text(PAGE.format(target))
+        (tmp_path / "a.html").write_text(page.format(target))
         assert dead_links(tmp_path) == ([f"a.html: {target}"] if target in gone else [])
-
-
-@pytest.mark.parametrize(("target", "code"), [("gone.html", 1), ("#here", 0)])
-def test_site_command_fails_for_a_dead_link(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    target: str,
-    code: int,
-) -> None:
-    def write(folder: Path, executed: Path) -> None:
-        (folder / "a.html").write_text(PAGE.format(target) + executed.name)
-
-    monkeypatch.setattr("book.__main__.write_site", write)
-    assert main([str(tmp_path), "--executed", str(NOTEBOOKS)]) == code
-    said = capsys.readouterr()
-    assert (f"a.html: {target}" in said.err) is bool(code)
-    assert said.out.startswith(f"{tmp_path}/index.html: 1 ")
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("file", "File exists"), ("file/site", "Not a directory"), ("locked", "Permission denied")],
-)
-def test_unwritable_site_folder_fails_before_notebooks_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    why: str,
-) -> None:
-    monkeypatch.setattr("book.__main__.execute_all", lambda *_: pytest.fail("it was executed"))
-    monkeypatch.setattr("os.access", lambda path, _mode: Path(path).name != "locked")
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit):
-        main([str(tmp_path / name)])
-    said = capsys.readouterr().err
-    assert f" {tmp_path / name} " in said
-    assert said.endswith(f": {why}\n")
-
-
-def test_missing_executed_copy_is_named_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copies, folder = tmp_path / "copies", tmp_path / "site"
-    copies.mkdir()
-    for path in lessons()[1:]:
-        shutil.copy(path, copies)
-    with pytest.raises(SystemExit):
-        main([str(folder), "--executed", str(copies)])
-    assert re.search(f"{copies} .* {lessons()[0].name}$", capsys.readouterr().err)
-    assert not folder.exists()

@@ -1,7 +1,9 @@
-"""Find dead links, anchors and pictures in a folder of pages."""
+"""Find dead links, anchors and pictures in a site: ``python tools/dead_links.py FOLDER``."""
 
 from __future__ import annotations
 
+import os
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,7 +23,7 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
-            if name == "id" and value:
+            if name in ("id", "name") and value:
                 self.anchors.add(value)
             elif name in TARGETS and value is not None:
                 self.targets.append(value)
@@ -30,22 +32,29 @@ class _Page(HTMLParser):
 def dead_links(folder: Path) -> list[str]:
     """Return ``page: target`` for each target in the folder that does not exist.
 
-    Links to other sites are not checked.
+    Links to other sites are not checked, and neither is the page for missing pages.
     """
-    pages = {path.name: _Page(path.read_text("utf-8")) for path in sorted(folder.glob("*.html"))}
+    paths = [path for path in sorted(folder.rglob("*.html")) if path.name != "404.html"]
+    pages = {path: _Page(path.read_text("utf-8")) for path in paths}
     return [
-        f"{name}: {target}"
-        for name, page in pages.items()
+        f"{path.relative_to(folder)}: {target}"
+        for path, page in pages.items()
         for target in dict.fromkeys(page.targets)
-        if not _target_exists(folder, name, target, pages)
+        if not _target_exists(path, target, pages)
     ]
 
 
-def _target_exists(folder: Path, name: str, target: str, pages: dict[str, _Page]) -> bool:
+def _target_exists(page: Path, target: str, pages: dict[Path, _Page]) -> bool:
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return True
-    path = unquote(parts.path) or name
-    if not (folder / path).is_file():
+    path = page.parent / unquote(parts.path) if parts.path else page
+    path = Path(os.path.normpath(path / "index.html" if path.is_dir() else path))
+    if not path.is_file():
         return False
-    return not parts.fragment or unquote(parts.fragment) in pages[path].anchors
+    return path not in pages or not parts.fragment or unquote(parts.fragment) in pages[path].anchors
+
+
+if __name__ == "__main__":
+    dead = dead_links(Path(sys.argv[1]))
+    sys.exit("\n".join(f"dead link: {each}" for each in dead) or 0)

@@ -1,9 +1,14 @@
-"""Execute the notebooks so that each cell shows the record of its panel."""
+"""Execute the notebooks so that each cell shows the record of its panel.
+
+python tools/execute_course.py FOLDER    # writes an executed copy of each notebook
+EXECUTED=FOLDER mkdocs build             # shows these copies on the site
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,3 +60,8 @@ def _execute(path: Path, folder: Path) -> None:
         if cell.cell_type == "code":
             cell.outputs = [each for each in cell.outputs if WIDGET not in each.get("data", {})]
     nbformat.write(notebook, folder / path.name)
+
+
+if __name__ == "__main__":
+    notebooks = Path(__file__).resolve().parents[1] / "notebooks"
+    execute_all(sorted(notebooks.glob("*.ipynb")), Path(sys.argv[1]))
