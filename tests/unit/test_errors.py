@@ -21,7 +21,7 @@ from nbddp.errors import (
 )
 
 
-def test_a_start_error_shows_its_message_and_then_the_details_of_the_ranks() -> None:
+def test_a_start_error_shows_its_message_before_the_details_of_the_ranks() -> None:
     error = StartError("rank 1 could not start", details="Traceback ...\nOSError: no")
     assert str(error) == "rank 1 could not start"
     assert error._render_traceback_() == [
@@ -51,7 +51,7 @@ def test_a_failed_cell_shows_its_report_once_in_place_of_a_traceback(
     assert not kind("another", rank=0, report="x").is_shown
 
 
-def test_a_traceback_of_python_has_the_report_and_its_first_line_once() -> None:
+def test_a_python_traceback_has_the_report_with_its_first_line_only_once() -> None:
     title, rest = "rank 2: ValueError: no", "  the others\n  what to do"
     error = CellFailedError(title, rank=2, report=f"first cause: {title}\n\n{rest}")
     shown = "".join(traceback.format_exception(error))
@@ -59,13 +59,13 @@ def test_a_traceback_of_python_has_the_report_and_its_first_line_once() -> None:
     assert rest in shown
 
 
-def test_exit_codes_in_words(snapshot: SnapshotAssertion) -> None:
+def test_describe_exit_of_typical_exit_codes(snapshot: SnapshotAssertion) -> None:
     codes = (None, 0, 3, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, -999)
     assert {str(code): describe_exit(code) for code in codes} == snapshot
 
 
 @given(st.integers())
-def test_every_exit_code_has_words(exitcode: int) -> None:
+def test_describe_exit_accepts_every_exit_code(exitcode: int) -> None:
     assert describe_exit(exitcode).startswith(("exited", "was killed"))
 
 

@@ -134,13 +134,13 @@ def test_a_signal_ends_a_wait_at_once() -> None:
         wait_for_result(Future())
 
 
-def test_an_import_can_be_stopped_anywhere() -> None:
+def test_an_import_can_be_interrupted_anywhere_and_repeated() -> None:
     for place in stopped_everywhere(lambda: import_interruptibly("colorsys")):
         import_interruptibly("colorsys")
         assert place < 500
 
 
-def test_a_stop_ends_the_wait_and_not_the_import(
+def test_an_interrupt_ends_the_wait_for_an_import_but_not_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, slow = tmp_path / "go_on", "slow_to_import"
@@ -197,7 +197,7 @@ def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_wait_may_look_whether_an_interrupt_has_come() -> None:
+def test_sigint_deferred_counts_interrupts_and_raises_keyboard_interrupt_at_the_end() -> None:
     seen = []
 
     def work(error: Exception) -> None:

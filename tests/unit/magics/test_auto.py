@@ -33,18 +33,18 @@ FOR_THE_KERNEL = (
 
 
 @pytest.mark.parametrize("cell", FOR_RANKS)
-def test_a_cell_goes_to_the_ranks_when_auto_is_on(auto: AutoMode, cell: str) -> None:
+def test_auto_mode_sends_a_plain_cell_to_the_ranks(auto: AutoMode, cell: str) -> None:
     assert auto(lines(cell)) == ["%%ddp --auto\n", *lines(cell)]
 
 
 @pytest.mark.parametrize("cell", FOR_THE_KERNEL)
-def test_a_cell_with_a_magic_of_its_own_or_nothing_in_it_stays_as_it_is(
+def test_auto_mode_leaves_empty_cells_and_cells_with_their_own_magic_unchanged(
     auto: AutoMode, cell: str
 ) -> None:
     assert auto(lines(cell)) == lines(cell)
 
 
-def test_every_cell_stays_as_it_is_when_auto_is_off() -> None:
+def test_every_cell_is_unchanged_when_auto_mode_is_off() -> None:
     for cell in (*FOR_RANKS, *FOR_THE_KERNEL):
         assert AutoMode()(lines(cell)) == lines(cell)
 
@@ -57,7 +57,7 @@ def test_a_local_cell_stays_in_the_kernel_with_its_line_numbers(is_on: bool) -> 
     assert auto(lines("\n%%local  \nx = 1\n")) == ["\n", "\n", "x = 1\n"]
 
 
-def test_only_the_first_of_two_equal_lines_is_taken_away() -> None:
+def test_only_the_first_local_magic_line_is_removed() -> None:
     assert AutoMode()(lines("%%local\nt = '''\n%%local\n'''\n")) == [
         "\n",
         "t = '''\n",

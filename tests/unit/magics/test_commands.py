@@ -117,7 +117,7 @@ HOW: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
-def test_ranks_start_as_the_options_say(
+def test_ranks_start_with_the_given_options(
     typed: Typed, begin: Callable[[Typed, str], object]
 ) -> None:
     begin(typed, " ".join(HOW))
@@ -134,7 +134,7 @@ def with_ranks(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Typed:
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_fresh_ranks_are_started_where_a_cell_asks_for_them(
+def test_the_fresh_option_restarts_the_ranks(
     with_ranks: Typed, run: Callable[[Typed, str], object]
 ) -> None:
     keep = "--keep" if run is not Typed.cell else ""  # on the ranks of cells
@@ -156,7 +156,7 @@ def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> No
     assert (group.life.alive, launcher.living()) == ([], [])
 
 
-def test_a_name_that_is_given_while_ranks_run_is_that_of_the_next_run(with_ranks: Typed) -> None:
+def test_a_run_name_given_while_ranks_run_applies_to_the_next_run(with_ranks: Typed) -> None:
     group = with_ranks.notebook.group
     with_ranks.line("start --name first")
     with_ranks.cell("--name second")
@@ -176,7 +176,7 @@ def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -
         assert sorted(sent) == ranks
 
 
-def test_a_fault_is_armed_on_its_rank_as_the_options_say(typed: Typed) -> None:
+def test_a_fault_is_armed_on_the_given_rank_with_the_given_options(typed: Typed) -> None:
     typed.line("fault slow --rank 1 --step 7 --factor 3")
     request, *_ = typed.asked.pop()
     assert request.ranks == (1,)
@@ -193,7 +193,7 @@ WHAT: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_a_cell_or_a_script_is_run_as_the_options_say(
+def test_a_cell_or_a_script_runs_with_the_given_options(
     typed: Typed, run: Callable[[Typed, str], object]
 ) -> None:
     run(typed, "")
@@ -216,7 +216,7 @@ def test_options_set_the_number_of_heals_and_restarts_after_a_failure(
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_run_of_a_cell_or_a_script_is_published_where_the_option_says(
+def test_the_publish_option_of_a_cell_or_a_script_sets_the_trackers(
     typed: Typed, run: Callable[[Typed, str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "require_package", lambda _kind: None)
@@ -226,7 +226,7 @@ def test_the_run_of_a_cell_or_a_script_is_published_where_the_option_says(
     assert follow.call_args.args[-1] == [Target("wandb", "digits")]
 
 
-def test_a_scripts_names_are_kept_and_made_again_only_if_asked(typed: Typed) -> None:
+def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: Typed) -> None:
     for options, keeps in (("", False), ("--keep", True)):
         typed.line(f"run {options} train.py --lr 3")
         request, _ = typed.asked.pop()
@@ -235,7 +235,7 @@ def test_a_scripts_names_are_kept_and_made_again_only_if_asked(typed: Typed) -> 
         assert list(request.script.arguments) == ["--lr", "3"]
 
 
-def test_a_listener_for_nodes_is_opened_as_the_options_say(
+def test_a_listener_for_nodes_opens_with_the_given_options(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Mock()

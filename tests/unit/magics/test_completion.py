@@ -73,12 +73,12 @@ def completion(folder: Path) -> Completion:
         ("%%ddp --env 'a b", ""),
     ],
 )
-def test_completions_of_a_line(line: str, fitting: str, completion: Completion) -> None:
+def test_completions_of_magic_lines(line: str, fitting: str, completion: Completion) -> None:
     found, _ = completion.complete(line, 0, len(line))
     assert sorted(each.text for each in found) == sorted(fitting.split())
 
 
-def test_each_completion_has_its_kind(completion: Completion) -> None:
+def test_each_completion_has_a_kind(completion: Completion) -> None:
     lines = ("%ddp ", "%%ddp ", "%ddp kill ", "%ddp show ", "%ddp pull x", "%ddp view ")
     kinds = {line: {each.kind for each in completion.complete(line, 0, 99)[0]} for line in lines}
     assert kinds == dict(
@@ -90,7 +90,7 @@ def test_each_completion_has_its_kind(completion: Completion) -> None:
     )
 
 
-def test_a_line_is_explained_by_its_commands_help(completion: Completion) -> None:
+def test_the_tooltip_of_a_magic_line_is_the_help_of_its_command(completion: Completion) -> None:
     assert completion.explain("%ddp kill 1", 11) == COMMANDS["kill"].format_help()
     assert completion.explain("%%ddp --nproc 2\nx", 8) == CELL.format_help()
     assert completion.explain("x = 1\n%ddp help", 12) == COMMANDS["help"].format_help()

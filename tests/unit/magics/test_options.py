@@ -109,7 +109,7 @@ READ: tuple[tuple[str, str, dict[str, object]], ...] = (
 )
 
 
-def test_a_command_is_understood() -> None:
+def test_command_lines_are_parsed_to_their_arguments() -> None:
     for name, line, found in READ:
         assert vars(parse_line(COMMANDS[name], line)) == found, f"{name} {line}"
 
@@ -121,7 +121,7 @@ def test_arguments_of_a_script_are_passed_on_unchanged() -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "restart"])
-def test_a_start_takes_the_options_that_say_how(name: str) -> None:
+def test_start_and_restart_accept_the_group_options(name: str) -> None:
     args = vars(parse_line(COMMANDS[name], "--nproc 3 --backend gloo --env A=1 --grace 1"))
     assert (args["nproc"], args["backend"], args["env"], args["grace"]) == (
         3,
@@ -212,12 +212,12 @@ def test_the_error_for_an_unknown_backend_lists_all_backends() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1))
-def test_numbers_come_back_in_their_order_each_once(found: list[int]) -> None:
+def test_a_list_of_numbers_keeps_its_order_without_duplicates(found: list[int]) -> None:
     assert numbers(",".join(map(str, found))) == tuple(dict.fromkeys(found))
 
 
 @given(st.integers(0, 50), st.integers(-50, 50))
-def test_a_range_has_both_its_ends_and_is_not_backwards(low: int, length: int) -> None:
+def test_a_range_includes_both_ends_and_must_ascend(low: int, length: int) -> None:
     high = max(0, low + length)
     assert bool(complaint(numbers, f"{low}-{high}")) is (high < low)
     if low <= high:
@@ -286,12 +286,12 @@ def test_env_options_extend_and_override_earlier_variables() -> None:
     assert asked.env == {"A": "1", "B": "2", "C": "3"}
 
 
-def test_options_that_the_group_has_already_pass() -> None:
+def test_options_equal_to_those_of_the_group_are_accepted() -> None:
     current = GroupSpec(nproc=4, env={"A": "1"})
     check_unchanged(requested_spec(cell("--nproc 4 --env A=1"), current), current)
 
 
-def test_a_name_may_change_while_ranks_run() -> None:
+def test_the_run_name_may_change_while_ranks_run() -> None:
     check_unchanged(GroupSpec(name="second"), GroupSpec(name="first"))
 
 

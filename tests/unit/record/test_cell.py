@@ -51,7 +51,7 @@ def test_the_result_of_a_cell_that_went_well_raises_nothing() -> None:
     result.raise_for_failure()
 
 
-def test_values_are_fetched_once_and_are_the_same_when_asked_again() -> None:
+def test_values_are_fetched_once_and_cached() -> None:
     answers: list[Any] = [["a"], RequestError("gone"), ["b"]]
 
     def fetch(_parcel: object) -> object:
@@ -72,7 +72,7 @@ def test_values_are_fetched_once_and_are_the_same_when_asked_again() -> None:
     assert answers == []
 
 
-def test_values_that_are_not_there_are_an_error_in_one_line(snapshot: SnapshotAssertion) -> None:
+def test_missing_values_raise_a_one_line_error(snapshot: SnapshotAssertion) -> None:
     nothing = CellEnded(cell=7, seconds=0.1, in_group=True)
     said = {}
     for name, other in (("failed", badly()), ("died", None), ("not asked", nothing)):
@@ -137,7 +137,7 @@ def test_only_ranks_that_were_alive_count_as_ended_by_the_user() -> None:
 
 
 @pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
-def test_a_reader_knows_when_a_cell_has_told_everything(patience: float) -> None:
+def test_a_cell_handle_is_drained_after_its_last_notice_was_read(patience: float) -> None:
     handle = handle_for(0)
     assert handle.next_notice(0) is None  # nothing yet, and not over
     assert (handle.is_drained, handle.is_finished) == (False, False)
@@ -175,7 +175,7 @@ def test_the_failure_of_a_rank_is_known_before_the_cell_ends() -> None:
     assert not handle.is_finished
 
 
-def test_exits_are_known_while_the_cell_runs_and_are_a_copy() -> None:
+def test_exits_of_a_running_cell_are_returned_as_a_copy() -> None:
     handle = handle_for(0, 1)
     assert handle.exits == {}
     handle.add_exit(1, None)
@@ -195,7 +195,7 @@ def test_the_report_has_the_final_output_of_a_dead_rank() -> None:
     assert "out of memory" in verdict.report()
 
 
-def test_its_seconds_go_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seconds_of_a_cell_increase_until_it_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(100.0, 1.5)
     monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
     handle = handle_for(0)

@@ -33,7 +33,7 @@ def test_a_cell_that_was_stopped_has_not_failed() -> None:
     assert (facts["interrupted"], facts["failures"]) == (False, 1)
 
 
-def test_restarts_heals_and_the_time_that_was_lost_are_counted() -> None:
+def test_restarts_heals_and_lost_time_are_counted() -> None:
     facts = facts_of(
         ("start", {"attempt": 4, "world_size": 2}),
         ("start", {"attempt": 5, "world_size": 3}),
@@ -70,7 +70,7 @@ def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
 
 
-def test_the_end_of_a_run_is_known_once_recorded() -> None:
+def test_a_run_has_an_end_time_only_after_its_stop_was_recorded() -> None:
     assert "ended" not in facts_of(("start", {"attempt": 1, "world_size": 1}))
     assert facts_of(("stopped", {"attempt": 1}))["ended"]
     restarted = facts_of(("stopped", {}), ("start", {"attempt": 2, "world_size": 1}))

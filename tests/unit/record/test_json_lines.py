@@ -56,7 +56,7 @@ def test_torn_lines_and_invalid_bytes_do_not_affect_other_lines(
     assert read.unreadable == 2
 
 
-def test_rows_of_a_growing_file_are_read_when_they_are_whole(tmp_path: Path) -> None:
+def test_rows_of_a_growing_file_are_read_once_their_line_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.touch()
     reader = JsonLinesReader(path, "rank")

@@ -36,18 +36,18 @@ def last_state(line: str) -> str:
 
 
 @given(TEXT, st.lists(st.integers(0, 60)))
-def test_the_same_text_in_any_pieces_gives_the_same_lines(text: str, places: list[int]) -> None:
+def test_any_split_of_a_text_gives_the_same_lines(text: str, places: list[int]) -> None:
     assert lines_of(*cut(text, places)) == lines_of(text)
 
 
 @given(TEXT)
-def test_every_line_is_its_last_state(text: str) -> None:
+def test_every_assembled_line_has_its_last_state(text: str) -> None:
     *complete, partial = map(last_state, text.split("\n"))
     assert lines_of(text) == complete + ([partial] if partial.strip() else [])
 
 
 @given(st.text(alphabet="ab\r\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
-def test_long_lines_are_cut_once_and_the_same_in_any_pieces(
+def test_long_lines_are_truncated_equally_for_any_split_of_the_text(
     text: str, places: list[int], width: int
 ) -> None:
     cut_lines = lines_of(*cut(text, places), log="x", max_line=width)
@@ -73,7 +73,9 @@ MOVES = st.lists(
 
 
 @given(MOVES.map("".join), st.lists(st.integers(0, 90)))
-def test_bars_in_bars_are_the_same_in_any_pieces(text: str, places: list[int]) -> None:
+def test_nested_progress_bars_give_the_same_lines_for_any_split_of_the_text(
+    text: str, places: list[int]
+) -> None:
     assert lines_of(*cut(text, places)) == lines_of(text)
 
 
@@ -95,7 +97,7 @@ def test_text_at_the_cursor_is_overwritten(text: str, shown: list[str]) -> None:
     assert lines_of(text) == shown
 
 
-def test_bars_of_nested_loops_are_two_rows_that_are_written_over() -> None:
+def test_the_inner_bar_of_nested_loops_is_erased_and_the_outer_bar_is_kept() -> None:
     out = io.StringIO()
     for _ in tqdm(range(3), desc="outer", file=out, mininterval=0):
         for _ in tqdm(range(50), desc="inner", file=out, mininterval=0, leave=False):
@@ -109,7 +111,7 @@ def test_bars_of_nested_loops_are_two_rows_that_are_written_over() -> None:
     assert (lines.flush(), lines.partial) == ([], "")
 
 
-def test_a_line_comes_only_when_it_is_complete() -> None:
+def test_a_line_is_returned_only_when_it_is_complete() -> None:
     lines = LineAssembler()
     assert lines.add("one\ntw") == ["one"]
     assert lines.add("o") == []
@@ -135,7 +137,7 @@ def test_a_partial_line_is_shown_as_if_it_were_complete(text: str, places: list[
 # ---- long lines
 
 
-def test_a_line_of_three_hundred_thousand_characters_is_one_line_cut_once(
+def test_a_line_of_300000_characters_is_one_line_truncated_once(
     snapshot: SnapshotAssertion,
 ) -> None:
     text = "".join(chr(97 + at % 26) for at in range(300_000))
@@ -147,7 +149,7 @@ def test_a_line_of_three_hundred_thousand_characters_is_one_line_cut_once(
 
 
 @pytest.mark.parametrize("length", [MAX_LINE - 1, MAX_LINE])
-def test_a_line_that_fits_is_whole(length: int) -> None:
+def test_a_line_within_the_limit_is_not_truncated(length: int) -> None:
     assert lines_of("x" * length, "\nnext") == ["x" * length, "next"]
 
 
@@ -160,12 +162,14 @@ def test_a_line_that_fits_is_whole(length: int) -> None:
     ],
     ids=["a colour", *(f"a colour, cut after {at}" for at in range(1, 5)), "a bar"],
 )
-def test_a_line_that_is_cut(pieces: list[str], width: int, shown: str) -> None:
+def test_a_truncated_line_resets_its_colour_and_names_the_log(
+    pieces: list[str], width: int, shown: str
+) -> None:
     [line] = lines_of(*pieces, max_line=width)
     assert line == f"{shown} … the rest of the line is in the log"
 
 
-def test_twenty_megabytes_without_a_newline_and_bars_are_not_kept_and_take_no_time() -> None:
+def test_a_line_of_20_megabytes_and_30000_bar_updates_use_little_memory_and_time() -> None:
     lines, bars, began = LineAssembler(), LineAssembler(), time.process_time()
     with keeps_less_than(3 * MAX_LINE):
         for _ in range(20):

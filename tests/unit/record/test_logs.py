@@ -32,7 +32,7 @@ def rest(reader: LogReader) -> str:
     return read(reader.remaining())
 
 
-def test_mailed_pieces_are_shown_in_their_order_and_the_rest_is_read_from_the_file_once(
+def test_sent_log_pieces_are_shown_in_order_and_the_rest_is_read_once_from_the_file(
     log: Path,
 ) -> None:
     reader = LogReader(log, rank=3)
@@ -56,7 +56,7 @@ OTHER = '\nThread 0x7f2 (most recent call first):\n  File "pulse.py", line 3 in 
 
 
 @pytest.mark.parametrize("name", ["Thread 0x7f1 ", "Current thread 0x7f1 "])
-def test_the_last_words_have_the_stack_of_one_thread(log: Path, name: str) -> None:
+def test_the_final_output_of_a_crash_has_the_stack_of_one_thread(log: Path, name: str) -> None:
     reader = LogReader(log)
     log.write_text(f"wörds\n{FATAL}{OTHER}\n{name}{MAIN}Extension modules: torch\n")
     stack = f"{name}{MAIN}".splitlines()[:3]
@@ -81,7 +81,7 @@ def test_output_of_an_earlier_attempt_is_not_shown(log: Path) -> None:
         (b"one\xff\xfetwo", "one\ufffd\ufffdtwo"),
     ],
 )
-def test_bytes_that_are_no_text_lose_nothing_around_them(
+def test_invalid_utf8_bytes_are_replaced_and_the_text_around_them_is_kept(
     log: Path, written: bytes, shown: str
 ) -> None:
     reader = LogReader(log)
@@ -127,7 +127,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_of_a_flood_the_end_is_shown_from_a_line_on_and_the_rest_is_named(
+def test_a_flood_of_output_is_shown_as_its_last_whole_lines_with_a_note(
     log: Path, snapshot: SnapshotAssertion
 ) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
@@ -162,9 +162,7 @@ def test_a_log_span_ends_at_its_given_position(log: Path) -> None:
     assert read(LogSpan(0, log, 7, 1007)) == "x" * 1000
 
 
-def test_a_log_that_is_gone_by_the_time_it_is_shown_is_named(
-    log: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_a_log_deleted_before_it_is_shown_is_named(log: Path, snapshot: SnapshotAssertion) -> None:
     assert read(LogSpan(0, log, 0, 123_456_789)) == snapshot
 
 
@@ -190,7 +188,7 @@ def test_the_last_lines_of_a_log(log: Path, written: bytes, count: int, shown: l
     assert ["EARLIER" if str(log) in line else line for line in lines] == shown
 
 
-def test_of_a_large_log_only_the_end_is_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_reads_only_the_end_of_a_large_log(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(50_000)))
     monkeypatch.setattr(Path, "read_bytes", None)
     monkeypatch.setattr(Path, "read_text", None)

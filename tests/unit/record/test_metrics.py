@@ -117,12 +117,12 @@ CURVES: dict[str, tuple[list[Points], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("attempts", "facts"), CURVES.values(), ids=CURVES)
-def test_points_become_a_curve(attempts: list[Points], facts: dict[str, Any]) -> None:
+def test_metric_points_become_a_curve(attempts: list[Points], facts: dict[str, Any]) -> None:
     curve = curve_of(*attempts)
     assert {name: getattr(curve, name) for name in facts} == facts
 
 
-def test_only_points_that_are_more_than_fit_are_put_together_with_their_neighbours() -> None:
+def test_neighbouring_points_are_merged_only_beyond_the_bucket_limit() -> None:
     points = [(float(step), math.sin(step)) for step in range(MAX_BUCKETS)]
     curve = curve_of(points)
     assert list(zip(curve.steps, curve.mean, strict=True)) == points
@@ -133,7 +133,7 @@ def test_only_points_that_are_more_than_fit_are_put_together_with_their_neighbou
     assert curve.steps[-1] == MAX_BUCKETS
 
 
-def test_a_spike_among_very_many_points_is_still_seen() -> None:
+def test_a_thinned_curve_keeps_a_spike_of_one_point() -> None:
     curve = curve_of((step, 9.0 if step == 5_432 else 1.0) for step in range(10_000))
     assert max(curve.high) == 9.0
     at = curve.high.index(9.0)
@@ -161,7 +161,7 @@ def test_thinned_curves_keep_the_minimum_the_maximum_and_the_nonfinite_count(
 
 
 @given(st.lists(st.tuples(st.integers(-30, 30), st.integers(1, 200)), min_size=1, max_size=30))
-def test_steps_ascend_and_every_value_is_kept_however_often_a_loop_begins_again(
+def test_steps_of_restarted_loops_ascend_and_keep_every_value(
     loops: list[tuple[int, int]],
 ) -> None:
     steps = [step for first, count in loops for step in range(first, first + count)]
@@ -172,14 +172,14 @@ def test_steps_ascend_and_every_value_is_kept_however_often_a_loop_begins_again(
 
 
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 1e305])
-def test_a_value_that_is_not_finite_is_a_point_without_a_value(strange: float) -> None:
+def test_a_nonfinite_value_is_a_nan_point_and_is_counted(strange: float) -> None:
     curve = curve_of([(0, 1.0), (1, strange), (2, 3.0)])
     assert (curve.mean[0], curve.mean[2]) == (1.0, 3.0)
     assert all(math.isnan(each[1]) for each in (curve.mean, curve.low, curve.high))
     assert curve.nonfinite == (0, 1, 0)
 
 
-def test_of_values_that_are_not_finite_the_others_are_kept_and_none_where_there_are_none() -> None:
+def test_a_merged_point_is_the_mean_of_its_finite_values_or_nan_without_any() -> None:
     curve = curve_of((step, math.nan if step == 1 else 2.0) for step in range(MAX_BUCKETS + 1))
     assert (curve.mean[0], curve.low[0], curve.high[0], curve.nonfinite[0]) == (2.0, 2.0, 2.0, 1)
     curve = curve_of((step, 1.0 if step < 1000 else math.nan) for step in range(10_000))
@@ -191,7 +191,7 @@ def test_of_values_that_are_not_finite_the_others_are_kept_and_none_where_there_
 # ---- several ranks and names
 
 
-def test_without_a_step_each_name_of_each_rank_counts_by_itself() -> None:
+def test_without_a_step_each_metric_of_each_rank_has_its_own_count() -> None:
     metrics = MetricStore()
     for batch in range(4):
         metrics.add(0, 0.0, None, {"loss": float(batch)})
@@ -203,7 +203,7 @@ def test_without_a_step_each_name_of_each_rank_counts_by_itself() -> None:
     assert metrics.curves("accuracy")[0].steps == (0.0, 1.0)
 
 
-def test_names_beyond_the_bound_are_left_out_and_counted_once() -> None:
+def test_metric_names_beyond_the_limit_are_dropped_and_counted_once() -> None:
     metrics = MetricStore()
     for _ in range(2):
         metrics.add(0, 0.0, 0, {f"metric {number}": 1.0 for number in range(MAX_NAMES + 3)})
@@ -265,7 +265,7 @@ RATES: dict[str, tuple[list[tuple[float, float | None]], StepRate | None]] = {
 
 
 @pytest.mark.parametrize(("reports", "rate"), RATES.values(), ids=RATES)
-def test_the_step_rate_of_a_rank(
+def test_the_step_rate_of_a_rank_is_computed_from_its_reports(
     reports: list[tuple[float, float | None]], rate: StepRate | None
 ) -> None:
     metrics = MetricStore()
@@ -333,7 +333,7 @@ VALUES = st.floats() | st.integers(-5, 5) | st.sampled_from([10**400, MAX_FINITE
     st.lists(st.tuples(STEPS, VALUES), min_size=1, max_size=40)
     | st.integers(1, 2500).map(lambda count: [(step, step % 7) for step in range(count)])
 )
-def test_values_added_at_once_are_the_curve_of_values_added_one_by_one(
+def test_adding_values_in_bulk_gives_the_same_curve_as_one_by_one(
     points: list[tuple[int | None, float]],
 ) -> None:
     at_once, one_by_one = MetricStore(), MetricStore()
@@ -354,7 +354,7 @@ def test_values_added_at_once_are_the_curve_of_values_added_one_by_one(
 
 
 @given(st.lists(st.floats(), max_size=5 * MAX_COARSE_PAIRS))
-def test_the_lowest_and_the_highest_value_are_in_a_coarse_curve(values: list[float]) -> None:
+def test_a_coarse_curve_has_the_lowest_and_the_highest_value(values: list[float]) -> None:
     pairs = curve_of(enumerate(values)).coarse() if values else []
     assert len(pairs) <= MAX_COARSE_PAIRS
     finite = [value for value in values if abs(value) < MAX_FINITE]
@@ -425,7 +425,7 @@ def test_the_step_rate_is_that_of_the_loop_with_the_most_steps() -> None:
     ],
     ids=["two ranks", "a rank without a number", "as large as can be"],
 )
-def test_the_last_numbers_have_their_mean_and_spread_over_ranks(
+def test_the_last_metrics_have_their_mean_and_spread_over_ranks(
     values: tuple[float, float], spread: dict[str, float]
 ) -> None:
     now: list[Told] = [(rank, 1.0, 1, {"loss": value}) for rank, value in enumerate(values)]

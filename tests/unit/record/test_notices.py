@@ -71,7 +71,7 @@ def test_queued_text_does_not_wake_a_batching_reader() -> None:
 
 
 @pytest.mark.parametrize("is_end", [False, True])
-def test_a_picture_and_the_end_wait_for_no_pile(is_end: bool) -> None:
+def test_a_picture_and_the_end_wake_a_batching_reader(is_end: bool) -> None:
     notices = NoticeQueue()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(notices.get, 30.0, batch_text=True)
@@ -82,7 +82,7 @@ def test_a_picture_and_the_end_wait_for_no_pile(is_end: bool) -> None:
     assert notices.is_drained == is_end
 
 
-def test_notices_come_in_their_order_and_then_none() -> None:
+def test_notices_are_returned_in_order_and_then_none() -> None:
     notices, fed = (
         NoticeQueue(),
         [OutputText(0, "a"), ControllerMessage("b"), picture(3), OutputText(1, "c")],
@@ -104,7 +104,7 @@ def test_unread_notices_use_bounded_memory_and_block_no_writer(tmp_path: Path) -
     assert [len(text_of(found, rank)) for rank in (0, 1)] == [200_000, 200_000]
 
 
-def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) -> None:
+def test_a_reader_that_caught_up_gets_text_from_memory_again(log: Log) -> None:
     notices = NoticeQueue(max_text=3)
     for text in ("one", "two", "three"):
         notices.put(log.write(text))
@@ -172,7 +172,7 @@ def test_an_urgent_close_shows_only_the_end_of_the_logs(
     assert lines == [f"line {number}" for number in range(88, 100)]
 
 
-def test_only_the_next_part_of_the_same_log_goes_on_with_it(log: Log, tmp_path: Path) -> None:
+def test_only_adjacent_spans_of_the_same_log_are_merged(log: Log, tmp_path: Path) -> None:
     notices, places = NoticeQueue(), [(log.path, 0, 5), (log.path, 5, 9), (log.path, 10, 12)]
     for path, start, end in [*places, (tmp_path / "other.log", 12, 15)]:
         notices.put(LogSpan(0, path, start, end))

@@ -25,7 +25,7 @@ def open_files() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
-def test_stored_values_are_read_as_they_were_sent(store: PushStore, tmp_path: Path) -> None:
+def test_stored_pushes_are_read_unchanged(store: PushStore, tmp_path: Path) -> None:
     stored = [store.add(["x"], None, bytes([n]) * n, tmp_path) for n in range(1, 100)]
     assert [each.data() for each in stored] == [bytes([n]) * n for n in range(1, 100)]
     assert stored[0] == PushRecord(("x",), None, stored[0].stored)
@@ -33,7 +33,9 @@ def test_stored_values_are_read_as_they_were_sent(store: PushStore, tmp_path: Pa
     assert {each.notice for each in stored} == {""}
 
 
-def test_the_folder_shows_no_file_and_may_be_removed(store: PushStore, tmp_path: Path) -> None:
+def test_stored_pushes_leave_no_file_in_the_folder_and_survive_its_removal(
+    store: PushStore, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     stored = store.add(["x"], None, b"data", folder)
@@ -57,7 +59,7 @@ def test_pushes_share_one_file_that_is_freed_with_the_last(
     assert store.add(["x"], None, b"3", tmp_path).data() == b"3"
 
 
-def test_a_full_disk_stores_nothing_of_a_push_and_loses_none_before(
+def test_a_push_on_a_full_disk_is_not_stored_and_earlier_pushes_are_kept(
     store: PushStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     before = store.add(["a"], None, b"a" * 10, tmp_path)

@@ -46,7 +46,7 @@ def numbers(*steps: int, missed: int = 0) -> Metrics:
     ],
     ids=["half", "through", "no total", "not begun", "no time", "longer than said"],
 )
-def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
+def test_a_progress_bar_estimates_its_rate_and_its_time_left(
     bar: LoopProgress, per_second: float, left: float | None
 ) -> None:
     assert bar.per_second == per_second
@@ -56,7 +56,7 @@ def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
 # ---- what ranks say
 
 
-def test_the_last_sign_of_life_is_kept_with_its_time_until_its_ranks_are_gone(
+def test_the_last_heartbeat_of_a_rank_is_kept_until_the_ranks_are_cleared(
     rank_monitor: RankMonitor,
 ) -> None:
     rank_monitor.add(1, pulse(1.0), now=3.0)
@@ -101,7 +101,7 @@ def test_a_rank_has_the_progress_bars_of_its_last_report(rank_monitor: RankMonit
     assert rank_monitor.progress_bars == {0: (LoopProgress(*outer),)}
 
 
-def test_the_version_is_another_after_anything_that_was_said(rank_monitor: RankMonitor) -> None:
+def test_the_version_changes_with_every_message(rank_monitor: RankMonitor) -> None:
     seen = [rank_monitor.version]
     for message in (pulse(), numbers(0), Progress(bars=[]), pulse()):
         rank_monitor.add(0, message, now=1.0)
@@ -130,7 +130,7 @@ def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) 
     ("purpose", "steps", "restarts"),
     [(Purpose.RETRY, (0.0, 1.0, 2.0, 3.0), (1.0,)), (Purpose.USER, (1.0, 2.0, 3.0), ())],
 )
-def test_a_recovery_keeps_the_curves_and_replayed_cells_add_nothing(
+def test_a_retry_continues_the_curves_and_replayed_cells_add_no_points(
     rank_monitor: RankMonitor,
     steps: tuple[float, ...],
     restarts: tuple[float, ...],

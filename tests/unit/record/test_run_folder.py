@@ -125,7 +125,7 @@ def test_only_the_owner_can_read_a_run_folder_under_any_umask(
     assert (mode(folder.path), mode(folder.path.parent)) == (0o700, 0o700)
 
 
-def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
+def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
     base: Path, temporary: Path, begin: Begin, said: list[str], snapshot: Any
 ) -> None:
     names = ["20250102-030405", *(f"20250102-030405-{count}" for count in range(1, 1000))]
@@ -153,7 +153,7 @@ def test_the_runs_folder_is_ignored_by_git_unless_the_user_decided_otherwise(
     assert ignore.read_text() == "mine\n"
 
 
-def test_the_facts_of_the_start_are_written_with_the_versions(base: Path, begin: Begin) -> None:
+def test_run_json_has_the_start_facts_and_the_versions(base: Path, begin: Begin) -> None:
     folder = begin(base)
     folder.add_facts(nproc=2, backend="gloo", odd=Path("x"), name='a "b"\n')
     text = (folder.path / "run.json").read_text()
@@ -176,7 +176,7 @@ def test_the_facts_of_the_start_are_written_with_the_versions(base: Path, begin:
         ({"JPY_SESSION_NAME": "/home/me/digits.ipynb", "__file__": "train.py"}, "train.py"),
     ],
 )
-def test_a_run_knows_which_notebook_or_script_started_it(
+def test_run_json_names_the_notebook_or_script_that_started_the_run(
     begin: Begin, base: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str], name: str
 ) -> None:
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
@@ -190,7 +190,7 @@ def test_a_run_knows_which_notebook_or_script_started_it(
     assert begin(base).run_json.facts["started_by"] == name
 
 
-def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:
+def test_the_final_output_of_a_rank_is_the_end_of_its_log(base: Path, begin: Begin) -> None:
     folder = begin(base)
     assert folder.final_output(0) == ""
     folder.log_path(0).write_bytes(b"x" * 5000 + b"\xff the end")
@@ -206,7 +206,7 @@ def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begi
     assert words.endswith("grüße\n" * 300)
 
 
-def test_an_event_that_a_full_disk_took_in_part_is_told_and_spoils_no_other(
+def test_a_partly_written_event_is_reported_and_leaves_other_events_readable(
     base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(base), os.write
@@ -245,7 +245,7 @@ def test_a_deleted_run_folder_does_not_stop_the_run(base: Path, begin: Begin) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")
-def test_a_full_disk_does_not_stop_the_run_and_is_told_once(
+def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     base: Path, begin: Begin, said: list[str]
 ) -> None:
     folder = begin(base)

@@ -128,7 +128,7 @@ ENDS: dict[str, tuple[RankLife, Act, tuple[str, bool, bool]]] = {
 
 
 @pytest.mark.parametrize(("rank", "act", "told"), ENDS.values(), ids=ENDS)
-def test_a_rank_in_a_cell(
+def test_the_state_of_a_rank_in_a_cell(
     group: Group, rank: RankLife, act: Act, told: tuple[str, bool, bool]
 ) -> None:
     act(group.cell)
@@ -148,12 +148,14 @@ def test_a_rank_in_a_cell(
     ],
     ids=["idle", "left", "failed"],
 )
-def test_a_rank_without_a_cell(group: Group, rank: RankLife, told: tuple[str, bool, bool]) -> None:
+def test_the_state_of_a_rank_without_a_cell(
+    group: Group, rank: RankLife, told: tuple[str, bool, bool]
+) -> None:
     each = group.look(with_rank_1(IDLE, rank)).ranks[1]
     assert (each.state, each.is_healthy, each.is_first_cause) == told
 
 
-def test_a_rank_that_the_cell_does_not_run_on_has_its_own_state(group: Group) -> None:
+def test_a_rank_outside_the_cell_has_its_own_state(group: Group) -> None:
     alone = cell_on(1)
     alone.add_report(1, WELL)
     assert group.look(IDLE, alone).ranks[0].state == "ready"
@@ -166,7 +168,7 @@ def test_a_snapshot_of_the_group_ignores_the_outcome_of_the_cell(group: Group) -
     assert [(each.state, each.is_healthy) for each in snapshot.ranks] == [("ready", True)] * 2
 
 
-def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its_rank_too(
+def test_the_state_of_a_rank_does_not_repeat_the_first_error_of_a_finished_cell(
     group: Group,
 ) -> None:
     group.cell.add_report(0, WELL)
@@ -177,7 +179,7 @@ def test_the_error_that_the_report_of_a_cell_begins_with_is_not_the_state_of_its
 
 
 @pytest.mark.parametrize("is_for_cell", [True, False])
-def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_cell: bool) -> None:
+def test_a_rank_that_has_ended_the_cell_is_not_active(group: Group, is_for_cell: bool) -> None:
     group.cell.add_report(1, WELL)
     snapshot = group.look(with_rank_1(RUNNING, IS_IDLE), group.cell, is_for_cell=is_for_cell)
     assert [each.is_active for each in snapshot.ranks] == [True, False]
@@ -205,7 +207,7 @@ def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_unless_asked_for_t
 # ---- facts about a rank
 
 
-def test_a_rank_is_shown_as_its_last_sign_of_life_said(group: Group) -> None:
+def test_a_snapshot_of_a_rank_has_the_facts_of_its_last_heartbeat(group: Group) -> None:
     group.note(1, PULSE)
     each = group.rank(1, ready={1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here")})
     assert (each.line, each.code) == (3, "loss.backward()")
@@ -215,7 +217,7 @@ def test_a_rank_is_shown_as_its_last_sign_of_life_said(group: Group) -> None:
     assert (each.pid, each.device) == (4711, "cuda:1")
 
 
-def test_a_rank_waits_in_a_collective_of_this_cell_and_of_no_earlier_one(group: Group) -> None:
+def test_a_snapshot_shows_only_collectives_of_the_current_cell(group: Group) -> None:
     group.note(1, replace(PULSE, cell=6, collective=PULSE.last))
     assert group.shows("state", "line", "code") == ("running", 0, "")
     group.note(1, replace(PULSE, collective=PULSE.last, seconds=2.0))
@@ -227,7 +229,7 @@ def test_a_rank_waits_in_a_collective_of_this_cell_and_of_no_earlier_one(group: 
     assert group.shows("collective") == (str(PULSE.last),)
 
 
-def test_the_time_at_a_place_goes_on_between_two_signs_and_is_none_while_a_rank_moves(
+def test_the_time_at_a_line_increases_between_heartbeats_and_is_zero_for_a_moving_rank(
     group: Group,
 ) -> None:
     group.note(1, PULSE, ago=5.0)
@@ -236,7 +238,7 @@ def test_the_time_at_a_place_goes_on_between_two_signs_and_is_none_while_a_rank_
     assert 7.0 <= group.rank(1).seconds < 12.0
 
 
-def test_a_rank_between_two_cells_is_on_no_line(group: Group) -> None:
+def test_a_rank_between_two_cells_has_no_line(group: Group) -> None:
     group.note(0, replace(PULSE, cell=0))
     each = group.look(IDLE).ranks[0]
     assert (each.state, each.line, each.code, each.seconds) == ("ready", 0, "", 0.0)
@@ -265,7 +267,7 @@ def test_a_snapshot_has_steps_and_bars_only_from_the_current_attempt(
 # ---- the group
 
 
-def test_the_step_of_a_row_is_of_the_same_moment_as_its_collective(group: Group) -> None:
+def test_the_step_and_the_collective_of_a_rank_come_from_the_same_heartbeat(group: Group) -> None:
     group.note(0, rows(0, 10, 20, 30, 40))
     group.note(0, replace(PULSE, steps={"loss": 31}))
     assert group.shows("step", "collective", rank=0) == (31, str(PULSE.last))
@@ -273,7 +275,9 @@ def test_the_step_of_a_row_is_of_the_same_moment_as_its_collective(group: Group)
     assert group.shows("step", "collective", rank=0) == (40, "")
 
 
-def test_a_rank_that_has_ended_its_cell_shows_no_cpu_of_it(group: Group) -> None:
+def test_a_rank_that_has_ended_its_cell_does_not_show_the_cpu_usage_of_the_cell(
+    group: Group,
+) -> None:
     group.note(1, PULSE)
     group.cell.add_report(1, WELL)
     assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu < 0
@@ -296,7 +300,7 @@ def test_a_snapshot_has_the_backend_and_the_devices_in_order_of_rank(group: Grou
     assert group.look(RUNNING).backend == ""
 
 
-def test_an_alarm_is_passed_on(group: Group) -> None:
+def test_a_snapshot_has_the_alarm_of_the_hang_detector(group: Group) -> None:
     now = time.monotonic()
     for rank in (0, 1):
         waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
@@ -305,7 +309,7 @@ def test_an_alarm_is_passed_on(group: Group) -> None:
     assert group.look(RUNNING).alarm == card != ""
 
 
-def test_the_run_is_named_for_its_folder(group: Group) -> None:
+def test_a_snapshot_has_the_folder_and_the_name_of_the_run(group: Group) -> None:
     group.event_log.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
     snapshot = group.look(RUNNING)
     assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
@@ -323,7 +327,7 @@ def test_a_snapshot_has_only_events_since_the_start_of_the_cell(group: Group) ->
     assert snapshot.began == cell.began_at <= snapshot.at
 
 
-def test_a_cell_has_its_time_to_its_end_and_no_further(group: Group) -> None:
+def test_the_time_of_a_cell_stops_at_its_end(group: Group) -> None:
     first = group.look(RUNNING, group.cell).seconds
     assert group.look(RUNNING, group.cell).seconds > first
     group.cell.finish()
@@ -345,7 +349,7 @@ def test_a_snapshot_without_a_cell_has_events_since_the_start_of_the_attempt(gro
     assert 0 <= snapshot.seconds < 60
 
 
-def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(group: Group) -> None:
+def test_a_straggler_has_a_lag_while_it_is_alive(group: Group) -> None:
     for rank, late in ((0, 0.0), (1, 0.1)):
         group.note(rank, *letters([step * 0.3 + late for step in range(100)], cell=5))
     assert group.rank(0).lag is None
@@ -358,7 +362,7 @@ def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(group: Group
     assert group.rank(1, with_rank_1(RUNNING, gone(-9))).lag is None
 
 
-def test_ranks_that_do_not_meet_are_told_by_their_steps(group: Group) -> None:
+def test_without_collectives_a_straggler_is_found_by_its_step_rate(group: Group) -> None:
     for rank, pause in ((0, 0.3), (1, 0.4)):
         group.note(rank, rows(*range(50), pause=pause))
     assert group.rank(0).lag is None

@@ -74,7 +74,7 @@ def test_events_are_listed_in_order_since_a_time_or_an_attempt(
     assert event_log.since(2.5) == event_log.of_attempt(3) == ()
 
 
-def test_a_fact_may_have_any_name(event_log: EventLog, tmp_path: Path) -> None:
+def test_the_facts_of_an_event_may_have_any_name(event_log: EventLog, tmp_path: Path) -> None:
     folder = opened(event_log, tmp_path)
     event_log.record("checkpoint", kind="full", self="x", at=3)
     [event] = event_log.since(0.0)
@@ -82,7 +82,7 @@ def test_a_fact_may_have_any_name(event_log: EventLog, tmp_path: Path) -> None:
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
+def test_memory_keeps_the_newest_rank_events_and_the_file_has_all_of_them(
     event_log: EventLog, tmp_path: Path
 ) -> None:
     folder = opened(event_log, tmp_path)
@@ -115,7 +115,7 @@ def test_an_attempt_keeps_its_newest_events_after_its_start_event_is_dropped(
     assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN_EVENTS
 
 
-def test_a_huge_fact_is_whole_in_the_file_and_short_here(
+def test_a_large_fact_is_truncated_in_memory_and_complete_in_the_file(
     event_log: EventLog, tmp_path: Path
 ) -> None:
     folder = opened(event_log, tmp_path)
@@ -144,7 +144,7 @@ def test_a_run_folder_is_opened_once_and_has_no_earlier_events(
     assert [each["kind"] for each in on_disk(folder)] == ["ready"]
 
 
-def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
+def test_a_new_run_folder_is_opened_after_the_end_or_deletion_of_the_previous_one(
     event_log: EventLog, tmp_path: Path
 ) -> None:
     first = opened(event_log, tmp_path)
@@ -193,7 +193,7 @@ def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> RunEven
     return RunEvent(at, "failure", {"rank": rank, "what": what})
 
 
-def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_cause() -> None:
+def test_equal_failures_of_ranks_are_merged_and_do_not_repeat_the_first_cause() -> None:
     other = failure(3, "KeyError: 'x'", at=1.5)
     events = [failure(2), other, failure(0, at=2.0), RunEvent(3.0, "cell ended"), failure(1)]
     joined = RunEvent(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
@@ -204,7 +204,7 @@ def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_
     assert alone.facts == {"ranks": [0], "what": "failed"}
 
 
-def test_an_alarm_that_a_view_shows_in_full_is_an_event_of_a_few_words() -> None:
+def test_the_event_of_an_alarm_is_shortened_if_the_view_shows_the_alarm_in_full() -> None:
     alarm = "no progress for 10 s: rank 1 never came\n  rank 0 waits"
     event = RunEvent(1.0, "no progress", {"text": alarm})
     assert merge_equal_failures([event], alarm="another") == (event,)

@@ -51,7 +51,7 @@ def trace(tmp_path: Path, ranks: dict[int, TraceSent] | None = None, **more: Any
 
 
 @pytest.mark.parametrize("big", [10**6, 1])
-def test_the_file_is_one_document_of_all_parts(
+def test_the_merged_trace_file_is_one_document_of_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: int
 ) -> None:
     monkeypatch.setattr(record, "COMPRESS_ABOVE", big)
@@ -67,7 +67,7 @@ def test_the_file_is_one_document_of_all_parts(
     assert path.stat().st_mode & 0o77 == 0
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(
+def test_a_failed_write_of_a_trace_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 # ---- where ranks differ
 
 
-def test_operators_that_differ_between_ranks_come_first_and_are_marked() -> None:
+def test_operators_whose_times_differ_between_ranks_come_first_and_are_marked() -> None:
     ranks = {0: SLOW, 1: QUICK}
     found = trace_rows(ranks)
     assert [row.name for row in found] == [OUTSIDE_OPERATORS, "gloo:all_reduce", "aten::mm"]
@@ -92,7 +92,7 @@ def test_operators_that_differ_between_ranks_come_first_and_are_marked() -> None
 NOTHING = Trace(cell=3, asked=ASKED, ranks={}, missing={0: "no steps", 1: "no steps"})
 
 
-def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
+def test_trace_reports_as_text(tmp_path: Path, snapshot: Any) -> None:
     cut = of_rank(steps=[10, 12], left_out=5)
     missing = {1: "it died", 2: "it died"}
     traces = {
@@ -118,7 +118,7 @@ def on_page(told: Trace) -> str:
     return render_html(trace_report(told))
 
 
-def test_a_page_has_the_file_with_it_if_it_is_small(tmp_path: Path, snapshot: Any) -> None:
+def test_a_small_trace_file_gets_a_download_link(tmp_path: Path, snapshot: Any) -> None:
     told = trace(tmp_path)
     html = on_page(told)
     assert readable(html.replace(str(tmp_path), "RUN")) == snapshot(name="whole")
@@ -135,6 +135,6 @@ def test_a_large_or_missing_trace_file_gets_no_download_link(tmp_path: Path) -> 
     assert str(told.path) in on_page(told)
 
 
-def test_names_of_operators_are_text(tmp_path: Path) -> None:
+def test_operator_names_are_escaped_in_html(tmp_path: Path) -> None:
     odd = of_rank(operator_times={"<b>": [300.0, 1]})
     assert "<b>" not in on_page(trace(tmp_path, {0: odd, 1: QUICK}))

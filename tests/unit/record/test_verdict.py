@@ -168,7 +168,7 @@ def test_the_verdict_finds_the_first_cause(case: str) -> None:
     assert type(verdict.error()) is CellFailedError
 
 
-def test_there_is_nothing_to_judge_when_all_went_well() -> None:
+def test_there_is_no_verdict_if_all_ranks_succeeded() -> None:
     assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}) is None
     assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}, ended_by="stop") is None
 
@@ -187,7 +187,9 @@ def test_there_is_nothing_to_judge_when_all_went_well() -> None:
         "the connection was shut down",
     ],
 )
-def test_a_lost_connection_is_a_consequence_in_words_of_its_own(text: str) -> None:
+def test_a_lost_connection_is_described_as_a_consequence_without_its_original_text(
+    text: str,
+) -> None:
     lost = ended("RuntimeError", text, at=1.0, collective="all_reduce #1")
     verdict = verdict_on({0: lost, 1: ended("ValueError", "no", at=2.0)})
     assert verdict.first.rank == 1
@@ -209,7 +211,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_timeout_of_a_call_or_a_group_of_its_own_names_the_rank_that_is_not_there(
+def test_the_timeout_of_a_collective_or_a_new_group_blames_the_rank_that_did_not_join(
     call: str,
 ) -> None:
     name, text, waited, before = CALLS[call]
@@ -233,7 +235,9 @@ def test_the_timeout_of_a_call_or_a_group_of_its_own_names_the_rank_that_is_not_
         ),
     ],
 )
-def test_a_rank_without_a_group_did_not_come_to_init_process_group(name: str, text: str) -> None:
+def test_a_timeout_of_init_process_group_blames_the_rank_without_a_group(
+    name: str, text: str
+) -> None:
     waiter = ended(name, text, collective="init_process_group", sequence=0, in_group=False)
     verdict = verdict_on({0: waiter, 1: elsewhere(sequence=0, in_group=False)})
     assert verdict.first.rank == 1
@@ -263,7 +267,7 @@ def test_ranks_that_the_user_ended_did_not_fail(how: str, ranks: Ranks) -> None:
         assert word not in verdict.report()
 
 
-def test_a_rank_that_had_failed_or_died_before_is_the_cause_all_the_same() -> None:
+def test_a_rank_that_failed_before_the_user_ended_the_group_is_still_the_cause() -> None:
     stopped = ProcessExit(-15, 9.1)
     failed = verdict_on({0: FAILED, 1: stopped}, ended_by="restart")
     died = verdict_on({0: ProcessExit(-9, 5.0), 1: stopped}, ended_by="restart", ended_at=9.0)
@@ -274,7 +278,7 @@ def test_a_rank_that_had_failed_or_died_before_is_the_cause_all_the_same() -> No
     assert later.ended_by == "restart"
 
 
-def test_an_interrupt_is_an_error_of_its_own_unless_it_killed_a_rank() -> None:
+def test_an_interrupt_raises_cell_interrupted_error_unless_a_rank_was_killed() -> None:
     error = verdict_on({0: interrupted()}).error()
     assert (type(error), error.rank) == (CellInterruptedError, 0)
     assert type(verdict_on({0: interrupted(), 1: KILLED}).error()) is CellFailedError
@@ -283,7 +287,7 @@ def test_an_interrupt_is_an_error_of_its_own_unless_it_killed_a_rank() -> None:
 # ---- one rank
 
 
-def test_the_failure_of_a_rank_is_its_report_or_its_exit() -> None:
+def test_the_failure_of_a_rank_comes_from_its_report_or_its_exit() -> None:
     failed = ended("ValueError", "no", at=3.0)
     killed, gone = ProcessExit(-9, 4.0), ProcessExit(None, 4.0)
     assert failure_of(1, ended(), None) is None
@@ -302,13 +306,13 @@ def test_the_failure_of_a_rank_is_its_report_or_its_exit() -> None:
 
 
 @pytest.mark.parametrize("report", [interrupted(), closed()], ids=["interrupted", "closed"])
-def test_the_trouble_of_a_rank_may_be_a_consequence(report: CellEnded) -> None:
+def test_interrupts_and_closed_connections_are_consequences(report: CellEnded) -> None:
     trouble = failure_of(1, report, None)
     assert trouble is not None
     assert trouble.is_consequence
 
 
-def test_each_rank_of_a_verdict_has_its_trouble() -> None:
+def test_a_verdict_says_for_each_rank_whether_its_failure_is_a_cause() -> None:
     verdict = verdict_on({0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)})
     causes = {rank: verdict.for_rank(rank) for rank in (0, 1, 2, 3)}
     found = {rank: each and not each.is_consequence for rank, each in causes.items()}
@@ -367,7 +371,7 @@ IN_FULL: dict[str, Ranks] = {
 }
 
 
-def test_the_text_of_a_failure(snapshot: SnapshotAssertion) -> None:
+def test_the_summaries_and_reports_of_verdicts(snapshot: SnapshotAssertion) -> None:
     said = {name: verdict_on(ranks).summary() for name, ranks in ONE_LINE.items()}
     assert said == snapshot(name="in one line")
     said = {name: verdict_on(ranks).report() for name, ranks in IN_FULL.items()}
@@ -375,13 +379,13 @@ def test_the_text_of_a_failure(snapshot: SnapshotAssertion) -> None:
     assert said == snapshot(name="in full")
 
 
-def test_the_error_carries_the_summary_the_rank_and_the_report() -> None:
+def test_the_error_of_a_verdict_has_its_summary_rank_and_report() -> None:
     verdict = verdict_on({0: interrupted(), 1: FAILED})
     error = verdict.error()
     assert (str(error), error.rank, error.report) == (verdict.summary(), 1, verdict.report())
 
 
-def test_a_long_error_is_cut_in_its_headline_and_whole_in_its_traceback() -> None:
+def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback() -> None:
     verdict = verdict_on({0: ended("RuntimeError", "x" * 1000, traceback="x" * 1000)})
     assert f": {'x' * (MAX_HEADLINE - 4)} ..., line 9" in verdict.summary()
     assert "x" * 1000 in verdict.report()

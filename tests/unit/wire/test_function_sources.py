@@ -55,13 +55,15 @@ def test_functions_are_sent_with_the_source_of_their_cells_and_of_functions_they
     assert pickle.loads(data).keys() == {"f"}  # code that wants only the values does not see them
 
 
-def test_nothing_comes_along_with_plain_values_or_functions_of_files(define: Define) -> None:
+def test_plain_values_and_functions_from_files_are_sent_without_cell_sources(
+    define: Define,
+) -> None:
     define("/tmp/kernel/1.py", "def unused(): pass\n")
     for value in (1, [b"x" * 100], len, Path, pytest.fixture):
         assert loads_with_sources(dumps_with_sources(value, {})) == (value, {})
 
 
-def test_a_method_of_a_class_that_a_cell_defines_brings_its_cell(define: Define) -> None:
+def test_an_instance_of_a_class_from_a_cell_is_sent_with_the_cells_source(define: Define) -> None:
     text = "class Net:\n    def go(self):\n        return 3\n"
     made = define("/tmp/kernel/3.py", text)["Net"]()
     value, cells = loads_with_sources(dumps_with_sources(made, {}))
@@ -89,7 +91,7 @@ def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
     ],
     ids=["pushed", "sent", "pulled", "carried", "carried as a cell's"],
 )
-def test_a_function_has_the_file_of_its_cell_however_it_travels(
+def test_a_function_keeps_the_filename_of_its_cell_in_every_transfer(
     define: Define, travel: Callable[[FunctionType], Any]
 ) -> None:
     made = define("/tmp/kernel/4.py", "def outer():\n    return [i for i in (lambda: (1, 2))()]\n")

@@ -20,7 +20,9 @@ from nbddp.wire.messages import CellEnded, Failure, Message, MessageBatch, Outpu
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.DataObject) -> None:
+def test_a_message_of_every_kind_survives_a_round_trip(
+    kind: type[Any], data: st.DataObject
+) -> None:
     message = data.draw(of_kind(kind))
     again = decode(encode(message))
     assert again == message
@@ -132,7 +134,7 @@ def test_the_error_for_an_invalid_message_has_the_reason(snapshot: SnapshotAsser
         assert str(caught.value) == snapshot
 
 
-def test_a_failure_travels_inside_a_cells_end_and_comes_out_whole() -> None:
+def test_a_failure_inside_a_cell_ended_message_survives_a_round_trip() -> None:
     failure = Failure(name="ValueError", text="no", traceback="Traceback", line=3, at=1.5)
     ended = CellEnded(cell=1, seconds=0.1, in_group=True, failure=asdict(failure))
     again = decode(encode(ended))

@@ -60,7 +60,7 @@ def test_a_value_survives_a_round_trip(value: Any) -> None:
     assert unpack(store, pack(store, "key", value)) == value
 
 
-def test_a_function_made_in_a_notebook_comes_out_too(store: MemoryStore) -> None:
+def test_a_notebook_function_survives_packing_and_unpacking(store: MemoryStore) -> None:
     offset = 3
     again = unpack(store, pack(store, "key", lambda x: x + offset))
     assert again(4) == 7
@@ -79,7 +79,7 @@ def test_a_large_value_travels_in_pieces_that_the_store_accepts(
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
-def test_a_value_that_just_fills_its_pieces_comes_out_whole(
+def test_a_value_near_a_multiple_of_the_piece_size_is_read_complete(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
     data = bytes(1000)
@@ -139,7 +139,7 @@ def test_a_value_that_cannot_be_pickled_leaves_nothing_in_the_store(store: Memor
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_value_that_is_gone_is_not_waited_for(
+def test_unpacking_a_deleted_value_fails_at_once(
     store: MemoryStore, snapshot: SnapshotAssertion
 ) -> None:
     payload = pack(store, "key", "x" * 100)

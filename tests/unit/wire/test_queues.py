@@ -134,7 +134,7 @@ UNSIGNED: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("kind", UNSIGNED)
-def test_letters_without_a_valid_signature_are_refused_and_a_good_one_still_comes(
+def test_messages_without_a_valid_signature_are_refused_and_a_later_valid_one_is_read(
     queue: Queue, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     for data in UNSIGNED[kind]:
@@ -176,7 +176,7 @@ def test_signed_data_that_is_not_a_message_is_refused_and_the_next_message_is_re
 # ---- writer and reader
 
 
-def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
+def test_a_queue_is_full_while_too_many_messages_are_unread(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_BACKLOG", 1)
@@ -188,7 +188,7 @@ def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
     assert not queue.box.is_full()
 
 
-def test_a_letter_that_is_not_newer_than_the_last_one_is_refused(
+def test_a_message_with_an_old_sequence_number_is_refused(
     queue: Queue, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
     queue.push(b"forged")
@@ -237,7 +237,7 @@ def large(size: int = 1000) -> Output:
     return Output(start=0, end=size, text="x" * size)
 
 
-def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut: Queue) -> None:
+def test_a_large_message_is_sent_in_pieces_and_read_complete_and_in_order(cut: Queue) -> None:
     messages: list[Message] = [Shutdown(), large(), large(2000), Shutdown()]
     for message in messages:
         cut.box.put(message)
@@ -252,7 +252,7 @@ def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut:
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
-def test_a_message_that_just_fits_comes_out_whole(
+def test_a_message_near_the_piece_size_is_read_complete(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
     monkeypatch.setattr(payloads, "PIECE_BYTES", len(encode(large())) + surplus)
@@ -305,7 +305,7 @@ def test_pieces_of_unfinished_and_unread_messages_are_removed(cut: Queue) -> Non
     assert cut.pieces == {}
 
 
-def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twice(
+def test_a_writer_reconnects_without_losing_or_repeating_a_message(
     cut: Queue,
 ) -> None:
     class LostStore(MemoryStore):

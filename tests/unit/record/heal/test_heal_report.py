@@ -50,7 +50,7 @@ def test_the_heal_report_lists_a_bounded_number_of_places(count: int, end: str) 
     assert line.endswith(end)
 
 
-def test_in_the_list_of_events_it_is_one_short_line() -> None:
+def test_the_event_of_a_heal_is_one_short_line() -> None:
     facts = {"ranks": [1], "donor": 0, "fork": 0.1, "bytes": 10, "carry": 0.1, "meet": 0.1}
     left = {f"t[{number}]": LOCK for number in range(9)}
     several, one, none = (

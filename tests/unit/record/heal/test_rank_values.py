@@ -78,7 +78,7 @@ def test_only_values_that_differ_between_ranks_are_restored() -> None:
     assert not found.unknown
 
 
-def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
+def test_a_value_that_the_failed_cell_may_have_changed_is_not_restored() -> None:
     namespaces = [{"best": rank / 2, "seed": rank} for rank in range(2)]
     ranks = TwoCells(*namespaces)
     namespaces[0]["best"] = 0.25
@@ -86,7 +86,7 @@ def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
     assert found == OwnValues({"seed": ("0", "1")}, ["best"])
 
 
-def test_an_object_that_the_failed_cell_assigned_over_a_plain_value_stays() -> None:
+def test_an_object_assigned_by_the_failed_cell_is_not_replaced_by_an_earlier_value() -> None:
     """A model has no mark. Its name had one before that cell."""
     namespaces: list[dict[str, Any]] = [{"model": None}, {"model": None}]
     ranks = TwoCells(*namespaces)
@@ -130,7 +130,7 @@ OUT_0 = "PosixPath('out/0')"
         ("a = rank", {1: {"a": 1}, 2: {"a": 5}}, {"a": "?"}),  # rank 2 contradicts the code
     ],
 )
-def test_the_dying_cells_values_follow_from_the_rank_where_that_is_certain(
+def test_values_of_the_failed_cell_are_derived_from_the_rank_only_if_certain(
     source: str, alive: dict[int, dict[str, Any]], own: dict[str, str]
 ) -> None:
     values = values_of(alive)
@@ -140,7 +140,7 @@ def test_the_dying_cells_values_follow_from_the_rank_where_that_is_certain(
     assert marks | dict.fromkeys(found.unknown, "?") == own
 
 
-def test_only_changes_are_told_and_all_of_them_to_another_notebook() -> None:
+def test_only_changed_values_are_reported_and_all_values_to_another_notebook() -> None:
     namespace: dict[str, Any] = {"a": 1, "b": "x", "_i3": "a = 1", "In": []}
     plain = ReportedValues(namespace)
     assert plain.changes() == {"new": {"a": "1", "b": "'x'"}, "is_all": True}
@@ -159,7 +159,7 @@ def test_the_report_of_values_is_bounded() -> None:
     assert all(len(mark) < 100 for mark in told.values())
 
 
-def test_of_long_texts_and_lists_only_the_ends_are_looked_at() -> None:
+def test_only_the_ends_of_long_texts_and_lists_are_compared() -> None:
     """They are looked at after each cell, and may be whole data sets."""
     long = "x" * 10**6
     texts = [f"{long}a{long}", f"{long}b{long}", f"b{long}{long}", f"{long}{long}b"]
@@ -179,7 +179,7 @@ def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list
     return values.restore(own, ()), values.differing(own)
 
 
-def test_members_of_an_enum_are_told_apart_and_never_changed() -> None:
+def test_differing_enum_members_are_reported_and_never_changed() -> None:
     """Every object that has a member shares it: another name in it would break the whole class."""
 
     def values(role: Role, seed: int) -> dict[str, Any]:
@@ -215,7 +215,7 @@ PLAIN: list[Callable[[int], Any]] = [
 
 
 @pytest.mark.parametrize("make", PLAIN, ids=lambda make: type(make(1)).__name__)
-def test_small_values_of_plain_parts_are_given_back(make: Callable[[int], Any]) -> None:
+def test_small_values_of_plain_types_are_restored(make: Callable[[int], Any]) -> None:
     ranks = {
         rank: {
             "value": make(rank),
@@ -234,7 +234,7 @@ def test_small_values_of_plain_parts_are_given_back(make: Callable[[int], Any]) 
         assert type(value) is type(make(1))
 
 
-def test_a_list_is_given_back_to_all_that_hold_it() -> None:
+def test_a_restored_list_stays_shared_by_its_holders() -> None:
     def values(rank: int) -> dict[str, Any]:
         seen = [rank]
         best = seen if rank == 0 else ["alone"]
@@ -248,7 +248,7 @@ def test_a_list_is_given_back_to_all_that_hold_it() -> None:
     assert (here["seen"], here["best"]) == ([1, 2], ["alone"])
 
 
-def test_attributes_of_a_users_module_are_given_back_and_its_tensors_are_not() -> None:
+def test_plain_attributes_of_a_user_defined_module_are_restored_and_its_tensors_are_not() -> None:
     class Net(nn.Module):
         def __init__(self, rank: int) -> None:
             super().__init__()
@@ -309,7 +309,7 @@ def test_a_default_of_a_cells_function_that_differs_is_named() -> None:
     assert healed(ranks, ranks[0]) == ([], ["f"])
 
 
-def test_sets_and_dicts_that_are_equal_are_not_named_for_their_order() -> None:
+def test_equal_sets_and_dicts_in_another_order_are_not_named() -> None:
     objects = [closure(1), closure(2)]
     one = {"few": {1, 17, 33}, "many": {*objects}, "by": {1: deque([1]), "b": 2}}
     two = {"few": {33, 17, 1}, "many": {*objects[::-1]}, "by": {"b": 2, 1: deque([1])}}
@@ -325,7 +325,7 @@ def test_an_object_whose_parts_were_restored_is_not_named() -> None:
     assert healed({0: here, 1: values(1)}, here) == (["seen"], [])
 
 
-def test_a_value_for_which_a_report_had_no_time_is_not_named(
+def test_a_value_omitted_from_a_report_for_lack_of_time_is_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It seems new in the cell in which a rank dies, and may be older, and equal on all ranks."""
@@ -342,7 +342,7 @@ def test_a_value_for_which_a_report_had_no_time_is_not_named(
     assert own_of(values, 1, [0]) == OwnValues({}, [])
 
 
-def test_user_objects_are_neither_kept_nor_called() -> None:
+def test_reported_values_neither_keep_user_objects_alive_nor_call_them() -> None:
     class Asked:
         def __init__(self) -> None:
             self.number = 3

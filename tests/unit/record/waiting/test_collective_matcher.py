@@ -32,7 +32,7 @@ def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> 
     return waiting
 
 
-def test_a_rank_waits_from_when_it_comes_until_the_last_one_does() -> None:
+def test_the_wait_of_a_rank_lasts_from_its_arrival_to_the_last_arrival() -> None:
     found = told(late).history()
     assert found.count == 40
     assert dict(found.waits) == {
@@ -45,13 +45,13 @@ def test_a_rank_waits_from_when_it_comes_until_the_last_one_does() -> None:
     assert first.at == pytest.approx(BASE + 0.15)
 
 
-def test_the_clocks_of_other_machines_are_set_right_before() -> None:
+def test_arrivals_from_other_machines_are_corrected_for_clock_offsets() -> None:
     waiting = told(late, ahead=lambda rank: 3.0 if rank == 1 else 0.0)
     assert waiting.history().waits[0, 2] == pytest.approx(40 * LATE, rel=1e-3)
     assert waiting.history().tracks[1].error == 0.03
 
 
-def test_a_rank_that_is_late_in_each_part_of_the_last_seconds_is_told() -> None:
+def test_a_rank_that_is_late_throughout_the_window_is_a_straggler() -> None:
     awaited = told(late, steps=18).straggler()
     assert awaited is not None
     assert (awaited.rank, awaited.title) == (2, "all_reduce float [72]")
@@ -73,7 +73,7 @@ def test_a_rank_starved_of_cpu_is_not_reported_as_a_straggler() -> None:
     assert waiting.straggler() is None
 
 
-def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_data() -> None:
+def test_a_straggler_is_reported_with_its_code_line_and_its_time_loading_data() -> None:
     waiting = waiting_of({})
     for rank in (0, 1):
         at = [0.2 * step + rank * LATE for step in range(1, 20)]
@@ -97,7 +97,7 @@ def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_dat
     assert (awaited.place, awaited.is_loading, awaited.steps) == ((9, ""), True, 1)
 
 
-def test_groups_count_by_themselves_and_one_of_unknown_ranks_is_left_out() -> None:
+def test_process_groups_are_matched_separately_and_groups_of_unknown_ranks_are_skipped() -> None:
     waiting = waiting_of({}, ranks=4)
     for group, ranks in (
         ("[0, 2]", (0, 2)),
@@ -131,7 +131,7 @@ def test_collectives_of_a_new_process_group_do_not_match_earlier_ones() -> None:
     )
 
 
-def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
+def test_a_new_cell_starts_without_the_collectives_of_the_previous_cell() -> None:
     waiting = told(late)
     waiting.reset_for_cell([0, 1], 2)
     assert waiting.stragglers() is None
@@ -145,7 +145,7 @@ def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
     assert list(found.tracks[0].steps) == [(BASE + 100, 7)]
 
 
-def test_lost_and_omitted_collectives_are_counted_and_long_runs_keep_their_sums() -> None:
+def test_lost_and_omitted_collectives_are_counted_and_dropped_ones_stay_in_the_sums() -> None:
     waiting = CollectiveMatcher()
     ranks = MAX_KEPT_ARRIVALS // MIN_KEPT_COLLECTIVES
     waiting.reset_for_cell(range(ranks))

@@ -64,7 +64,7 @@ def line_of(found: CollectiveMatcher, last: int | None = None) -> Timeline:
     return build_timeline(found.history(), found.straggler(), last=last)
 
 
-def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> None:
+def test_the_timeline_covers_the_whole_cell_or_the_requested_last_steps() -> None:
     found = with_steps(waiting())
     whole, last = line_of(found), line_of(found, last=10)
     assert (len(whole.meetings), len(whole.steps)) == (40, 40)
@@ -87,7 +87,7 @@ def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
     return found
 
 
-def test_lines_share_the_waiting_by_where_the_awaited_one_was_seen() -> None:
+def test_wait_time_is_divided_among_the_lines_in_which_the_straggler_was_sampled() -> None:
     def seen(letter: CollectiveArrivals) -> CollectiveArrivals:
         came = letter.rows[1] if letter.rows else 0
         places, samples = [[4, ""], [9, "a.py"]], [came - 9, 0, came - 5, 0, came - 1, 1]
@@ -100,7 +100,7 @@ def test_lines_share_the_waiting_by_where_the_awaited_one_was_seen() -> None:
     assert sum(lines.values()) == pytest.approx(4 * 0.1, rel=1e-3)
 
 
-def test_the_numbers_come_as_rows_and_as_a_table_where_there_is_pandas(
+def test_timeline_waits_are_returned_as_rows_and_frame_needs_pandas_for_a_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = line_of(waiting())
@@ -149,7 +149,7 @@ def test_the_timeline_shows_ranks_that_waited_for_a_missing_rank() -> None:
     assert rows[1].endswith("." * 50)
 
 
-def test_a_rank_that_died_has_an_end() -> None:
+def test_the_timeline_of_a_dead_rank_ends_at_its_death() -> None:
     told = ended_apart().history()
     line = build_timeline(
         told, unmet=find_unfinished(told, BASE + 3, is_over=True), died={1: BASE + 1.5}
@@ -171,7 +171,7 @@ def test_a_rank_of_a_running_cell_is_missing_only_after_the_report_delay() -> No
     assert last.wait_seconds == {0: pytest.approx(8.2), 2: pytest.approx(8.18)}
 
 
-def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None:
+def test_ranks_in_different_collectives_are_unfinished_until_the_end_of_the_cell() -> None:
     told_of = []
     for rank, name in enumerate(("all_reduce", "all_reduce", "barrier")):
         before, _ = letters([0.1, 0.2])
@@ -241,7 +241,7 @@ def measured(found: dict[str, Any]) -> DdpOverlap:
     return overlap
 
 
-def test_ddp_has_measured_a_model_once_it_has_buckets() -> None:
+def test_ddp_overlap_is_read_only_from_measurements_since_the_given_time() -> None:
     found = measured(MEASURED)
     assert (found.forward, found.backward) == (0.012, 0.03)
     assert found.exposed == pytest.approx(0.005)
@@ -251,7 +251,7 @@ def test_ddp_has_measured_a_model_once_it_has_buckets() -> None:
     assert overlap_of(0, "model", MEASURED | {"backward_compute_time_end": 9e9}, since=9.0)
 
 
-def test_nccl_tells_the_times_on_the_gpu() -> None:
+def test_the_timeline_sums_gpu_time_by_kind_and_rank_for_nccl() -> None:
     line = line_of(of_kind("all_reduce", [0.1, 0.2], [0.1, 0.2], took=(8000, 1000)))
     assert line.on_gpu == {"all_reduce float [1]": {0: 0.012, 1: 0.0015}}
 
@@ -267,7 +267,7 @@ def whole() -> Timeline:
     return replace(line, loads=loads, lines={"line 9": 1.0}, overlaps=overlaps)
 
 
-def test_the_timeline_as_text(snapshot: Any) -> None:
+def test_timelines_as_text(snapshot: Any) -> None:
     apart, empty = ended_apart().history(), Timeline(cell=1, ranks=(0,), span=(0.0, 0.0))
     missed = build_timeline(apart, unmet=find_unfinished(apart, BASE + 3, is_over=True))
     enqueued = {
@@ -290,7 +290,7 @@ def test_the_timeline_as_text(snapshot: Any) -> None:
     assert {name: text_of(line) for name, line in lines.items()} == snapshot
 
 
-def test_the_picture_has_a_row_for_each_rank_in_which_waiting_is_dark() -> None:
+def test_the_timeline_picture_has_a_row_for_each_rank_with_dark_waits() -> None:
     line = line_of(with_steps(waiting()), last=3)
     ax, *_ = draw_timeline(line, line.ranks).axes
     waits = [each for each in ax.collections if each.get_facecolor().tolist()[:1] == [WAIT_COLOR]]
@@ -306,7 +306,7 @@ def test_the_picture_has_a_row_for_each_rank_in_which_waiting_is_dark() -> None:
     assert {tick.get_color() for tick in ax.get_yticklabels()} == {INK}, "no page's rank colours"
 
 
-def test_a_page_gets_the_picture_with_the_numbers_below(snapshot: Any) -> None:
+def test_the_timeline_page_has_the_picture_and_the_numbers_below(snapshot: Any) -> None:
     assert readable(render_html(timeline_report(whole()))) == snapshot
 
 

@@ -64,18 +64,18 @@ def hang(dog: HangDetector, now: float = 20.0) -> str:
     ],
     ids=["one moves", "no collective"],
 )
-def test_ranks_that_move_or_compute_are_left_alone(
+def test_no_hang_is_reported_while_a_rank_moves_or_all_compute(
     dog: HangDetector, pulses: tuple[RankStatus, ...]
 ) -> None:
     assert look(dog, *pulses) == ""
 
 
-def test_news_of_another_cell_is_no_hang_of_this_one(dog: HangDetector) -> None:
+def test_heartbeats_of_another_cell_cause_no_hang_alarm(dog: HangDetector) -> None:
     hang(dog)
     assert dog.check(6, ALL, ALL, now=20.0) == ""
 
 
-def test_the_text_of_a_hang_report(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
+def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
     said = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
     dog.reset_for_cell(ALL, now=0.0)
     of_script = [waiting(file="train.py"), elsewhere(file="train.py"), elsewhere(file="train.py")]
@@ -90,14 +90,14 @@ def test_the_text_of_a_hang_report(dog: HangDetector, snapshot: SnapshotAssertio
     assert said == snapshot
 
 
-def test_how_long_nothing_may_move_can_be_said(dog: HangDetector) -> None:
+def test_the_time_until_a_hang_is_reported_is_configurable(dog: HangDetector) -> None:
     dog.hang_after = 3.0
     assert look(dog, waiting(2.9), waiting(2.9), elsewhere(2.9), now=4.0) == ""
     said = look(dog, waiting(3.0), waiting(3.0), elsewhere(3.0), now=4.0)
     assert " 3 s: ranks 0-1 " in said.splitlines()[0]
 
 
-def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
+def test_no_hang_is_reported_while_a_silent_rank_computes_and_holds_the_gil() -> None:
     busy = [2]
     dog = HangDetector(is_stopped=lambda _rank: False, is_working=lambda rank: rank in busy)
     dog.reset_for_cell(ALL, now=0.0)
@@ -109,7 +109,7 @@ def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
 # ---- the alarm: the current problem, reported before or not
 
 
-def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(
+def test_an_alarm_lasts_as_long_as_the_hang_and_is_reported_once_per_cell(
     dog: HangDetector,
 ) -> None:
     assert dog.problem_text == ""
@@ -128,7 +128,7 @@ def test_an_alarm_stays_as_long_as_a_hang_does_and_is_told_once_in_a_cell(
     assert dog.problem_text == ""
 
 
-def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: HangDetector) -> None:
+def test_a_silent_rank_raises_an_alarm_until_its_next_heartbeat(dog: HangDetector) -> None:
     dog.heartbeats[2] = Heartbeat(elsewhere(seconds=0.0), LATE)
     text = look(dog, elsewhere(seconds=0.0), now=LATE)
     assert dog.problem_text == text

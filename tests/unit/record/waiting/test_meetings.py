@@ -54,7 +54,7 @@ def coming(rows: Callable[[int], list[list[Any]]]) -> GroupMatcher:
     return group
 
 
-def test_the_rank_that_the_others_wait_for_is_told_with_the_share_of_their_time() -> None:
+def test_a_straggler_has_the_share_of_time_that_other_ranks_waited() -> None:
     lags = lags_of(lambda rank, _step: 0.15 if rank == 2 else 0.10)
     assert list(lags) == [2]
     assert lags[2].share == pytest.approx(1 / 3, abs=0.01)
@@ -99,7 +99,7 @@ def test_noise_of_a_few_seconds_on_one_rank_gives_no_straggler(seed: int) -> Non
     assert lags_of(lambda rank, step: 0.15 if rank == busy[step // 8] else 0.1, steps=400) == {}
 
 
-def test_a_late_rank_that_blocks_no_other_rank_is_no_straggler() -> None:
+def test_a_late_rank_that_blocks_no_other_rank_is_not_a_straggler() -> None:
     """The source of a broadcast does not wait; a call may return before the last rank arrives."""
     broadcast = coming(
         lambda rank: [[step + 1, 1e9 + step * 0.1 + rank * 0.05, False] for step in range(200)]
@@ -153,7 +153,7 @@ def test_a_single_rank_is_never_a_straggler() -> None:
     assert meet(lambda _rank, _step: 0.1, ranks=range(1)).stragglers() is None
 
 
-def test_a_rank_may_tell_seconds_later_than_the_others_of_a_thousand_a_second() -> None:
+def test_frequent_collectives_match_even_if_one_rank_reports_them_seconds_later() -> None:
     group = GroupMatcher(range(2))
     rows = [[step + 1, BEGIN + step * 1e-3, True] for step in range(5000)]
     met = [number for rank in range(2) for number in arrive(group, rank, rows, 0.0)]
