@@ -67,7 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_more: Any) -> str:
     """Adapt links to files of the repository to the places of their pages."""
     uri = page.file.src_uri
-    here = Path("notebooks") if uri.startswith("course/") else Path("docs")
+    here = Path("notebooks") if uri.startswith("course/") else Path("docs", uri).parent
     if uri == "index.md" or uri in PAGES_AT_TOP:
         here = Path()
     depth = uri.count("/")
