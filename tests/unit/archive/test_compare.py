@@ -105,7 +105,7 @@ def test_a_comparison_shows_only_differences(folder: Path) -> None:
     }
 
 
-def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> None:
+def test_retried_cells_do_not_count_as_different_code(folder: Path) -> None:
     one = make_run(folder, "a")
     again = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
     other = make_run(folder, "b", extra=[{**again, "time": BEGAN + 5, "kind": "cell"}])
@@ -113,7 +113,7 @@ def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> N
     assert text_of(compare([one, other])).endswith(SAME_CODE)
 
 
-def test_final_values_have_their_spread_over_ranks(folder: Path) -> None:
+def test_final_values_show_their_spread_over_ranks(folder: Path) -> None:
     comparison = compared(folder, [row(1, 2.0), row(1, 3.0, rank=1)], [row(1, math.inf)])
     assert [comparison.final_values(each) for each in comparison.runs] == [
         ["2.5 (2 to 3)"],
@@ -139,7 +139,7 @@ def points(comparison: Comparison, over: XAxis) -> tuple[list[float], list[float
     return line.steps.tolist(), line.values.tolist()
 
 
-def test_curves_are_over_steps_samples_and_time(folder: Path) -> None:
+def test_curves_can_be_drawn_over_steps_samples_and_time(folder: Path) -> None:
     rows = [row(step, float(step)) for step in range(3)]
     comparison = compared(folder, rows, samples_per_step=64)
     assert comparison.axes == [XAxis.STEP, XAxis.SAMPLES, XAxis.TIME]
@@ -150,7 +150,7 @@ def test_curves_are_over_steps_samples_and_time(folder: Path) -> None:
     assert unknown.axes == [XAxis.STEP, XAxis.TIME]
 
 
-def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_for(
+def test_time_counts_from_the_first_metric_of_a_run_for_any_requested_metric(
     folder: Path,
 ) -> None:
     late = {"time": BEGAN + 101, "rank": 0, "attempt": 1, "step": 5, "val": 1.0}
@@ -161,7 +161,7 @@ def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_
     assert run.metrics.ended - run.metrics.began == 100.0
 
 
-def test_the_line_is_the_mean_and_the_band_the_spread_over_ranks(folder: Path) -> None:
+def test_the_line_of_a_run_is_the_mean_over_ranks_and_the_band_is_the_spread(folder: Path) -> None:
     rows = [row(step, 2.0 + rank, rank=rank) for step in range(4) for rank in (0, 1, 4)]
     chart = compared_chart(compared(folder, rows), "loss", XAxis.STEP)
     line = chart.lines[0]
@@ -170,7 +170,7 @@ def test_the_line_is_the_mean_and_the_band_the_spread_over_ranks(folder: Path) -
     assert 'opacity="0.18"' in drawn(chart).inline("x")
 
 
-def test_steps_that_fall_back_count_on_as_in_the_runs_own_charts(folder: Path) -> None:
+def test_decreasing_steps_continue_the_count_as_in_the_charts_of_the_run(folder: Path) -> None:
     steps = enumerate((0, 1, 2, 0, 1, 2))
     rows = [row(step, float(step)) | {"time": BEGAN + index} for index, step in steps]
     comparison = compared(folder, rows)
@@ -202,7 +202,7 @@ def test_restarts_and_heals_are_marks_on_every_axis(folder: Path) -> None:
         assert words in Page(page_of(comparison)).text
 
 
-def test_a_spike_survives_in_a_long_run(folder: Path) -> None:
+def test_a_thinned_curve_of_a_long_run_keeps_a_spike(folder: Path) -> None:
     rows = [row(step, 1.0) for step in range(20_000)]
     rows[5_321]["loss"], rows[17_777]["loss"] = 50.0, -30.0
     comparison = compared(folder, rows, rows_of(9))
@@ -217,7 +217,7 @@ def test_a_spike_survives_in_a_long_run(folder: Path) -> None:
     assert len(page_of(comparison)) < 100_000
 
 
-def test_a_short_time_has_parts_of_seconds_beside_its_axis(folder: Path) -> None:
+def test_the_time_axis_of_a_short_run_has_fractions_of_seconds(folder: Path) -> None:
     rows = [{**row(step, 1.0), "time": BEGAN + step / 1000} for step in range(50)]
     chart = compared_chart(compared(folder, rows), "loss", XAxis.TIME)
     below = [label for label in drawn(chart).labels if label.y > Frame(chart).top]
@@ -234,7 +234,7 @@ def test_nonfinite_values_are_marked_and_attributed_to_their_run(folder: Path) -
     assert "#dd4444" in drawn(compared_chart(comparison, "loss", XAxis.STEP)).inline("x")
 
 
-def test_a_page_is_smooth_from_the_start_if_that_was_asked_for(folder: Path) -> None:
+def test_the_smooth_option_checks_the_smooth_switch_of_the_page(folder: Path) -> None:
     comparison = compare(two(folder))
     assert (
         drawn(compared_chart(comparison, "loss", XAxis.STEP)).inline("").count("nbddp-smooth") == 2
@@ -244,7 +244,9 @@ def test_a_page_is_smooth_from_the_start_if_that_was_asked_for(folder: Path) -> 
     assert 'checked="checked"' not in plain
 
 
-def test_the_scale_is_logarithmic_where_that_helps_or_as_asked(folder: Path) -> None:
+def test_a_steep_comparison_has_a_log_scale_unless_a_linear_scale_is_requested(
+    folder: Path,
+) -> None:
     comparison = compared(folder, [row(step, 10.0 ** (-step / 5)) for step in range(30)])
     for scale, is_log in ((AxisScale.AUTO, True), (AxisScale.LOG, True), (AxisScale.LINEAR, False)):
         assert ("log scale" in page_of(comparison, scale=scale)) == is_log
@@ -261,7 +263,9 @@ MANY = st.lists(
 
 
 @given(first=MANY, second=MANY)
-def test_any_numbers_can_be_drawn(first: Rows, second: Rows, tmp_path_factory: Any) -> None:
+def test_any_metric_values_can_be_compared(
+    first: Rows, second: Rows, tmp_path_factory: Any
+) -> None:
     timed = [
         [{"time": BEGAN + at, "attempt": 1, **each} for at, each in enumerate(rows)]
         for rows in (first, second)
@@ -274,9 +278,7 @@ def test_any_numbers_can_be_drawn(first: Rows, second: Rows, tmp_path_factory: A
 # ---- on the page, as text, and in files
 
 
-def test_runs_beside_each_other_in_text_and_without_numbers_on_the_page(
-    folder: Path, snapshot: Any
-) -> None:
+def test_a_comparison_as_text_and_without_metrics_as_html(folder: Path, snapshot: Any) -> None:
     two(folder)
     assert ddp("compare digits1 digits2") == snapshot(name="text")
     for name in ("a", "b"):
@@ -291,7 +293,7 @@ def test_runs_beside_each_other_in_text_and_without_numbers_on_the_page(
     assert readable(html) == snapshot(name="page without charts")
 
 
-def test_the_page_has_charts_keys_and_a_switch(folder: Path) -> None:
+def test_the_page_of_a_comparison_has_charts_keys_and_a_smooth_switch(folder: Path) -> None:
     page = Page(page_of(compare(two(folder, samples_per_step=64))))
     switches = [each["aria-label"] for tag, each in page.tags if tag == "input"]
     assert switches == ["smooth"]
@@ -301,7 +303,7 @@ def test_the_page_has_charts_keys_and_a_switch(folder: Path) -> None:
     assert "+train(lr=0.3)" in page.text
 
 
-def test_a_run_without_cells_has_no_other_code(folder: Path, snapshot: Any) -> None:
+def test_the_code_of_a_run_without_cells_is_not_compared(folder: Path, snapshot: Any) -> None:
     known, unknown = make_run(folder, "a"), make_run(folder, "b", cells=())
     said = {
         "two": text_of(compare([known, unknown])),
@@ -326,7 +328,7 @@ def test_text_from_runs_is_escaped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
-def test_the_charts_are_saved(kind: str, folder: Path) -> None:
+def test_compare_saves_its_charts_in_the_format_of_the_file_name(kind: str, folder: Path) -> None:
     two(folder)
     said = ddp(f"compare digits1 digits2 --over time --smooth --save figure.{kind}")
     assert said == f"nbddp: 2 charts in figure.{kind}"
@@ -345,7 +347,7 @@ def test_refused_arguments_get_an_error_with_the_reason(folder: Path, snapshot: 
     assert {line: refused(f"compare {line}") for line in lines} == snapshot
 
 
-def test_the_picture_shows_on_pages_of_any_colour(folder: Path) -> None:
+def test_the_picture_of_a_comparison_has_a_transparent_background(folder: Path) -> None:
     picture = comparison_report(compare(two(folder))).picture
     assert picture is not None
     png, width = picture.draw()
@@ -354,7 +356,7 @@ def test_the_picture_shows_on_pages_of_any_colour(folder: Path) -> None:
         assert drawn.convert("RGBA").getpixel((2, 2))[3] == 0
 
 
-def test_a_number_that_was_reported_once_is_in_the_table_and_no_chart(folder: Path) -> None:
+def test_a_metric_reported_once_is_in_the_table_and_has_no_chart(folder: Path) -> None:
     paths = []
     for at in (0, 1):
         rows = rows_of(20, begin=at + 2.0)

@@ -94,7 +94,7 @@ def killed(base: Path, name: str = "20270115-080000-digits", **facts: Any) -> Pa
     return path
 
 
-def test_a_run_without_an_end_says_whether_its_kernel_lives(folder: Path) -> None:
+def test_the_summary_of_a_run_without_an_end_says_whether_its_kernel_is_alive(folder: Path) -> None:
     began = psutil.Process().create_time() + 1
     path = killed(folder, host=platform.node(), pid=os.getpid())
     events = [{"time": began, "kind": "start", "attempt": 1, "world_size": 3}]
@@ -199,7 +199,9 @@ def test_unreadable_folders_are_named_and_left_out_of_the_list(folder: Path) -> 
     assert all(name in text_of(listing) for name in listing.left_out)
 
 
-def test_of_thousands_of_metrics_some_are_named_beside_the_columns(folder: Path) -> None:
+def test_the_error_for_an_unknown_sort_column_names_a_bounded_number_of_metrics(
+    folder: Path,
+) -> None:
     row = {f"layer{number}/grad": 1.0 for number in range(3000)}
     make_run(folder, rows=[{"time": BEGAN, "rank": 0, "attempt": 1, "step": 0, **row}])
     with pytest.raises(ArgumentError, match=r"layer0/grad, .*layer11/grad, \.\.\., began, name"):
@@ -217,7 +219,7 @@ FIELDS = st.sampled_from([*SUMS, *OTHERS])
 
 
 @given(facts=st.dictionaries(FIELDS, JSON, max_size=15) | JSON, event=JSON)
-def test_any_file_contents_give_a_run_or_are_left_out(
+def test_any_file_contents_give_a_listed_or_an_omitted_run(
     facts: Any, event: Any, tmp_path_factory: Any
 ) -> None:
     base: Path = tmp_path_factory.mktemp("any")
@@ -243,14 +245,14 @@ def listed(*runs: dict[str, Any]) -> Listing:
     return Listing(tuple(Summary(path=Path(str(i)), **run) for i, run in enumerate(runs)))
 
 
-def test_a_setting_and_a_metric_of_one_name_have_columns_of_different_titles() -> None:
+def test_a_setting_and_a_metric_of_the_same_name_have_different_column_titles() -> None:
     first = {"config": {"lr": 0.1, "seed": 1}, "last": {"lr": 0.05, "loss": 1.0}}
     listing = listed(first, {"config": {"lr": 0.3, "seed": 2}})
     assert (listing.settings, listing.metrics) == (["lr", "seed"], ["lr", "loss"])
     assert listing.titles == ["lr (config)", "seed", "lr (last)", "loss"]
 
 
-def test_each_run_shows_the_curve_of_its_first_metric_that_is_more_than_a_point() -> None:
+def test_each_run_shows_the_curve_of_its_first_metric_with_several_points() -> None:
     point, line = [[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]
     plain = {"last": {"size": 1, "loss": 1}, "curves": {"size": point, "loss": line}}
     other = {"last": {"train/loss": 1}, "curves": {"train/loss": line}}
@@ -280,7 +282,7 @@ def without_times(text: str) -> str:
     return re.sub(r"\d\d-\d\d \d\d:\d\d", "MM-DD hh:mm", text)
 
 
-def test_the_list_as_text_and_on_the_page(folder: Path, snapshot: Any) -> None:
+def test_the_list_of_runs_as_text_and_as_html(folder: Path, snapshot: Any) -> None:
     assert "%%ddp" in ddp("runs")
     three(folder)
     assert without_times(ddp("runs")) == snapshot(name="text")
@@ -307,7 +309,7 @@ def test_the_list_names_the_curve_and_the_notebook_of_each_run(folder: Path) -> 
     assert "train/loss" in page.text
 
 
-def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
+def test_the_runs_command_parses_filters_sorting_and_a_limit(folder: Path) -> None:
     three(folder)
     title, _, first, note = ddp("runs lr<1 --sort loss --down -n 1").splitlines()
     assert title.startswith("2 of 3 runs, ")
@@ -315,7 +317,7 @@ def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
     assert "`%ddp runs -n 2`" in note
 
 
-def test_many_runs_are_shown_in_part() -> None:
+def test_a_long_list_of_runs_is_truncated_with_the_command_for_more() -> None:
     runs = tuple(Summary(path=Path(f"run{number}")) for number in range(SHOWN_RUNS + 5))
     text = text_of(Listing(runs, {}, len(runs)))
     assert len(text.splitlines()) == 2 + SHOWN_RUNS + 1
@@ -351,14 +353,14 @@ def test_runs_rm_removes_nothing_outside_the_runs_folder(folder: Path) -> None:
     assert names(list_runs(folder)) == "321"
 
 
-def test_a_run_that_goes_on_cannot_be_taken_away(folder: Path) -> None:
+def test_an_active_run_cannot_be_removed(folder: Path) -> None:
     path = killed(folder, host=platform.node(), pid=os.getpid())
     for current in (path, None):
         assert "`%ddp stop`" in refused(f"runs rm {path.name}", current_run=current)
     assert path.is_dir()
 
 
-def test_a_note_is_shown_and_found(folder: Path) -> None:
+def test_a_note_of_a_run_is_shown_and_searchable(folder: Path) -> None:
     three(folder)
     note = "20270115-080002-digits2: the best so far"
     assert ddp("runs note digits2 the best so far") == ddp("runs note digits2") == f"nbddp: {note}"

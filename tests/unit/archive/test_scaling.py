@@ -120,7 +120,7 @@ def met(at: float, waited: float) -> MatchedCollective:
     )
 
 
-def test_shares_are_of_all_ranks_time_since_the_first_meeting_that_is_kept() -> None:
+def test_time_shares_cover_all_ranks_since_the_first_kept_collective() -> None:
     found = time_shares(
         line(met(15.0, 1.0), met(16.0, 2.0), loads={0: [(10.0, 12.0), (17.0, 18.0)]}), 10.0
     )
@@ -152,7 +152,7 @@ def test_a_world_size_has_the_median_rate_and_the_spread_of_its_rounds() -> None
     assert one.spread == pytest.approx(20 / 11)
 
 
-def test_strong_scaling_is_of_the_same_work_weak_of_the_same_for_each() -> None:
+def test_speed_up_and_efficiency_of_strong_and_weak_scaling() -> None:
     steps, samples = (
         (size(1, 10.0), size(4, 8.0)),
         (size(2, 10.0, batch=64), size(4, 8.0, batch=128)),
@@ -171,7 +171,7 @@ def test_strong_scaling_is_of_the_same_work_weak_of_the_same_for_each() -> None:
 FULL = {"batch": 64, "waiting": 0.25, "loading": 0.1, "communication": 0.5, "exposed": 0.25}
 
 
-def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> None:
+def test_scaling_reports_as_text_and_as_an_html_table(snapshot: Any) -> None:
     whole = scaling(
         size(1, 10.0, 10.0, 10.0, memory=300 << 20, **FULL),
         size(2, 15.0, 15.3, 15.2, memory=300 << 20, gpu_memory=2 << 30, **FULL),
@@ -194,7 +194,7 @@ def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> No
 
 
 @pytest.mark.parametrize("back", ["white", "#111111"])
-def test_the_picture_can_be_read_on_light_and_dark_pages(back: str) -> None:
+def test_the_scaling_picture_is_readable_on_light_and_dark_pages(back: str) -> None:
     png, _ = png_of(draw_scaling(scaling(size(1, 10.0, **FULL), size(2, 15.0, **FULL))))
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
     assert picture.getpixel((0, 0))[3] == 0  # the page shows through
@@ -220,7 +220,7 @@ def test_any_measurements_can_be_rendered_as_a_scaling_report(
     assert all(found.efficiency(each) > 0 for each in sizes)
 
 
-def test_a_run_says_which_round_it_is() -> None:
+def test_the_run_json_entry_of_a_scaling_run_has_its_round() -> None:
     assert run_json_entry(4, 2, 3, is_weak=True) == {
         "scale": {"ranks": 4, "round": 2, "of": 3, "is_weak": True}
     }

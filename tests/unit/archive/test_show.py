@@ -43,7 +43,7 @@ from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 # ---- which run
 
 
-def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path) -> None:
+def test_without_a_name_the_newest_run_is_found(tmp_path: Path) -> None:
     for name in (STAMP, "20260301-000000-new", "20260201-000000"):
         failed_run(tmp_path, name)
     assert runs_below(tmp_path)[0].name == "20260301-000000-new"
@@ -66,7 +66,7 @@ def test_a_run_is_found_by_its_path_its_whole_name_or_else_a_part_of_it(tmp_path
     assert find_run(str(paths[STAMP]), tmp_path / "nowhere") == paths[STAMP]
 
 
-def test_a_shared_name_means_the_newest_run_except_for_removal(tmp_path: Path) -> None:
+def test_an_ambiguous_name_finds_the_newest_run_except_for_removal(tmp_path: Path) -> None:
     failed_run(tmp_path, f"{STAMP}-aaa")
     failed_run(tmp_path, "20270101-000000-aaa")
     newest = failed_run(tmp_path, "20270101-000000-aaa-1")  # of the same second
@@ -91,7 +91,7 @@ def test_show_refuses_a_missing_run_or_cell(folder: Path, snapshot: Any) -> None
 # ---- how it ended
 
 
-def test_a_run_says_how_it_ended_and_of_another_machines_kernel_nothing(tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_unknown_if_its_kernel_ran_on_another_machine(tmp_path: Path) -> None:
     assert describe_run_end(StoredRun(failed_run(tmp_path)), current=None) == STOPPED
     own = failed_run(tmp_path, "own", events=UNENDED)
     assert describe_run_end(StoredRun(own), current=own) == RUNNING
@@ -117,7 +117,7 @@ def test_a_run_of_a_zombie_kernel_is_described_as_killed(
     assert describe_unended(facts, began=100.0) == KILLED
 
 
-def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
+def test_a_new_process_with_the_pid_of_the_kernel_is_not_mistaken_for_the_kernel(
     tmp_path: Path,
 ) -> None:
     run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
@@ -128,7 +128,7 @@ def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
 # ---- as text, and as a record
 
 
-def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: Any) -> None:
+def test_the_reports_of_a_run_and_of_a_cell_as_text_and_html(folder: Path, snapshot: Any) -> None:
     run = StoredRun(failed_run(folder).relative_to(folder))
     whole = run_report(run, ending=STOPPED)
     assert render_text(whole) == snapshot(name="run: text")
@@ -146,7 +146,7 @@ def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: 
 
 
 @pytest.mark.parametrize(("line", "is_log"), [("", False), ("--scale log", True)])
-def test_the_charts_of_a_run_have_the_scale_that_is_asked_for(
+def test_the_charts_of_a_run_have_the_requested_scale(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, line: str, is_log: bool
 ) -> None:
     make_run(folder, rows=rows_of(9))
@@ -156,7 +156,7 @@ def test_the_charts_of_a_run_have_the_scale_that_is_asked_for(
     assert ("log scale" in render_html(shown[0])) is is_log
 
 
-def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
+def test_the_report_of_a_cell_without_an_end_says_not_recorded(tmp_path: Path) -> None:
     run = StoredRun(failed_run(tmp_path, events=UNENDED))
     text = render_text(run_report(run, run.cell(7)))
     assert "not recorded" in text
@@ -180,7 +180,7 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"^(\S+): .* at last ", text, re.MULTILINE)
 
 
-def test_every_metric_that_is_on_disk_can_be_asked_for_and_a_bounded_number_is_shown(
+def test_show_finds_every_recorded_metric_and_lists_a_bounded_number(
     folder: Path,
 ) -> None:
     run = nbddp.Run(make_run(folder, rows=[*rows_of_many(MANY)]))
@@ -215,7 +215,7 @@ def test_show_as_text_prints_only_the_requested_metrics(folder: Path) -> None:
     assert numbers(ddp("show patterns --metrics a,b")) == ["a,b"]
 
 
-def test_a_comparison_has_any_metric_over_any_steps_and_a_bounded_number(folder: Path) -> None:
+def test_a_comparison_finds_every_recorded_metric_and_draws_a_bounded_number(folder: Path) -> None:
     steps = (0, 1, 0)  # counted on, where they fall back
     rows = [*rows_of_many(MANY, steps=steps)]
     paths = [make_run(folder, name, rows=rows) for name in ("one", "other")]

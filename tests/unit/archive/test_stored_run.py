@@ -34,7 +34,7 @@ def test_a_stored_run_has_its_facts_events_cells_and_logs(tmp_path: Path) -> Non
     assert run.tail(1, 2) == ""
 
 
-def test_a_cell_that_was_replayed_is_found_by_the_number_of_its_prompt(tmp_path: Path) -> None:
+def test_the_cell_with_a_prompt_number_is_the_last_run_of_that_cell(tmp_path: Path) -> None:
     numbers = {1: {"number": 3, "id": 1}, 7: {"number": 3, "id": 7}}
     events = [{**each, **numbers.get(each.get("number", 0), {})} for each in FAILED]
     run = run_of(tmp_path, events=events)
@@ -67,13 +67,13 @@ def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: 
     assert curve.resume_points == (3.0,)
 
 
-def test_numbers_without_a_step_are_counted(tmp_path: Path) -> None:
+def test_metrics_without_a_step_are_numbered(tmp_path: Path) -> None:
     run = run_of(tmp_path, rows=reported(None, None, None, grad=0.5))
     assert run.metrics().curves("grad")[0].steps == (0.0, 1.0, 2.0)
     assert run.unreadable == 0
 
 
-def test_a_snapshot_of_it_can_be_drawn_as_any_other(tmp_path: Path) -> None:
+def test_the_snapshot_of_a_stored_run_can_be_rendered(tmp_path: Path) -> None:
     snapshot = run_of(tmp_path, rows=reported(0, 4)).snapshot()
     assert snapshot.state is GroupState.OFF
     assert (snapshot.began, snapshot.seconds, snapshot.attempt) == (100.0, 6.0, 1)

@@ -44,14 +44,14 @@ def labels(chart: Chart) -> list[str]:
 # ---- which lines
 
 
-def test_a_single_rank_is_one_strong_line() -> None:
+def test_a_single_rank_has_one_bold_line() -> None:
     chart = rank_chart("loss", {5: losses(falling)[0]})
     [line] = chart.drawn
     assert (line.label, line.color, line.is_strong) == ("rank 5", 5, True)
     assert chart.legend == "rank 5"
 
 
-def test_several_ranks_have_a_line_each_and_a_strong_one_for_their_mean() -> None:
+def test_several_ranks_have_one_line_each_and_a_bold_line_for_their_mean() -> None:
     chart = chart_of(lambda rank, _step: float(rank), ranks=3)
     assert labels(chart) == ["rank 0", "rank 1", "rank 2", ""]
     assert [line.is_strong for line in chart.drawn] == [False, False, False, True]
@@ -60,7 +60,7 @@ def test_several_ranks_have_a_line_each_and_a_strong_one_for_their_mean() -> Non
     assert not chart.drawn[-1].has_band
 
 
-def test_of_more_than_8_ranks_there_is_a_band_and_the_lowest_and_the_highest() -> None:
+def test_more_than_8_ranks_are_drawn_as_a_band_with_the_lowest_and_the_highest_rank() -> None:
     chart = chart_of(lambda rank, step: (rank * 5 % 12) + step / 100, ranks=12)
     assert labels(chart) == ["rank 0", "rank 7", ""]
     assert chart.drawn[-1].low.min() == 0.0
@@ -78,7 +78,7 @@ def test_the_chart_of_128_ranks_is_smaller_than_one_of_8() -> None:
     assert len(many) < len(few) < 30_000
 
 
-def test_the_mean_of_ranks_that_are_not_at_the_same_step() -> None:
+def test_the_mean_line_of_ranks_at_different_steps() -> None:
     def mean(curves: dict[int, Curve]) -> list[float]:
         strong = rank_chart("loss", curves).drawn[-1]
         assert strong is not None
@@ -97,7 +97,7 @@ def test_the_mean_of_ranks_that_are_not_at_the_same_step() -> None:
     assert set(mean(by_turns.curves("loss"))[1:]) == {5.0}
 
 
-def test_a_spike_among_very_many_points_is_in_the_band() -> None:
+def test_a_spike_among_many_points_is_inside_the_band() -> None:
     chart = chart_of(lambda _rank, step: 9.0 if step == 2_000 else 1.0, steps=5_000)
     [drawn] = chart.curves()
     assert len(drawn.steps) <= 161
@@ -111,7 +111,7 @@ def test_a_point_without_neighbours_is_a_dot() -> None:
     assert np.flatnonzero(most.dots).tolist() == [50]
 
 
-def test_where_an_attempt_went_on_is_a_mark() -> None:
+def test_the_step_at_which_an_attempt_resumed_is_marked() -> None:
     metrics = MetricStore()
     for step in range(50):
         metrics.add(0, 0.0, step, {"loss": 1.0})
@@ -146,13 +146,13 @@ def test_values_that_are_not_finite_are_counted_and_marked() -> None:
     ],
     ids=["flat", "asked", "negative", "steep", "not asked", "zeros alone", "a warm-up from 0"],
 )
-def test_a_scale_is_as_it_was_asked_for_where_that_is_possible(
+def test_the_requested_axis_scale_is_used_if_the_values_allow_it(
     value: Callable[[int, int], float], scale: AxisScale, is_log: bool
 ) -> None:
     assert rank_chart("loss", losses(value), scale).is_log == is_log
 
 
-def test_a_zero_keeps_the_log_axis_and_is_left_out() -> None:
+def test_a_log_axis_omits_a_zero_value() -> None:
     chart = chart_of(lambda rank, step: 0.0 if step == 99 else steep(rank, step))
     assert chart.is_log
     assert chart.facts == ["log scale, zeros left out"]
@@ -164,7 +164,7 @@ def test_a_zero_keeps_the_log_axis_and_is_left_out() -> None:
     assert chart_of(steep).facts == ["log scale"]
 
 
-def test_a_smooth_line_lies_between_the_values_before_it_and_keeps_gaps() -> None:
+def test_a_smoothed_line_averages_earlier_values_and_keeps_gaps() -> None:
     [line] = chart_of(lambda _r, s: math.nan if s == 50 else s % 2).drawn
     smooth = line.smoothed(99.0)
     assert smooth[0] == 0.0
@@ -172,7 +172,7 @@ def test_a_smooth_line_lies_between_the_values_before_it_and_keeps_gaps() -> Non
     assert all(0.2 < value < 0.8 for value in smooth[60:])
 
 
-def test_a_smooth_line_on_a_log_axis_is_the_mean_of_logarithms() -> None:
+def test_a_smoothed_line_on_a_log_axis_averages_logarithms() -> None:
     def deep(_rank: int, step: int) -> float:
         return 10.0 ** (-step / 3 - 2 * (step % 2))
 
@@ -186,7 +186,7 @@ def test_a_smooth_line_on_a_log_axis_is_the_mean_of_logarithms() -> None:
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-9, 1e9))
-def test_ticks_are_few_and_within_the_limits_and_told_apart(low: float, span: float) -> None:
+def test_ticks_are_few_distinct_and_within_the_limits(low: float, span: float) -> None:
     high = low + max(span, abs(low) * 1e-9)
     ticks = round_ticks(low, high)
     gap = 1e-9 * max(abs(low), abs(high))
@@ -203,7 +203,7 @@ def test_log_ticks_are_few_and_within_the_limits(low: float, span: float) -> Non
 
 
 @given(st.floats(-1e300, 1e300))
-def test_numbers_on_ticks_are_short_and_nearly_exact(value: float) -> None:
+def test_tick_labels_are_short_and_nearly_exact(value: float) -> None:
     text = format_number(value)
     assert len(text) <= 11
     assert float(text) == pytest.approx(value, rel=1e-3)

@@ -43,7 +43,7 @@ def texts(figure: Figure) -> list[str]:
     return [ax.get_title("left"), ax.get_title("right"), ax.get_xlabel(), *keys]
 
 
-def test_a_chart_has_its_name_its_value_its_scale_and_a_key_for_each_line() -> None:
+def test_a_figure_shows_name_value_scale_and_a_legend_of_all_lines() -> None:
     assert texts(draw_charts([chart()])) == ["loss  0.375", "", "step", "mean of 2 ranks", "0", "1"]
     alone = rank_chart("loss", losses(steep))
     assert texts(draw_charts([alone])) == ["loss  1.122e-5", "log scale", "step", "rank 0"]
@@ -63,7 +63,7 @@ def test_lines_have_the_colour_of_their_rank_and_smooth_lines_cover_faint_lines(
     assert lines(is_smooth=True) == [*thin, (INK, 0.3), (INK, 1.0)]
 
 
-def test_a_figure_is_small_and_light_and_dark_pages_shine_through() -> None:
+def test_a_figure_is_small_and_has_a_transparent_background() -> None:
     png, width = png_of(draw_charts([chart()] * 3))
     picture = imread(io.BytesIO(png))
     assert (len(png) < 90_000, width) == (True, 740)
@@ -72,7 +72,7 @@ def test_a_figure_is_small_and_light_and_dark_pages_shine_through() -> None:
     assert not picture[[0, 0, -1, -1], [0, -1, 0, -1], 3].any()
 
 
-def test_a_chart_without_values_is_an_empty_one() -> None:
+def test_a_chart_without_values_can_be_drawn() -> None:
     assert png_of(draw_charts([rank_chart("loss", {})]))[0].startswith(b"\x89PNG")
 
 
@@ -88,7 +88,7 @@ def test_any_metric_name_is_drawn_literally(name: str) -> None:
 
 
 @pytest.mark.process
-def test_the_metrics_load_no_numpy_and_a_thread_may_draw_without_pyplot() -> None:
+def test_metrics_need_no_numpy_and_a_thread_can_draw_charts_without_pyplot() -> None:
     program = f"""
 import sys, threading
 {imported(record_metrics, palette, axes, sparkline)}

@@ -35,7 +35,7 @@ def noted(*moments: RankSnapshot) -> RankSparklines:
     return sparklines
 
 
-def test_a_curve_goes_from_the_lowest_to_the_highest_value_or_from_a_given_one() -> None:
+def test_a_sparkline_spans_from_the_lowest_or_a_given_value_to_the_highest() -> None:
     assert points(sparkline([1.0, 3.0], "x")) == ["2.0,14.0", "94.0,2.0"]
     assert points(sparkline([1.0, 3.0], "x", low=0.0)) == ["2.0,10.0", "94.0,2.0"]
     assert sparkline([1.0], "x") == sparkline([math.nan] * 3, "x") == ""
@@ -49,7 +49,7 @@ def test_a_sparkline_has_a_gap_with_a_red_mark_at_nonfinite_values() -> None:
 
 
 @given(st.lists(st.floats(), max_size=60))
-def test_any_numbers_make_a_curve_or_none(values: list[float]) -> None:
+def test_any_numbers_make_a_valid_sparkline(values: list[float]) -> None:
     assert "nan" not in sparkline(values, "x")
     assert len(block_characters(values)) == min(len(values), MAX_BLOCKS)
 
@@ -65,7 +65,7 @@ def test_the_title_of_a_sparkline_names_its_quantity_and_its_scale(snapshot: Any
     assert not any(noted(ONE, ONE).draw(replace(ONE, rank=1), title) for title in drawn)
 
 
-def test_a_ranks_curve_has_a_point_each_second_of_the_last_minute() -> None:
+def test_the_sparkline_of_a_rank_has_one_point_per_second_of_the_last_minute() -> None:
     sparklines = RankSparklines()
     for at in range(300):
         sparklines.add_points([replace(ONE, steps_per_second=float(at))], at * SAMPLE_PERIOD / 2)
@@ -80,7 +80,7 @@ def test_a_rank_that_has_ended_gets_no_more_points() -> None:
     assert len(points(sparklines.draw(ONE, "memory"))) == 2
 
 
-def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_svg_away() -> None:
+def test_a_record_has_its_sparklines_as_images_too_for_pages_that_remove_svg() -> None:
     curves = partial(noted(ONE, ONE, ONE).draw, is_static=True)
     page = Page(blocks_html(rank_blocks([ONE], curves=curves)))
     images = [known for tag, known in page.tags if tag == "img"]

@@ -51,7 +51,7 @@ def test_run_returns_the_result_of_the_call(actor: EventThread) -> None:
     assert actor.run(lambda: actor.run(max, 1, 2)) == 2  # on the thread itself
 
 
-def test_everything_is_done_on_the_one_thread(actor: EventThread) -> None:
+def test_submitted_and_delayed_calls_run_on_the_event_thread(actor: EventThread) -> None:
     found: list[threading.Thread] = []
     actor.submit(lambda: found.append(threading.current_thread()))
     actor.run(actor.call_later, 0.0, lambda: found.append(threading.current_thread()))
@@ -63,7 +63,7 @@ def test_everything_is_done_on_the_one_thread(actor: EventThread) -> None:
 
 
 @pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, SystemExit])
-def test_an_error_goes_to_the_caller_or_the_log_and_the_thread_goes_on(
+def test_an_error_is_raised_in_the_caller_or_logged_and_the_thread_continues(
     actor: EventThread, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     def raise_it() -> None:

@@ -211,7 +211,7 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
     assert empty.works()
 
 
-def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
+def test_a_restart_on_a_full_disk_ends_the_old_ranks_and_fails_with_the_reason(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(run_folder(stage).path)
@@ -251,7 +251,7 @@ def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
 
 
 @pytest.mark.parametrize("ends_by", ["stop", "patience"])
-def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
+def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
     empty: Stage, ends_by: str
 ) -> None:
     started = empty.ask_start()
@@ -285,7 +285,7 @@ def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Stage
     assert not asked.done()
 
 
-def test_a_start_that_is_overtaken_by_another_says_so(empty: Stage) -> None:
+def test_a_start_that_a_restart_replaces_fails_with_the_reason(empty: Stage) -> None:
     first = empty.ask_start()
     second = empty.session.request_restart(TWO)
     assert str(first.exception()) == empty.words
@@ -303,7 +303,7 @@ def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) 
     assert set(empty.executor.process_ids()) == {0, 1}
 
 
-def test_ranks_that_are_interrupted_get_a_signal_before_the_message(stage: Stage) -> None:
+def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> None:
     handle = stage.run()
     seen: list[tuple[int, int]] = []
     stage.link.on_send = lambda attempt, rank, _command: seen.append(
@@ -336,7 +336,9 @@ def said_in(handle: CellHandle) -> list[str]:
     return [each.text for each in handle.notices() if isinstance(each, ControllerMessage)]
 
 
-def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage: Stage) -> None:
+def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
+    stage: Stage,
+) -> None:
     handle = stage.run()
     stage.link.faults.extend([None, GONE])
     stage.executor.step(InterruptAsked())
@@ -347,7 +349,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage:
     assert stage.state is GroupState.BROKEN
 
 
-def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
+def test_ranks_that_a_shutdown_message_cannot_reach_are_killed(stage: Stage) -> None:
     stage.link.is_broken = True
     stopped = stage.session.request_stop()
     stage.turn()
@@ -355,7 +357,7 @@ def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
     assert stage.state is GroupState.OFF
 
 
-def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
+def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
     stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
     handle = stage.run()
     killed = stage.session.request_kill(1)
@@ -373,7 +375,9 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     assert stage.state is GroupState.OFF
 
 
-def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage: Stage) -> None:
+def test_a_request_that_cannot_be_sent_is_refused_and_the_next_one_is_answered(
+    stage: Stage,
+) -> None:
     stage.link.faults.append(GONE)
     assert refusal(RequestError, stage.ask_rank, 1) == stage.words
     answer = stage.ask_rank(1)
@@ -405,7 +409,7 @@ def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None
     assert empty.state is GroupState.OFF
 
 
-def test_a_start_for_which_a_node_was_just_lost_says_so_and_logs_no_traceback(
+def test_a_start_without_capacity_fails_with_the_reason_and_logs_no_traceback(
     empty: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(world_size: int) -> None:

@@ -38,7 +38,7 @@ def watcher() -> Iterator[ExitWatcher]:
     watcher.close()
 
 
-def test_the_end_of_each_process_is_told_once(watcher: ExitWatcher) -> None:
+def test_the_exit_of_each_process_is_reported_once(watcher: ExitWatcher) -> None:
     ends, handles = Ends(), [FakeHandle() for _ in range(4)]
     handles[-1].end(1)  # already
     for handle in handles:

@@ -21,7 +21,7 @@ GIB = 1 << 30
 BUSY = gpu(load=70, used=12 * GIB, total=16 * GIB, processes={11: 4 * GIB, 12: 5 * GIB, 99: GIB})
 
 
-def test_a_gpu_is_asked_once_for_all_of_its_ranks_and_not_at_every_look(
+def test_nvml_is_queried_once_per_gpu_and_at_most_once_per_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -51,7 +51,7 @@ def test_memory_of_others_is_unknown_if_nvml_lists_none_of_our_processes(
     assert GpuMonitor(lambda: nvml).sample({"a": {11, 12}})["a"].used_by_others == -1
 
 
-def test_a_mig_device_knows_its_memory_alone() -> None:
+def test_a_mig_device_reports_only_its_memory() -> None:
     whole = gpu(load=0, used=GIB, total=5 * GIB, processes={})
     nvml = FakeNvml({"MIG-a": {"memory": whole["memory"]}})
     assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
@@ -94,7 +94,7 @@ def test_a_snapshot_samples_each_shared_gpu_once() -> None:
     assert [each.gpu_usage.load for each in snapshot.ranks] == [3.0, 3.0, -1.0, -1.0]
 
 
-def test_a_ranks_gpu_is_said_in_short_and_in_whole(snapshot: SnapshotAssertion) -> None:
+def test_the_gpu_of_a_rank_has_a_short_and_a_long_description(snapshot: SnapshotAssertion) -> None:
     each = RankSnapshot(
         rank=1,
         state="running",

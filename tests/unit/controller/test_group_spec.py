@@ -24,7 +24,7 @@ LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", reserv
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 128])
-def test_a_number_of_ranks_that_a_machine_can_have_is_taken(nproc: int) -> None:
+def test_a_realistic_number_of_ranks_is_accepted(nproc: int) -> None:
     assert GroupSpec(nproc=nproc).nproc == nproc
 
 
@@ -58,7 +58,9 @@ def test_nccl_without_a_gpu_is_refused(
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo"])
-def test_other_backends_do_not_ask_for_gpus(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_backends_other_than_nccl_do_not_check_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it would fail
     GroupSpec(nproc=100, backend=backend).check_gpus()
 
@@ -67,14 +69,14 @@ def test_other_backends_do_not_ask_for_gpus(monkeypatch: pytest.MonkeyPatch, bac
     ("cores", "nproc", "threads", "each"),
     [(8, 2, 0, 4), (8, 3, 0, 2), (2, 4, 0, 1), (8, 2, 3, 3), (1, 1, 0, 1)],
 )
-def test_cores_are_shared_out_unless_threads_were_asked_for(
+def test_cores_are_divided_among_ranks_unless_threads_are_given(
     monkeypatch: pytest.MonkeyPatch, cores: int, nproc: int, threads: int, each: int
 ) -> None:
     monkeypatch.setattr(room, "cores_here", lambda: cores)
     assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == each
 
 
-def test_the_ranks_get_the_environment_as_it_is_at_the_start(
+def test_the_ranks_get_the_kernels_environment_at_the_time_of_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = GroupSpec(env={"BOTH": "asked"})
@@ -86,7 +88,7 @@ def test_the_ranks_get_the_environment_as_it_is_at_the_start(
     assert os.environ["BOTH"] == "kernel"
 
 
-def test_gpus_win_over_the_kernels_choice_and_a_variable_wins_over_both(
+def test_the_gpus_option_overrides_the_kernels_variable_and_the_env_option_overrides_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
@@ -105,7 +107,7 @@ def test_each_rank_sees_only_its_own_mig_device() -> None:
     assert GroupSpec(gpus=()).environment()[key] == ""
 
 
-def test_ranks_begin_in_the_kernels_folder_or_at_home_when_that_is_gone(
+def test_ranks_start_in_the_kernels_folder_or_in_the_home_folder_if_it_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
@@ -117,7 +119,7 @@ def test_ranks_begin_in_the_kernels_folder_or_at_home_when_that_is_gone(
 
 
 @pytest.mark.parametrize("wrap", [dict, MappingProxyType])
-def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any) -> None:
+def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap: Any) -> None:
     env = wrap({"TOKEN": "hunter2", "ANOTHER": "hunter3"})
     facts = GroupSpec(nproc=3, env=env, gpus=(0, 1), name="x", threads=2).facts()
     assert facts["env"] == ["ANOTHER", "TOKEN"]
@@ -134,7 +136,9 @@ def starts(folder: Path, **spec: Any) -> list[RankStart]:
     return group.rank_starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)
 
 
-def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: Path) -> None:
+def test_every_rank_gets_its_topology_and_log_path_and_the_same_other_start_facts(
+    tmp_path: Path,
+) -> None:
     told = starts(tmp_path, nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
     assert [start.topology.rank for start in told] == [0, 1, 2]
     assert [start.log_path for start in told] == [f"{tmp_path}/rank{rank}.log" for rank in range(3)]
@@ -147,7 +151,7 @@ def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: P
         assert (start.env["A"], start.cwd) == ("1", str(Path.cwd()))
 
 
-def test_a_rank_that_is_printed_shows_neither_secret_nor_environment(tmp_path: Path) -> None:
+def test_the_repr_of_a_rank_start_shows_neither_secret_nor_environment(tmp_path: Path) -> None:
     [start] = starts(tmp_path, nproc=1, env={"TOKEN": "hunter2"})
     assert "very secret" not in repr(start)
     assert "hunter2" not in repr(start)

@@ -34,7 +34,9 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def test_a_clean_tree_is_its_commit(tmp_path: Path, git: Callable[..., str]) -> None:
+def test_the_git_facts_of_a_clean_tree_are_its_commit_and_branch(
+    tmp_path: Path, git: Callable[..., str]
+) -> None:
     commit = git("rev-parse", "HEAD")
     known = {"commit": commit, "branch": "main", "dirty": False, "changed": []}
     assert git_origin(tmp_path) == known
@@ -66,7 +68,7 @@ def test_a_repository_without_commits_records_the_error_of_git(
 
 
 @pytest.mark.usefixtures("git")
-def test_git_that_takes_too_long_is_ended_and_its_absence_is_said(
+def test_a_slow_or_missing_git_is_recorded_as_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = tmp_path / "bin" / "git"
@@ -80,7 +82,7 @@ def test_git_that_takes_too_long_is_ended_and_its_absence_is_said(
     assert "No such file or directory" in git_origin(tmp_path)["error"]
 
 
-def test_nothing_is_started_where_there_is_no_repository(
+def test_no_git_process_is_started_without_a_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_path: Path) -> bool:

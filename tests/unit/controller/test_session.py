@@ -117,7 +117,9 @@ def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
 # ---- threads that wait, and threads that end
 
 
-def test_a_stop_works_while_the_helper_still_imports(off: Session, launcher: FakeLauncher) -> None:
+def test_a_stop_works_while_the_launcher_still_imports(
+    off: Session, launcher: FakeLauncher
+) -> None:
     launcher.gate.clear()
     started = off.request_restart(TWO)
     assert launcher.waits.wait(20)
@@ -130,7 +132,7 @@ def test_a_stop_works_while_the_helper_still_imports(off: Session, launcher: Fak
     assert len(launcher.living()) == 2
 
 
-def test_an_interrupt_while_the_helper_still_imports_stops_the_start(
+def test_an_interrupt_while_the_launcher_still_imports_cancels_the_start(
     off: Session, launcher: FakeLauncher
 ) -> None:
     launcher.gate.clear()

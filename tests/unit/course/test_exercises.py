@@ -165,7 +165,7 @@ def with_one(exercise: str, place: int, wrong: Any) -> list[Any]:
     return [wrong if each == place else value for each, value in enumerate(right(exercise))]
 
 
-def test_right_answers_are_judged_right() -> None:
+def test_right_answers_are_accepted() -> None:
     answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUE_EXERCISES}
     answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
     answers["03.1"] += [[torch.float32, "torch.float32"]]
@@ -186,7 +186,7 @@ def hint(exercise: str, *answer: Any) -> str:
     return found.text
 
 
-def test_each_mistake_that_is_known_gets_its_hint_and_any_other_one_the_last() -> None:
+def test_each_known_mistake_gets_its_hint_and_any_other_mistake_the_general_hint() -> None:
     for exercise, values in VALUE_EXERCISES.items():
         for place, value in enumerate(values):
             kind = type(value["right"])
@@ -215,25 +215,25 @@ def test_unusual_numbers_get_the_general_hint(given: Any) -> None:
 
 
 @pytest.mark.parametrize("exercise", WRONG_ANSWERS)
-def test_a_wrong_answer_that_is_tried_out_gets_a_hint_that_fits_it(
+def test_a_wrong_function_gets_a_hint_that_fits_its_mistake(
     exercise: str, snapshot: SnapshotAssertion
 ) -> None:
     wrong = WRONG_ANSWERS[exercise]
     assert {name: hint(exercise, *answer) for name, answer in wrong.items()} == snapshot
 
 
-def test_an_iterator_that_is_tried_out_leaves_the_random_state_as_it_was() -> None:
+def test_checking_an_iterator_does_not_change_the_random_state() -> None:
     before = torch.get_rng_state()
     assert check_answer("04.1", begin)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_mistake_inside_a_function_is_the_users_to_see() -> None:
+def test_an_error_inside_a_users_function_is_raised() -> None:
     with pytest.raises(TypeError, match="positional argument"):
         check_answer("12.3", lambda: [0])
 
 
-def test_a_function_that_talks_to_other_ranks_is_not_judged_where_there_are_none(
+def test_a_function_with_collectives_is_not_called_outside_of_ranks(
     snapshot: SnapshotAssertion,
 ) -> None:
     assert len(ON_RANKS) == 7
@@ -242,7 +242,7 @@ def test_a_function_that_talks_to_other_ranks_is_not_judged_where_there_are_none
     called.assert_not_called()
 
 
-def test_no_hint_names_the_right_number() -> None:
+def test_no_hint_contains_the_right_number() -> None:
     for exercise, values in VALUE_EXERCISES.items():
         for value in values:
             hints = [*value["wrong"].values(), value["otherwise"]]
@@ -261,7 +261,7 @@ def test_unknown_exercises_and_too_few_values_are_refused(
     assert refused == snapshot
 
 
-def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> None:
+def test_each_exercise_and_its_answer_in_the_notebooks_call_check_answer() -> None:
     asked, answered = set(), set()
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells

@@ -12,7 +12,7 @@ from nbddp.launch.forkserver import _Server
 
 
 @pytest.mark.parametrize("name", ["short", "x" * 100])
-def test_the_folder_is_where_a_sockets_address_is_not_too_long_and_is_removed(
+def test_the_socket_folder_has_a_short_path_and_is_removed_at_the_end(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:

@@ -28,7 +28,7 @@ def limit(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_system_says_that_it_killed_a_process_for_memory(
+def test_a_new_oom_kill_of_the_system_is_reported_once(
     counter: Path, limit: Path, snapshot: SnapshotAssertion
 ) -> None:
     watch = MemoryWatch([counter], [limit])
@@ -47,7 +47,7 @@ def test_ranks_that_used_most_of_the_memory_get_an_out_of_memory_hint(
 
 
 @pytest.mark.parametrize("said", ["", "max\n"], ids=["no file", "a container without a limit"])
-def test_without_a_limit_the_machines_memory_counts(tmp_path: Path, said: str) -> None:
+def test_without_a_memory_limit_the_memory_of_the_machine_counts(tmp_path: Path, said: str) -> None:
     limit = tmp_path / "memory.max"
     if said:
         limit.write_text(said)
@@ -57,7 +57,7 @@ def test_without_a_limit_the_machines_memory_counts(tmp_path: Path, said: str) -
     assert f"{total / GIB:.1f} of {total / GIB:.1f} GiB" in watch.hint(total)
 
 
-def test_a_counter_that_appears_later_counts_from_nothing(tmp_path: Path, limit: Path) -> None:
+def test_an_oom_counter_that_appears_later_counts_from_zero(tmp_path: Path, limit: Path) -> None:
     counter = tmp_path / "memory.events"
     watch = MemoryWatch([counter], [limit])
     counter.write_text("low 0\noom_kill 1\n")

@@ -206,12 +206,12 @@ def test_refused_and_late_events_change_no_state() -> None:
         assert advance(life, event) == (life, []), name
 
 
-def test_every_refusal_tells_the_user_the_reason(snapshot: SnapshotAssertion) -> None:
+def test_every_refusal_has_a_reason_for_the_user(snapshot: SnapshotAssertion) -> None:
     causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
     assert texts_of(causes) == snapshot
 
 
-def test_a_heal_leaves_the_others_as_they_were() -> None:
+def test_a_failed_heal_leaves_the_surviving_ranks_unchanged() -> None:
     assert [each.state for each in HEALING.ranks] == [RankState.IDLE, RankState.STARTING]
     for event in (INTERRUPT, NO_NAMES, unable(1), died(1)):
         assert after(HEALING, event).alive == [0]
@@ -224,6 +224,6 @@ def test_each_heal_uses_a_new_generation_in_the_store() -> None:
     assert [each.generation for each in (BROKEN, HEALING, HEALING_AGAIN)] == [0, 1, 2]
 
 
-def test_ranks_that_were_not_adopted_are_gone() -> None:
+def test_ranks_that_were_not_adopted_count_as_gone() -> None:
     assert (RETURNING.alive, RETURNING.gone, RETURNING.attempt) == ([0, 2], (1,), 4)
     assert [each.incarnation for each in RETURNING.ranks] == [0, 0, 1]

@@ -61,13 +61,15 @@ def test_messages_about_a_node(snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.parametrize("event", [JOINED, LOST])
-def test_news_of_a_node_are_recorded_and_told_to_the_cell_that_runs(event: NodeEvent) -> None:
+def test_node_changes_are_recorded_and_shown_in_the_running_cell(event: NodeEvent) -> None:
     text = describe_node(RUNNING, event)
     assert advance(RUNNING, event) == (RUNNING, [RecordNode(text=text), Notify(text=text)])
 
 
 @pytest.mark.parametrize("life", [STARTING, IDLE, BROKEN, HEALING])
-def test_without_a_cell_the_next_one_of_these_ranks_is_told_once(life: Life) -> None:
+def test_node_changes_between_cells_are_shown_once_in_the_next_cell_of_the_same_ranks(
+    life: Life,
+) -> None:
     life, actions = advance(life, JOINED)
     assert actions == [RecordNode(text=describe_node(life, JOINED))]
     if life.state is GroupState.STARTING:
@@ -94,7 +96,9 @@ GONE = (STOP, died(0, 0), died(1, 0))
     ],
     ids=["before a stop", "after it", "while it stops", "before a restart", "before a start"],
 )
-def test_ranks_that_start_later_are_not_told(life: Life, events: tuple[Event, ...]) -> None:
+def test_node_changes_are_not_shown_in_cells_of_ranks_that_start_later(
+    life: Life, events: tuple[Event, ...]
+) -> None:
     life = after(life, *events)
     life = after(life, ready(0, life.attempt), ready(1, life.attempt))
     assert life.state is GroupState.IDLE
@@ -117,6 +121,6 @@ def test_more_capacity_does_not_change_other_states(life: Life) -> None:
     assert advance(life, CapacityChanged()) == (life, [])
 
 
-def test_a_node_that_goes_while_ranks_are_healed_changes_nothing_of_the_heal() -> None:
+def test_a_node_lost_during_a_heal_does_not_change_the_heal() -> None:
     life: Any = after(BROKEN, HEAL, LOST)
     assert life.heal == HEALING.heal

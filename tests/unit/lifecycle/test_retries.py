@@ -54,7 +54,7 @@ IN_VAIN = {f"twice at step {step}": [setback(step), setback(step)] for step in (
 
 
 @pytest.mark.parametrize(("setbacks", "retries", "way"), WAYS.values(), ids=WAYS)
-def test_a_cell_is_begun_again_as_often_as_is_allowed(
+def test_a_failed_cell_is_retried_as_often_as_allowed(
     setbacks: list[AttemptFailure], retries: Retries, way: RecoveryMethod | None
 ) -> None:
     assert next_method(setbacks, retries) is way

@@ -1,7 +1,7 @@
-"""No order of events leaves the worker group in a dead end.
+"""Check that no order of events leaves the worker group in a dead end.
 
-Hypothesis plays a user, a handful of processes and a clock against the lifecycle. The processes
-obey, or die, or report late; a death may be seen before a report that preceded it.
+Hypothesis plays a user, a few processes and a clock against the lifecycle. A process obeys, exits
+or reports late. An exit may be reported before an earlier message of the same process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nbddp.lifecycle.transitions import advance
 
 WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
-ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
+ENDINGS = st.one_of(  # from mild to harsh: hypothesis tries the first most
     st.just(INTERRUPT),
     st.builds(ev.KillAsked, rank=st.integers(-1, 3)),
     st.just(START),
@@ -35,7 +35,7 @@ ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
 
 @dataclass
 class Process:
-    """One rank as it really is, which the lifecycle learns later."""
+    """The real state of one rank; the lifecycle learns of it later."""
 
     attempt: int
     rank: int
@@ -49,18 +49,18 @@ class Process:
 
     @property
     def is_free(self) -> bool:
-        """Whether it can take its next command."""
+        """Return whether the process can take its next command."""
         return self.is_ready and not (self.cell or self.heals) and bool(self.commands)
 
     @property
     def is_asked(self) -> bool:
-        """Whether its cell was interrupted and still runs."""
+        """Return whether the cell of the process was interrupted and still runs."""
         return bool(self.cell) and self.is_interrupted
 
 
 @dataclass
 class Ledger:
-    """What must balance in the end, and is checked at every action."""
+    """Counters that must balance in the end; every action checks them."""
 
     sent: Counter[int] = field(default_factory=Counter)
     finished: Counter[int] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Ledger:
     arrived: Counter[str] = field(default_factory=Counter)  # nodes, in this attempt
 
     def follow(self, before: Life, event: ev.Event, life: Life, actions: list[ev.Action]) -> None:
-        """Check one step of the lifecycle and keep book of it."""
+        """Check one step of the lifecycle and count it."""
         match event:
             case ev.ProcessExited(attempt=before.attempt, rank=rank):
                 self.handed.pop(rank, None)
@@ -90,15 +90,15 @@ class Ledger:
     def _check_action(self, action: ev.Action, before: Life, alive: list[int]) -> None:
         attempt = before.attempt
         if isinstance(action, ev.RankAction) and not isinstance(action, ev.StartReplacements):
-            assert action.ranks, f"{action} is for nobody"
-            assert set(action.ranks) <= set(alive), f"{action} is for the dead"
+            assert action.ranks, f"{action} has no ranks"
+            assert set(action.ranks) <= set(alive), f"{action} has dead ranks"
             assert len(set(action.ranks)) == len(action.ranks)
         match action:
             case ev.Notify(text=text) if text.startswith("node far"):
                 self.arrived[text.split()[1]] -= 1
-                assert min(self.arrived.values()) == 0, "told twice, or to other ranks"
+                assert min(self.arrived.values()) == 0, "shown twice, or to other ranks"
             case ev.SendRegroup(ranks=ranks, form=True):
-                assert len(ranks) == len(before.ranks), "a group of a part of the world"
+                assert len(ranks) == len(before.ranks), "a process group of some ranks"
             case ev.SendCell(cell=cell, ranks=ranks):
                 assert not set(ranks) & set(self.handed), "a rank has two cells"
                 self.handed.update(dict.fromkeys(ranks, cell))
@@ -119,13 +119,13 @@ class Ledger:
                 self.arrived.clear()
 
     def check_balance(self, life: Life) -> None:
-        """Nothing may be open when the group is off."""
+        """Check that no cell and no attempt is unfinished when the group is off."""
         assert self.sent == self.finished
         assert all(self.stopped[attempt] == 1 for attempt in range(1, life.attempt + 1))
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A user, processes and a clock that do not wait for each other."""
+    """A user, processes and a clock that act in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.processes: dict[int, Process] = {}
         self.exits: list[tuple[Process, int]] = []
         self.late: list[ev.AttemptEvent] = []
-        self.alarms: list[ev.SetDeadline] = []
+        self.deadlines: list[ev.SetDeadline] = []
         self.cells = self.nodes = 0
 
     # ---- the session
@@ -146,7 +146,7 @@ class AnyOrder(RuleBasedStateMachine):
         for action in actions:
             self.act(action)
 
-    def act(self, action: ev.Action) -> None:  # noqa: C901 - a table, a line or two a case
+    def act(self, action: ev.Action) -> None:  # noqa: C901 - one short case per action
         match action:
             case ev.StartRanks():
                 self.spawn(action)
@@ -156,8 +156,8 @@ class AnyOrder(RuleBasedStateMachine):
             case ev.StartReplacements(ranks=ranks):
                 for rank in ranks:
                     self.revive(rank)
-            case ev.SetDeadline() as deadline_set:
-                self.alarms.append(deadline_set)
+            case ev.SetDeadline() as deadline:
+                self.deadlines.append(deadline)
             case ev.Kill(ranks=ranks) | ev.Terminate(ranks=ranks):
                 for process in self.living(ranks):
                     process.is_doomed = True
@@ -174,13 +174,13 @@ class AnyOrder(RuleBasedStateMachine):
     def spawn(self, action: ev.StartRanks) -> None:
         left = [*self.processes.values(), *(process for process, _ in self.exits)]
         assert all(each.is_doomed for each in left), "processes of the old attempt are left"
-        self.processes.clear()  # new ranks of a failed heal: they were killed
+        self.processes.clear()  # replacement ranks of a failed heal were killed
         self.exits.clear()
         for rank in range(action.world_size):
             self.processes[rank] = Process(action.attempt, rank)
 
     def revive(self, rank: int) -> None:
-        """Drop messages of the previous attempt, as the session does."""
+        """Start a replacement process; drop messages of the old one, as the session does."""
         self.exits = [each for each in self.exits if each[0].rank != rank]
         self.late = [each for each in self.late if getattr(each, "rank", None) != rank]
         self.processes[rank] = Process(self.life.attempt, rank)
@@ -191,19 +191,19 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- the user
 
     @initialize(world_size=WORLD, joins_group=st.booleans(), is_up=st.booleans())
-    def begins(self, world_size: int, joins_group: bool, is_up: bool) -> None:
-        self.asks_for_a_start(world_size, joins_group)
+    def starts_the_first_group(self, world_size: int, joins_group: bool, is_up: bool) -> None:
+        self.starts_a_group(world_size, joins_group)
         if is_up:
-            self.all_goes_well_for_a_while()
+            self.processes_work_normally()
 
     @precondition(lambda self: not self.life.state.is_live)
     @rule(world_size=WORLD, joins_group=st.booleans())
-    def asks_for_a_start(self, world_size: int, joins_group: bool) -> None:
+    def starts_a_group(self, world_size: int, joins_group: bool) -> None:
         self.step(ev.StartAsked(world_size=world_size, joins_group=joins_group))
 
     @precondition(lambda self: not (self.life.state.is_live or self.processes or self.exits))
     @rule(world_size=WORLD, living=st.sets(RANK, min_size=1))
-    def takes_back_what_another_has_left(self, world_size: int, living: set[int]) -> None:
+    def adopts_ranks_of_another_notebook(self, world_size: int, living: set[int]) -> None:
         ranks = tuple((rank, 0) for rank in sorted(living) if rank < world_size)
         if ranks:
             attempt = self.life.attempt + 1
@@ -215,7 +215,7 @@ class AnyOrder(RuleBasedStateMachine):
         needs_group=st.booleans(),
         is_elastic=st.booleans(),
     )
-    def asks_for_a_cell(self, ranks: list[int], needs_group: bool, is_elastic: bool) -> None:
+    def runs_a_cell(self, ranks: list[int], needs_group: bool, is_elastic: bool) -> None:
         self.cells += 1
         asked = ev.RunAsked(
             cell=self.cells, ranks=tuple(ranks), needs_group=needs_group, is_elastic=is_elastic
@@ -224,65 +224,67 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.life.state in (GroupState.IDLE, GroupState.BROKEN))
     @rule(needs_group=st.booleans(), is_elastic=st.booleans())
-    def asks_for_a_cell_on_all_that_live(self, needs_group: bool, is_elastic: bool) -> None:
+    def runs_a_cell_on_all_living_ranks(self, needs_group: bool, is_elastic: bool) -> None:
         if self.life.alive:
-            self.asks_for_a_cell(self.life.alive, needs_group, is_elastic)
+            self.runs_a_cell(self.life.alive, needs_group, is_elastic)
 
     @precondition(lambda self: self.life.state is GroupState.BROKEN)
     @rule(is_for_all=st.booleans(), donor=RANK)
-    def asks_for_new_ranks(self, is_for_all: bool, donor: int) -> None:
+    def heals_ranks(self, is_for_all: bool, donor: int) -> None:
         gone = self.life.gone
         self.step(ev.HealAsked(ranks=gone if is_for_all else gone[:1], donor=donor))
 
     @precondition(lambda self: self.life.state.is_live)
     @rule(event=ENDINGS)
-    def asks_for_an_end(self, event: ev.Event) -> None:
+    def interrupts_kills_stops_or_restarts(self, event: ev.Event) -> None:
         self.step(event)
 
     # ---- the processes
 
-    def one_that(self, rank: int, can: Callable[[Process], object]) -> Process | None:
-        """One of the processes that can do it, if any can."""
-        able = [each for _, each in sorted(self.processes.items()) if can(each)]
+    def choose_process(self, rank: int, condition: Callable[[Process], object]) -> Process | None:
+        """Return one of the processes that satisfy the condition, or None."""
+        able = [each for _, each in sorted(self.processes.items()) if condition(each)]
         return able[rank % len(able)] if able else None
 
     @precondition(lambda self: any(not each.is_ready for each in self.processes.values()))
     @rule(rank=RANK, is_able=st.sampled_from([True, True, True, False]))
-    def gets_ready_or_not(self, rank: int, is_able: bool) -> None:
-        process = self.one_that(rank, lambda each: not each.is_ready)
+    def becomes_ready_or_fails(self, rank: int, is_able: bool) -> None:
+        process = self.choose_process(rank, lambda each: not each.is_ready)
         if process and is_able:
-            self.gets_ready(process)
+            self.becomes_ready(process)
         elif process:
             news = ev.RankStartFailed(attempt=process.attempt, rank=process.rank, reason="no")
             process.mail.append(news)
-            self.dies(process, 1)
+            self.exit_process(process, 1)
 
-    def gets_ready(self, process: Process) -> None:
+    def becomes_ready(self, process: Process) -> None:
         process.is_ready = True
         process.mail.append(ev.RankReady(attempt=process.attempt, rank=process.rank))
 
     @precondition(lambda self: any(each.is_free for each in self.processes.values()))
     @rule(rank=RANK)
-    def takes_its_next_command(self, rank: int) -> None:
-        if process := self.one_that(rank, lambda each: each.is_free):
-            self.takes_a_command(process)
+    def takes_next_command(self, rank: int) -> None:
+        if process := self.choose_process(rank, lambda each: each.is_free):
+            self.take_command(process)
 
-    def takes_a_command(self, process: Process) -> None:
+    def take_command(self, process: Process) -> None:
         match process.commands.popleft():
             case ev.SendShutdown():
-                self.dies(process, 0)
+                self.exit_process(process, 0)
             case ev.SendCell(cell=cell):
                 process.cell, process.is_interrupted = cell, False
             case ev.RequestNamespace() | ev.RequestJoin() as asked:
                 process.heals = asked
 
     @precondition(lambda self: any(each.heals for each in self.processes.values()))
-    @rule(rank=RANK, reason=st.sampled_from(["", "", "no"]), is_unmade=st.booleans())
-    def does_its_part_in_a_heal(self, rank: int, reason: str, is_unmade: bool) -> None:
-        if process := self.one_that(rank, lambda each: each.heals):
-            self.answers(process, reason, ("name",) if reason and is_unmade else ())
+    @rule(rank=RANK, reason=st.sampled_from(["", "", "no"]), is_not_loaded=st.booleans())
+    def answers_a_heal_request(self, rank: int, reason: str, is_not_loaded: bool) -> None:
+        if process := self.choose_process(rank, lambda each: each.heals):
+            self.answer_heal_request(process, reason, ("name",) if reason and is_not_loaded else ())
 
-    def answers(self, process: Process, reason: str = "", unmade: tuple[str, ...] = ()) -> None:
+    def answer_heal_request(
+        self, process: Process, reason: str = "", not_loaded: tuple[str, ...] = ()
+    ) -> None:
         asked, process.heals = process.heals, None
         news: ev.AttemptEvent
         match asked:
@@ -296,14 +298,16 @@ class AnyOrder(RuleBasedStateMachine):
                     generation=generation,
                     rank=process.rank,
                     reason=reason,
-                    not_loaded=unmade,
+                    not_loaded=not_loaded,
                 )
         process.mail.append(news)
 
     @precondition(lambda self: any(each.cell for each in self.processes.values()))
     @rule(rank=RANK, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
-    def ends_its_cell(self, rank: int, is_ok: bool, in_group: bool, sequence: int) -> None:
-        if process := self.one_that(rank, lambda each: each.cell):
+    def reports_the_end_of_its_cell(
+        self, rank: int, is_ok: bool, in_group: bool, sequence: int
+    ) -> None:
+        if process := self.choose_process(rank, lambda each: each.cell):
             report = ev.RankEndedCell(
                 attempt=process.attempt,
                 rank=process.rank,
@@ -317,8 +321,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: any(each.is_asked for each in self.processes.values()))
     @rule(rank=RANK)
-    def notices_its_interrupt(self, rank: int) -> None:
-        if process := self.one_that(rank, lambda each: each.is_asked):
+    def acknowledges_an_interrupt(self, rank: int) -> None:
+        if process := self.choose_process(rank, lambda each: each.is_asked):
             news = ev.RankAcknowledged(
                 attempt=process.attempt, rank=process.rank, cell=process.cell
             )
@@ -326,28 +330,28 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.processes)
     @rule(rank=RANK, exitcode=st.sampled_from([-9, -11, 0, 1]))
-    def dies_of_itself(self, rank: int, exitcode: int) -> None:
-        if process := self.one_that(rank, lambda each: True):  # noqa: ARG005
-            self.dies(process, exitcode)
+    def exits_unasked(self, rank: int, exitcode: int) -> None:
+        if process := self.choose_process(rank, lambda each: True):  # noqa: ARG005
+            self.exit_process(process, exitcode)
 
     @precondition(lambda self: any(each.is_doomed for each in self.processes.values()))
     @rule()
-    def dies_as_it_was_told(self) -> None:
+    def exits_after_kill_or_terminate(self) -> None:
         for process in list(self.processes.values()):
             if process.is_doomed:
-                self.dies(process, -15)
+                self.exit_process(process, -15)
 
     @precondition(lambda self: self.processes)
     @rule()
-    def all_goes_well_for_a_while(self) -> None:
-        """Every process becomes ready, begins its cell, and reports it."""
+    def processes_work_normally(self) -> None:
+        """Let every process become ready, start its cell and report it."""
         for process in list(self.processes.values()):
             if not process.is_ready:
-                self.gets_ready(process)
+                self.becomes_ready(process)
             while process.is_free:
-                self.takes_a_command(process)
+                self.take_command(process)
                 if process.heals:
-                    self.answers(process)
+                    self.answer_heal_request(process)
             while process.mail:
                 self.step(process.mail.popleft())
 
@@ -360,61 +364,61 @@ class AnyOrder(RuleBasedStateMachine):
         if has_room:
             self.step(ev.CapacityChanged())
 
-    @rule(ranks=st.sets(RANK), comes_first=st.booleans())
-    def a_node_is_lost(self, ranks: set[int], comes_first: bool) -> None:
-        """With all its ranks; an exit may be seen before."""
+    @rule(ranks=st.sets(RANK), is_first=st.booleans())
+    def a_node_is_lost(self, ranks: set[int], is_first: bool) -> None:
+        """Lose a node with its ranks; an exit may be reported before."""
         for rank in ranks & self.processes.keys():
-            self.dies(self.processes[rank], -9)
-        if self.exits and not comes_first:
-            self.an_exit_is_seen(0, comes_first=False)
+            self.exit_process(self.processes[rank], -9)
+        if self.exits and not is_first:
+            self.an_exit_is_reported(0, is_first=False)
         lost = ev.NodeLost(
             name="near", address="10.0.0.7", reason="no sign", ranks=(*sorted(ranks),)
         )
         self.step(lost)
 
-    def dies(self, process: Process, exitcode: int) -> None:
+    def exit_process(self, process: Process, exitcode: int) -> None:
         process.commands.clear()
         del self.processes[process.rank]
         self.exits.append((process, exitcode))
 
-    # ---- the wires and the clock
+    # ---- the messages and the clock
 
     @precondition(lambda self: any(each.mail for each in self.processes.values()))
     @rule(rank=RANK)
-    def a_letter_arrives(self, rank: int) -> None:
-        if process := self.one_that(rank, lambda each: each.mail):
+    def a_message_arrives(self, rank: int) -> None:
+        if process := self.choose_process(rank, lambda each: each.mail):
             self.step(process.mail.popleft())
 
     @precondition(lambda self: self.exits)
-    @rule(number=st.integers(0, 9), comes_first=st.booleans())
-    def an_exit_is_seen(self, number: int, comes_first: bool) -> None:
+    @rule(number=st.integers(0, 9), is_first=st.booleans())
+    def an_exit_is_reported(self, number: int, is_first: bool) -> None:
         process, exitcode = self.exits.pop(number % len(self.exits))
-        while process.mail and not comes_first:
+        while process.mail and not is_first:
             self.step(process.mail.popleft())
         self.late += process.mail
         self.step(ev.ProcessExited(attempt=process.attempt, rank=process.rank, exitcode=exitcode))
 
     @precondition(lambda self: self.late)
     @rule(number=st.integers(0, 9))
-    def a_letter_arrives_late(self, number: int) -> None:
+    def a_late_message_arrives(self, number: int) -> None:
         self.step(self.late.pop(number % len(self.late)))
 
-    @precondition(lambda self: self.alarms)
+    @precondition(lambda self: self.deadlines)
     @rule(number=st.integers(0, 9), working=st.sets(RANK))
-    def an_alarm_rings(self, number: int, working: set[int]) -> None:
-        deadline_set = self.alarms.pop(number % len(self.alarms))
-        self.step(replace(deadline_set.event, working=tuple(sorted(working))))
+    def a_deadline_expires(self, number: int, working: set[int]) -> None:
+        deadline = self.deadlines.pop(number % len(self.deadlines))
+        self.step(replace(deadline.event, working=tuple(sorted(working))))
 
-    # ---- what always holds
+    # ---- the invariants
 
     @invariant()
-    def what_is_known_fits_together(self) -> None:
+    def the_state_is_consistent(self) -> None:
         life, cell = self.life, self.life.cell
         assert life.state.is_live is bool(life.ranks)
         assert [each.rank for each in life.ranks] == list(range(len(life.ranks)))
         if life.state.is_busy:
             assert cell is not None
-            assert cell.waiting, "a cell that nobody runs never ends"
+            assert cell.waiting, "a cell without ranks never ends"
             assert cell.waiting <= set(life.alive)
         if life.state in (GroupState.OFF, GroupState.STARTING, GroupState.IDLE):
             assert cell is None
@@ -423,13 +427,13 @@ class AnyOrder(RuleBasedStateMachine):
         assert (life.heal is not None) is (life.state is GroupState.HEALING)
         if life.heal is not None:
             assert life.heal.joining <= set(life.alive)
-            assert not life.heal.failures or life.heal.joining, "a heal that failed never ends"
+            assert not life.heal.failures or life.heal.joining, "a failed heal never ends"
         if life.state is GroupState.BROKEN:
             assert len(life.alive) < len(life.ranks)
         if life.state is GroupState.STOPPING:
             assert life.alive
         assert not life.pending_notices or (life.state.is_live and not life.state.is_busy)
-        assert not self.has_outgrown(), "an elastic cell goes on with fewer ranks than there may be"
+        assert not self.has_outgrown(), "an elastic cell continues with fewer ranks than possible"
 
     def has_outgrown(self) -> bool:
         cell = self.life.cell
@@ -445,7 +449,7 @@ class AnyOrder(RuleBasedStateMachine):
         imagined.ledger.check_balance(imagined.life)
 
     @invariant()
-    def a_restart_leads_to_a_group_that_runs_cells(self) -> None:
+    def a_restarted_group_runs_cells(self) -> None:
         imagined = Imagined(self)
         imagined.step(ev.RestartAsked(start=START))
         if imagined.life.attempt == self.life.attempt:
@@ -456,7 +460,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert imagined.life.state is GroupState.RUNNING
 
     @invariant()
-    def whoever_lives_runs_cells_unless_the_group_is_busy(self) -> None:
+    def living_ranks_run_cells_unless_the_group_is_busy(self) -> None:
         alive, number = self.life.alive, self.cells + 1
         if alive and self.life.state in (GroupState.IDLE, GroupState.BROKEN):
             imagined = Imagined(self)
@@ -467,66 +471,66 @@ class AnyOrder(RuleBasedStateMachine):
             assert imagined.ledger.finished[number] == 1
 
     @invariant()
-    def an_interrupt_ends_healing_and_whoever_lived_lives(self) -> None:
+    def an_interrupt_ends_a_heal_and_kills_no_surviving_rank(self) -> None:
         if self.life.state is GroupState.HEALING:
             assert self.life.heal is not None
             before = set(self.life.alive) - set(self.life.heal.replacements)
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring([], ev.Deadline.CANCEL)
+            imagined.expire([], ev.Deadline.CANCEL)
             assert imagined.life.state is GroupState.BROKEN
             assert set(imagined.life.alive) == before
 
     @invariant()
-    def an_interrupt_after_the_user_was_told_ends_the_cell(self) -> None:
+    def a_second_interrupt_after_the_stuck_message_ends_the_cell(self) -> None:
         if self.life.state.is_busy:
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
-            imagined.ring(self.alarms, ev.Deadline.STUCK)
+            imagined.expire(self.deadlines, ev.Deadline.STUCK)
             imagined.step(INTERRUPT)
             imagined.exit(imagined.killed)
             assert imagined.life.cell is None
 
-    def once_all_alarms_rang(self) -> Life:
-        """Return what becomes of the life if no rank ever answers."""
+    def life_after_all_deadlines(self) -> Life:
+        """Return the life after all deadlines expired and no rank answered."""
         imagined = Imagined(self)
         imagined.killed = {each.rank for each in self.processes.values() if each.is_doomed}
         imagined.killed |= {process.rank for process, _ in self.exits}
-        imagined.ring(self.alarms)
+        imagined.expire(self.deadlines)
         imagined.exit(imagined.killed)
         return imagined.life
 
     @invariant()
     def a_start_ends_in_time(self) -> None:
         if self.life.state is GroupState.STARTING:
-            assert self.once_all_alarms_rang().state is not GroupState.STARTING
+            assert self.life_after_all_deadlines().state is not GroupState.STARTING
 
     @invariant()
-    def a_heal_that_failed_ends_in_time(self) -> None:
+    def a_failed_heal_ends_in_time(self) -> None:
         if self.life.heal is not None and self.life.heal.failures:
-            assert self.once_all_alarms_rang().heal is None
+            assert self.life_after_all_deadlines().heal is None
 
     @invariant()
     def a_stop_ends_in_time(self) -> None:
         if self.life.state is GroupState.STOPPING:
-            assert self.once_all_alarms_rang().state in (GroupState.OFF, GroupState.STARTING)
+            assert self.life_after_all_deadlines().state in (GroupState.OFF, GroupState.STARTING)
 
     @invariant()
     def an_interrupted_or_failed_cell_ends_in_time(self) -> None:
         cell = self.life.cell
         is_ending = self.life.state is GroupState.INTERRUPTING
         if self.life.state.is_busy and cell is not None and (is_ending or cell.has_failed):
-            assert self.once_all_alarms_rang().cell is None
+            assert self.life_after_all_deadlines().cell is None
 
 
 class Imagined:
-    """What would follow from here on; the real life stays as it is."""
+    """A copy of the life to try events on; the real life does not change."""
 
     def __init__(self, world: AnyOrder) -> None:
         self.life = world.life
         self.ledger = Ledger(*(each.copy() for each in vars(world.ledger).values()))
         self.killed: set[int] = set()
-        self.alarms: list[ev.SetDeadline] = []
+        self.deadlines: list[ev.SetDeadline] = []
 
     def step(self, event: ev.Event) -> None:
         before = self.life
@@ -536,20 +540,20 @@ class Imagined:
             match action:
                 case ev.Kill(ranks=ranks):
                     self.killed |= set(ranks)
-                case ev.SetDeadline() as deadline_set:
-                    self.alarms.append(deadline_set)
+                case ev.SetDeadline() as deadline:
+                    self.deadlines.append(deadline)
 
-    def ring(self, alarms: list[ev.SetDeadline], *kinds: ev.Deadline) -> None:
-        """Let alarms of these kinds ring, of all kinds by default, those too that they set."""
-        self.alarms += alarms
+    def expire(self, deadlines: list[ev.SetDeadline], *kinds: ev.Deadline) -> None:
+        """Expire deadlines of these kinds (default: all), including deadlines that they set."""
+        self.deadlines += deadlines
         while due := [
-            each for each in self.alarms if each.event.deadline in (kinds or ev.Deadline)
+            each for each in self.deadlines if each.event.deadline in (kinds or ev.Deadline)
         ]:
-            self.alarms.remove(due[0])
+            self.deadlines.remove(due[0])
             self.step(due[0].event)
 
     def exit(self, ranks: Iterable[int]) -> None:
-        """End the processes of these ranks, if they live."""
+        """End the living processes of these ranks."""
         attempt = self.life.attempt
         for rank in set(ranks) & set(self.life.alive):
             self.step(died(rank, attempt=attempt))

@@ -412,7 +412,7 @@ def test_refused_and_late_events_change_no_state() -> None:
         assert advance(life, event) == (life, []), name
 
 
-def test_every_refusal_tells_the_user_the_reason(snapshot: SnapshotAssertion) -> None:
+def test_every_refusal_has_a_reason_for_the_user(snapshot: SnapshotAssertion) -> None:
     causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
     assert texts_of(causes) == snapshot
 
@@ -454,11 +454,11 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("life", "has_group"), GROUPS.values(), ids=GROUPS)
-def test_has_group_is_known_for_each_state(life: Life, *, has_group: bool) -> None:
+def test_has_group_in_each_state(life: Life, *, has_group: bool) -> None:
     assert life.has_group is has_group
 
 
-def test_every_new_group_is_of_a_new_generation() -> None:
+def test_each_new_process_group_gets_a_new_generation() -> None:
     life, generations = IDLE, []
     for number in (1, 2, 3):
         life, actions = advance(life, run(cell=number))

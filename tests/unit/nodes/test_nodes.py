@@ -88,7 +88,7 @@ def test_an_agent_started_once_per_rank_is_refused_with_the_options_to_use(
     assert "--ranks=8" in said
 
 
-def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
+def test_the_repr_of_a_join_file_does_not_show_its_secret() -> None:
     assert "secret" not in repr(JOIN)
 
 

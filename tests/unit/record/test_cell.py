@@ -43,7 +43,7 @@ def badly() -> CellEnded:
     return CellEnded(cell=7, seconds=0.1, in_group=True, failure=asdict(failure))
 
 
-def test_the_result_of_a_cell_that_went_well_raises_nothing() -> None:
+def test_the_result_of_a_successful_cell_raises_no_error() -> None:
     result = finished(well(0), well(1))
     assert (result.number, result.ranks, result.is_ok, result.exits) == (7, (0, 1), True, {})
     assert result.seconds >= 0
@@ -82,7 +82,7 @@ def test_missing_values_raise_a_one_line_error(snapshot: SnapshotAssertion) -> N
     assert said == snapshot
 
 
-def test_the_result_of_a_cell_that_failed_raises_its_first_cause() -> None:
+def test_the_result_of_a_failed_cell_raises_its_first_cause() -> None:
     result = finished(well(), badly())
     assert not result.is_ok
     with pytest.raises(CellFailedError, match=r"rank 1: ValueError: no"):
@@ -101,7 +101,7 @@ def test_the_facts_of_a_cell_have_its_outcome() -> None:
     assert finished(stopped).facts()["interrupted"] is True
 
 
-def test_a_rank_that_died_is_among_the_exits_unless_it_had_failed_before() -> None:
+def test_a_dead_rank_is_among_the_exits_unless_it_had_failed_before() -> None:
     handle = handle_for(0, 1, 2, 3)
     handle.add_exit(3, -9)
     handle.add_report(0, well())
@@ -113,7 +113,7 @@ def test_a_rank_that_died_is_among_the_exits_unless_it_had_failed_before() -> No
     assert handle.finish().exits == {0: -9, 3: -9}
 
 
-def test_results_are_sorted_by_rank_without_ranks_that_have_none() -> None:
+def test_results_are_sorted_by_rank_and_omit_ranks_without_a_result() -> None:
     bundle = {"data": {"text/plain": "3"}, "metadata": {}}
     shown = CellEnded(cell=7, seconds=0.1, in_group=True, result=bundle)
     handle = handle_for(0, 1, 2)

@@ -24,7 +24,7 @@ def facts_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return run_json.facts
 
 
-def test_a_cell_that_was_stopped_has_not_failed() -> None:
+def test_a_stopped_cell_does_not_count_as_failed() -> None:
     stopped = {"number": 1, "outcome": "ranks 0-1 interrupted", "interrupted": True}
     facts = facts_of(("cell ended", stopped))
     assert (facts["outcome"], facts["failures"]) == ("ranks 0-1 interrupted", 0)

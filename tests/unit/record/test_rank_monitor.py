@@ -72,7 +72,7 @@ def test_the_last_heartbeat_of_a_rank_is_kept_until_the_ranks_are_cleared(
     assert rank_monitor.metrics.names() == ["loss"]
 
 
-def test_the_memory_is_that_of_all_ranks_together(rank_monitor: RankMonitor) -> None:
+def test_memory_used_is_the_sum_over_all_ranks(rank_monitor: RankMonitor) -> None:
     for rank in range(2):
         rank_monitor.add(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
     assert rank_monitor.hangs.memory_used() == 2 << 20

@@ -157,7 +157,7 @@ BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", BLAME)
-def test_the_verdict_finds_the_first_cause(case: str) -> None:
+def test_the_verdict_finds_the_ranks_that_failed_first(case: str) -> None:
     ranks, groups = BLAME[case]
     verdict = verdict_on(ranks)
     assert [verdict.causes, *(others for others, _ in verdict.others)] == groups
@@ -258,7 +258,7 @@ def test_a_timeout_of_init_process_group_blames_the_rank_without_a_group(
     ],
     ids=["they ended", "they failed meanwhile", "they had printed"],
 )
-def test_ranks_that_the_user_ended_did_not_fail(how: str, ranks: Ranks) -> None:
+def test_ranks_that_the_user_ended_do_not_count_as_failed(how: str, ranks: Ranks) -> None:
     verdict = verdict_on(ranks, ended_by=how)
     assert verdict.ended_by == how
     assert type(verdict.error()) is CellInterruptedError

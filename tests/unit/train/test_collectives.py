@@ -23,7 +23,7 @@ from nbddp.train.prepare import prepare, prepared
 Count = namedtuple("Count", ["correct", "seen"])
 
 
-def test_with_one_rank_a_model_is_only_moved_unless_it_spans_devices() -> None:
+def test_prepare_with_one_rank_only_moves_a_model_unless_it_spans_devices() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     assert prepare(model) is model
     assert prepare(model) is model
@@ -67,7 +67,7 @@ def test_with_one_rank_a_mean_is_a_float() -> None:
     assert all_reduce(torch.tensor([1, 2]), "mean").dtype is torch.float32
 
 
-def test_a_tensor_keeps_its_shape_and_type_and_is_not_touched() -> None:
+def test_all_reduce_returns_a_new_tensor_of_the_same_shape_and_type() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.uint8):
         value = torch.ones(2, 3).to(dtype)
         result = all_reduce(value)
@@ -87,7 +87,7 @@ def test_sum_of_a_bool_tensor_counts_and_max_stays_bool() -> None:
 
 
 @pytest.mark.parametrize("name", ["SUM", "AVG", "MIN", "MAX"])
-def test_torchs_own_ops_are_understood(name: str) -> None:
+def test_all_reduce_accepts_torchs_reduce_ops(name: str) -> None:
     ours = {"AVG": "mean"}.get(name, name.lower())
     op = getattr(dist.ReduceOp, name)
     for each in (op, dist.ReduceOp(op)):
@@ -120,7 +120,7 @@ def test_on_main_works_on_methods_partials_and_bound_methods() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")  # torch calls sparse tensors a beta
-def test_values_that_cannot_be_reduced_and_wrong_arguments_are_refused(
+def test_all_reduce_and_on_main_refuse_invalid_arguments(
     snapshot: SnapshotAssertion,
 ) -> None:
     values = ["low", 1j, {"a": [1, None]}, 2**63, torch.ones(2, 2).to_sparse()]

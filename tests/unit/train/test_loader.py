@@ -338,7 +338,7 @@ def test_training_reports_each_step_before_it_gives_the_batch() -> None:
     end()
 
 
-def test_the_state_of_another_loader_and_wrong_values_are_refused(
+def test_the_loader_refuses_states_of_another_loader_and_invalid_arguments(
     snapshot: SnapshotAssertion,
 ) -> None:
     ours = loader(range(8), 4)

@@ -91,7 +91,7 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     ],
     ids=repr,
 )
-def test_numeric_values_of_any_type_are_reported_as_floats(
+def test_log_converts_numeric_values_of_any_type_to_floats(
     sink: Recorder, value: object, number: float
 ) -> None:
     log(step=3, loss=value)

@@ -130,7 +130,7 @@ def test_gradients_are_kept_between_micro_steps_and_cleared_after_a_step() -> No
         assert all((each.grad is None) is has_stepped for each in model.parameters())
 
 
-def test_bf16_trains_on_the_cpu_and_keeps_its_weights_in_full() -> None:
+def test_bf16_trains_on_the_cpu_with_fp32_weights() -> None:
     assert_learns(precision("bf16"), "cpu", steps=60)
 
 

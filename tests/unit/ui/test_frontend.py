@@ -65,7 +65,7 @@ def test_a_frontend_that_identifies_the_cell_and_accepts_input_shows_widgets(
     assert shows(request_) is does
 
 
-def test_a_shell_without_a_kernel_is_a_terminal() -> None:
+def test_a_shell_without_a_kernel_shows_no_widgets() -> None:
     terminal: Any = SimpleNamespace()
     assert not supports_widgets(terminal)
     without: Any = SimpleNamespace(kernel=None)

@@ -116,7 +116,7 @@ def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
 
 
 @given(EVENTS)
-def test_any_event_can_be_described(event: RunEvent) -> None:
+def test_every_event_except_ready_has_a_description(event: RunEvent) -> None:
     assert bool(describe_event(event)) == (event.kind != "ready")
 
 
@@ -166,7 +166,9 @@ def test_format_progress_bar_in_long_and_short_form(
 
 
 @given(BARS, st.booleans())
-def test_any_progress_bar_can_be_described(bar: LoopProgress, is_short: bool) -> None:
+def test_the_text_of_any_progress_bar_starts_with_label_and_count(
+    bar: LoopProgress, is_short: bool
+) -> None:
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
     assert format_progress_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
 

@@ -98,7 +98,7 @@ MISSPELLED = (
 WRONG: tuple[dict[str, Any], ...] = ({"kind": "hangs"}, {"rank": 2})
 
 
-def test_a_wrong_fault_is_refused_on_every_rank(
+def test_an_invalid_fault_is_refused_on_every_rank(
     sink: Recorder, snapshot: SnapshotAssertion
 ) -> None:
     said = {text: refusal(ArgumentError, Fault.parse, text) for text in MISSPELLED}

@@ -344,7 +344,7 @@ def test_the_open_grid_shows_all_64_ranks_and_failed_ranks_have_a_row() -> None:
     assert as_text(ranks).splitlines()[-1] == "and 32 more ranks"
 
 
-def test_ranks_that_were_interrupted_did_not_fail() -> None:
+def test_interrupted_ranks_do_not_count_as_failed() -> None:
     ranks = [replace(each, state="interrupted, line 4", is_healthy=False) for each in training(12)]
     assert overview(ranks) == "12 interrupted"
     assert "nbddp-wrong" not in grid(ranks)

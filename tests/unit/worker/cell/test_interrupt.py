@@ -118,7 +118,7 @@ def test_an_interrupt_raises_in_a_python_cell_and_not_in_the_next_cell(
     assert not cells.interrupter.was_interrupted
 
 
-def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(cells: InterruptedCells) -> None:
+def test_an_interrupt_before_the_start_of_a_cell_ends_it(cells: InterruptedCells) -> None:
     assert cells.run(2, "pass") == "done"
     asked = cells.interrupt_soon(3, after=0.0)
     while not cells.interrupter.was_interrupted:

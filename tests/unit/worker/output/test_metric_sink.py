@@ -152,7 +152,7 @@ def test_a_full_disk_is_reported_once_and_metrics_are_still_sent(
     assert [step for _, step, _ in metrics.rows] == [1, 2]
 
 
-def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
+def test_a_metrics_line_cut_by_a_full_disk_does_not_corrupt_the_next_line(
     sink: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -169,7 +169,7 @@ def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
 # ---- messages
 
 
-def test_rows_are_read_once_in_order_with_their_time(sink: MetricSink, path: Path) -> None:
+def test_metrics_rows_are_read_once_in_order_with_their_time(sink: MetricSink, path: Path) -> None:
     assert sink.read() is None
     sink.log(1, {"a": 1.0})
     sink.log(None, {"b": 2.0})
@@ -245,7 +245,7 @@ def test_a_progress_bar_is_read_only_after_it_has_changed(sink: MetricSink) -> N
     assert progress.bars[0][:3] == ["epoch 1", 3, 8]
 
 
-def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_begins(
+def test_nested_bars_are_read_outermost_first_and_the_outermost_stays_until_a_new_one(
     sink: MetricSink,
 ) -> None:
     outer, inner = bar("outer"), bar("inner")

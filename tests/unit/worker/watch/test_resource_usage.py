@@ -16,7 +16,7 @@ from nbddp.worker.watch import resource_usage as usage_module
 from nbddp.worker.watch.resource_usage import UsageSampler, read_child_usage
 
 
-def test_no_cpu_figure_for_too_short_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interval_that_is_too_short_gives_no_cpu_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     now, figures = 100.0, iter([0.0, 42.0, 7.0])  # the first one is psutil's own beginning
     monkeypatch.setattr(usage_module.time, "monotonic", lambda: now)
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda _self: next(figures))

@@ -70,7 +70,7 @@ def test_a_changed_sample_is_sent_at_once(
     assert [sampler.sample_once(), sampler.sample_once(**change)] == [1, 2]
 
 
-def test_a_sample_that_spans_a_short_cell_has_no_cpu_figure(sampler: RecordingSampler) -> None:
+def test_a_sample_that_spans_a_short_cell_has_no_cpu_usage(sampler: RecordingSampler) -> None:
     sampler.sample_once(cpu=45.0)
     sampler.begin_cell(3)
     sampler.end_cell()
