@@ -6,13 +6,20 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from nbddp.topology import Topology
-from nbddp.worker.process_group.nccl import ENVIRONMENT, abort_all, abort_groups, configure_nccl
+from nbddp.worker.process_group.nccl import (
+    ENVIRONMENT,
+    abort_all,
+    abort_groups,
+    configure_nccl,
+    is_default_group_aborted,
+)
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 
@@ -90,3 +97,25 @@ def test_torchs_header_defines_the_nccl_variables_and_the_meaning_of_2() -> None
     assert all(f'"{name}"' in source for name in ENVIRONMENT)
     assert "CleanUpOnly = 2" in source
     assert "SHOULD_TEAR_DOWN(a) (a != NoHandling && a != CleanUpOnly)" in source
+
+
+@pytest.mark.parametrize(
+    ("error", "is_aborted"),
+    [
+        (dist.DistBackendError("NCCL communicator was aborted on rank 0."), True),
+        (RuntimeError("another error"), False),
+        (None, False),
+    ],
+)
+def test_a_group_that_the_watchdog_has_aborted_is_recognized(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, is_aborted: bool
+) -> None:
+    def comm_ptr() -> int:
+        if error is not None:
+            raise error
+        return 1
+
+    for backend in (SimpleNamespace(_comm_ptr=comm_ptr), SimpleNamespace()):
+        group = SimpleNamespace(_get_backend=lambda _device, found=backend: found)
+        monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda found=group: found)
+        assert is_default_group_aborted() == (is_aborted and hasattr(backend, "_comm_ptr"))
