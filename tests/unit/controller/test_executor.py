@@ -448,7 +448,7 @@ def refuse_all(*_arguments: object) -> None:
     raise OSError("no")
 
 
-def test_a_failed_record_affects_no_rank_and_no_result(
+def test_an_error_while_recording_affects_no_rank_and_no_result(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -145,7 +145,7 @@ def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(
     assert [node.name for node in nodes.launcher.selected_nodes()] == ["a#2", "a"]
 
 
-def test_messages_about_present_spare_and_starting_nodes(
+def test_message_texts_about_present_spare_and_starting_nodes(
     arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     nodes = arriving.nodes

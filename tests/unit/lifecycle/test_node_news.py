@@ -54,7 +54,7 @@ def said(life: Life, event: Event) -> list[str]:
     return [each.text for each in advance(life, event)[1] if isinstance(each, Notify)]
 
 
-def test_messages_about_a_node(snapshot: SnapshotAssertion) -> None:
+def test_message_texts_of_node_events(snapshot: SnapshotAssertion) -> None:
     spare = NodeLost(name="far", address="10.0.0.7", reason="it has left", ranks=())
     causes = [(IDLE, JOINED), (RUNNING, WITH_ROOM), (ELASTIC, WITH_ROOM), (IDLE, LOST)]
     assert [describe_node(*cause) for cause in [*causes, (IDLE, spare)]] == snapshot

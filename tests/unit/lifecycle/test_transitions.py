@@ -398,7 +398,7 @@ IGNORED = {
 
 
 @pytest.mark.parametrize(("cause", "effect"), TABLE.values(), ids=TABLE)
-def test_an_event_leads_to_a_state_and_to_actions(
+def test_each_event_leads_to_the_expected_state_and_actions(
     cause: tuple[Life, Event], effect: tuple[Any, ...]
 ) -> None:
     assert effect_of(*cause) == effect

@@ -155,7 +155,9 @@ def test_connections_without_tls_or_a_certificate_are_refused(
     assert arriving.has_refused(3)
 
 
-def test_another_version_is_refused_with_the_reason(arriving: ListenerWithNodes) -> None:
+def test_a_node_with_another_python_version_is_refused_with_the_reason(
+    arriving: ListenerWithNodes,
+) -> None:
     fake_node = arriving.bring(python="3.8.1", host="old")
     assert wait_until(fake_node.is_lost.is_set)
     [(kind, data)] = fake_node.frames

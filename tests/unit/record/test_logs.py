@@ -182,7 +182,9 @@ TAILS: dict[str, tuple[bytes, int, list[str]]] = {
 
 
 @pytest.mark.parametrize(("written", "count", "shown"), TAILS.values(), ids=TAILS)
-def test_the_last_lines_of_a_log(log: Path, written: bytes, count: int, shown: list[str]) -> None:
+def test_tail_returns_the_last_lines_of_a_log(
+    log: Path, written: bytes, count: int, shown: list[str]
+) -> None:
     log.write_bytes(written)
     lines = tail(log, count).split("\n")
     assert ["EARLIER" if str(log) in line else line for line in lines] == shown

@@ -382,7 +382,7 @@ def totals_of(*rows: Told) -> dict[str, Any]:
     return RunTotals().facts(store_of(*rows))
 
 
-def test_steps_and_their_rate_are_counted() -> None:
+def test_run_totals_count_steps_and_their_rate() -> None:
     facts = totals_of(*((0, 10 + step / 4, step, {"loss": 1.0}) for step in range(9)))
     assert (facts["steps"], facts["steps_per_second"]) == (9, 4.0)
     pieces = [(0, float(step), step, {name: 0.5}) for step in range(4) for name in ("a", "a", "b")]

@@ -371,7 +371,7 @@ def test_each_iteration_over_a_tracked_sequence_has_a_new_bar(sink: Recorder) ->
     assert sink.bars[0] is not sink.bars[1]
 
 
-def test_a_bar_ends_in_the_sink_it_began_in(sink: Recorder) -> None:
+def test_a_progress_bar_ends_in_the_sink_in_which_it_started(sink: Recorder) -> None:
     loop = iter(track([1, 2], label="x"))
     next(loop)
     other = Recorder()

@@ -166,7 +166,7 @@ def make_of_20() -> Loader:
     return loader(range(20), 4, seed=2)
 
 
-def test_a_pasted_loop_with_set_epoch_gives_the_same_as_one_without() -> None:
+def test_calling_set_epoch_for_each_epoch_does_not_change_the_batches() -> None:
     pasted, expected = make_of_20(), epochs_of(make_of_20(), 3)
     found = []
     for epoch in range(3):

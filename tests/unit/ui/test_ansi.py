@@ -63,7 +63,7 @@ def test_plain_text_has_no_control_characters(text: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["C", "Zl", "Zp"])))
-def test_text_without_sequences_is_left_as_it_is(text: str) -> None:
+def test_text_without_ansi_sequences_is_unchanged(text: str) -> None:
     assert strip(text) == text
     assert Page(to_html(text)).tags == []
 
@@ -131,7 +131,7 @@ def test_ansi_styles_and_markup_are_converted_to_html(text: str, html: str) -> N
         ("a\x08b\x07c\0d\x7fe\x85f\r\ng\x0b\x0ch\ti", "abcdef\ngh\ti"),
     ],
 )
-def test_other_sequences_and_control_characters_are_removed(text: str, plain: str) -> None:
+def test_other_ansi_sequences_and_control_characters_are_removed(text: str, plain: str) -> None:
     assert strip(text) == plain
     assert to_html(text) == plain
 

@@ -152,7 +152,7 @@ def test_a_long_line_without_a_newline_is_truncated() -> None:
     assert sum(map(len, texts(log.lines()))) <= 11 * (MAX_PANEL_LINE + 50)
 
 
-def test_a_flood_of_output_is_cheap() -> None:
+def test_a_flood_of_output_is_buffered_in_little_time() -> None:
     log, piece = LogBuffer(), ("x" * 99 + "\n") * 50
     began = time.perf_counter()
     for number in range(1600):
@@ -229,7 +229,7 @@ def tag(rank: int, text: str) -> str:
     ],
     ids=["none", "two ranks", "shared", "of several lines", "nbddp's own", "in colours"],
 )
-def test_lines_with_their_ranks_in_front(lines: list[LogLine], html: list[str], text: str) -> None:
+def test_log_lines_begin_with_their_ranks(lines: list[LogLine], html: list[str], text: str) -> None:
     assert log_html(lines) == BEGIN + "\n".join(html) + END
     assert log_text(lines) == text
     told = f'<span class="nbddp-earlier">{EARLIER}</span>'

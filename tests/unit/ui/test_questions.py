@@ -88,7 +88,7 @@ def test_lone_surrogates_are_escaped(questions: Asking) -> None:
     assert questions.sent == [(0, InputReply(question=1, text="\udfff"))]
 
 
-def test_a_debugger_that_asks_again_goes_before_other_ranks(
+def test_a_repeated_debugger_question_comes_before_questions_of_other_ranks(
     questions: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -179,7 +179,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]
     os.close(master)
 
 
-def test_a_terminal_is_read_by_the_line(
+def test_terminal_input_is_read_line_by_line(
     terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     box = ConsoleInput()
@@ -237,7 +237,7 @@ def test_an_unanswered_input_box_is_closed_or_mentioned(questions: Asking, can_c
     ],
     ids=["its rank ends", "somebody turns away", "the cell ends"],
 )
-def test_a_box_is_closed_once_its_rank_needs_no_answer(
+def test_an_input_box_is_closed_once_its_rank_needs_no_answer(
     questions: Asking, end: Callable[[Asking], object]
 ) -> None:
     questions.cancel_if_page_changed(1)

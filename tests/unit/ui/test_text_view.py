@@ -119,7 +119,9 @@ VALUES: dict[str, Results] = {
 
 
 @pytest.mark.parametrize("results", VALUES.values(), ids=VALUES)
-def test_values_of_ranks(screen: KeptScreen, results: Results, snapshot: SnapshotAssertion) -> None:
+def test_values_of_ranks_as_text(
+    screen: KeptScreen, results: Results, snapshot: SnapshotAssertion
+) -> None:
     handle = finished(results=results, size=4)
     result = TextView(screen).show(handle)
     assert result is handle.result

@@ -58,7 +58,7 @@ def test_text_that_is_not_unicode_survives_a_round_trip() -> None:
     assert decode(encode(message)) == message
 
 
-def test_the_bytes_are_plain_ascii_without_line_breaks() -> None:
+def test_encoded_messages_are_ascii_without_line_breaks() -> None:
     data = encode(Output(start=0, end=3, text="é\n\x1b[0m"))
     assert data.isascii()
     assert b"\n" not in data
@@ -142,6 +142,6 @@ def test_a_failure_inside_a_cell_ended_message_survives_a_round_trip() -> None:
     assert Failure(**again.failure) == failure
 
 
-def test_a_cell_is_ok_when_it_has_no_failure() -> None:
+def test_a_cell_ended_message_without_a_failure_is_ok() -> None:
     assert CellEnded(cell=1, seconds=0.1, in_group=True).is_ok
     assert not CellEnded(cell=1, seconds=0.1, in_group=True, failure={"name": "E"}).is_ok

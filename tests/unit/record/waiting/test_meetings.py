@@ -62,7 +62,7 @@ def test_a_straggler_has_the_share_of_time_that_other_ranks_waited() -> None:
     assert lags[2].is_waited_for
 
 
-def test_a_straggler_is_found_if_only_the_last_of_many_buckets_waits() -> None:
+def test_a_straggler_is_found_if_only_the_last_of_several_buckets_waits() -> None:
     lags = lags_of(lambda rank, _step: 1.0 if rank == 1 else 0.5, steps=30, buckets=5)
     assert list(lags) == [1]
     assert lags[1].share == pytest.approx(0.5, abs=0.03)

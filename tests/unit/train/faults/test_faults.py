@@ -85,7 +85,7 @@ def test_parsing_the_text_of_a_fault_returns_an_equal_fault(
         (Fault(kind="oom", rank=torch.tensor(1), step=True), "oom@rank=1,step=1"),
     ],
 )
-def test_a_fault_has_one_text_form(fault: Fault, text: str) -> None:
+def test_the_text_of_a_fault_is_canonical(fault: Fault, text: str) -> None:
     assert str(fault) == text
 
 

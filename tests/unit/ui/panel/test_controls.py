@@ -86,7 +86,7 @@ def test_an_unanswered_confirmation_is_withdrawn(hand: Hand) -> None:
     assert hand.done == []
 
 
-def test_another_button_does_not_confirm(hand: Hand) -> None:
+def test_pressing_another_button_does_not_confirm(hand: Hand) -> None:
     hand.press(ButtonPress.RESTART)
     hand.press(ButtonPress.STOP)
     assert hand.asks() == ["Stop"]
@@ -155,7 +155,7 @@ def test_two_quick_presses_heal_once_and_show_the_result(offer: Offer) -> None:
     assert "rank 1 healed<br>not carried: &lt;gate&gt;" in offer.row.children[-1].value
 
 
-def test_buttons_removed_during_an_action_stay_alive(offer: Offer) -> None:
+def test_buttons_removed_during_an_action_are_closed_only_after_it(offer: Offer) -> None:
     pressed = offer.press()
     assert wait_until(lambda: offer.begun == 1)
     offer.buttons.remove()

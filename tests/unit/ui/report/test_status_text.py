@@ -46,7 +46,7 @@ def failure(number: int) -> RunEvent:
     return RunEvent(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
 
 
-def test_each_kind_of_group_in_text(snapshot: Any) -> None:
+def test_the_status_of_each_kind_of_group_as_text(snapshot: Any) -> None:
     known = with_ranks(
         state="waiting",
         line=3,
