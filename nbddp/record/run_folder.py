@@ -1,6 +1,6 @@
 """The folder of a run, ``.nbddp/runs/<time>-<name>/``; only its owner can read it.
 
-docs/failures.md describes its files and the fields of ``run.json``.
+docs/files.md describes its files and the fields of ``run.json``.
 """
 
 from __future__ import annotations
