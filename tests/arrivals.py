@@ -12,7 +12,7 @@ BASE = 1e9  # the time.time() at which the cell begins
 KIND = ["all_reduce", "float [72]", "", True, 0]
 
 
-def letters(
+def arrival_messages(
     came: list[float], *, cell: int = 1, first: int = 1, kind: list[Any] = KIND, **more: Any
 ) -> Iterator[CollectiveArrivals]:
     """Return a rank's messages, one per second with a collective; the last ends the cell.
@@ -31,7 +31,7 @@ def letters(
     yield CollectiveArrivals(cell=cell, base=BASE, sent_at=end, is_over=True)
 
 
-def told(
+def matcher_of(
     work: Callable[[int, int], float],
     *,
     ranks: int = 3,
@@ -49,6 +49,6 @@ def told(
     waiting = CollectiveMatcher()
     waiting.reset_for_cell(range(ranks))
     for rank in range(ranks):
-        for letter in letters([at + ahead(rank) for at in came[rank]]):
-            waiting.add(rank, letter, now, ahead=ahead(rank), error=abs(ahead(rank)) / 100)
+        for message in arrival_messages([at + ahead(rank) for at in came[rank]]):
+            waiting.add(rank, message, now, ahead=ahead(rank), error=abs(ahead(rank)) / 100)
     return waiting

@@ -31,4 +31,4 @@ def assert_found(rules: str, *texts: str, head: str = "", **options: Any) -> Non
         assert found == rules.split(), text
 
 
-assert_alone = partial(assert_found, "")  # no rule finds anything
+assert_no_findings = partial(assert_found, "")  # no rule finds anything

@@ -71,13 +71,13 @@ class FakeNodes:
         self.listener = listener
         self._all: list[FakeNode] = []
 
-    def come(self, secret: bytes | None = None) -> FakeNode:
+    def connect(self, secret: bytes | None = None) -> FakeNode:
         self._all.append(FakeNode(self.listener, secret))
         return self._all[-1]
 
     def bring(self, nproc: int = 4, **facts: Any) -> FakeNode:
         """Connect a node; the listener accepts or refuses it."""
-        seen, fake_node = self._seen, self.come()
+        seen, fake_node = self._seen, self.connect()
         fake_node.tell(FrameType.HELLO, **node_facts(nproc) | facts)
         assert wait_until(lambda: self._seen > seen)
         return fake_node

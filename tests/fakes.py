@@ -1,7 +1,7 @@
 """A launcher, a link and threads that do nothing by themselves, for tests of the controller.
 
 With :class:`FakeLauncher` and :class:`FakeLink` a session has all its threads and no process. With
-:class:`HandTurnedActor` and :class:`HandTurnedWatcher` it has no thread either: things happen in
+:class:`ManualEventThread` and :class:`ManualExitWatcher` it has no thread either: things happen in
 the order in which the test lets them, and each of them can be made to fail.
 """
 
@@ -44,10 +44,10 @@ class FakeHandle:
         self.pid: int | None = next(PIDS)
         self.exitcode: int | None = None
         self.obeys = obeys
-        self.is_doomed = False
+        self.end_requested = False
         self.is_joined = False
-        self.kill_fails: Exception | None = None
-        self.was_spared = False
+        self.kill_error: Exception | None = None
+        self.kill_failed = False
         self.interrupts = 0
         self._pipe: tuple[int, int] | None = None
 
@@ -90,13 +90,13 @@ class FakeHandle:
         self._obey(-15)
 
     def kill(self) -> None:
-        if self.kill_fails is not None:
-            self.was_spared = True
-            raise self.kill_fails
+        if self.kill_error is not None:
+            self.kill_failed = True
+            raise self.kill_error
         self._obey(-9)
 
     def _obey(self, exitcode: int) -> None:
-        self.is_doomed = True
+        self.end_requested = True
         if self.obeys:
             self.end(exitcode)
 
@@ -118,10 +118,10 @@ class FakeLauncher(Launcher):
     def __init__(self, *, obeys: bool = True) -> None:
         self.handles: dict[tuple[int, int], FakeHandle] = {}
         self.faults: deque[Exception | None] = deque()
-        self.sweep_fails: Exception | None = None
+        self.cleanup_error: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
-        self.waits = threading.Event()
+        self.launch_began = threading.Event()
         self.on_launch: Callable[[RankStart], Any] = lambda _start: None
         self.obeys = obeys
 
@@ -129,7 +129,7 @@ class FakeLauncher(Launcher):
         return self.room
 
     def launch(self, start: RankStart) -> FakeHandle:
-        self.waits.set()
+        self.launch_began.set()
         self.gate.wait()
         if fault := self.faults.popleft() if self.faults else None:
             raise fault
@@ -139,8 +139,8 @@ class FakeLauncher(Launcher):
         return handle
 
     def kill_orphans(self, handle: RankHandle) -> None:  # noqa: ARG002 - the launcher's interface
-        if self.sweep_fails is not None:
-            raise self.sweep_fails
+        if self.cleanup_error is not None:
+            raise self.cleanup_error
 
     def share(self) -> FakeLauncher:
         return FakeLauncher(obeys=self.obeys)
@@ -196,7 +196,7 @@ class FakeLink:
         self.sent.append((rank, command))
         self.on_send(self.attempt, rank, command)
 
-    def say(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
+    def deliver(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
         """Deliver a message of a rank."""
         number = self.attempt if attempt is None else attempt
         envelope = Envelope(rank, number, next(self._sequence), message)
@@ -248,12 +248,12 @@ class SilentLink(FakeLink):
         self._closed.set()
 
 
-class HandTurnedActor(EventThread):
-    """Runs queued calls on the thread of the test, when the test calls ``turn``."""
+class ManualEventThread(EventThread):
+    """Runs queued calls on the thread of the test, when the test calls ``run_next``."""
 
     def __init__(self) -> None:
         self.inbox: deque[Callable[[], Any]] = deque()
-        self.first: deque[Callable[[], Any]] = deque()
+        self.urgent_inbox: deque[Callable[[], Any]] = deque()
         self.due: list[tuple[float, Callable[[], Any]]] = []
 
     def run(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ class HandTurnedActor(EventThread):
 
         self.inbox.append(work)
         while not done.done():
-            self.turn()
+            self.run_next()
         return done.result()
 
     def submit(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
@@ -276,7 +276,7 @@ class HandTurnedActor(EventThread):
         return True
 
     def submit_urgent(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-        self.first.append(lambda: act(*args, **kwargs))
+        self.urgent_inbox.append(lambda: act(*args, **kwargs))
         return True
 
     def call_later(
@@ -285,24 +285,24 @@ class HandTurnedActor(EventThread):
         self.due.append((seconds, lambda: act(*args, **kwargs)))
 
     def close(self, *, timeout: float | None = None) -> None:  # noqa: ARG002 - as the real one
-        self.turn_all()
+        self.run_all()
 
-    def turn(self) -> None:
+    def run_next(self) -> None:
         """Run the next queued call."""
-        (self.first or self.inbox).popleft()()
+        (self.urgent_inbox or self.inbox).popleft()()
 
-    def turn_all(self) -> None:
+    def run_all(self) -> None:
         """Run all queued calls, and the calls that they queue."""
-        while self.inbox or self.first:
-            self.turn()
+        while self.inbox or self.urgent_inbox:
+            self.run_next()
 
-    def ring(self, number: int = 0) -> None:
+    def run_delayed(self, number: int = 0) -> None:
         """Run one delayed call now."""
         self.due.pop(number)[1]()
 
 
-class HandTurnedWatcher(ExitWatcher):
-    """Reports ended processes when the test calls ``notice``."""
+class ManualExitWatcher(ExitWatcher):
+    """Reports ended processes when the test calls ``report_exit``."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[RankHandle, Callable[[RankHandle], Any]]] = []
@@ -313,7 +313,7 @@ class HandTurnedWatcher(ExitWatcher):
             raise fault
         self.watched.append((handle, on_exit))
 
-    def notice(self) -> bool:
+    def report_exit(self) -> bool:
         """Report one ended process. Return whether there was one."""
         for watched in self.watched:
             handle, on_exit = watched
@@ -326,9 +326,9 @@ class HandTurnedWatcher(ExitWatcher):
     def close(self) -> None: ...
 
 
-def hand_turned(link: FakeLink) -> Runtime:
+def manual_runtime(link: FakeLink) -> Runtime:
     """Return a runtime without threads."""
-    return Runtime(link, HandTurnedActor(), HandTurnedActor(), HandTurnedWatcher())
+    return Runtime(link, ManualEventThread(), ManualEventThread(), ManualExitWatcher())
 
 
 def with_threads(link: FakeLink) -> Runtime:
@@ -336,24 +336,26 @@ def with_threads(link: FakeLink) -> Runtime:
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher())
 
 
-def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
+def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
     """Make ranks ready when they are launched, and obey commands at once."""
 
     def answer(attempt: int, rank: int, command: MessageToRank) -> None:
         match command:
             case RunCell(cell=cell):
-                link.say(rank, CellEnded(cell=cell, seconds=0.0, in_group=True), attempt=attempt)
+                link.deliver(
+                    rank, CellEnded(cell=cell, seconds=0.0, in_group=True), attempt=attempt
+                )
             case (
                 Push(request=request)
                 | Pull(request=request)
                 | Complete(request=request)
                 | Inspect(request=request)
             ):
-                link.say(rank, Answer(request=request), attempt=attempt)
+                link.deliver(rank, Answer(request=request), attempt=attempt)
             case Shutdown():
                 launcher.handles[attempt, rank].end(0)
 
-    launcher.on_launch = lambda start: link.say(
+    launcher.on_launch = lambda start: link.deliver(
         start.topology.rank, ready(start.topology.rank), attempt=start.attempt
     )
     link.on_send = answer

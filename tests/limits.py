@@ -20,21 +20,21 @@ from nbddp.ui.panel import panel_view
 from nbddp.worker.cell import interrupt
 
 LIMITS = {
-    "peers_patience": (transitions, "PEERS_TIMEOUT"),
+    "peers_timeout": (transitions, "PEERS_TIMEOUT"),
     "stuck_after": (transitions, "STUCK_AFTER"),
-    "coming_back": (heal_steps, "CANCEL_TIMEOUT"),
-    "time_between_facts": (executor, "WRITE_INTERVAL"),
+    "cancel_timeout": (heal_steps, "CANCEL_TIMEOUT"),
+    "write_interval": (executor, "WRITE_INTERVAL"),
     "rank_silent_after": (hang_detector, "SILENT_AFTER"),
     "hang_after": (hang_detector, "HANG_AFTER"),
     "node_silent_after": (listener, "SILENT_AFTER"),
     "notebook_silent_after": (node_agent, "SILENT_AFTER"),
     "agent_connects": (node_agent, "CONNECT_TIMEOUT"),
     "handshake": (handshake, "HANDSHAKE_TIMEOUT"),
-    "agents_ending": (local, "EXIT_TIMEOUT"),
+    "agent_exit_timeout": (local, "EXIT_TIMEOUT"),
     "panel_opens_after": (panel_view, "OPEN_DELAY"),
-    "completion_waits": (completion, "TAB_TIMEOUT"),
-    "hint_waits": (completion, "HELP_TIMEOUT"),
-    "interrupted_import": (interrupt, "IMPORT_TIMEOUT"),
+    "completion_timeout": (completion, "TAB_TIMEOUT"),
+    "help_timeout": (completion, "HELP_TIMEOUT"),
+    "import_timeout": (interrupt, "IMPORT_TIMEOUT"),
 }
 
 

@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
     Attributes:
         text: the visible text, without the style sheet, which is in ``sheet``.
-        said: the visible text and the tooltips.
+        all_text: the visible text and the tooltips.
         tags: every tag with its attributes, in order.
         by_tag: the text inside each tag of a kind.
     """
@@ -49,7 +49,7 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert self._open == []
-        self.said = "\n".join([self.text, *self._hints])
+        self.all_text = "\n".join([self.text, *self._hints])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in _TAGS
@@ -89,7 +89,7 @@ class Page(HTMLParser):
 
     def holds(self, text: str) -> bool:
         """Return whether all words of this text are visible or in a tooltip."""
-        return strip(text) in self.said
+        return strip(text) in self.all_text
 
     def values(self, name: str) -> list[str]:
         """Return every value of an attribute."""

@@ -11,13 +11,13 @@ class Recorder(Sink):
     """Keeps steps, events and flushes, in their order."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def log(self, step: int, values: dict[str, float]) -> None:  # noqa: ARG002
-        self.told.append(step)
+        self.calls.append(step)
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
-        self.told.append((kind, facts))
+        self.calls.append((kind, facts))
 
     def flush(self) -> None:
-        self.told.append("flush")
+        self.calls.append("flush")

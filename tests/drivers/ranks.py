@@ -203,7 +203,7 @@ class Ranks(WorkerGroup):
 
         self.session.submit = act_and_submit  # type: ignore[method-assign]
 
-    def around_meets(
+    def around_joins(
         self,
         monkeypatch: pytest.MonkeyPatch,
         *,
@@ -255,7 +255,7 @@ class Ranks(WorkerGroup):
     def last_step(self) -> float | None:
         return self.session.rank_monitor.last_step
 
-    def last_sign(self, rank: int) -> Heartbeat | None:
+    def last_heartbeat(self, rank: int) -> Heartbeat | None:
         """When and where a rank gave its last sign of life."""
         return self.session.rank_monitor.hangs.heartbeats.get(rank)
 

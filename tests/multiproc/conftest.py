@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from drivers.ranks import Ranks, WarmLauncher
-from nodes_here import OnNodes
+from local_nodes import OnNodes
 from notebook import Notebook
 
 # a group remembers the options of a cell, such as --nproc 1, for the next start; reloading the

@@ -210,7 +210,7 @@ model(torch.ones(2, 4))"""
 @pytest.fixture(autouse=True)
 def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give ranks that raise the same error as another rank time to report it."""
-    set_limits(monkeypatch, peers_patience=30.0)
+    set_limits(monkeypatch, peers_timeout=30.0)
 
 
 @pytest.mark.parametrize("source", TOLD, ids=["assertion", "loader"])

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conditions import when, when_cell_runs
 from drivers.ranks import MakeRanks, Ranks
-from moments import when, when_cell_runs
 from processes import wait_until
-from screens import KeptScreen
+from screens import RecordingScreen
 
 from nbddp.record.notices import ControllerMessage, Notice, OutputText
 from nbddp.record.verdict import SIZE_MISMATCH
@@ -157,7 +157,7 @@ def lines_of(rank: int, text: str) -> list[str]:
 
 def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
     """Run a cell. Return its text output and the text of its record."""
-    screen, tails = KeptScreen(), LogBuffer(max_lines=10**6)
+    screen, tails = RecordingScreen(), LogBuffer(max_lines=10**6)
     view = TextView(screen)
     handle = group.begin(source)
     next_notice = handle.next_notice

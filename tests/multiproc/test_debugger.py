@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from moments import come_to_rest
+from conditions import wait_until_blocked
 from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
@@ -183,7 +183,7 @@ def test_debugger_opens_an_interrupted_rank_at_the_cell_line(notebook: Notebook)
         "print('through')"
     )
     notebook.finish(request, until="at 3\n", times=2)
-    assert come_to_rest(ranks)
+    assert wait_until_blocked(ranks)
     notebook.interrupt()
     assert notebook.finish(request).error.startswith("CellInterruptedError")
     reply = notebook.run("%ddp debug --rank 1 -c 'p step' -c \"p 'a' + 'b'\" -c q")

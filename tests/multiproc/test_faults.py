@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 import pytest
+from conditions import act_on_alarm, output_of_hang
 from drivers.ranks import MakeRanks, Ranks
-from moments import act_when_said, said_of_a_hang
 
 from nbddp.controller.store_link import StoreLink
 
@@ -102,7 +102,7 @@ def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
 def test_hang_fault_is_reported_and_an_interrupt_keeps_all_names(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = said_of_a_hang(group, arm("hang") + LOOP, capsys)
+    said = output_of_hang(group, arm("hang") + LOOP, capsys)
     assert re.search(r"^  rank 0 .*all_reduce #5 float \[1\], line 7$", said, re.MULTILINE)
     assert re.search(r"^  rank 1 .*: line 8 in log\(\)$", said, re.MULTILINE)
     assert_fired_once(group, "hang@rank=1,step=3")
@@ -113,7 +113,7 @@ def test_hang_fault_is_reported_and_an_interrupt_keeps_all_names(
 
 def test_rank_stopped_by_a_fault_continues_after_sigcont(group: Ranks) -> None:
     pid = group.pids[1]
-    act_when_said(group, "SIGSTOP", lambda: os.kill(pid, signal.SIGCONT))
+    act_on_alarm(group, "SIGSTOP", lambda: os.kill(pid, signal.SIGCONT))
     group.run(arm("stop") + LOOP)
     assert_fired_once(group, "stop@rank=1,step=3")
     assert steps(group, 1) == list(range(6))
@@ -134,7 +134,7 @@ def test_nan_fault_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
 def test_skip_fault_gives_a_wrong_sum_and_a_hang_at_the_last_all_reduce(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = said_of_a_hang(group, arm("skip") + LOOP, capsys)
+    said = output_of_hang(group, arm("skip") + LOOP, capsys)
     assert re.search(r"^  rank 0 .*all_reduce #6 float \[1\], line 7$", said, re.MULTILINE)
     assert "  rank 1 done" in said
     assert_fired_once(group, "skip@rank=1,step=3")

@@ -70,7 +70,7 @@ def test_rank_without_file_descriptors_fails_the_group_at_once(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, ranks: str, who: str, left: int
 ) -> None:
     if who == "ranks 0-1":  # each has time to find it out
-        set_limits(monkeypatch, peers_patience=30.0)
+        set_limits(monkeypatch, peers_timeout=30.0)
     group.run(
         "import resource\nkept, opened = rank, []\n"
         "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"

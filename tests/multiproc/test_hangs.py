@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conditions import NO_TIMEOUT, SHORT, act_on_alarm, output_of_hang, run_and_act, when_cell_runs
 from drivers.ranks import MakeRanks, Ranks
 from limits import limit, set_limits
-from moments import NO_TIMEOUT, SHORT, act_when_said, run_and_act, said_of_a_hang, when_cell_runs
 from multiproc.long_work import waits_for, works
 from processes import wait_until
 
@@ -35,7 +35,7 @@ def test_hang_card_shows_mismatched_collectives_and_absent_ranks(
         "elif rank == 1:\n    dist.broadcast(x, src=2)\nelif rank == 2:\n    time.sleep(80)"
     )
     group = make_group(4)
-    text = said_of_a_hang(group, source, capsys)
+    text = output_of_hang(group, source, capsys)
     for line in (
         "nbddp: .* 3 s: rank 0 .*all_reduce #1, rank 1 .*broadcast #1, rank 2 .*, rank 3 ",
         r"  rank 0 .*all_reduce #1 float \[4\], line 4$",
@@ -78,7 +78,7 @@ def test_hang_card_shows_a_rank_in_a_call_that_polls(
     group = make_group(2)
     source = f"import filelock, subprocess, threading, time\n{source}\ndist.barrier()"
     after = limit("hang_after")  # a loader wakes every 5 s
-    text = said_of_a_hang(group, source, capsys, after)
+    text = output_of_hang(group, source, capsys, after)
     assert re.search(r"rank 0 .*barrier #\d+, rank 1 ", text)
     assert re.search(r"  rank 1 .*: line \d+ in \w+\(\)\n", text)
     group.assert_works()
@@ -129,13 +129,13 @@ def test_hang_card_names_the_waiting_thread_and_line(
     group: Ranks, capsys: Capture, case: str
 ) -> None:
     source, place = PLACES[case]
-    text = said_of_a_hang(group, source, capsys)
+    text = output_of_hang(group, source, capsys)
     assert re.search(f"^  {place}$", text, re.MULTILINE), text
 
 
 def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> None:
     group.hang_after(SHORT)
-    act_when_said(group, "all_gather", group.interrupt)
+    act_on_alarm(group, "all_gather", group.interrupt)
     with pytest.raises(CellInterruptedError) as caught:
         group.run(SAVE)
     assert re.search("rank 0: .*barrier #1, line 4", caught.value.report)
@@ -145,7 +145,7 @@ def test_rank_stopped_by_a_signal_is_named_and_can_be_killed(group: Ranks, capsy
     pid = group.pids[1]
     os.kill(pid, signal.SIGSTOP)
     assert wait_until(lambda: f"`kill -CONT {pid}`" in group.snapshot().ranks[1].state)
-    act_when_said(group, "SIGSTOP", lambda: group.kill(1))
+    act_on_alarm(group, "SIGSTOP", lambda: group.kill(1))
     assert re.match("rank 1 .*SIGKILL", str(group.failure_of("dist.barrier()")))
     told = [line for line in capsys.readouterr().out.splitlines() if "SIGSTOP" in line]
     assert len(told) == 1
@@ -395,14 +395,14 @@ list(torch.utils.data.DataLoader(Slow(), num_workers=1))
 
 
 @pytest.fixture
-def hasty(make_group: MakeRanks) -> Ranks:
+def sensitive_group(make_group: MakeRanks) -> Ranks:
     """Return a group of two ranks with a hang timeout of ``SHORT`` seconds."""
     group = make_group(2)
     group.hang_after(SHORT)
     return group
 
 
-def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
+def alarms_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
     """Return the nbddp messages while rank 0 works and rank 1 waits for it."""
     group.run(waits_for(work, WORK))
     return re.findall("nbddp:.*", capsys.readouterr().out)
@@ -411,17 +411,19 @@ def said_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
 @pytest.mark.gate_runs("one call of C", "a child", "into a pipe", "a thread that prints", "lock")
 @pytest.mark.parametrize("name", EACH)
 def test_working_rank_is_not_reported_as_a_hang(
-    hasty: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
+    sensitive_group: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     if name == "Python's lock":  # then no heartbeat is sent
         set_limits(monkeypatch, rank_silent_after=SHORT)
-    assert said_while(hasty, WORKS[name], capsys) == []
+    assert alarms_while(sensitive_group, WORKS[name], capsys) == []
 
 
 @pytest.mark.full
-def test_rank_with_a_slow_loader_is_not_reported_as_a_hang(hasty: Ranks, capsys: Capture) -> None:
-    hasty.hang_after(7.0)  # torch looks for its workers every 5 s
-    assert said_while(hasty, LOADS, capsys) == []
+def test_rank_with_a_slow_loader_is_not_reported_as_a_hang(
+    sensitive_group: Ranks, capsys: Capture
+) -> None:
+    sensitive_group.hang_after(7.0)  # torch looks for its workers every 5 s
+    assert alarms_while(sensitive_group, LOADS, capsys) == []
 
 
 IDLE = {
@@ -437,9 +439,11 @@ threading.Thread(target=talk, daemon=True).start()
 
 @pytest.mark.gate_runs("a lock")
 @pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
-def test_idle_rank_is_reported_as_a_hang(hasty: Ranks, capsys: Capture, idle: str) -> None:
+def test_idle_rank_is_reported_as_a_hang(
+    sensitive_group: Ranks, capsys: Capture, idle: str
+) -> None:
     # output of another thread of a waiting rank is no progress
     source = waits_for(idle, WORK).replace("\ndist.barrier()", f"\n{TALKS}dist.barrier()")
-    said = said_of_a_hang(hasty, source, capsys)
+    said = output_of_hang(sensitive_group, source, capsys)
     assert re.search("^nbddp: .* 3 s: rank ", said, re.MULTILINE)
     assert re.search("^  rank 1 .*barrier #1", said, re.MULTILINE)

@@ -214,7 +214,7 @@ def while_all_are_told(
         if rank == 2:  # all ranks have got the rendezvous message
             signal_ranks([*after_2, (1, signal.SIGKILL)])
 
-    group.around_meets(monkeypatch, before=before, after=after)
+    group.around_joins(monkeypatch, before=before, after=after)
 
 
 @pytest.mark.parametrize("late", ["the new rank", "another"])
@@ -240,7 +240,7 @@ def test_rank_that_hangs_after_the_rendezvous_is_named(
     group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
-    set_limits(monkeypatch, coming_back=5.0)  # rank 0 may be slow
+    set_limits(monkeypatch, cancel_timeout=5.0)  # rank 0 may be slow
     while_all_are_told(group, monkeypatch, after_2=[(2, signal.SIGSTOP)])
     with pytest.raises(RequestError, match=r"rank 2 .* 5 s.*`group.kill\(2\)`"):
         group.heal()

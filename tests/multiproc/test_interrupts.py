@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conditions import run_and_act, wait_until_blocked, wait_until_computing, when
 from drivers.ranks import MakeRanks, Ranks, new_launcher
 from limits import limits_source, set_limits
-from moments import are_computing, come_to_rest, run_and_act, when
 from notebook import Notebook, Reply
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -40,7 +40,7 @@ def interrupted(notebook: Notebook, body: str) -> Reply:
     begin = "def begin():\n    print('begun', os.getpid())"
     notebook.run(f"%%ddp --nproc 3\nkept = rank\nimport os, time\n{begin}")
     pids = begun(notebook, request := notebook.begin(f"%%ddp\n\n\n{body}"), 3)
-    assert are_computing(pids) if "pass" in body else come_to_rest(pids)
+    assert wait_until_computing(pids) if "pass" in body else wait_until_blocked(pids)
     notebook.interrupt()
     began = time.monotonic()
     reply = notebook.finish(request)
@@ -108,7 +108,7 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
 def test_import_interrupted_halfway_works_in_later_cells(
     notebook: Notebook,
 ) -> None:
-    patient = limits_source(interrupted_import=90.0)  # a library gets its time on a slow machine
+    patient = limits_source(import_timeout=90.0)  # a library gets its time on a slow machine
     notebook.run(f"%%ddp --nproc 2\nimport sys, threading, time\n{patient}")
     request = notebook.begin(
         "%%ddp\ndef watch():\n    while 'sympy.polys' not in sys.modules: time.sleep(0.01)\n"
@@ -232,7 +232,7 @@ def test_suspended_notebook_does_not_kill_interrupted_ranks(notebook: Notebook) 
         "%%ddp\ntry:\n    print('begun', os.getpid()); time.sleep(60)\n"
         "except KeyboardInterrupt:\n    time.sleep(7)\n    raise"
     )
-    assert come_to_rest(begun(notebook, request, 2))
+    assert wait_until_blocked(begun(notebook, request, 2))
     notebook.interrupt()
     time.sleep(0.03)  # the ranks get the interrupt, and the notebook cannot read their answers
     os.kill(notebook.pid, signal.SIGSTOP)
@@ -252,7 +252,7 @@ def test_second_interrupt_kills_at_once_after_the_notice(
     begun = [Path(f"begun{rank}") for rank in pids]
 
     def press_twice() -> None:
-        assert come_to_rest(pids.values())
+        assert wait_until_blocked(pids.values())
         group.interrupt()
         group.interrupt()  # no message has announced the effect yet
 
@@ -275,8 +275,8 @@ def run_and_interrupt(group: Ranks, source: str, *, rests: Sequence[int] | None 
     begun = [Path(f"begun{rank}") for rank in pids]
 
     def interrupt() -> None:
-        assert come_to_rest(resting)
-        assert are_computing(set(pids.values()) - set(resting))
+        assert wait_until_blocked(resting)
+        assert wait_until_computing(set(pids.values()) - set(resting))
         group.interrupt()
 
     pressing = when(lambda: all(map(Path.exists, begun)), interrupt)

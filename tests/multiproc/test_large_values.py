@@ -173,7 +173,7 @@ def test_output_flood_does_not_delay_heartbeats_or_an_interrupt(
 
     def signs() -> list[float]:
         """Return the time of each rank's last heartbeat in this cell."""
-        last = [group.last_sign(rank) for rank in range(4)]
+        last = [group.last_heartbeat(rank) for rank in range(4)]
         number = handle.number
         return [each.at if each and each.status.cell == number else 0.0 for each in last]
 

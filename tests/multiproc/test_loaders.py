@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from conditions import run_and_act, wait_until_blocked
 from drivers.ranks import MakeRanks, Ranks
-from moments import come_to_rest, run_and_act
 
 from nbddp import CellInterruptedError
 from nbddp.record.waiting.hang_detector import SILENT_AFTER
@@ -18,7 +18,7 @@ def stopped(group: Ranks, source: str) -> None:
     """Run endless source, and interrupt it when all ranks have begun."""
 
     def interrupt() -> None:
-        assert come_to_rest(group.pids.values())
+        assert wait_until_blocked(group.pids.values())
         group.interrupt()
 
     is_begun = lambda said: said.count("begun") == group.world_size  # noqa: E731

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conditions import run_and_act, wait_until_computing, when, when_cell_runs
 from drivers.inside import imported
 from drivers.ranks import Ranks
 from limits import limit, set_limits
-from moments import are_computing, run_and_act, when, when_cell_runs
-from nodes_here import COMING, OnNodes, all_ended, family
+from local_nodes import CONNECT_TIMEOUT, OnNodes, all_ended, family
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -64,7 +64,7 @@ def test_a_rank_that_computes_on_a_node_is_interrupted(
     begun = folder / "begun"
 
     def interrupt() -> None:
-        assert are_computing([group.pids[3]])
+        assert wait_until_computing([group.pids[3]])
         group.interrupt()
 
     interrupting = when(begun.exists, interrupt)
@@ -234,7 +234,9 @@ def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str
     listener = on_nodes.nodes.listener
     line = ["sh", "-c", f"exec {on_nodes.nodes.command}"]
     with subprocess.Popen(line, env=os.environ | env, start_new_session=True) as agent:
-        wait_until(lambda: bool(listener.nodes) or agent.poll() is not None, timeout=COMING)
+        wait_until(
+            lambda: bool(listener.nodes) or agent.poll() is not None, timeout=CONNECT_TIMEOUT
+        )
         sizes = [node.nproc for node in listener.nodes]
         agent.terminate()
     assert sizes == [2]
@@ -286,7 +288,7 @@ def test_nodes_end_their_processes_after_the_kernel_is_killed(
 def test_stop_does_not_wait_for_agents_that_are_still_connecting(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_limits(monkeypatch, agents_ending=50.0)
+    set_limits(monkeypatch, agent_exit_timeout=50.0)
     join, file = on_nodes.nodes.listener.join, on_nodes.nodes.join_file
     file.write_text(replace(join, port=1).token())  # no listener there: they retry
     on_nodes.nodes.start_local(1)
@@ -297,7 +299,7 @@ def test_stop_does_not_wait_for_agents_that_are_still_connecting(
         node_agents = [each for agent in agents for each in agent.children()]
         return [each for each in node_agents if "nbddp.nodes" in each.cmdline() and each.children()]
 
-    assert wait_until(lambda: bool(dialing()), timeout=COMING)
+    assert wait_until(lambda: bool(dialing()), timeout=CONNECT_TIMEOUT)
     its = [process for each in dialing() for process in family(each)]
     began = time.monotonic()
     on_nodes.group.stop()

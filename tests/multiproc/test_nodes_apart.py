@@ -14,16 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import forgers
+import listener_attacks
 import psutil
 import pytest
-from cables import NET, has_namespaces
+from conditions import run_and_act, when_cell_runs
 from drivers.ranks import Ranks
 from limits import limit, set_limits
-from moments import run_and_act, when_cell_runs
-from nodes_here import Apart, OnNodes
+from local_nodes import OnNodes, SeparateNetworks
 from processes import wait_until
 from slow_link import Link
+from virtual_networks import NET, has_namespaces
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.errors import RequestError
@@ -61,12 +61,14 @@ if not has_namespaces():
 
 
 @pytest.fixture
-def apart(make_nodes: Callable[..., Apart]) -> Apart:
-    return make_nodes(Apart)
+def apart(make_nodes: Callable[..., SeparateNetworks]) -> SeparateNetworks:
+    return make_nodes(SeparateNetworks)
 
 
-def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(apart: Apart) -> None:
-    spaces = [apart.bring_apart("--orphan-timeout=3", with_agent=True) for _ in range(2)]
+def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(
+    apart: SeparateNetworks,
+) -> None:
+    spaces = [apart.connect_separate_node("--orphan-timeout=3", with_agent=True) for _ in range(2)]
     group = apart.start_ranks()
     assert [node.address for node in apart.nodes.listener.nodes] == [f"{NET}.2", f"{NET}.3"]
     hosts = group.evaluate(
@@ -87,7 +89,7 @@ def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(apart: Apa
     assert f"({NET}.3)" in told
     assert "ranks 2-3" in told
     assert apart.node_agents[1].wait(60) == 1  # it ends itself: no command can reach it
-    apart.bring_apart()
+    apart.connect_separate_node()
     group.heal()
     now = group.pids
     assert {rank: now[rank] for rank in (0, 1)} == survivors
@@ -292,7 +294,13 @@ def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
     """Run this many forged connections; check that all are counted and none is answered."""
     listener = one_node.nodes.listener
     before = listener.refused
-    command = [sys.executable, forgers.__file__, str(listener.join.port), str(count), str(recorded)]
+    command = [
+        sys.executable,
+        listener_attacks.__file__,
+        str(listener.join.port),
+        str(count),
+        str(recorded),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")
     assert wait_until(lambda: listener.refused == before + count), listener.refused - before

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nodes_here import all_ended, family, lives
+from local_nodes import all_ended, family, lives
 from notebook import Notebook
 from processes import wait_until
 

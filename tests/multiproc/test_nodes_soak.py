@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cables import NET, has_namespaces
 from drivers.ranks import MakeRanks, Ranks
 from limits import limit
+from local_nodes import ORPHAN_TIMEOUT, OnNodes, SeparateNetworks, all_ended, family
 from multiproc.conftest import WarmLauncher
-from nodes_here import ALONE, Apart, OnNodes, all_ended, family
 from processes import wait_until
+from virtual_networks import NET, has_namespaces
 
 from nbddp import CellFailedError, RequestError
 from nbddp.record.waiting.collective_matcher import Straggler
@@ -239,15 +239,15 @@ def test_heal_after_a_node_is_killed(rounds: Rounds, strike: Callable[[OnNodes],
 
 
 @pytest.fixture
-def apart(make_nodes: Callable[..., Apart]) -> Apart:
+def apart(make_nodes: Callable[..., SeparateNetworks]) -> SeparateNetworks:
     if not has_namespaces():
         pytest.skip("needs root, and network namespaces")
-    return make_nodes(Apart)
+    return make_nodes(SeparateNetworks)
 
 
-def test_heal_after_a_network_cable_is_cut(apart: Apart) -> None:
+def test_heal_after_a_network_cable_is_cut(apart: SeparateNetworks) -> None:
     rounds = Rounds(apart)
-    spaces = {f"{NET}.{number}": apart.bring_apart() for number in (2, 3)}
+    spaces = {f"{NET}.{number}": apart.connect_separate_node() for number in (2, 3)}
     apart.start_ranks()
     for number in range(4, 4 + ROUNDS):
         node = apart.node_of(2)
@@ -255,16 +255,16 @@ def test_heal_after_a_network_cable_is_cut(apart: Apart) -> None:
         cut = partial(apart.cables.cut, spaces[node.address])
         rounds.lose(2, cut, known_after=limit("node_silent_after"))
         began = time.monotonic()
-        spaces[f"{NET}.{number}"] = apart.bring_apart()
+        spaces[f"{NET}.{number}"] = apart.connect_separate_node()
         rounds.go_on((2, 3))
-        assert all_ended(its, timeout=ALONE + limit("notebook_silent_after") + 3 * LEFT)
+        assert all_ended(its, timeout=ORPHAN_TIMEOUT + limit("notebook_silent_after") + 3 * LEFT)
         rounds.note("the cut one ended itself", time.monotonic() - began)
     rounds.report("cable cut")
 
 
-def test_nodes_return_after_a_network_partition(apart: Apart) -> None:
+def test_nodes_return_after_a_network_partition(apart: SeparateNetworks) -> None:
     rounds = Rounds(apart)
-    spaces = [apart.bring_apart("--orphan-timeout", "60") for _ in (2, 3)]
+    spaces = [apart.connect_separate_node("--orphan-timeout", "60") for _ in (2, 3)]
     apart.start_ranks()
     for number in range(ROUNDS):
         if number % 2:
@@ -280,7 +280,7 @@ def test_nodes_return_after_a_network_partition(apart: Apart) -> None:
     rounds.report("partition")
 
 
-def _lose_all(rounds: Rounds, apart: Apart, spaces: list[str]) -> None:
+def _lose_all(rounds: Rounds, apart: SeparateNetworks, spaces: list[str]) -> None:
     """Disconnect all nodes for a while."""
     told = len(apart.said)
     began: list[float] = []

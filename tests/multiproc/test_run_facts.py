@@ -82,7 +82,7 @@ for step in range(100_000):
 def test_running_cell_is_recorded_and_an_interrupt_is_no_failure(
     make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_limits(monkeypatch, time_between_facts=0.0)
+    set_limits(monkeypatch, write_interval=0.0)
     group = make_group(2)
     folder = group.run_folder
     group.begin(GOES_ON)

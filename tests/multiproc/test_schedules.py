@@ -23,7 +23,7 @@ import psutil
 import pytest
 from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
-from nodes_here import COMING, OnNodes, family
+from local_nodes import CONNECT_TIMEOUT, OnNodes, family
 from processes import wait_until
 
 from nbddp import Healed, NbddpError
@@ -250,7 +250,7 @@ def play(schedules: Schedules, count: int) -> None:
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped rank is given up after seconds, not minutes."""
-    set_limits(monkeypatch, coming_back=4.0)
+    set_limits(monkeypatch, cancel_timeout=4.0)
 
 
 COUNTS = pytest.mark.parametrize(
@@ -287,7 +287,7 @@ class NodeSchedules(Schedules):
         if (missing := 2 - len(listener.nodes)) > 0:
             self.done.append(f"bring {missing}")
             self.on_nodes.nodes.start_local(missing)
-        has_come = wait_until(lambda: len(listener.nodes) >= 2, timeout=COMING)
+        has_come = wait_until(lambda: len(listener.nodes) >= 2, timeout=CONNECT_TIMEOUT)
         assert has_come, (listener.nodes, self.on_nodes.said[-5:])
 
     def processes(self) -> list[psutil.Process]:

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from cables import Cables, has_namespaces
 from notebook import Notebook
 from processes import wait_until
+from virtual_networks import Cables, has_namespaces
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -164,9 +164,9 @@ def test_load_ext_still_loads_other_extensions(notebook: Notebook) -> None:
 @pytest.fixture
 def patient(notebook: Notebook) -> Iterator[Notebook]:
     """A page that waits for ranks that a busy machine keeps from answering."""
-    notebook.run(limits_source(completion_waits=15.0, hint_waits=15.0))
+    notebook.run(limits_source(completion_timeout=15.0, help_timeout=15.0))
     yield notebook
-    were = {name: limit(name) for name in ("completion_waits", "hint_waits")}
+    were = {name: limit(name) for name in ("completion_timeout", "help_timeout")}
     notebook.run(limits_source(**were))
 
 

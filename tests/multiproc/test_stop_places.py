@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from drivers.ranks import Ranks, WarmLauncher
-from stops import Stop
+from interrupt_places import Stop
 
 from nbddp import CellInterruptedError
 
@@ -47,7 +47,7 @@ def stopped_at(launcher: WarmLauncher, folder: object) -> Iterator[Callable[[int
         group.run(MEET, quiet=True)
         group.stop()
         group.close()
-        return stop.has_struck
+        return stop.was_sent
 
     yield stop_at
     for group in groups:

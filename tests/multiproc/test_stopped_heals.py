@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from drivers.inside import imported
 from drivers.ranks import Ranks
+from interrupt_places import Stop
 from notebook import Notebook
-from stops import Stop
 
 from nbddp.controller.session import Session
 
@@ -45,7 +45,7 @@ def stopped_at(group: Ranks) -> Iterator[Callable[[int], bool]]:
         if group.dead:
             group.heal()
         group.run(MEET, quiet=True)
-        return stop.has_struck
+        return stop.was_sent
 
     return stop_at
 

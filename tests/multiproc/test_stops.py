@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conditions import wait_until_blocked, when, when_cell_runs
 from drivers.ranks import MakeRanks, Ranks
-from moments import come_to_rest, when, when_cell_runs
 from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
@@ -150,7 +150,7 @@ def test_interrupt_just_before_a_cell_interrupts_that_cell(group: Ranks) -> None
 
 def press(group: Ranks) -> None:
     """Interrupt a group whose ranks wait for each other, or soon will."""
-    come_to_rest(group.pids.values())
+    wait_until_blocked(group.pids.values())
     group.interrupt()
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from conditions import output_of_hang
 from drivers.inside import imported
 from drivers.ranks import MakeRanks, Ranks
-from moments import said_of_a_hang
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.train.prepare import prepared
@@ -322,7 +322,7 @@ def test_on_main_called_only_on_rank_0_is_explained_as_a_hang(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
-    said = said_of_a_hang(group, source, capsys)
+    said = output_of_hang(group, source, capsys)
     assert re.search(r"rank 0 .*\ball_gather #1\b.*, line 4$", said, re.MULTILINE)
     assert re.search(r"rank 1 .*\bdone\b", said)
     group.run("save()")
@@ -336,7 +336,7 @@ def test_on_main_waits_for_a_rank_in_backward_and_aborts_no_rank(
         f"{KIT}save = on_main(lambda: 1)\nmodel = prepare(nn.Linear(50, 50))\nkept = 1\n"
         "def backward():\n    model(torch.ones(1, 50)).sum().backward()"
     )
-    text = said_of_a_hang(group, "if rank == 0:\n    save()\nelse:\n    backward()", capsys)
+    text = output_of_hang(group, "if rank == 0:\n    save()\nelse:\n    backward()", capsys)
     for rank, collective in enumerate(("all_gather", "all_reduce")):
         assert re.search(rf"rank {rank} .*\b{collective} #", text)
     assert group.pull("kept") == [1, 1]

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from conditions import output_of_hang
 from drivers.inside import imported
 from drivers.ranks import MakeRanks, Ranks
-from moments import said_of_a_hang
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -53,7 +53,7 @@ def test_deadlock_outside_the_flight_recorder_is_shown(
     group: Ranks, capsys: pytest.CaptureFixture[str], source: str, card: str
 ) -> None:
     group.run("kept = rank")
-    text = said_of_a_hang(group, source, capsys)
+    text = output_of_hang(group, source, capsys)
     assert re.search(card, text, re.MULTILINE)
     group.run("dist.barrier()")
     assert group.pull("kept") == [0, 1]
@@ -80,7 +80,7 @@ def test_rendezvous_with_missing_ranks_is_explained(
     group = make_group(2, init=False)
     group.run("kept = rank")
     body = "\n".join(f"    {line}" for line in source.split("\n"))
-    text = said_of_a_hang(group, f"if rank == 0:\n{body}", capsys)
+    text = output_of_hang(group, f"if rank == 0:\n{body}", capsys)
     line = 1 + len(source.split("\n"))
     assert re.search(rf"rank 0 .*\b{function}, line {line}$", text, re.MULTILINE)
     group.run("pass")

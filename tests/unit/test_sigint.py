@@ -14,8 +14,8 @@ from queue import Empty
 from typing import Any
 
 import pytest
+from interrupt_places import interrupted_everywhere
 from processes import wait_until
-from stops import stopped_everywhere
 
 from nbddp import sigint
 from nbddp.controller.threads import EventThread
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings(
 def test_an_interrupt_anywhere_in_a_call_leaves_the_event_thread_running() -> None:
     actor = EventThread("stopped")
     places = 0
-    for places in stopped_everywhere(lambda: actor.run(time.sleep, 0.001)):
+    for places in interrupted_everywhere(lambda: actor.run(time.sleep, 0.001)):
         done = threading.Event()
         actor.submit(done.set)
         assert done.wait(20), f"it hangs since a stop at place {places}"
@@ -53,7 +53,7 @@ def test_an_interrupt_anywhere_in_a_wait_leaves_the_event_loop_running() -> None
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     places = 0
-    for places in stopped_everywhere(
+    for places in interrupted_everywhere(
         lambda: wait_for_result(run_in_loop(loop, asyncio.sleep(0.001, 7)))
     ):
         done = threading.Event()
@@ -135,7 +135,7 @@ def test_a_signal_ends_a_wait_at_once() -> None:
 
 
 def test_an_import_can_be_interrupted_anywhere_and_repeated() -> None:
-    for place in stopped_everywhere(lambda: import_interruptibly("colorsys")):
+    for place in interrupted_everywhere(lambda: import_interruptibly("colorsys")):
         import_interruptibly("colorsys")
         assert place < 500
 

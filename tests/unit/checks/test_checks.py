@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checked_code import assert_alone, assert_found
+from checked_code import assert_found, assert_no_findings
 from pages import readable
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -224,7 +224,7 @@ def test_a_comment_silences_a_rule_on_its_line_or_in_all_of_the_cell() -> None:
     text = "if rank == 0:\n    dist.barrier(){}\n    dist.barrier()\n"
     assert_found("ND101 ND101", text.format(""), text.format("  # nbddp: ok ND102"))
     assert_found("ND101", text.format("  # nbddp: ok ND101"))
-    assert_alone("# nbddp: ok ND102, ND101\n" + text.format(""))
+    assert_no_findings("# nbddp: ok ND102, ND101\n" + text.format(""))
 
 
 def test_ipython_magics_and_shell_lines_are_not_syntax_errors() -> None:
@@ -233,7 +233,7 @@ def test_ipython_magics_and_shell_lines_are_not_syntax_errors() -> None:
     )
     [found] = check_source(CellSource(text))
     assert (found.rule, found.line) == ("ND101", 8)
-    assert_alone("%%bash\nif [ x ]; then\n")
+    assert_no_findings("%%bash\nif [ x ]; then\n")
 
 
 def test_names_local_to_functions_are_not_shared_names() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from checked_code import COMMON, ON_FIRST, assert_alone, assert_found, under
+from checked_code import COMMON, ON_FIRST, assert_found, assert_no_findings, under
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.checks.checker import check_source
@@ -36,7 +36,7 @@ def test_a_rank_condition_is_distinguished_from_other_conditions(does: bool) -> 
 
 
 def test_collectives_that_only_some_ranks_need_to_call_are_accepted() -> None:
-    assert_alone(
+    assert_no_findings(
         # the first in a machine downloads, the others wait: two barriers, two conditions
         "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n",
         "if rank == 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)\n",
@@ -67,7 +67,7 @@ def test_every_form_of_a_rank_condition_is_found(
 
 
 def test_code_that_mentions_the_rank_but_excludes_no_rank_is_accepted() -> None:
-    assert_alone(
+    assert_no_findings(
         "x = dist.all_reduce(y) if rank == 0 else dist.all_reduce(z)",
         "while step < 9:\n  dist.barrier()",
         "for i in range(rank, 100, world_size): dist.all_reduce(x)",
@@ -95,7 +95,7 @@ def test_a_collective_of_a_subgroup_is_recognized_by_its_arguments() -> None:
         "new_group([0, 1], use_local_synchronization=True)",
     )
     assert_found("ND101", *(under("if rank < 2", f"dist.{call}") for call in of_all))
-    assert_alone(*(under("if rank < 2", f"dist.{call}") for call in of_some))
+    assert_no_findings(*(under("if rank < 2", f"dist.{call}") for call in of_some))
 
 
 def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() -> None:
@@ -111,7 +111,7 @@ def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() ->
 def test_an_imported_collective_is_recognized_under_its_alias() -> None:
     text = "if rank == 1:\n    add(x)\n"
     assert_found("ND101", "from torch.distributed import all_reduce as add\n" + text, is_cell=False)
-    assert_alone(text, is_cell=False)
+    assert_no_findings(text, is_cell=False)
 
 
 # ---- models and tensors in parts
@@ -157,12 +157,12 @@ def test_calls_that_gather_shards_count_as_collectives(call: str, shown: str) ->
         assert found.text.startswith(shown)
         assert condition in found.text
     assert_found("ND103", under("def save()", under("if rank != 0", "return\n"), call), head=head)
-    assert_alone(call, head=head)
+    assert_no_findings(call, head=head)
 
 
 def test_calls_on_shards_that_a_subset_of_ranks_may_make_are_accepted() -> None:
     print_whole = "print(model.weight.full_tensor())"
-    assert_alone(
+    assert_no_findings(
         # the ranks of a mesh's dimension, or of a group, are among themselves
         under("if dp_rank == 0", print_whole),
         under("if mesh.get_local_rank('tp') == 0", print_whole),
@@ -184,8 +184,8 @@ def test_calls_on_shards_that_a_subset_of_ranks_may_make_are_accepted() -> None:
 def test_reading_the_state_of_a_ddp_model_does_not_count_as_a_collective() -> None:
     text = "from torch.distributed.checkpoint.state_dict import get_model_state_dict\n"
     text += under(ON_FIRST, "state = get_model_state_dict(model)\n")
-    assert_alone(text)
-    assert_alone(text, kinds={"model": "ddp"})
+    assert_no_findings(text)
+    assert_no_findings(text, kinds={"model": "ddp"})
     assert_found("ND101", text, kinds={"model": "fsdp"})
     assert_found("ND101", "from torch.distributed.fsdp import fully_shard\n" + text)
 
@@ -197,7 +197,7 @@ def test_a_function_whose_collective_depends_on_an_argument_may_be_called_on_one
     call = under(ON_FIRST, "mean(x)\n")
     for meets in (REDUCES, under("if dist.is_initialized()", REDUCES)):
         assert_found("ND101", under("def mean(x)", meets) + call)
-    assert_alone(
+    assert_no_findings(
         under("def mean(x, together=True)", under("if together", REDUCES)) + call,
         under("def mean(x, args)", under("if args.is_distributed", REDUCES)) + call,
         under("def mean(x, alone=False)", under("if alone", "return x\n"), REDUCES) + call,
@@ -207,7 +207,7 @@ def test_a_function_whose_collective_depends_on_an_argument_may_be_called_on_one
 
 def test_a_collective_that_the_other_ranks_call_below_is_accepted() -> None:
     loads, fails = under("try", "load()\n"), "except OSError"
-    assert_alone(
+    assert_no_findings(
         # the ranks that do not come to the first one come to the second
         under("for i in range(3)", under(IN_PART, REDUCES, "continue\n"), REDUCES),
         under("for i in range(3)", under(IN_PART, REDUCES, "break\n"), REDUCES),
@@ -249,7 +249,7 @@ SHARDED = under("if sharded", REDUCES)
 
 def test_ranks_that_leave_where_no_collective_follows_are_accepted() -> None:
     left = under("if rank", "return\n")
-    assert_alone(
+    assert_no_findings(
         leaves("not sharded and rank != 0", SHARDED),
         leaves("not (sharded or rank == 0)", SHARDED),
         leaves("mode == 'whole' and rank", under("if mode != 'whole'", REDUCES)),

@@ -6,7 +6,15 @@ import gc
 import time
 
 import pytest
-from checked_code import COMMON, IMPORTS_DDP, ON_FIRST, assert_alone, assert_found, rules_in, under
+from checked_code import (
+    COMMON,
+    IMPORTS_DDP,
+    ON_FIRST,
+    assert_found,
+    assert_no_findings,
+    rules_in,
+    under,
+)
 
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
@@ -21,12 +29,12 @@ UNEVEN = under(ON_FIRST, "m(x).sum().backward()\n")
 def test_a_ddp_forward_in_every_branch_of_a_rank_condition_is_accepted() -> None:
     assert_found("ND102", "rank == 0 and model(x)\n", kinds=IS_DDP)
     every = "if rank == 0:\n  y = model(x)\nelse:\n  y = model(z)\n"
-    assert_alone(every, kinds=IS_DDP)
+    assert_no_findings(every, kinds=IS_DDP)
 
 
 @pytest.mark.parametrize("is_cell", [True, False])
 def test_ranks_under_a_join_may_make_unequal_numbers_of_steps(is_cell: bool) -> None:
-    assert_alone(
+    assert_no_findings(
         under("with m.join()", UNEVEN),
         under("with Join([m])", UNEVEN),
         under("with Join([m, optimizer], throw_on_early_termination=True)", UNEVEN),
@@ -61,7 +69,7 @@ def test_unequal_numbers_of_steps_without_a_join_are_found() -> None:
 def test_a_model_counts_as_a_ddp_model_only_after_it_is_wrapped() -> None:
     alone = under(ON_FIRST, "m(x).sum().backward()\n")
     wrap = WRAPPED.removeprefix(COMMON)
-    assert_alone(COMMON + "m = net()\n" + alone + wrap, is_cell=False)
+    assert_no_findings(COMMON + "m = net()\n" + alone + wrap, is_cell=False)
     assert_found(
         "ND102",
         COMMON + under("for i in range(2)", alone + wrap),
@@ -96,8 +104,8 @@ def test_evaluation_on_one_rank_is_found_if_ddp_broadcasts_buffers(
     found = check_source(CellSource(head + under(ON_FIRST, TEST), {"model": kind}))
     assert [each.rule for each in found] == (["ND102"] if is_found else [])
     assert all("buffers" in each.text for each in found)
-    assert_alone(head + under(ON_FIRST, TEST.replace("model(", "model.module(")))
-    assert_alone(head + TEST, kinds={"model": kind})
+    assert_no_findings(head + under(ON_FIRST, TEST.replace("model(", "model.module(")))
+    assert_no_findings(head + TEST, kinds={"model": kind})
 
 
 def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None:
@@ -106,7 +114,7 @@ def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None
         head = imports + made
         calls = under(ON_FIRST, TEST), under(ON_FIRST, "model(x)\n")
         assert_found("ND102", *calls, head=head)
-        assert_alone(under("if pp_rank == 0", "model(x)\n"), head=head)
+        assert_no_findings(under("if pp_rank == 0", "model(x)\n"), head=head)
     assert_found("ND102", under(ON_FIRST, TEST), kinds={"model": "fsdp in training"})
 
 
@@ -171,7 +179,7 @@ def test_saving_under_any_kind_of_rank_condition_is_accepted() -> None:
         "for i in range(3):\n    torch.save(model, f'{i}.pt')\n",
         kinds=IS_DDP,
     )
-    assert_alone(
+    assert_no_findings(
         save + "if rank == 0:\n    save(1)\n",
         save + "if args.is_master:\n    save(1)\n",
         "torch.save(model.state_dict(), f'{rank}.pt')\n",
@@ -189,7 +197,7 @@ def test_saving_under_any_kind_of_rank_condition_is_accepted() -> None:
         "torch.save(model.state_dict(), 'rank.pt')\n",
         "import accelerate\ntorch.save(1, 'x.pt')\n",  # no library has a part in this line
     )
-    assert_alone(
+    assert_no_findings(
         f"import accelerate\n{fit}",  # which may be called on one rank
         "torch.save(1, '/dev/null')\n",
         "net.save_pretrained(f'out{rank}')\n",
@@ -202,7 +210,7 @@ def test_a_printed_count_that_names_its_rank_is_accepted() -> None:
     text = "right = 0\nfor x, y in test:\n    right += 1\nprint({}right)\n"
     dealt = {"test": "loader divided"}
     assert_found("ND133", text.format(""), kinds=dealt)
-    assert_alone(text.format("rank, "), kinds=dealt)
+    assert_no_findings(text.format("rank, "), kinds=dealt)
 
 
 # ---- how long it takes

@@ -12,7 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fakes import FakeLauncher, HandTurnedActor, HandTurnedWatcher, SilentLink, hand_turned, ready
+from fakes import (
+    FakeLauncher,
+    ManualEventThread,
+    ManualExitWatcher,
+    SilentLink,
+    manual_runtime,
+    ready,
+)
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
@@ -42,29 +49,29 @@ class Stage:
         self.words = words
         self.launcher = FakeLauncher()
         self.link = SilentLink()
-        self.runtime = hand_turned(self.link)
+        self.runtime = manual_runtime(self.link)
         self.session = Session(self.launcher, make_runtime=lambda: self.runtime)
         self.executor = self.session._executor
 
     @property
-    def actor(self) -> HandTurnedActor:
-        assert isinstance(self.runtime.event_thread, HandTurnedActor)
+    def actor(self) -> ManualEventThread:
+        assert isinstance(self.runtime.event_thread, ManualEventThread)
         return self.runtime.event_thread
 
     @property
-    def watcher(self) -> HandTurnedWatcher:
-        assert isinstance(self.runtime.exit_watcher, HandTurnedWatcher)
+    def watcher(self) -> ManualExitWatcher:
+        assert isinstance(self.runtime.exit_watcher, ManualExitWatcher)
         return self.runtime.exit_watcher
 
     @property
     def state(self) -> GroupState:
         return self.executor.life.state
 
-    def say(self, rank: int, message: Message) -> None:
+    def deliver(self, rank: int, message: Message) -> None:
         """Deliver and handle a message of a rank."""
-        self.executor.messages.handle(self.link.say(rank, message))
+        self.executor.messages.handle(self.link.deliver(rank, message))
 
-    def turn(self) -> None:
+    def handle_all_events(self) -> None:
         """Let everything happen that can."""
         while self.turn_once():
             pass
@@ -73,9 +80,9 @@ class Stage:
         """One thing that can happen; whether there was one."""
         for actor in (self.actor, self.runtime.launch_thread):
             if actor.inbox:
-                actor.turn()
+                actor.run_next()
                 return True
-        return self.watcher.notice()
+        return self.watcher.report_exit()
 
     def ask_start(self) -> Future[None]:
         return self.session._request_start(TWO, TWO.start_event())
@@ -87,20 +94,20 @@ class Stage:
 
     def get_ready(self, started: Future[None]) -> None:
         """Let both ranks start and get ready."""
-        self.turn()
+        self.handle_all_events()
         for rank in (0, 1):
-            self.say(rank, ready(rank))
+            self.deliver(rank, ready(rank))
         assert started.result() is None
 
     def run(self, request: CellRequest = HELLO) -> CellHandle:
         handle = self.session.submit(request)
-        self.turn()
+        self.handle_all_events()
         return handle
 
     def end(self, handle: CellHandle, *ranks: int) -> None:
         """These ranks end the cell well."""
         for rank in ranks:
-            self.say(rank, CellEnded(cell=handle.number, seconds=0.1, in_group=True))
+            self.deliver(rank, CellEnded(cell=handle.number, seconds=0.1, in_group=True))
 
     def finish(self, handle: CellHandle, *ranks: int) -> CellResult:
         """These ranks end the cell well. Return its result, as it is over now."""
@@ -159,7 +166,7 @@ def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_lat
     folder = run_folder(stage)
     folder.log_path(1).write_text("Fatal Python error: Segmentation fault\n")
     stage.launcher.handles[1, 1].end(-11)
-    stage.turn()
+    stage.handle_all_events()
     handle = stage.run(CellRequest(source="1", ranks=(0,)))
     stage.end(handle, 0)
     assert written_in(handle) == []
@@ -169,10 +176,10 @@ def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_lat
 def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restarts(
     stage: Stage,
 ) -> None:
-    stage.say(0, Output(start=0, end=6, text="a line"))
+    stage.deliver(0, Output(start=0, end=6, text="a line"))
     stage.end(handle := stage.run(), 0, 1)
     assert list(handle.notices()) == [OutputText(0, "a line")]
-    stage.say(0, Output(start=6, end=13, text=" and on"))
+    stage.deliver(0, Output(start=6, end=13, text=" and on"))
     restarted = stage.session.request_restart(TWO)
     for rank in (0, 1):
         stage.launcher.handles[1, rank].end(0)
@@ -200,11 +207,11 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
     with monkeypatch.context() as patch:
         fill_disk(patch)
         started = empty.ask_start()
-        empty.turn()
+        empty.handle_all_events()
     assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.words
     assert not empty.launcher.handles
     stopped = empty.session.request_stop()
-    empty.turn()
+    empty.handle_all_events()
     assert stopped.result() is None
     assert empty.state is GroupState.OFF
     empty.get_ready(empty.ask_start())
@@ -218,10 +225,10 @@ def test_a_restart_on_a_full_disk_ends_the_old_ranks_and_fails_with_the_reason(
     with monkeypatch.context() as patch:
         fill_disk(patch)
         started = stage.session.request_restart(TWO)
-        stage.turn()
+        stage.handle_all_events()
         for handle in stage.launcher.living():
             handle.end(0)
-        stage.turn()
+        stage.handle_all_events()
     assert "No space left on device" in str(started.exception())
     assert stage.state is GroupState.OFF
     stage.get_ready(stage.ask_start())
@@ -243,7 +250,7 @@ def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
 ) -> None:
     getattr(empty, what).faults.extend([None, fault])
     started = empty.ask_start()
-    empty.turn()
+    empty.handle_all_events()
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
     assert not empty.launcher.living()
@@ -258,12 +265,12 @@ def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
     if ends_by == "stop":
         stopped = empty.session.request_stop()
     else:
-        empty.actor.ring()
-    empty.actor.turn_all()  # the launching thread still waits
+        empty.actor.run_delayed()
+    empty.actor.run_all()  # the launching thread still waits
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
     assert ends_by != "stop" or stopped.result() is None
-    empty.turn()
+    empty.handle_all_events()
     assert not empty.launcher.handles
 
 
@@ -271,9 +278,9 @@ def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Stage
     empty.ask_start()
     stops: list[Future[None]] = []
     empty.launcher.on_launch = lambda _start: stops.append(empty.session.request_stop())
-    empty.runtime.launch_thread.turn()  # rank 0 was being started when the stop came
+    empty.runtime.launch_thread.run_next()  # rank 0 was being started when the stop came
     empty.launcher.on_launch = lambda _start: None
-    empty.actor.turn_all()
+    empty.actor.run_all()
     assert stops[0].done()
     late = empty.launcher.handles[1, 0]
     empty.get_ready(empty.ask_start())
@@ -281,7 +288,7 @@ def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Stage
     assert late.is_joined
     assert list(empty.launcher.handles) == [(1, 0), (2, 0), (2, 1)]
     asked = empty.ask_rank(0)
-    empty.turn()
+    empty.handle_all_events()
     assert not asked.done()
 
 
@@ -294,11 +301,11 @@ def test_a_start_that_a_restart_replaces_fails_with_the_reason(empty: Stage) -> 
 
 def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) -> None:
     started = empty.ask_start()
-    empty.say(0, ready(0))
-    empty.say(1, ready(1))
+    empty.deliver(0, ready(0))
+    empty.deliver(1, ready(1))
     assert not started.done()
     assert empty.executor.process_ids() == {}
-    empty.turn()
+    empty.handle_all_events()
     assert started.result() is None
     assert set(empty.executor.process_ids()) == {0, 1}
 
@@ -323,7 +330,7 @@ def test_a_cell_that_cannot_be_sent_to_a_rank_fails_there_and_all_ranks_survive(
     stage.link.faults.extend([None, GONE])
     handle = stage.run()
     assert handle.result is None
-    stage.actor.ring(-1)  # the other rank is not waited for longer than after any failure
+    stage.actor.run_delayed(-1)  # the other rank is not waited for longer than after any failure
     assert stage.link.sent[-1] == (0, Interrupt(cell=handle.number))
     verdict = stage.finish(handle, 0).verdict
     assert verdict is not None
@@ -343,7 +350,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
     stage.link.faults.extend([None, GONE])
     stage.executor.step(InterruptAsked())
     stage.end(handle, 0)
-    stage.turn()
+    stage.handle_all_events()
     assert stage.finish(handle).exits == {1: -9}
     assert said_in(handle) == stage.words
     assert stage.state is GroupState.BROKEN
@@ -352,26 +359,26 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
 def test_ranks_that_a_shutdown_message_cannot_reach_are_killed(stage: Stage) -> None:
     stage.link.is_broken = True
     stopped = stage.session.request_stop()
-    stage.turn()
+    stage.handle_all_events()
     assert stopped.result() is None
     assert stage.state is GroupState.OFF
 
 
 def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
-    stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
+    stage.launcher.handles[1, 1].kill_error = PermissionError(errno.EPERM, "not permitted")
     handle = stage.run()
     killed = stage.session.request_kill(1)
-    stage.turn()
+    stage.handle_all_events()
     assert killed.result() is None
     stage.end(handle, 0)
     assert said_in(handle) == stage.words
     assert stage.executor.life.alive == [0]
     stage.launcher.handles[1, 1].end(3)
-    stage.turn()
+    stage.handle_all_events()
     assert stage.executor.life.ranks[1].exitcode is None
     stage.session.request_stop()
     stage.launcher.handles[1, 0].end(0)
-    stage.turn()
+    stage.handle_all_events()
     assert stage.state is GroupState.OFF
 
 
@@ -383,7 +390,7 @@ def test_a_request_that_cannot_be_sent_is_refused_and_the_next_one_is_answered(
     answer = stage.ask_rank(1)
     question = stage.link.sent[-1][1]
     assert isinstance(question, Complete)
-    stage.say(1, Answer(request=question.request))
+    stage.deliver(1, Answer(request=question.request))
     assert answer.result().error == ""
 
 
@@ -395,7 +402,7 @@ def test_a_lost_link_ends_the_cell_and_kills_the_ranks(
 ) -> None:
     handle = stage.run()
     stage.executor.on_link_lost(GONE)
-    stage.turn()
+    stage.handle_all_events()
     assert stage.finish(handle).exits == {0: -9, 1: -9}
     assert said_in(handle) == stage.words
     assert stage.state is GroupState.BROKEN
@@ -404,7 +411,7 @@ def test_a_lost_link_ends_the_cell_and_kills_the_ranks(
 def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None:
     started = empty.ask_start()
     empty.executor.on_link_lost(GONE)
-    empty.turn()
+    empty.handle_all_events()
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
 
@@ -417,7 +424,7 @@ def test_a_start_without_capacity_fails_with_the_reason_and_logs_no_traceback(
 
     monkeypatch.setattr(empty.launcher, "assign", refuse)
     started = empty.ask_start()
-    empty.turn()
+    empty.handle_all_events()
     assert "no room for" in str(started.exception())
     assert empty.state is GroupState.OFF
     assert not caplog.records
@@ -430,7 +437,7 @@ def test_an_exit_is_handled_even_if_the_cleanup_fails(
     handle = stage.run()
     match what:
         case "sweep":
-            stage.launcher.sweep_fails = PermissionError("no")
+            stage.launcher.cleanup_error = PermissionError("no")
         case "log":
             monkeypatch.setattr(RankProcesses, "unsent_output", refuse_all)
         case "join":
@@ -438,7 +445,7 @@ def test_an_exit_is_handled_even_if_the_cleanup_fails(
     asked = stage.session.request_kill(1)
     stage.end(handle, 0)
     with suppress(OSError):  # the actor logs it and goes on
-        stage.turn()
+        stage.handle_all_events()
     assert asked.done()
     assert stage.finish(handle).verdict is not None
     assert stage.state is GroupState.BROKEN
@@ -456,6 +463,6 @@ def test_an_error_while_recording_affects_no_rank_and_no_result(
 
     monkeypatch.setattr(stage.executor.rank_monitor, "totals", fail)
     assert stage.works()
-    stage.turn()
+    stage.handle_all_events()
     assert stage.state is GroupState.IDLE
     assert "no such number" in caplog.text

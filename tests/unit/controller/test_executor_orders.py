@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fakes import FakeHandle, FakeLauncher, HandTurnedActor, SilentLink, hand_turned, ready
+from fakes import FakeHandle, FakeLauncher, ManualEventThread, SilentLink, manual_runtime, ready
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -61,7 +61,7 @@ class Rank:
     @property
     def is_being_killed(self) -> bool:
         """Return whether the rank was killed, or the kill failed."""
-        return self.handle.is_doomed or self.handle.was_spared
+        return self.handle.end_requested or self.handle.kill_failed
 
     @property
     def is_free(self) -> bool:
@@ -103,7 +103,7 @@ class AnyOrder(RuleBasedStateMachine):
             raise INJECTED
         self.link = SilentLink()
         self.link.on_send = self.handle_command
-        runtime = hand_turned(self.link)
+        runtime = manual_runtime(self.link)
         self.actor, self.launching, self.watcher = (
             runtime.event_thread,
             runtime.launch_thread,
@@ -129,15 +129,15 @@ class AnyOrder(RuleBasedStateMachine):
 
     # ---- the session's threads
 
-    def turn(self, actor: HandTurnedActor) -> None:
+    def turn(self, actor: ManualEventThread) -> None:
         """Handle one event; like the real thread, continue after an injected exception."""
         with contextlib.suppress(InjectedError):
-            actor.turn()
+            actor.run_next()
 
     def is_open(self) -> bool:
         return self.session._executor.runtime is not None
 
-    @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.first))
+    @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.urgent_inbox))
     @rule()
     def the_session_handles_an_event(self) -> None:
         self.turn(self.actor)
@@ -150,12 +150,12 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open() and self.watcher.watched)
     @rule()
     def exits_are_noticed(self) -> None:
-        self.watcher.notice()
+        self.watcher.report_exit()
 
     @precondition(lambda self: self.is_open() and self.actor.due)
     @rule(number=NUMBER)
     def a_deadline_expires(self, number: int) -> None:
-        self.actor.ring(number % len(self.actor.due))
+        self.actor.run_delayed(number % len(self.actor.due))
 
     # ---- the user
 
@@ -186,7 +186,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def catch_up(self) -> None:
         """Handle all queued events; otherwise the next call would raise their faults."""
-        while self.is_open() and (self.actor.inbox or self.actor.first):
+        while self.is_open() and (self.actor.inbox or self.actor.urgent_inbox):
             self.turn(self.actor)
 
     @rule(world_size=st.integers(1, 3))
@@ -247,7 +247,7 @@ class AnyOrder(RuleBasedStateMachine):
         for each in lost:
             each.handle.end(-9)
         if not is_first:
-            self.watcher.notice()
+            self.watcher.report_exit()
         ranks = tuple(each.rank for each in lost)
         event = NodeLost(name="near", address="10.0.0.7", reason="no sign", ranks=ranks)
         self.session.on_node_event(event)
@@ -326,10 +326,10 @@ class AnyOrder(RuleBasedStateMachine):
         living = self.living()
         living[number % len(living)].handle.end(exitcode)
 
-    @precondition(lambda self: self.living(lambda each: each.handle.is_doomed))
+    @precondition(lambda self: self.living(lambda each: each.handle.end_requested))
     @rule()
     def killed_processes_exit(self) -> None:
-        for rank in self.living(lambda each: each.handle.is_doomed):
+        for rank in self.living(lambda each: each.handle.end_requested):
             rank.handle.end(-15)
 
     @precondition(lambda self: self.is_open() and self.mail)
@@ -359,10 +359,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     def turn_threads(self) -> Iterator[bool]:
         for actor in (self.actor, self.launching):
-            if actor.inbox or actor.first:
+            if actor.inbox or actor.urgent_inbox:
                 self.turn(actor)
                 yield True
-        yield self.watcher.notice()
+        yield self.watcher.report_exit()
 
     # ---- the faults
 
@@ -391,13 +391,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def the_cleanup_of_processes_fails(self) -> None:
-        self.launcher.sweep_fails = INJECTED
+        self.launcher.cleanup_error = INJECTED
 
     @precondition(lambda self: self.living())
     @rule()
     def the_ranks_cannot_be_killed(self) -> None:
         for rank in self.living():
-            rank.handle.kill_fails = INJECTED
+            rank.handle.kill_error = INJECTED
 
     def refuse(self, *_arguments: object) -> None:
         raise InjectedError(28, "No space left on device")
@@ -405,7 +405,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def all_faults_are_repaired(self) -> None:
         self.launcher.faults.clear()
-        self.launcher.sweep_fails = None
+        self.launcher.cleanup_error = None
         self.cannot_connect = False
         self.patch.setattr(run_folder, "_create_folder", BEGIN)
         if self.is_open():
@@ -413,7 +413,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.link.faults.clear()
             self.link.is_broken = False
         for rank in self.living():
-            rank.handle.kill_fails = None
+            rank.handle.kill_error = None
 
     # ---- the end
 
@@ -449,7 +449,7 @@ class AnyOrder(RuleBasedStateMachine):
     def run_until_idle(self) -> None:
         for _ in range(100):
             self.handle_all_events()
-            doomed = self.living(lambda each: each.handle.is_doomed)
+            doomed = self.living(lambda each: each.handle.end_requested)
             leaving = self.living(lambda each: each.is_free)
             if not self.is_open() or not (doomed or leaving or self.actor.due):
                 return

@@ -53,18 +53,18 @@ def test_the_exit_of_each_process_is_reported_once(watcher: ExitWatcher) -> None
 def test_a_failing_exit_callback_does_not_block_later_callbacks(
     watcher: ExitWatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends, deaf, other = Ends(), FakeHandle(), FakeHandle()
+    ends, failing, other = Ends(), FakeHandle(), FakeHandle()
 
     def fail(handle: RankHandle) -> None:
         handle.join()
         raise LookupError("no")
 
-    watcher.watch(deaf, fail)
+    watcher.watch(failing, fail)
     watcher.watch(other, ends.note)
-    deaf.end(1)
+    failing.end(1)
     other.end(0)
     assert ends.wait_for(1)
-    assert str(deaf.pid) in caplog.text
+    assert str(failing.pid) in caplog.text
 
 
 def test_close_waits_for_processes_that_are_still_exiting() -> None:

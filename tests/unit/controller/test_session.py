@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -36,7 +36,7 @@ def launcher() -> FakeLauncher:
 @pytest.fixture
 def link(launcher: FakeLauncher) -> FakeLink:
     link = FakeLink()
-    make_willing(launcher, link)
+    answer_commands(launcher, link)
     return link
 
 
@@ -81,7 +81,7 @@ def test_every_message_of_a_batch_is_handled(session: Session, link: FakeLink) -
     link.on_send = lambda *_sent: None  # the cell does not end by itself
     handle = session.submit(HELLO)
     text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
-    link.say(0, MessageBatch(messages=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
+    link.deliver(0, MessageBatch(messages=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
     assert handle.next_notice(5.0) == OutputText(0, "a\n")
     happened = partial(session.event_log.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])
@@ -101,7 +101,7 @@ def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
     session: Session, launcher: FakeLauncher, link: FakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_launcher, other_link = launcher.share(), link.create_sibling()
-    make_willing(other_launcher, other_link)
+    answer_commands(other_launcher, other_link)
     monkeypatch.setattr(launcher, "share", lambda: other_launcher)
     monkeypatch.setattr(link, "create_sibling", lambda: other_link)
     second = session.create_sibling()
@@ -122,7 +122,7 @@ def test_a_stop_works_while_the_launcher_still_imports(
 ) -> None:
     launcher.gate.clear()
     started = off.request_restart(TWO)
-    assert launcher.waits.wait(20)
+    assert launcher.launch_began.wait(20)
     off.stop()
     assert off.life.state is GroupState.OFF
     assert isinstance(started.exception(), StartError)
@@ -138,7 +138,7 @@ def test_an_interrupt_while_the_launcher_still_imports_cancels_the_start(
     launcher.gate.clear()
 
     def interrupt() -> None:
-        launcher.waits.wait(20)
+        launcher.launch_began.wait(20)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -150,7 +150,7 @@ def test_an_interrupt_while_the_launcher_still_imports_cancels_the_start(
 def test_close_ends_a_launch_that_is_in_progress(off: Session, launcher: FakeLauncher) -> None:
     launcher.gate.clear()
     off.request_restart(TWO)
-    assert launcher.waits.wait(20)
+    assert launcher.launch_began.wait(20)
     off.close()
     assert not launcher.living()
     assert not {each.name for each in threading.enumerate() if each.name.startswith("nbddp")}
@@ -160,8 +160,8 @@ def test_close_works_while_displays_of_a_cell_are_unread(session: Session, link:
     link.on_send = lambda *_sent: None
     session.submit(HELLO)
     picture = Display(cell=1, data={"image/png": "x" * MAX_RICH}, metadata={})
-    link.say(0, picture)
-    link.say(0, picture)
+    link.deliver(0, picture)
+    link.deliver(0, picture)
     session.close()
     assert session.life.state is GroupState.OFF
 
@@ -170,11 +170,11 @@ def test_a_lost_link_ends_the_ranks_and_a_restart_makes_a_new_link(
     launcher: FakeLauncher, link: FakeLink
 ) -> None:
     links = [link, FakeLink()]
-    make_willing(launcher, links[1])
+    answer_commands(launcher, links[1])
     session = Session(launcher, make_runtime=lambda: with_threads(links.pop(0)))
-    make_willing(launcher, link)
+    answer_commands(launcher, link)
     session.start(TWO)
-    make_willing(launcher, links[0])
+    answer_commands(launcher, links[0])
     link.fail(ConnectionError("the store is gone"))
     assert wait_until(lambda: session.life.state is GroupState.BROKEN)
     session.restart()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
@@ -27,7 +27,7 @@ def link() -> FakeLink:
 @pytest.fixture
 def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG001 - of its run
     launcher = FakeLauncher()
-    make_willing(launcher, link)
+    answer_commands(launcher, link)
     group = WorkerGroup(nproc=2)
     session = Session(launcher, make_runtime=lambda: with_threads(link))
     group._group = RankGroup(group._group.spec, session)

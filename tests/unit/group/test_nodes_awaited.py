@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from fake_nodes import FakeNodes
-from fakes import FakeLauncher, FakeLink, make_willing, with_threads
-from lives import IDLE
+from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
+from life_states import IDLE
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -186,7 +186,7 @@ def test_a_cell_on_local_ranks_does_not_report_a_node_that_joined_before_a_stop(
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
     launcher, link = FakeLauncher(), FakeLink()
-    make_willing(launcher, link)
+    answer_commands(launcher, link)
     session = Session(launcher, make_runtime=lambda: with_threads(link))
     session.start(GroupSpec(nproc=1))
     session.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
@@ -62,7 +62,7 @@ class Play:
         self.words = words
         self.launcher: Any = launcher or FakeLauncher()
         self.link = FakeLink()
-        make_willing(self.launcher, self.link)
+        answer_commands(self.launcher, self.link)
         self.session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
         self.said: list[str] = []
         self.sources: list[str] = []
@@ -108,7 +108,7 @@ class Play:
         elif isinstance(command, Interrupt) or source == self.fails_in:
             how = {"in_group": True, "is_interrupted": source is None, "failure": FAILURE}
             report = CellEnded(cell=command.cell, seconds=0, **how)
-            self.link.say(rank, report, attempt=attempt)
+            self.link.deliver(rank, report, attempt=attempt)
         else:
             self.obey(attempt, rank, command)
 

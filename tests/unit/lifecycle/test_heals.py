@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lives import (
+from life_states import (
     ALL_GONE,
     BROKEN,
     HEAL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lives import (
+from life_states import (
     BROKEN,
     HEAL,
     HEALING,

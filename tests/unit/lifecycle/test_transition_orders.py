@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lives import INTERRUPT, OFF, START, STOP, died, ended
+from life_states import INTERRUPT, OFF, START, STOP, died, ended
 
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
@@ -40,7 +40,7 @@ class Process:
     attempt: int
     rank: int
     is_ready: bool = False
-    is_doomed: bool = False
+    end_requested: bool = False
     cell: int = 0
     is_interrupted: bool = False
     heals: ev.RequestNamespace | ev.RequestJoin | None = None
@@ -160,7 +160,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.deadlines.append(deadline)
             case ev.Kill(ranks=ranks) | ev.Terminate(ranks=ranks):
                 for process in self.living(ranks):
-                    process.is_doomed = True
+                    process.end_requested = True
             case ev.SendInterrupt(cell=cell, ranks=ranks):
                 for process in self.living(ranks):
                     process.is_interrupted |= process.cell == cell
@@ -173,7 +173,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def spawn(self, action: ev.StartRanks) -> None:
         left = [*self.processes.values(), *(process for process, _ in self.exits)]
-        assert all(each.is_doomed for each in left), "processes of the old attempt are left"
+        assert all(each.end_requested for each in left), "processes of the old attempt are left"
         self.processes.clear()  # replacement ranks of a failed heal were killed
         self.exits.clear()
         for rank in range(action.world_size):
@@ -334,11 +334,11 @@ class AnyOrder(RuleBasedStateMachine):
         if process := self.choose_process(rank, lambda each: True):  # noqa: ARG005
             self.exit_process(process, exitcode)
 
-    @precondition(lambda self: any(each.is_doomed for each in self.processes.values()))
+    @precondition(lambda self: any(each.end_requested for each in self.processes.values()))
     @rule()
     def exits_after_kill_or_terminate(self) -> None:
         for process in list(self.processes.values()):
-            if process.is_doomed:
+            if process.end_requested:
                 self.exit_process(process, -15)
 
     @precondition(lambda self: self.processes)
@@ -494,7 +494,7 @@ class AnyOrder(RuleBasedStateMachine):
     def life_after_all_deadlines(self) -> Life:
         """Return the life after all deadlines expired and no rank answered."""
         imagined = Imagined(self)
-        imagined.killed = {each.rank for each in self.processes.values() if each.is_doomed}
+        imagined.killed = {each.rank for each in self.processes.values() if each.end_requested}
         imagined.killed |= {process.rank for process, _ in self.exits}
         imagined.expire(self.deadlines)
         imagined.exit(imagined.killed)

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -51,7 +51,7 @@ class Typed:
 
     def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, self.link = FakeLauncher(), FakeLink()
-        make_willing(self.launcher, self.link)
+        answer_commands(self.launcher, self.link)
         self.notebook = NotebookState(shell)
         session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
         self.notebook.group = RankGroup(GroupSpec(), session)

@@ -131,7 +131,7 @@ def test_a_node_that_reports_its_ranks_is_accepted(arriving: ListenerWithNodes) 
 
 def test_a_node_with_another_secret_is_refused(arriving: ListenerWithNodes) -> None:
     with pytest.raises(ssl.SSLError):
-        arriving.come(b"x" * 32)
+        arriving.connect(b"x" * 32)
     assert arriving.has_refused()
 
 
@@ -171,7 +171,7 @@ def test_a_node_with_another_python_version_is_refused_with_the_reason(
 def test_a_node_whose_first_frame_is_not_hello_is_disconnected(
     arriving: ListenerWithNodes, kind: FrameType
 ) -> None:
-    fake_node = arriving.come()
+    fake_node = arriving.connect()
     fake_node.tell(kind)
     assert wait_until(fake_node.is_lost.is_set)
     assert arriving.has_refused()
@@ -198,7 +198,7 @@ def test_a_silent_node_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch, arriving: ListenerWithNodes
 ) -> None:
     monkeypatch.setattr(listener_module, "SILENT_AFTER", 1.0)
-    arriving.come().tell(FrameType.HELLO, **node_facts(1))  # and no sign of life after that
+    arriving.connect().tell(FrameType.HELLO, **node_facts(1))  # and no sign of life after that
     assert wait_until(lambda: len(arriving.changes) == 2)
     assert arriving.changes[1].lost_reason.endswith(" 1 s")
 

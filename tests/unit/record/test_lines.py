@@ -9,9 +9,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_use import keeps_less_than
 from syrupy.assertion import SnapshotAssertion
 from tqdm import tqdm
-from traced import keeps_less_than
 
 from nbddp.record.log_reader import MAX_LINE, LineAssembler
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traced import keeps_less_than
+from memory_use import keeps_less_than
 
 from nbddp.record.metrics import (
     MAX_BUCKETS,

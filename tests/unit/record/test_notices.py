@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_use import keeps_less_than
 from syrupy.assertion import SnapshotAssertion
-from traced import keeps_less_than
 
 from nbddp.record import log_reader
 from nbddp.record import notices as room

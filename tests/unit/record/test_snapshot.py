@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from arrivals import letters
+from arrivals import arrival_messages
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
@@ -351,7 +351,7 @@ def test_a_snapshot_without_a_cell_has_events_since_the_start_of_the_attempt(gro
 
 def test_a_straggler_has_a_lag_while_it_is_alive(group: Group) -> None:
     for rank, late in ((0, 0.0), (1, 0.1)):
-        group.note(rank, *letters([step * 0.3 + late for step in range(100)], cell=5))
+        group.note(rank, *arrival_messages([step * 0.3 + late for step in range(100)], cell=5))
     assert group.rank(0).lag is None
     lag, awaited = group.rank(1).lag, group.look(RUNNING, group.cell).straggler
     assert lag is not None

@@ -30,7 +30,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def said(recorder: Recorder) -> dict[str, Any]:
-    [(kind, facts)] = recorder.told
+    [(kind, facts)] = recorder.calls
     assert kind == "config"
     values: dict[str, Any] = facts["values"]
     return values
@@ -91,7 +91,7 @@ def test_settings_that_contain_themselves_are_recorded_to_a_limited_depth(
 
 def test_config_without_settings_reports_nothing(recorder: Recorder) -> None:
     nbddp.config()
-    assert recorder.told == []
+    assert recorder.calls == []
 
 
 def test_invalid_settings_are_refused_and_not_reported(
@@ -103,7 +103,7 @@ def test_invalid_settings_are_refused_and_not_reported(
         refusal(ArgumentError, nbddp.config, {"lr": 1}, lr=2),
         refusal(ArgumentError, nbddp.config, many),
     ] == snapshot
-    assert recorder.told == []
+    assert recorder.calls == []
 
 
 def test_config_under_torchrun_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaded import be_rank, on_ranks, resumed, samples_of
+from loader_ranks import as_rank, on_ranks, resumed, samples_of
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
@@ -65,7 +65,7 @@ def test_the_loader_gives_each_rank_the_samples_of_a_distributed_sampler(
     options = {"shuffle": shuffle, "drop_last": drop_last, "seed": 3}
     for rank in range(world_size):
         theirs = DistributedSampler(range(samples), world_size, rank, **options)
-        with be_rank(rank, world_size):
+        with as_rank(rank, world_size):
             ours = loader(range(samples), batch_size, **options)
             for epoch in range(2):
                 theirs.set_epoch(epoch)
@@ -83,7 +83,7 @@ def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
 ) -> None:
     parts = []
     for rank in range(world_size):
-        with be_rank(rank, world_size):
+        with as_rank(rank, world_size):
             ours = loader(range(samples), batch_size, evaluation=True)
             batches = list(ours)
             assert len(batches) == len(ours)
@@ -176,7 +176,7 @@ def test_the_seeds_of_loader_workers_depend_on_rank_and_epoch() -> None:
 
     found = []
     for rank in (0, 1):
-        with be_rank(rank, 2):
+        with as_rank(rank, 2):
             found += [begin(0), begin(1)]
             assert begin(1) == found[-1]
     assert len({number for each in found for number in each}) == 8
@@ -288,15 +288,15 @@ def test_resuming_with_another_world_size_redivides_the_rest_of_the_epoch_with_a
     def make() -> Loader:
         return loader(range(48), 4, evaluation=evaluation)
 
-    with be_rank(0, 2):
+    with as_rank(0, 2):
         whole = make()
         states = [whole.state_dict() for _ in whole]
     order = samples_of(loader(range(48), 48, evaluation=evaluation))
     facts = f"sample 24 of epoch 0, .* size 2 .* size {world_size} "
-    with be_rank(0, world_size), pytest.warns(UserWarning, match=facts):
+    with as_rank(0, world_size), pytest.warns(UserWarning, match=facts):
         found = samples_of(resumed(make, states[2]))
     for rank in range(1, world_size):
-        with be_rank(rank, world_size):
+        with as_rank(rank, world_size):
             found += samples_of(resumed(make, states[2]))
     assert sorted(found) == sorted(order[24:])
 
@@ -315,7 +315,7 @@ def test_ranks_and_batch_size_may_change_again_in_the_same_epoch(
     assert str(caught[0].message) == snapshot
     assert next(iter(theirs)).tolist() == [2, 3, 4]
     state = theirs.state_dict()
-    with be_rank(0, 2):
+    with as_rank(0, 2):
         with pytest.warns(UserWarning, match="sample 5 of epoch 0"):
             last = resumed(make, state)
         again = resumed(make, last.state_dict())  # the same ranks: nothing to say

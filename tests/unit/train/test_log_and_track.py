@@ -28,25 +28,25 @@ class Recorder:
     """A sink that records its calls, bars with their label and their position."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.bars: list[ProgressBar] = []
 
     def log(self, step: int | None, values: dict[str, float]) -> None:
-        self.told.append(("log", step, values))
+        self.calls.append(("log", step, values))
 
     def open_bar(self, bar: ProgressBar) -> None:
         self.bars.append(bar)
-        self.told.append(("begin", bar.label))
+        self.calls.append(("begin", bar.label))
 
     def update_bar(self, bar: ProgressBar) -> None:
-        self.told.append(("show", bar.label, bar.done))
+        self.calls.append(("show", bar.label, bar.done))
 
     def close_bar(self, bar: ProgressBar) -> None:
         bar.close()
-        self.told.append(("end", bar.label, bar.done))
+        self.calls.append(("end", bar.label, bar.done))
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
-        self.told.append(("happened", kind, facts))
+        self.calls.append(("happened", kind, facts))
 
 
 @contextmanager
@@ -95,14 +95,14 @@ def test_log_converts_numeric_values_of_any_type_to_floats(
     sink: Recorder, value: object, number: float
 ) -> None:
     log(step=3, loss=value)
-    assert sink.told == [("log", 3, {"loss": number})]
-    assert type(sink.told[0][2]["loss"]) is float
+    assert sink.calls == [("log", 3, {"loss": number})]
+    assert type(sink.calls[0][2]["loss"]) is float
 
 
 def test_a_loss_that_still_has_its_graph_is_reported_without_a_warning(sink: Recorder) -> None:
     weight = torch.ones(2, requires_grad=True)
     log(step=0, loss=(weight * 2).sum(), other=torch.tensor(math.nan))
-    [(_, _, values)] = sink.told
+    [(_, _, values)] = sink.calls
     assert values["loss"] == 4.0
     assert math.isnan(values["other"])
 
@@ -114,8 +114,8 @@ def test_a_loss_that_still_has_its_graph_is_reported_without_a_warning(sink: Rec
 )
 def test_log_accepts_any_integer_as_step(sink: Recorder, step: Any, number: int) -> None:
     log(step=step, loss=1)
-    assert sink.told == [("log", number, {"loss": 1.0})]
-    assert type(sink.told[0][1]) is int
+    assert sink.calls == [("log", number, {"loss": 1.0})]
+    assert type(sink.calls[0][1]) is int
 
 
 def test_the_step_of_log_is_optional(sink: Recorder) -> None:
@@ -123,7 +123,7 @@ def test_the_step_of_log_is_optional(sink: Recorder) -> None:
     log({"train/loss": 0.5})
     log(loss=2, step=None)
     values = [{"loss": 1.0}, {"train/loss": 0.5}, {"loss": 2.0}]
-    assert sink.told == [("log", None, each) for each in values]
+    assert sink.calls == [("log", None, each) for each in values]
 
 
 def test_without_a_step_the_step_is_the_number_of_earlier_values_of_the_metric(
@@ -142,7 +142,7 @@ def test_without_a_step_the_step_is_the_number_of_earlier_values_of_the_metric(
     finally:
         end()
     assert reached == [(step, "log") for step in (0, 1, 2, 0, 3, 0)]
-    assert len(sink.told) == 6
+    assert len(sink.calls) == 6
 
 
 NO_NUMBERS: list[Any] = [
@@ -172,7 +172,7 @@ def test_log_refuses_a_value_that_is_not_a_number_and_reports_nothing(
     said = str(caught.value)
     assert " loss " in said
     assert said.endswith(f", got {value!r}")
-    assert sink.told == []
+    assert sink.calls == []
 
 
 def test_the_error_for_a_value_that_is_not_a_number_is_truncated(sink: Recorder) -> None:
@@ -180,7 +180,7 @@ def test_the_error_for_a_value_that_is_not_a_number_is_truncated(sink: Recorder)
         with pytest.raises(TypeError) as caught:
             log(step=3, loss=value)
         assert str(caught.value).endswith(f", got {shown}...")
-    assert sink.told == []
+    assert sink.calls == []
 
 
 REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
@@ -206,16 +206,16 @@ def test_invalid_log_calls_are_refused_with_the_next_step(
         with pytest.raises(kind) as caught:
             log(*values, **named)
         said[name] = str(caught.value)
-        assert sink.told == [], name
+        assert sink.calls == [], name
     assert said == snapshot
 
 
 def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder) -> None:
     log({"train/loss": torch.tensor(0.5), "lr": 0.1}, step=3, accuracy=1)
-    assert [*sink.told[0][2]] == ["train/loss", "lr", "accuracy"]
+    assert [*sink.calls[0][2]] == ["train/loss", "lr", "accuracy"]
     log(MappingProxyType({"train/loss": 0.25}), step=4)
     log({}, step=5)
-    told = [each for each in sink.told if each[0] == "log"]
+    told = [each for each in sink.calls if each[0] == "log"]
     assert told == [
         ("log", 3, {"train/loss": 0.5, "lr": 0.1, "accuracy": 1.0}),
         ("log", 4, {"train/loss": 0.25}),
@@ -227,13 +227,13 @@ def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder
 def test_log_passes_on_any_float_under_any_name(value: float, name: str) -> None:
     with recording() as recorder:
         log(step=0, **{name: value})
-    [(_, _, values)] = recorder.told
+    [(_, _, values)] = recorder.calls
     assert np.array_equal([values[name]], [value], equal_nan=True)
 
 
 def test_record_event_passes_the_event_to_the_sink(sink: Recorder) -> None:
     record_event("checkpoint", path="a/b", step=3)
-    assert sink.told == [("happened", "checkpoint", {"path": "a/b", "step": 3})]
+    assert sink.calls == [("happened", "checkpoint", {"path": "a/b", "step": 3})]
 
 
 # ---- without a panel
@@ -309,10 +309,10 @@ def test_a_given_total_is_used_and_converted_to_a_plain_int(sink: Recorder) -> N
 
 def test_a_tracked_loop_reports_its_begin_each_step_and_its_end(sink: Recorder) -> None:
     loop = iter(track("ab", label="x"))
-    assert sink.told == []
+    assert sink.calls == []
     for item in loop:
-        sink.told.append(("item", item))
-    assert sink.told == [
+        sink.calls.append(("item", item))
+    assert sink.calls == [
         ("begin", "x"),
         ("item", "a"),
         ("show", "x", 1),
@@ -327,7 +327,7 @@ def test_a_fast_loop_is_not_shown_at_every_item(
 ) -> None:
     monkeypatch.setattr(log_and_track, "SHOW_PERIOD", 1000.0)
     list(track(range(100)))
-    assert [told for told in sink.told if told[0] == "show"] == [("show", "", 1)]
+    assert [told for told in sink.calls if told[0] == "show"] == [("show", "", 1)]
     assert sink.bars[0].done == 100
 
 
@@ -343,20 +343,20 @@ def test_a_tracked_loop_ends_in_the_sink_if_it_breaks_or_raises(sink: Recorder) 
     for item in track([1, 2, 3], label="x"):
         if item == 2:
             break
-    assert sink.told[-1] == ("end", "x", 1)
+    assert sink.calls[-1] == ("end", "x", 1)
     with pytest.raises(ValueError, match="no"):
         train()
-    assert sink.told[-1] == ("end", "x", 0)
+    assert sink.calls[-1] == ("end", "x", 0)
     with pytest.raises(OSError, match="the disk is gone"):
         list(track(items(), label="x"))
-    assert sink.told[-1] == ("end", "x", 1)
+    assert sink.calls[-1] == ("end", "x", 1)
 
 
 def test_a_nested_loop_has_its_own_bar(sink: Recorder) -> None:
     for _ in track([1], label="outer"):
         for _ in track([1], label="inner"):
             pass
-    assert [(told[0], told[1]) for told in sink.told if told[0] != "show"] == [
+    assert [(told[0], told[1]) for told in sink.calls if told[0] != "show"] == [
         ("begin", "outer"),
         ("begin", "inner"),
         ("end", "inner"),
@@ -377,8 +377,8 @@ def test_a_progress_bar_ends_in_the_sink_in_which_it_started(sink: Recorder) -> 
     other = Recorder()
     set_sink(other)
     list(loop)
-    assert sink.told[-1] == ("end", "x", 2)
-    assert other.told == []
+    assert sink.calls[-1] == ("end", "x", 2)
+    assert other.calls == []
 
 
 @given(st.lists(st.integers()), st.integers(0, 60))

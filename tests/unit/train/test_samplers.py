@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loaded import on_ranks, resumed, samples_of
+from loader_ranks import on_ranks, resumed, samples_of
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch.utils import data

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
-from screens import KeptScreen
+from screens import RecordingScreen
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.charts import figure
@@ -30,7 +30,7 @@ class Cell:
         self.rank_monitor = SimpleNamespace(metrics=self.store)
         self.metrics = self.store.snapshot
         self.ranks: tuple[RankSnapshot, ...] = ()
-        self.screen = KeptScreen()
+        self.screen = RecordingScreen()
         self.handle = CellHandle(1, CellRequest(source=""), range(2), lambda payload: payload)
         self.seconds = 0.0
         monkeypatch.setattr(room.time, "time", lambda: self.handle.began_at + self.seconds)
@@ -117,7 +117,7 @@ def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_plain_text
     for step in range(20):
         cell.log(step, loss=2.0 / (step + 1), accuracy=step / 20)
     cell.progress(has_pictures=True).finish(cell.screen)
-    [(data, sizes, display_id, is_update)] = cell.screen.things
+    [(data, sizes, display_id, is_update)] = cell.screen.outputs
     assert (display_id, is_update) == ("", False)
     assert data["text/plain"] == "loss 0.1 · accuracy 0.95"
     picture = imread(io.BytesIO(base64.b64decode(data["image/png"])))
@@ -130,7 +130,7 @@ def test_no_picture_without_a_curve_or_on_a_screen_without_pictures(cell: Cell) 
     cell.progress(has_pictures=True).finish(cell.screen)
     cell.log(1, loss=1.0)
     cell.progress(has_pictures=False).finish(cell.screen)
-    assert cell.screen.things == []
+    assert cell.screen.outputs == []
 
 
 def too_large(_curves: object) -> None:

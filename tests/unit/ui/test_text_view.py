@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from processes import wait_until
-from screens import KeptScreen
+from screens import RecordingScreen
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record import log_reader
@@ -31,8 +31,8 @@ Results = dict[int, dict[str, Any]]
 
 
 @pytest.fixture
-def screen() -> KeptScreen:
-    return KeptScreen()
+def screen() -> RecordingScreen:
+    return RecordingScreen()
 
 
 def begun(size: int = 2) -> CellHandle:
@@ -102,11 +102,11 @@ OUTPUT: dict[str, list[Notice]] = {
 
 @pytest.mark.parametrize("notices", OUTPUT.values(), ids=OUTPUT)
 def test_output_and_displays_of_ranks_as_text(
-    screen: KeptScreen, notices: list[Notice], snapshot: SnapshotAssertion
+    screen: RecordingScreen, notices: list[Notice], snapshot: SnapshotAssertion
 ) -> None:
     TextView(screen).show(finished(*notices))
     assert screen.shown == snapshot
-    assert not any(isinstance(held, str) for held in screen.things[screen.visible :])
+    assert not any(isinstance(held, str) for held in screen.outputs[screen.visible :])
 
 
 VALUES: dict[str, Results] = {
@@ -120,7 +120,7 @@ VALUES: dict[str, Results] = {
 
 @pytest.mark.parametrize("results", VALUES.values(), ids=VALUES)
 def test_values_of_ranks_as_text(
-    screen: KeptScreen, results: Results, snapshot: SnapshotAssertion
+    screen: RecordingScreen, results: Results, snapshot: SnapshotAssertion
 ) -> None:
     handle = finished(results=results, size=4)
     result = TextView(screen).show(handle)
@@ -135,18 +135,18 @@ def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
         display(0, FIGURE),
         ControllerMessage("rank 1 is gone"),
     ]
-    loud, quiet = KeptScreen(), KeptScreen()
+    loud, quiet = RecordingScreen(), RecordingScreen()
     TextView(loud).show(finished(*said, OutputText(0, "partial"), results={0: plain("1")}))
     assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\n")
     TextView(quiet, is_quiet=True).show(finished(*said, results={0: plain("1")}))
     assert quiet.shown == ["nbddp: rank 1 is gone\nOut [rank 0] 1\n"]
-    quiet = KeptScreen()
+    quiet = RecordingScreen()
     TextView(quiet, is_quiet=True).show(finished(*(OutputText(0, "x\n") for _ in range(100))))
-    assert (quiet.things, quiet.flushes) == ([], 0)
+    assert (quiet.outputs, quiet.flushes) == ([], 0)
 
 
 def test_each_of_eight_ranks_has_its_own_prefix_colour_on_a_colour_screen(
-    screen: KeptScreen,
+    screen: RecordingScreen,
 ) -> None:
     view = TextView(screen, has_color=True)
     view.show(finished(*(OutputText(rank, "x\n") for rank in range(9)), size=9))
@@ -169,7 +169,7 @@ def test_a_text_stream_shows_rich_displays_as_text(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "[rank 0]\n<Figure>\n[rank 0]\nOut [rank 1] 1\n"
 
 
-def test_notices_that_end_before_their_cell_raise_an_error(screen: KeptScreen) -> None:
+def test_notices_that_end_before_their_cell_raise_an_error(screen: RecordingScreen) -> None:
     handle: Any = SimpleNamespace(is_drained=True, result=None)
     with pytest.raises(RuntimeError):
         TextView(screen).show(handle)
@@ -179,7 +179,7 @@ def test_notices_that_end_before_their_cell_raise_an_error(screen: KeptScreen) -
 
 
 @pytest.fixture
-def going(screen: KeptScreen) -> Iterator[CellHandle]:
+def going(screen: RecordingScreen) -> Iterator[CellHandle]:
     """A cell of two ranks that is shown while it runs, and ends after the test."""
     handle = begun()
     with ThreadPoolExecutor(1) as pool:
@@ -191,18 +191,18 @@ def going(screen: KeptScreen) -> Iterator[CellHandle]:
 
 
 def test_an_unfinished_line_is_shown_and_continued_in_place(
-    screen: KeptScreen, going: CellHandle
+    screen: RecordingScreen, going: CellHandle
 ) -> None:
     for dots in (".", "..", "..."):
         going.put(OutputText(0, "."))
         assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
-        assert screen.visible == len(screen.things)
+        assert screen.visible == len(screen.outputs)
     going.put(OutputText(0, " done\nnext\n"))
     assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
 
 
 def test_new_output_goes_below_an_unfinished_line_and_the_line_is_repeated_in_full(
-    screen: KeptScreen, going: CellHandle
+    screen: RecordingScreen, going: CellHandle
 ) -> None:
     going.put(OutputText(0, "\x1b[32mload"))
     assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
@@ -215,7 +215,7 @@ def test_new_output_goes_below_an_unfinished_line_and_the_line_is_repeated_in_fu
 
 
 def test_an_unfinished_line_ends_with_a_display_and_is_shown_once_at_the_end_of_the_cell(
-    screen: KeptScreen, going: CellHandle
+    screen: RecordingScreen, going: CellHandle
 ) -> None:
     going.put(OutputText(0, "figure:"))
     assert wait_until(lambda: screen.text == "[rank 0] figure:")
@@ -253,7 +253,7 @@ def test_a_progress_bar_does_not_count_as_an_unfinished_line() -> None:
 
 
 def test_simultaneous_output_of_all_ranks_is_shown_at_once(
-    screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
         monkeypatch.setattr(room, name, 60.0)
@@ -270,7 +270,7 @@ def test_simultaneous_output_of_all_ranks_is_shown_at_once(
 
 
 def test_output_of_ranks_that_print_together_is_written_in_one_piece_from_the_second_time(
-    screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "COALESCE_SECONDS", 0.3)
     handle = begun(4)
@@ -291,17 +291,17 @@ def test_output_of_ranks_that_print_together_is_written_in_one_piece_from_the_se
 
 
 def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
-    screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
         monkeypatch.setattr(room, name, 10.0)
     TextView(screen).show(finished(*(OutputText(0, f"{number}\n") for number in range(5000))))
     assert screen.text == "".join(f"[rank 0] {number}\n" for number in range(5000))
-    assert max(len(screen.things), screen.flushes) <= 3
+    assert max(len(screen.outputs), screen.flushes) <= 3
 
 
 def test_a_slow_screen_shows_the_start_and_end_of_a_flood_and_does_not_delay_the_cell(
-    screen: KeptScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(room, "BURST_SIZE", 5000.0)
     monkeypatch.setattr(log_reader, "MAX_SHOWN", 5000)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from arrivals import BASE, KIND, letters, told
+from arrivals import BASE, KIND, arrival_messages, matcher_of
 
 from nbddp.record.waiting.collective_matcher import (
     MAX_KEPT_ARRIVALS,
@@ -27,13 +27,13 @@ def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> 
     waiting = CollectiveMatcher()
     waiting.reset_for_cell(range(ranks))
     for rank, at in came.items():
-        for letter in letters(at, **more):
-            waiting.add(rank, letter, 0.0)
+        for message in arrival_messages(at, **more):
+            waiting.add(rank, message, 0.0)
     return waiting
 
 
 def test_the_wait_of_a_rank_lasts_from_its_arrival_to_the_last_arrival() -> None:
-    found = told(late).history()
+    found = matcher_of(late).history()
     assert found.count == 40
     assert dict(found.waits) == {
         (0, 2): pytest.approx(40 * LATE, rel=1e-3),
@@ -46,28 +46,28 @@ def test_the_wait_of_a_rank_lasts_from_its_arrival_to_the_last_arrival() -> None
 
 
 def test_arrivals_from_other_machines_are_corrected_for_clock_offsets() -> None:
-    waiting = told(late, ahead=lambda rank: 3.0 if rank == 1 else 0.0)
+    waiting = matcher_of(late, ahead=lambda rank: 3.0 if rank == 1 else 0.0)
     assert waiting.history().waits[0, 2] == pytest.approx(40 * LATE, rel=1e-3)
     assert waiting.history().tracks[1].error == 0.03
 
 
 def test_a_rank_that_is_late_throughout_the_window_is_a_straggler() -> None:
-    awaited = told(late, steps=18).straggler()
+    awaited = matcher_of(late, steps=18).straggler()
     assert awaited is not None
     assert (awaited.rank, awaited.title) == (2, "all_reduce float [72]")
     assert awaited.numbers is not None
     first, last = awaited.numbers
     assert 1 <= first < last == 18, "of the steps of which the share is told"
     assert awaited.share == pytest.approx(LATE / 0.15, abs=0.02)
-    assert told(late, steps=7).straggler() is None, "that is too short a time to tell"
-    assert told(lambda _rank, _step: 0.1, steps=18).straggler() is None
+    assert matcher_of(late, steps=7).straggler() is None, "that is too short a time to tell"
+    assert matcher_of(lambda _rank, _step: 0.1, steps=18).straggler() is None
 
 
 def test_a_rank_starved_of_cpu_is_not_reported_as_a_straggler() -> None:
     waiting = waiting_of({})
     for rank in (0, 1):
-        for letter in letters([0.15 * step + rank * LATE for step in range(1, 18)]):
-            starved = replace(letter, awake_time=900_000, cpu_time=900_000 - rank * 300_000)
+        for message in arrival_messages([0.15 * step + rank * LATE for step in range(1, 18)]):
+            starved = replace(message, awake_time=900_000, cpu_time=900_000 - rank * 300_000)
             waiting.add(rank, starved, 0.0)
     assert waiting.stragglers() is None
     assert waiting.straggler() is None
@@ -79,16 +79,16 @@ def test_a_straggler_is_reported_with_its_code_line_and_its_time_loading_data() 
         at = [0.2 * step + rank * LATE for step in range(1, 20)]
         waiting.add_step(rank, BASE + 0.2, 1)
         waiting.add_step(rank, BASE + 3.0, 2)
-        for letter in letters(at):
-            if letter.rows and rank == 1:
-                came = letter.rows[1::3]
-                letter = replace(
-                    letter,
+        for message in arrival_messages(at):
+            if message.rows and rank == 1:
+                came = message.rows[1::3]
+                message = replace(
+                    message,
                     cell_lines=[[9, ""], [4, "train.py"]],
                     samples=[it for each in came for it in (each - 1000, 0, each + 100_000, 1)],
                     batch_waits=[it for each in came for it in (each - 49_000, each)],
                 )
-            waiting.add(rank, letter, 0.0)
+            waiting.add(rank, message, 0.0)
     met = waiting.history().matched[3]
     assert met.places == {(9, ""): 1}, "what was seen while nobody waited does not count"
     assert met.loading == pytest.approx(0.98 * LATE, rel=0.01)
@@ -107,8 +107,10 @@ def test_process_groups_are_matched_separately_and_groups_of_unknown_ranks_are_s
     ):
         for rank in ranks:
             kind = ["all_reduce", "float [1]", group, True, 0]
-            for letter in letters([0.1 * step + 0.01 * rank for step in range(1, 9)], kind=kind):
-                waiting.add(rank, letter, 0.0)
+            for message in arrival_messages(
+                [0.1 * step + 0.01 * rank for step in range(1, 9)], kind=kind
+            ):
+                waiting.add(rank, message, 0.0)
     found = waiting.history()
     assert {each.call.group for each in found.matched} == {"[0, 2]", "[1, 3]"}
     assert set(found.waits) == {(0, 2), (1, 3)}
@@ -122,8 +124,8 @@ def test_collectives_of_a_new_process_group_do_not_match_earlier_ones() -> None:
         for turn in (0, 1):
             kind = [*KIND[:4], turn]
             at = [turn + 0.1 * step + 0.02 * rank for step in range(1, 5)]
-            for letter in letters(at, kind=kind):
-                waiting.add(rank, replace(letter, is_over=bool(turn and letter.is_over)), 0.0)
+            for message in arrival_messages(at, kind=kind):
+                waiting.add(rank, replace(message, is_over=bool(turn and message.is_over)), 0.0)
     found = waiting.history()
     assert found.count == 2 * 4
     assert max(sum(each.wait_seconds.values()) for each in found.matched) == pytest.approx(
@@ -132,7 +134,7 @@ def test_collectives_of_a_new_process_group_do_not_match_earlier_ones() -> None:
 
 
 def test_a_new_cell_starts_without_the_collectives_of_the_previous_cell() -> None:
-    waiting = told(late)
+    waiting = matcher_of(late)
     waiting.reset_for_cell([0, 1], 2)
     assert waiting.stragglers() is None
     waiting.add_step(0, BASE + 100, 7)
@@ -151,8 +153,10 @@ def test_lost_and_omitted_collectives_are_counted_and_dropped_ones_stay_in_the_s
     waiting.reset_for_cell(range(ranks))
     for rank in range(ranks):
         at = [0.01 * step + (0.005 if rank == 3 else 0.0) for step in range(1, 700)]
-        for letter in letters(at, lost=1 if not rank else 0, omitted=2 if not rank else 0):
-            waiting.add(rank, letter, 0.0)
+        for message in arrival_messages(
+            at, lost=1 if not rank else 0, omitted=2 if not rank else 0
+        ):
+            waiting.add(rank, message, 0.0)
     found = waiting.history()
     assert (found.count, len(found.matched)) == (699, MIN_KEPT_COLLECTIVES)
     assert (found.lost, found.thinned) == (7, 14)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from arrivals import BASE, letters, told
+from arrivals import BASE, arrival_messages, matcher_of
 from matplotlib.colors import to_rgba
 from pages import readable
 
@@ -37,7 +37,7 @@ AWAITED = Straggler(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
 
 def waiting(*, steps: int = 40, ranks: int = 3) -> CollectiveMatcher:
     """Rank 2 arrives a twentieth of a second after the others, and reports its steps."""
-    return told(lambda rank, _step: 0.15 if rank == 2 else 0.1, steps=steps, ranks=ranks)
+    return matcher_of(lambda rank, _step: 0.15 if rank == 2 else 0.1, steps=steps, ranks=ranks)
 
 
 def with_steps(found: CollectiveMatcher) -> CollectiveMatcher:
@@ -82,18 +82,20 @@ def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
     found = CollectiveMatcher()
     found.reset_for_cell(range(len(told_by_ranks)))
     for rank, told_of in enumerate(told_by_ranks):
-        for letter in told_of:
-            found.add(rank, letter, 0.0)
+        for message in told_of:
+            found.add(rank, message, 0.0)
     return found
 
 
 def test_wait_time_is_divided_among_the_lines_in_which_the_straggler_was_sampled() -> None:
-    def seen(letter: CollectiveArrivals) -> CollectiveArrivals:
-        came = letter.rows[1] if letter.rows else 0
+    def seen(message: CollectiveArrivals) -> CollectiveArrivals:
+        came = message.rows[1] if message.rows else 0
         places, samples = [[4, ""], [9, "a.py"]], [came - 9, 0, came - 5, 0, came - 1, 1]
-        return replace(letter, cell_lines=places, samples=samples) if came else letter
+        return replace(message, cell_lines=places, samples=samples) if came else message
 
-    first, second = (letters([0.2 * step + late for step in range(1, 5)]) for late in (0, 0.1))
+    first, second = (
+        arrival_messages([0.2 * step + late for step in range(1, 5)]) for late in (0, 0.1)
+    )
     lines = line_of(heard(first, map(seen, second))).lines
     assert list(lines) == ["line 4", "a.py line 9"]
     assert lines["line 4"] == pytest.approx(2 * lines["a.py line 9"])
@@ -125,7 +127,7 @@ def ended_apart() -> CollectiveMatcher:
     told_of = []
     for rank in range(3):
         at = [0.2 * step + 0.01 * rank for step in range(1, 4 + (rank != 1))]
-        *met, end = letters(at)
+        *met, end = arrival_messages(at)
         if rank == 1:
             seen = [round(1e6 * (at[-1] + 0.1 * step)) for step in range(1, 7)]
             samples = [each for at in seen for each in (at, 0)]
@@ -174,8 +176,8 @@ def test_a_rank_of_a_running_cell_is_missing_only_after_the_report_delay() -> No
 def test_ranks_in_different_collectives_are_unfinished_until_the_end_of_the_cell() -> None:
     told_of = []
     for rank, name in enumerate(("all_reduce", "all_reduce", "barrier")):
-        before, _ = letters([0.1, 0.2])
-        last, end = letters([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
+        before, _ = arrival_messages([0.1, 0.2])
+        last, end = arrival_messages([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
         told_of.append([before, last, replace(end, sent_at=2_000_000)])
     found = heard(*told_of).history()
     both = find_unfinished(found, BASE + 2, is_over=True)
@@ -187,7 +189,7 @@ def test_ranks_in_different_collectives_are_unfinished_until_the_end_of_the_cell
 
 
 def test_the_timeline_shows_waits_in_the_first_collective() -> None:
-    found = heard(letters([0.2]), [], []).history()
+    found = heard(arrival_messages([0.2]), [], []).history()
     line = build_timeline(found, unmet=find_unfinished(found, BASE + 5, is_over=True))
     assert not line.is_empty
     assert line.waits == {(0, 1): pytest.approx(0.075), (0, 2): pytest.approx(0.075)}
@@ -199,7 +201,7 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Collecti
     told_of = []
     for rank, at in enumerate(came):
         known = [took[rank], 0, 2 * took[rank], 0] if took else []
-        *met, end = letters(at, kind=[name, "float [1]", "", False, 0])
+        *met, end = arrival_messages(at, kind=[name, "float [1]", "", False, 0])
         told_of.append([*(replace(each, durations=known) for each in met), end])
     return heard(*told_of)
 

@@ -106,7 +106,7 @@ def test_an_invalid_fault_is_refused_on_every_rank(
         fault = {"kind": "kill", "rank": 0, "step": 1} | wrong
         said[str(wrong)] = refusal(ArgumentError, at, **fault)
     assert said == snapshot
-    assert (armed(), sink.told) == ([], [])
+    assert (armed(), sink.calls) == ([], [])
 
 
 def test_a_fault_without_a_target_says_so_and_stays_armed(
@@ -121,7 +121,7 @@ def test_a_fault_without_a_target_says_so_and_stays_armed(
         assert len(armed()) == 1
         clear()
     assert said == snapshot
-    assert sink.told == [1, 1, 1]
+    assert sink.calls == [1, 1, 1]
 
 
 # ---- when
@@ -134,11 +134,11 @@ def test_a_fault_fires_once_after_the_metrics_of_its_step_were_reported(
     log(step=0)
     log(step=1)
     assert log_and_fail(2) == "fault: raise@rank=1,step=2"
-    assert sink.told == [0, 1, 2, *fired_at("raise@rank=1,step=2", 2)]
+    assert sink.calls == [0, 1, 2, *fired_at("raise@rank=1,step=2", 2)]
     arm(2)
     for step in range(5):
         log(step=step)
-    assert sink.told[5:] == [0, 1, 2, 3, 4]
+    assert sink.calls[5:] == [0, 1, 2, 3, 4]
 
 
 def test_a_fault_for_another_rank_is_not_armed() -> None:
@@ -155,7 +155,7 @@ def test_faults_that_are_due_fire_one_after_the_other_and_each_once(sink: Record
     assert [log_and_fail(5), log_and_fail(5)] == [f"fault: {first}", f"fault: {second}"]
     assert armed() == []
     log(step=5)
-    assert sink.told == [5, *fired_at(first, 5), 5, *fired_at(second, 5), 5]
+    assert sink.calls == [5, *fired_at(first, 5), 5, *fired_at(second, 5), 5]
 
 
 def test_loader_steps_count_only_until_a_step_is_logged() -> None:
@@ -196,7 +196,7 @@ def test_faults_are_armed_from_the_environment_and_disarmed_by_their_text(
     monkeypatch.setenv(FAULTS_VARIABLE, ";".join([*texts, "kill@rank=99,step=1"]))
     monkeypatch.setenv("NBDDP_STRUCK", "")
     arming.arm_from_environment()
-    assert sink.told == []
+    assert sink.calls == []
     assert FAULTS_VARIABLE not in os.environ  # the script does not see it
     assert [str(fault) for fault in armed()] == texts[:2]  # of this rank
     arming.disarm(texts[:1])
@@ -245,7 +245,7 @@ def test_a_fault_fires_again_in_the_same_process_only_if_requested(sink: Recorde
         arm(0, again=again)
         with suppress(FaultError):
             log(step=0)
-    assert sink.told.count("flush") == 2
+    assert sink.calls.count("flush") == 2
 
 
 # ---- what they do
@@ -254,17 +254,17 @@ def test_a_fault_fires_again_in_the_same_process_only_if_requested(sink: Recorde
 def test_fatal_faults_are_reported_before_they_end_the_process(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "kill", lambda pid, signum: sink.told.append((pid, signum)))
-    monkeypatch.setattr(os, "_exit", lambda code: sink.told.append(code))
+    monkeypatch.setattr(os, "kill", lambda pid, signum: sink.calls.append((pid, signum)))
+    monkeypatch.setattr(os, "_exit", lambda code: sink.calls.append(code))
     monkeypatch.setattr(
-        fault_actions.ctypes, "string_at", lambda address: sink.told.append(address)
+        fault_actions.ctypes, "string_at", lambda address: sink.calls.append(address)
     )
     for step, kind in enumerate(("kill", "stop", "exit", "segfault")):
         arm(step, kind)
     log(step=3)
     acts = [(os.getpid(), signal.SIGKILL), (os.getpid(), signal.SIGSTOP), 3, 0]
-    assert sink.told[3::3] == acts
-    assert sink.told[2::3] == ["flush"] * 4
+    assert sink.calls[3::3] == acts
+    assert sink.calls[2::3] == ["flush"] * 4
 
 
 class Clock:
@@ -317,7 +317,7 @@ def test_slow_delays_every_following_step(sink: Recorder, clock: Clock) -> None:
     for step, seconds in enumerate([5.0, 5.0, 1.0, 2.0, 0.5]):
         clock.log_after(seconds, step)
     assert clock.slept == [2.0, 4.0, 1.0]
-    assert sink.told.count("flush") == 1
+    assert sink.calls.count("flush") == 1
 
 
 def test_slow_does_not_delay_the_time_between_cells(clock: Clock) -> None:

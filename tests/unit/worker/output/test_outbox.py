@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from interrupt_places import interrupted_everywhere
 from processes import in_child, wait_until
-from stops import stopped_everywhere
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.wire import messages as msg
@@ -505,7 +505,7 @@ def test_an_interrupt_anywhere_in_a_cell_leaves_the_outbox_working(
             outbox.flush()
 
     places = 0
-    for places in stopped_everywhere(act):
+    for places in interrupted_everywhere(act):
         outbox._has_output = False  # else it is poked once alone
         outboxes.posted.clear()
         outbox.post(msg.EventReported(kind="after", facts={"place": places}))

@@ -51,9 +51,9 @@ class Rank(ArrivalRecorder):
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.told: list[CollectiveArrivals] = []
+        self.sent: list[CollectiveArrivals] = []
         shell = Mock(is_cell_file=lambda name: name == "<cell>", name_of_file=lambda _name: "")
-        super().__init__(self.told.append, shell)
+        super().__init__(self.sent.append, shell)
 
     def add(self, number: int, at: float, **facts: Any) -> None:
         self.recorder.add(number, at, **facts)
@@ -86,7 +86,7 @@ def test_each_collective_is_reported_once_with_its_time_and_its_kind(rank: Rank)
     rank.end_cell(is_short=False)
     assert newest is not None
     assert str(newest.call) == "broadcast #3 float [4]"
-    first, second = rank.told
+    first, second = rank.sent
     assert (first.cell, first.base, first.is_over) == (7, BEGAN, False)
     assert first.kinds == [
         ["all_reduce", "float [4]", "", True, 0],
@@ -104,7 +104,7 @@ def test_no_collectives_are_reported_between_cells(rank: Rank) -> None:
     rank.begin_cell(7, BEGAN + 1)
     rank.report()
     rank.end_cell(is_short=False)
-    assert rank.told == []
+    assert rank.sent == []
 
 
 def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_its_own_group(
@@ -123,7 +123,7 @@ def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_i
     rank.begin_cell(3, BEGAN)
     rank.add(1, 0.2)
     rank.end_cell(is_short=True)
-    assert [each.rows for each in rank.told] == [[1, 100_000, 0], [1, 200_000, 0]]
+    assert [each.rows for each in rank.sent] == [[1, 100_000, 0], [1, 200_000, 0]]
 
 
 def test_entries_lost_by_the_flight_recorder_between_reads_are_counted(rank: Rank) -> None:
@@ -135,9 +135,9 @@ def test_entries_lost_by_the_flight_recorder_between_reads_are_counted(rank: Ran
     for number in range(31, 56):
         rank.add(number, number / 100)
     rank.report()
-    assert [each.lost for each in rank.told] == [20, 15]
-    assert rank.told[0].rows[0] == 21
-    assert rank.told[1].rows[0] == 46
+    assert [each.lost for each in rank.sent] == [20, 15]
+    assert rank.sent[0].rows[0] == 21
+    assert rank.sent[1].rows[0] == 46
 
 
 def test_too_many_collectives_are_omitted_in_the_same_blocks_on_all_ranks_and_counted(
@@ -148,7 +148,7 @@ def test_too_many_collectives_are_omitted_in_the_same_blocks_on_all_ranks_and_co
     for number in range(1, 1001):
         rank.add(number, number / 1000)
     rank.report()
-    (letter,) = rank.told
+    (letter,) = rank.sent
     numbers = letter.rows[::3]
     assert len(numbers) <= MAX_ROWS_PER_SECOND // 128
     assert letter.omitted == 1000 - len(numbers)
@@ -161,8 +161,8 @@ def test_collectives_of_a_new_process_group_get_a_new_kind(rank: Rank) -> None:
     for at, number in enumerate((1, 2, 1, 2)):
         rank.add(number, float(at))
     rank.report()
-    assert [kind[-1] for kind in rank.told[0].kinds] == [0, 1]
-    assert rank.told[0].rows[2::3] == [0, 0, 1, 1]
+    assert [kind[-1] for kind in rank.sent[0].kinds] == [0, 1]
+    assert rank.sent[0].rows[2::3] == [0, 0, 1, 1]
 
 
 def test_the_recorder_is_read_more_often_if_collectives_are_frequent(
@@ -194,7 +194,7 @@ def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
     rank.recorder.entries[1]["duration_ms"] = 0.25
     rank.add(3, 0.3, name="nccl:all_reduce", duration_ms=2.0)
     rank.end_cell(is_short=False)
-    first, second, third = rank.told
+    first, second, third = rank.sent
     assert (first.durations, first.lost) == ([], 0)
     assert (second.kinds[second.durations[1]][0], second.durations[0]) == ("all_reduce", 1500)
     assert second.rows == []
@@ -222,4 +222,4 @@ def test_no_collectives_count_as_lost_when_nccl_is_called_for_the_first_time(ran
     rank.recorder.entries.clear()
     rank.add(1, 0.2, name="nccl:all_reduce")
     rank.report()
-    assert [each.lost for each in rank.told] == [0, 0]
+    assert [each.lost for each in rank.sent] == [0, 0]

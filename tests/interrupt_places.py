@@ -17,7 +17,7 @@ class Stop:
     """Sends this thread SIGINT at one of the places where it would take it up."""
 
     def __init__(self, place: int) -> None:
-        self.has_struck = False
+        self.was_sent = False
         self._left = place
         self._last: dict[FrameType, str] = {}
 
@@ -29,13 +29,13 @@ class Stop:
             if last.startswith(LOOKED_AFTER):
                 self._left -= 1
                 if self._left < 0:
-                    self.has_struck = True
+                    self.was_sent = True
                     sys.settrace(None)
                     signal.raise_signal(signal.SIGINT)  # to the current handler
         return self
 
 
-def stopped_everywhere(act: Callable[[], object]) -> Iterator[int]:
+def interrupted_everywhere(act: Callable[[], object]) -> Iterator[int]:
     """Do it again and again, stopped at its first place, at its second, and so to its last."""
     place = 0
     before = sys.gettrace()
@@ -45,10 +45,10 @@ def stopped_everywhere(act: Callable[[], object]) -> Iterator[int]:
             sys.settrace(stop)
             act()
         except (KeyboardInterrupt, RuntimeError):  # a Condition's wait may say it so: "cannot
-            assert stop.has_struck  # release un-acquired lock"
+            assert stop.was_sent  # release un-acquired lock"
         finally:
             sys.settrace(before)
-        if not stop.has_struck:
+        if not stop.was_sent:
             return
         yield place
         place += 1

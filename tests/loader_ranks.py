@@ -14,7 +14,7 @@ from nbddp.train.loader import Loader
 
 
 @contextmanager
-def be_rank(rank: int, world_size: int) -> Iterator[None]:
+def as_rank(rank: int, world_size: int) -> Iterator[None]:
     """Make loaders see this rank and world size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(this_rank, "rank", lambda: rank)
@@ -26,7 +26,7 @@ def on_ranks(world_size: int, make: Callable[[], Any], epochs: int = 1) -> list[
     """Return the batches of each rank in some epochs."""
     found = []
     for rank in range(world_size):
-        with be_rank(rank, world_size):
+        with as_rank(rank, world_size):
             batches = make()
             found.append([batch.tolist() for _ in range(epochs) for batch in batches])
     return found

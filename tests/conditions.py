@@ -62,12 +62,12 @@ def run_and_act(
     group.run_and_watch(source, watch)
 
 
-def come_to_rest(pids: Collection[int]) -> bool:
+def wait_until_blocked(pids: Collection[int]) -> bool:
     """Wait until the main thread of each process is blocked. Return whether it is."""
     return wait_until(lambda: _rest(pids))
 
 
-def are_computing(pids: Collection[int]) -> bool:
+def wait_until_computing(pids: Collection[int]) -> bool:
     """Wait until each process has used CPU time from now on. Return whether it has."""
     began = {pid: cpu_time(pid) for pid in pids}
     return wait_until(lambda: all(cpu_time(pid) > began[pid] + COMPUTING for pid in pids))
@@ -87,7 +87,7 @@ def _seen_of_main_thread(pid: int) -> tuple[str, str, str]:
     return found["State"], found["voluntary_ctxt_switches"], found["nonvoluntary_ctxt_switches"]
 
 
-def act_when_said(group: Ranks, words: str, act: Callable[[], None]) -> None:
+def act_on_alarm(group: Ranks, words: str, act: Callable[[], None]) -> None:
     """Call a function as soon as the group's alarm contains these words."""
 
     def wait_and_act() -> None:
@@ -97,12 +97,12 @@ def act_when_said(group: Ranks, words: str, act: Callable[[], None]) -> None:
     threading.Thread(target=wait_and_act).start()
 
 
-def said_of_a_hang(
+def output_of_hang(
     group: Ranks, source: str, capsys: pytest.CaptureFixture[str], after: float = SHORT
 ) -> str:
     """Return the output of a hanging cell until it is interrupted."""
     group.hang_after(after)
-    act_when_said(group, "no progress", group.interrupt)
+    act_on_alarm(group, "no progress", group.interrupt)
     with pytest.raises(CellInterruptedError):
         group.run(source)
     return capsys.readouterr().out

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cables import Cables
 from drivers.ranks import Ranks, new_launcher
 from processes import wait_until
 from slow_link import Link
+from virtual_networks import Cables
 
 from nbddp.group.node_pool import NodePool, NodesSpec
 
-COMING = 120.0  # seconds for agents to import torch and connect
-ALONE = 20.0  # seconds that a node agent waits for a lost listener
+CONNECT_TIMEOUT = 120.0  # seconds for agents to import torch and connect
+ORPHAN_TIMEOUT = 20.0  # seconds that a node agent waits for a lost listener
 
 
 def lives(process: psutil.Process) -> bool:
@@ -86,7 +86,7 @@ class OnNodes:
         self.await_nodes(enough)
 
     def await_nodes(self, count: int) -> None:
-        assert wait_until(lambda: len(self.nodes.listener.nodes) == count, timeout=COMING)
+        assert wait_until(lambda: len(self.nodes.listener.nodes) == count, timeout=CONNECT_TIMEOUT)
 
     def start_node_agent(
         self,
@@ -115,7 +115,7 @@ class OnNodes:
         agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", "--master-port=0"]
         command = [sys.executable, *(agent if with_agent else ()), "-m", "nbddp.nodes"]
         command += ["--join", str(file), "--ranks", str(nproc), "--folder", str(folder / "logs")]
-        command += ["--orphan-timeout", str(ALONE), *options]
+        command += ["--orphan-timeout", str(ORPHAN_TIMEOUT), *options]
         node_agent = subprocess.Popen([*prefix, *command], start_new_session=True, env=env)
         self.node_agents.append(node_agent)
         self.await_nodes(enough)
@@ -154,14 +154,14 @@ class OnNodes:
             link.close()
 
 
-class Apart(OnNodes):
+class SeparateNetworks(OnNodes):
     """A group on nodes with separate networks and cables that can be cut; needs root."""
 
     def __init__(self) -> None:
         self.cables = Cables(f"nb{os.getpid() % 100_000}x")
         super().__init__(host=self.cables.address)
 
-    def bring_apart(self, *options: str, with_agent: bool = False) -> str:
+    def connect_separate_node(self, *options: str, with_agent: bool = False) -> str:
         """Connect a node of two ranks. Return its network namespace."""
         space = self.cables.add()
         prefix = self.cables.inside(space)
