@@ -83,14 +83,13 @@ def test_contributing_is_short_and_links_to_every_page_for_developers() -> None:
     assert len(DEVELOPMENT) > 4
 
 
-def test_the_reference_names_every_command_and_every_option_of_a_cell() -> None:
-    everything = parsers()
-    commands = {name.removeprefix("%ddp ") for name in everything} - {"%%ddp", "help"}
-    table = REFERENCE[REFERENCE.index("| on a line |") :]
-    shown = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", table))))
-    assert commands <= shown
-    flags = options(everything["%%ddp"]) - {"--help", "--auto"}  # the auto mode's own
-    assert flags <= set(re.findall(r"--[a-z-]+", FOR_USERS))
+def test_overview_of_commands_is_short_and_names_and_links_every_command() -> None:
+    assert set(COMMANDS) <= set(re.findall(r"`%ddp (\w+)", REFERENCE))
+    assert len(REFERENCE.split()) <= 900
+    rows = re.findall(r"^\| (`.+) \| (.+) \|$", REFERENCE, re.MULTILINE)
+    assert len(rows) > 30
+    assert [row for row in rows if max(len(cell.split()) for cell in row) > 25] == []
+    assert [row for row in rows if "](" not in row[1]] == []
 
 
 def test_pages_use_only_existing_options() -> None:
@@ -257,6 +256,7 @@ def test_the_generated_pages_have_all_options_commands_and_public_names() -> Non
         ("index.md", "[a](docs/panel.md#x)", "[a](panel.md#x)"),
         ("panel.md", "[a](../README.md)", "[a](index.md)"),
         ("course/README.md", "[a](05_f.ipynb#The-a,-b)", "[a](../course/05_f.ipynb#the-a-b)"),
+        ("panel.md", "[a](../nbddp/magics/parser.py)", "[a](reference/options.md)"),
         ("panel.md", "[a](https://x.org/b.md)", "[a](https://x.org/b.md)"),
     ],
 )

@@ -33,6 +33,10 @@ COPIES = ROOT / "build" / "pages"  # of the notebooks, with folded cells
 # the link to a file of the repository, as it is written in pages, and its place on the site
 LINK = re.compile(r"(\]\(|\bsrc=\"|\bsrcset=\")(?!https?:|#)([^)\"#]+)(#[^)\"]+)?")
 NOTEBOOK_LINK = re.compile(r'href="(?!https?:)(?:([^"#]*)\.(ipynb|md))?(#[^"]*)?"')
+GENERATED = {  # a file of the repository, and the page that is made from it
+    "nbddp/checks/rules.md": "reference/checks.md",
+    "nbddp/magics/parser.py": "reference/options.md",
+}
 PAGES_AT_TOP = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "UNTRIED.md")
 
 
@@ -107,7 +111,7 @@ def _place(path: str) -> str:
     """
     if path == "README.md":
         return "index.md"
-    path = re.sub("^nbddp/checks/rules.md$", "reference/checks.md", path)
+    path = GENERATED.get(path, path)
     return re.sub("^docs/", "", re.sub("^notebooks/", "course/", path))
 
 
