@@ -25,10 +25,10 @@ def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> 
 
 
 def assert_found(rules: str, *texts: str, head: str = "", **options: Any) -> None:
-    """In each text these rules find something, and no others; below a head, it is a script."""
+    """Check that exactly these rules report a finding in each text; with a head, in a script."""
     for text in texts:
         found = rules_in(head + text, **{"is_cell": not head, **options})
         assert found == rules.split(), text
 
 
-assert_no_findings = partial(assert_found, "")  # no rule finds anything
+assert_no_findings = partial(assert_found, "")  # no rule reports a finding

@@ -53,9 +53,9 @@ def main(folder: Path, times: int) -> None:
         told = kill_one(folder, step)
         n_drafts += any(folder.glob(".step-*"))
         resumed = Checkpoint(folder).resume()
-        assert resumed, "nothing was whole"
+        assert resumed, "no checkpoint is complete"
         assert resumed.step >= told > step, (resumed.step, told, step)
-        assert bool((resumed["extra"] == resumed.step).all()), "it holds another step"
+        assert bool((resumed["extra"] == resumed.step).all()), "the checkpoint has another step"
         step = resumed.step
     sys.stdout.write(f"{n_drafts} {step}")
 

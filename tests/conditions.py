@@ -18,7 +18,7 @@ from nbddp.worker.process_group import process_group
 
 RESTING = 0.2  # seconds in which a blocked thread must not wake
 COMPUTING = 0.1  # seconds of CPU time that show new computation
-# before what may take its time in a group that has a short timeout
+# before slow work in a group with a short timeout
 NO_TIMEOUT = (
     f"from datetime import timedelta\n{imported(process_group)}"
     "process_group.set_timeout(timedelta(minutes=2))\n"

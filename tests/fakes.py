@@ -1,8 +1,8 @@
-"""A launcher, a link and threads that do nothing by themselves, for tests of the controller.
+"""A fake launcher, a fake link and threads that a test steps by hand, for the controller.
 
 With :class:`FakeLauncher` and :class:`FakeLink` a session has all its threads and no process. With
-:class:`ManualEventThread` and :class:`ManualExitWatcher` it has no thread either: things happen in
-the order in which the test lets them, and each of them can be made to fail.
+:class:`ManualEventThread` and :class:`ManualExitWatcher` it has no thread either: the test runs
+each event in the order of its choice, and can make each of them fail.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nbddp.wire.messages import (
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Answer, Complete, Inspect, Pull, Push
 
-PIDS = itertools.count(1_000_000_000)  # beyond those of any process
+PIDS = itertools.count(1_000_000_000)  # larger than the id of any real process
 
 
 class FakeHandle:
@@ -69,7 +69,7 @@ class FakeHandle:
 
     def join(self) -> None:
         """Release the process after its end; a test that waits here hangs."""
-        assert self.exitcode is not None, "somebody waits for a process that runs"
+        assert self.exitcode is not None, "nbddp joins a process that still runs"
         if self._pipe is not None and not self.is_joined:
             os.close(self._pipe[0])
         self.is_joined = True
@@ -102,7 +102,7 @@ class FakeHandle:
 
 
 class FakeLauncher(Launcher):
-    """Makes fake processes.
+    """Make fake processes.
 
     Attributes:
         handles: launched processes, by attempt and rank.
@@ -154,7 +154,7 @@ class FakeLauncher(Launcher):
 
 
 class FakeLink:
-    """Records sent commands, and delivers messages that the test makes ranks send.
+    """Record sent commands, and deliver messages of ranks from the test.
 
     Attributes:
         sent: rank and command, in order.
@@ -233,7 +233,7 @@ class FakeLink:
 
 
 class SilentLink(FakeLink):
-    """Delivers no message by itself: the test passes messages to the session one by one."""
+    """A link that delivers no message; the test passes messages to the session one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class SilentLink(FakeLink):
 
 
 class ManualEventThread(EventThread):
-    """Runs queued calls on the thread of the test, when the test calls ``run_next``."""
+    """Run queued calls on the thread of the test, when the test calls ``run_next``."""
 
     def __init__(self) -> None:
         self.inbox: deque[Callable[[], Any]] = deque()
@@ -263,7 +263,7 @@ class ManualEventThread(EventThread):
         def work() -> None:
             try:
                 done.set_result(act(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it belongs
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 done.set_exception(error)
 
         self.inbox.append(work)
@@ -302,7 +302,7 @@ class ManualEventThread(EventThread):
 
 
 class ManualExitWatcher(ExitWatcher):
-    """Reports ended processes when the test calls ``report_exit``."""
+    """Report ended processes when the test calls ``report_exit``."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[RankHandle, Callable[[RankHandle], Any]]] = []
@@ -337,7 +337,7 @@ def with_threads(link: FakeLink) -> Runtime:
 
 
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
-    """Make ranks ready when they are launched, and obey commands at once."""
+    """Make launched ranks ready, and make them answer commands at once."""
 
     def answer(attempt: int, rank: int, command: MessageToRank) -> None:
         match command:

@@ -1,4 +1,4 @@
-"""A stop at every place of a piece of work where Python looks for one."""
+"""Interrupt a call at every instruction at which Python handles signals."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-# After these instructions CPython looks whether a signal has come (``CHECK_EVAL_BREAKER`` in its
+# After these instructions CPython checks for pending signals (``CHECK_EVAL_BREAKER`` in its
 # ceval.c; the names of 3.10 to 3.13).
 LOOKED_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 
 class Stop:
-    """Sends this thread SIGINT at one of the places where it would take it up."""
+    """A trace function that sends this thread SIGINT at one of these instructions."""
 
     def __init__(self, place: int) -> None:
         self.was_sent = False
@@ -36,7 +36,7 @@ class Stop:
 
 
 def interrupted_everywhere(act: Callable[[], object]) -> Iterator[int]:
-    """Do it again and again, stopped at its first place, at its second, and so to its last."""
+    """Repeat a call, interrupted at its first place, its second, and so on to its last."""
     place = 0
     before = sys.gettrace()
     while True:
@@ -44,7 +44,7 @@ def interrupted_everywhere(act: Callable[[], object]) -> Iterator[int]:
         try:
             sys.settrace(stop)
             act()
-        except (KeyboardInterrupt, RuntimeError):  # a Condition's wait may say it so: "cannot
+        except (KeyboardInterrupt, RuntimeError):  # a Condition's wait can raise "cannot
             assert stop.was_sent  # release un-acquired lock"
         finally:
             sys.settrace(before)

@@ -13,7 +13,7 @@ START = ev.StartAsked(world_size=2)
 INTERRUPT = ev.InterruptAsked()
 STOP = ev.StopAsked()
 HEAL = ev.HealAsked(ranks=(1,), donor=0)
-TOLD = (
+WITH_TEXT = (
     ev.Notify,
     ev.Refuse,
     ev.GroupStartFailed,
@@ -99,7 +99,7 @@ def after(life: Life, *events: ev.Event) -> Life:
 def effect_of(life: Life, event: ev.Event) -> tuple[Any, ...]:
     """Return the next state and the actions. Of an action with a text, return only the type."""
     changed, actions = advance(life, event)
-    return changed.state, *(type(each) if isinstance(each, TOLD) else each for each in actions)
+    return changed.state, *(type(each) if isinstance(each, WITH_TEXT) else each for each in actions)
 
 
 def texts_of(causes: Mapping[str, tuple[Life, ev.Event]]) -> dict[str, str]:
@@ -108,7 +108,7 @@ def texts_of(causes: Mapping[str, tuple[Life, ev.Event]]) -> dict[str, str]:
         name: each.text if isinstance(each, ev.Notify) else each.reason
         for name, cause in causes.items()
         for each in advance(*cause)[1]
-        if isinstance(each, TOLD)
+        if isinstance(each, WITH_TEXT)
     }
 
 

@@ -1,6 +1,6 @@
-"""The limits that tests change, each by a name of the tests' own.
+"""The timeouts and limits that tests change, each by a short name.
 
-A test must not wait for the seconds that a user would, nor fill the memory that a user may.
+A test must not wait as long as a user, nor use as much memory.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ CONNECT_TIMEOUT = 120.0  # seconds for agents to import torch and connect
 ORPHAN_TIMEOUT = 20.0  # seconds that a node agent waits for a lost listener
 
 
-def lives(process: psutil.Process) -> bool:
+def is_process_running(process: psutil.Process) -> bool:
     """Return whether a process runs and is no zombie."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
@@ -29,14 +29,14 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def family(process: psutil.Process) -> list[psutil.Process]:
+def process_tree(process: psutil.Process) -> list[psutil.Process]:
     """Return a process and all its descendants."""
     return [process, *process.children(recursive=True)]
 
 
 def all_ended(processes: list[psutil.Process], *, timeout: float = 40.0) -> bool:
     """Wait until all these processes have ended. Return whether they have."""
-    return wait_until(lambda: not any(map(lives, processes)), timeout=timeout)
+    return wait_until(lambda: not any(map(is_process_running, processes)), timeout=timeout)
 
 
 class OnNodes:
@@ -50,7 +50,7 @@ class OnNodes:
         nproc_per_node: int = 2,
         host: str = "127.0.0.1",
     ) -> None:
-        # grace: survivors that share two cores with all else are slow, and not deaf
+        # grace: surviving ranks on two busy cores answer slowly
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=host, min_nodes=least, max_nodes=most, nproc_per_node=nproc_per_node)
         self.nodes: NodePool = self.group.open_nodes(spec)
@@ -58,7 +58,7 @@ class OnNodes:
         self._links: list[Link] = []
 
     @property
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Return the messages about nodes that joined or left."""
         events = self.group.events()
         return [str(event.facts["what"]) for event in events if event.kind == "node"]

@@ -240,7 +240,7 @@ class Notebook:
         return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]
 
     def hint(self, code: str) -> str:
-        """Return the text of Shift+Tab at the end of some code; empty if there is none."""
+        """Return the text of Shift+Tab at the end of some code, or an empty text."""
         said = self.client.inspect(code, len(code), reply=True, timeout=PATIENCE)["content"]
         return _ANSI.sub("", said["data"].get("text/plain", ""))
 
@@ -277,7 +277,9 @@ class Notebook:
         for path in paths:
             path.unlink(missing_ok=True)
         request = self.begin(source)
-        assert wait_until(lambda: all(path.exists() for path in paths)), "it did not come so far"
+        assert wait_until(lambda: all(path.exists() for path in paths)), (
+            "the cell did not create the files"
+        )
         self.interrupt()
         return self.finish(request)
 

@@ -96,7 +96,7 @@ class Page(HTMLParser):
         return [known[name] for _, known in self.tags if name in known]
 
 
-# a whole group takes minutes to be made smaller, and is readable as it is
+# hypothesis needs minutes to shrink a whole group; it is readable unshrunk
 BIG = settings(max_examples=50, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 TEXT = st.one_of(
     st.text(max_size=30),
@@ -208,7 +208,7 @@ def column(table: Page, word: str) -> list[str]:
 
 
 def readable(html: str) -> str:
-    """HTML for a snapshot: a block on each line, without style sheets, charts, bytes of images."""
+    """Return HTML for a snapshot: one block per line, without style sheets, charts and images."""
     html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
     html = re.sub(r'(<div class="nbddp-plot[^>]*>).*?(?=</div>)', r"\1...", html, flags=re.DOTALL)
     html = re.sub(r'(base64,)[^"]+', r"\1...", html)

@@ -1,4 +1,4 @@
-"""Which processes descend from this test run, and waiting for them."""
+"""Find the processes that descend from this test run, and wait for them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def marked(but: Collection[int] = ()) -> dict[int, psutil.Process]:
 def in_child(act: Callable[[], object], *, timeout: float = 30.0) -> int:
     """Call a function in a forked child, as in a DataLoader worker. Return the exit code."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # we have threads, it needs none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # fork warns if there are threads; the child needs none
         pid = os.fork()
     if not pid:
         try:
@@ -68,7 +70,7 @@ def in_child(act: Callable[[], object], *, timeout: float = 30.0) -> int:
 
 
 def is_helper(process: psutil.Process) -> bool:
-    """The forkserver and the resource tracker stay with the process that started them."""
+    """Return whether a process is a forkserver or a resource tracker, which may outlive a test."""
     try:
         words = " ".join(process.cmdline())
         if not words:

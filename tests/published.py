@@ -36,7 +36,7 @@ class _Run:
     def finish(self, exit_code): print("finished", exit_code, flush=True)
 def init(**options):
     print("noise")
-    if HOW == "nobody": raise RuntimeError("no API key")
+    if HOW == "no key": raise RuntimeError("no API key")
     return _Run()
 """
 
@@ -82,7 +82,7 @@ def same(curve: Sequence[tuple[int, float]], wanted: Sequence[tuple[int, float]]
 
 
 def of_tensorboard(folder: Path, *, hides: bool = False) -> tuple[Curves, dict[str, str]]:
-    """Curves and texts of a run; ``hides`` what TensorBoard hides of it."""
+    """Return curves and texts of a run; with ``hides``, without the data that TensorBoard hides."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     [file] = folder.iterdir()
@@ -103,7 +103,7 @@ def of_tensorboard(folder: Path, *, hides: bool = False) -> tuple[Curves, dict[s
 
 
 def of_wandb(folder: Path) -> tuple[Curves, dict[str, Any], dict[str, Any]]:
-    """Curves, config and summary of the one offline run below a folder; W&B's steps only rise."""
+    """Return curves, config and summary of the only offline run; check that steps only rise."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = (folder / "wandb").glob("offline-run-*/*.wandb")
@@ -148,7 +148,7 @@ def _key(item: Any) -> str:
 
 
 def of_trackio(folder: Path, project: str, run: str) -> tuple[Curves, dict[str, Any], list[str]]:
-    """Curves, config and reports of a run, and that the project has no other."""
+    """Return curves, config and reports of the only run of a project."""
     with sqlite3.connect(folder / f"{project}.db") as base:
         rows = base.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
         configs = base.execute("SELECT run_name, config FROM configs").fetchall()
@@ -167,7 +167,7 @@ def of_trackio(folder: Path, project: str, run: str) -> tuple[Curves, dict[str, 
 
 
 def of_mlflow(uri: str, experiment: str) -> tuple[Curves, dict[str, str], dict[str, str], str]:
-    """Curves, parameters, tags and the status of an experiment's one run."""
+    """Return curves, parameters, tags and status of the only run of an experiment."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)

@@ -86,7 +86,7 @@ def facts_of(
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """As JSON, one in a line."""
+    """Return rows as JSON lines."""
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
@@ -101,7 +101,7 @@ def make_run(
     extra: Sequence[Mapping[str, Any]] = (),
     **facts: Any,
 ) -> Path:
-    """The folder of a run below ``base``; ``facts`` are more of its ``run.json``."""
+    """Write a run folder below ``base``. ``facts`` extend its ``run.json``."""
     path = base / ".nbddp" / "runs" / name
     path.mkdir(parents=True)
     known = rows_of(60) if rows is None else rows
@@ -137,7 +137,7 @@ UNENDED = FAILED[:5]
 
 
 def reported(*steps: int | None, ranks: int = 2, **values: float) -> list[dict[str, Any]]:
-    """What ranks report in cell 1 of that run: the step as ``loss``, unless values are given."""
+    """Return metric rows of ranks in cell 1 of that run; by default ``loss`` is the step."""
     return [
         {"time": 101.5, "rank": rank, "attempt": 1}
         | ({} if step is None else {"step": step})

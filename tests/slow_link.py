@@ -20,9 +20,9 @@ class Link:
 
     def __init__(self, port: int, *, delay: float = 0.0) -> None:
         self.delay = delay
-        self.said: list[bytearray] = []  # by each node that has dialed, as it went over the cable
+        self.received: list[bytearray] = []  # the bytes of each connected node
         self._listener = port
-        self._left: int | None = None  # bytes that still pass towards the door
+        self._left: int | None = None  # bytes still to forward to the listener
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._flows = asyncio.Event()
@@ -40,7 +40,7 @@ class Link:
         self._loop.call_soon_threadsafe(self._flows.clear)
 
     def flow(self) -> None:
-        """All that was held up arrives at once."""
+        """Forward again; deliver the stalled data at once."""
         self._loop.call_soon_threadsafe(self._flows.set)
 
     def cut(self, after: int = 0) -> None:
@@ -65,10 +65,10 @@ class Link:
             return
         both = {to_node, to_listener}
         self._writers |= both
-        said = bytearray()
-        self.said.append(said)
+        received = bytearray()
+        self.received.append(received)
         await asyncio.gather(
-            self._pump(node, to_listener, said), self._pump(listener, to_node, None)
+            self._pump(node, to_listener, received), self._pump(listener, to_node, None)
         )
         self._writers -= both
         for writer in both:
@@ -78,18 +78,18 @@ class Link:
         self,
         source: asyncio.StreamReader,
         target: asyncio.StreamWriter,
-        said: bytearray | None,
+        received: bytearray | None,
     ) -> None:
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         carrying = asyncio.ensure_future(
-            self._carry(pieces, target, is_to_listener=said is not None)
+            self._carry(pieces, target, is_to_listener=received is not None)
         )
         try:
             while data := await source.read(PIECE):
-                if said is not None:
-                    said += data
+                if received is not None:
+                    received += data
                 pieces.put_nowait((self._loop.time() + self.delay, data))
-        except OSError:  # reset: the other side hears an end
+        except OSError:  # reset: the other side reads the end
             pass
         pieces.put_nowait((self._loop.time() + self.delay, b""))
         await carrying
@@ -127,7 +127,7 @@ class Link:
             writer.transport.abort()
 
     def close(self) -> None:
-        """Take it away."""
+        """Close the proxy and all its connections."""
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)

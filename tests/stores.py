@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 
 
 class MemoryStore:
-    """Keys and queues; nothing in it waits."""
+    """Keys and queues, without blocking calls."""
 
     def __init__(self) -> None:
         self.keys: dict[str, bytes] = {}
@@ -29,7 +29,7 @@ class MemoryStore:
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         if not self.queues[key]:
-            assert not block, "this would wait for ever"
+            assert not block, "this call would block forever"
             raise RuntimeError("queue is empty")  # torch's QueueEmptyError is one
         return self.queues[key].popleft()
 

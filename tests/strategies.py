@@ -1,4 +1,4 @@
-"""Hypothesis strategies that several rooms' tests share: any message of the wire."""
+"""Hypothesis strategies for any message of the wire."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def of_kind(kind: type[Any]) -> st.SearchStrategy[Any]:
-    """Any message of one kind, made from the types of its fields."""
+    """Return a strategy for messages of one class, from the types of its fields."""
     hints = get_type_hints(kind)
     return st.builds(kind, **{item.name: _BY_TYPE[hints[item.name]] for item in fields(kind)})
 
 
 def any_message() -> st.SearchStrategy[Message]:
-    """Any message that may cross the border."""
+    """Return a strategy for messages of any class."""
     return st.one_of([of_kind(kind) for kind in KINDS])

@@ -1,7 +1,7 @@
-"""Source text for ranks, kernels and scripts that uses what is not public.
+"""Source text for ranks, kernels and scripts that uses names that are not public.
 
-A tool that moves or renames modules does not find a module path in a string. So the lines that
-import something are made from the objects themselves.
+A tool that moves or renames modules does not find a module path in a string. So the import lines
+are made from the objects themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def imported(*what: Any) -> str:
-    """Return lines that import these functions, classes and modules, each by its own name."""
+    """Return lines that import these functions, classes and modules by their names."""
     lines = [_line(each) for each in what]
     if any(line.startswith("from drivers.") for line in lines):  # a script does not find these
         lines.insert(0, f"import sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n")

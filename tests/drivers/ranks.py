@@ -1,4 +1,4 @@
-"""Real ranks for tests: the one file of the tests that knows what stands behind a group."""
+"""Real ranks for tests: only this file of the tests uses the internals of a group."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from nbddp.wire.trace_messages import TraceSteps
 
 
 def new_launcher(start_method: str = "") -> LocalLauncher:
-    """Return a launcher with a helper of its own, which no other test has warmed up."""
+    """Return a launcher with a new forkserver, which no other test has used."""
     return LocalLauncher(start_method)
 
 
 class WarmLauncher(LocalLauncher):
-    """A launcher whose helper serves all tests of this run."""
+    """A launcher whose forkserver serves all tests of this run."""
 
     def close(self) -> None:
-        """Keep the helper for the next test."""
+        """Keep the forkserver for the next test."""
 
     def end(self) -> None:
         super().close()
 
 
 class Ranks(WorkerGroup):
-    """A worker group, with what tests need to know of it beyond the public names."""
+    """A worker group with further properties and methods for tests."""
 
     def __init__(self, *, launcher: Launcher | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -91,7 +91,7 @@ class Ranks(WorkerGroup):
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each rank that is alive."""
+        """Return the process id of each living rank."""
         return self.session.process_ids()
 
     @property
@@ -101,12 +101,12 @@ class Ranks(WorkerGroup):
 
     @property
     def attempt(self) -> int:
-        """How often the ranks were started, 1 at first."""
+        """Return the number of starts, 1 after the first."""
         return self.life.attempt
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, dead ones included."""
+        """Return the number of ranks, dead ranks included."""
         return len(self.life.ranks)
 
     @property
@@ -114,8 +114,8 @@ class Ranks(WorkerGroup):
         return self.life.gone
 
     @property
-    def computing(self) -> Collection[int]:
-        """The ranks that have not ended the cell that runs."""
+    def ranks_in_cell(self) -> Collection[int]:
+        """Return the ranks that still run the current cell."""
         return set() if self.life.cell is None else self.life.cell.waiting
 
     @property
@@ -124,17 +124,17 @@ class Ranks(WorkerGroup):
 
     @property
     def state(self) -> str:
-        """What the group is doing, as ``%ddp status`` says it."""
+        """Return the state of the group, in the words of ``%ddp status``."""
         return self.life.state.value
 
     @property
     def is_busy(self) -> bool:
-        """Whether the ranks run a cell, or start, heal or stop."""
+        """Return whether the ranks run a cell, start, heal or stop."""
         return self.life.state.is_busy
 
     @property
     def is_idle(self) -> bool:
-        """Whether all ranks are alive and wait for a cell."""
+        """Return whether all ranks are alive and wait for a cell."""
         return self.state == "ready"
 
     # ---- cells
@@ -152,7 +152,7 @@ class Ranks(WorkerGroup):
         )
 
     def finish(self, handle: CellHandle) -> CellResult:
-        """Print what a cell, or a script, prints until it ends."""
+        """Print the output of a cell or a script until it ends. Return its result."""
         session = self.scripts.last_session
         result = show_cell(session, handle, TextView(StreamTarget()))
         if handle.request.has_own_ranks:
@@ -160,7 +160,7 @@ class Ranks(WorkerGroup):
         return result
 
     def run_cell(self, source: str, **request: Any) -> CellResult:
-        """Run a cell with options that :meth:`run` does not have; raise what came of it."""
+        """Run a cell with options that :meth:`run` does not have; raise its failure."""
         result = self.finish(self.begin(source, **request))
         result.raise_for_failure()
         return result
@@ -175,12 +175,12 @@ class Ranks(WorkerGroup):
         return caught.value
 
     def assert_works(self) -> None:
-        """Check that all ranks meet in a collective."""
+        """Check that all ranks complete a collective."""
         sums = self.evaluate("x = torch.ones(1)\ndist.all_reduce(x)\nint(x.item())")
         assert sums == [self.world_size] * self.world_size
 
     def run_and_watch(self, source: str, watch: Callable[[str], None]) -> None:
-        """Run a cell; call this with all that it has printed so far, after each piece."""
+        """Run a cell; after each piece of output, call a function with all output so far."""
 
         class Watching(TextView):
             said = ""
@@ -210,7 +210,7 @@ class Ranks(WorkerGroup):
         before: Callable[[int], None],
         after: Callable[[int], None],
     ) -> None:
-        """Call these, with the rank, before and after each rank is told to meet the others."""
+        """Call functions with the rank before and after each rank is sent ``JoinGroup``."""
         link = self.session.require_link()
         send = link.send
 
@@ -224,7 +224,7 @@ class Ranks(WorkerGroup):
         monkeypatch.setattr(link, "send", send_between)
 
     def begin_pull(self, rank: int, expression: str) -> None:
-        """Ask a rank for a value that nobody waits for."""
+        """Ask a rank for a value, and do not wait for it."""
         self.session.send_request(rank, lambda number: Pull(request=number, expression=expression))
 
     def discard_value(self, payload: Any) -> None:
@@ -235,12 +235,12 @@ class Ranks(WorkerGroup):
 
     @property
     def replay_log(self) -> Sequence[ReplayEntry]:
-        """The cells and pushed values that a replay would do again."""
+        """Return the cells and pushed values that a replay would repeat."""
         return self.session.completed_entries
 
-    def replay(self, deeds: Sequence[ReplayEntry]) -> None:
-        """Do this again, as ``%ddp restart --replay`` does."""
-        assert Recovery(self.session, TextDisplay()).replay(deeds) is None
+    def replay(self, entries: Sequence[ReplayEntry]) -> None:
+        """Replay entries, as ``%ddp restart --replay`` does."""
+        assert Recovery(self.session, TextDisplay()).replay(entries) is None
 
     # ---- observation
 
@@ -248,7 +248,7 @@ class Ranks(WorkerGroup):
         self.session.rank_monitor.hangs.hang_after = seconds
 
     def count_kills_in(self, counter: Path) -> None:
-        """Read from this file how many processes the system killed because it ran out of memory."""
+        """Read the number of processes that the system killed for memory from this file."""
         self.session._executor.messages._memory = MemoryWatch([counter], [])
 
     @property
@@ -256,25 +256,25 @@ class Ranks(WorkerGroup):
         return self.session.rank_monitor.last_step
 
     def last_heartbeat(self, rank: int) -> Heartbeat | None:
-        """When and where a rank gave its last sign of life."""
+        """Return the last heartbeat of a rank."""
         return self.session.rank_monitor.hangs.heartbeats.get(rank)
 
-    def awaited(self) -> Straggler | None:
-        """Return the rank that the others wait for, if one is named."""
+    def straggler(self) -> Straggler | None:
+        """Return the straggler, if there is one."""
         return self.session.rank_monitor.collectives.straggler()
 
     def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
-        """Return what the panel draws now."""
+        """Return the snapshot that the panel draws now."""
         return self.session.snapshot(handle)
 
     def metrics(self, *, most: int) -> Any:
-        """Return the curves that the panel draws, at most so many."""
+        """Return the curves that the panel draws, at most this many."""
         return self.session.rank_monitor.metrics.snapshot(most=most)
 
     def events(self) -> tuple[RunEvent, ...]:
         return self.session.event_log.since(0.0)
 
-    # ---- the run's folder
+    # ---- the run folder
 
     @property
     def run_folder(self) -> Path:
@@ -286,24 +286,24 @@ class Ranks(WorkerGroup):
         return [json.loads(line) for line in (self.run_folder / name).read_text().splitlines()]
 
     def log(self, rank: int) -> Path:
-        """Return the file that a rank's output goes to."""
+        """Return the log file of a rank."""
         return self.run_folder / f"rank{rank}.log"
 
     # ---- the store
 
     @property
     def secret(self) -> bytes:
-        """What the messages of ranks and controller are signed with."""
+        """Return the secret that signs the messages of ranks and controller."""
         return self.session.require_link().secret
 
     @property
     def refused(self) -> int:
-        """How many messages were refused because they were not signed."""
+        """Return the number of messages that were refused for an invalid signature."""
         return self.session.require_link().refused
 
     @property
     def store(self) -> Any:
-        """The store that messages and values go through."""
+        """Return the store of messages and values."""
         link: Any = self.session.require_link()
         return link._sender
 

@@ -198,7 +198,7 @@ LOADER = """class Images(torch.utils.data.Dataset):
         raise ValueError(f"image {i} is broken")
 for x in torch.utils.data.DataLoader(Images(), num_workers=1):
     pass"""
-TOLD = {
+ERROR_TEXTS = {
     "x = torch.ones(3)\nassert x.sum() == 4": "AssertionError: assert x.sum() == 4, line 2",
     LOADER: "ValueError: Caught ValueError in DataLoader worker process 0., line 5",
 }
@@ -213,10 +213,10 @@ def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limits(monkeypatch, peers_timeout=30.0)
 
 
-@pytest.mark.parametrize("source", TOLD, ids=["assertion", "loader"])
+@pytest.mark.parametrize("source", ERROR_TEXTS, ids=["assertion", "loader"])
 def test_the_headline_has_the_users_message_and_line(shared_group: Ranks, source: str) -> None:
     error = shared_group.failure_of(source)
-    assert str(error) == f"ranks 0-1: {TOLD[source]}"
+    assert str(error) == f"ranks 0-1: {ERROR_TEXTS[source]}"
     assert f"{Path(nbddp.__file__).parent}/" not in error.report
 
 

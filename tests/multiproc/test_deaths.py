@@ -76,7 +76,7 @@ def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_othe
         assert wait_until(lambda: list(group.dead) == [0])
         (folder / "go_on").touch()
 
-    killer = when(lambda: group.computing == {2}, kill_and_go_on)
+    killer = when(lambda: group.ranks_in_cell == {2}, kill_and_go_on)
     report = group.failure_of(
         "import pathlib, time\n"
         "while rank == 2 and not pathlib.Path('go_on').exists(): time.sleep(0.01)\n"

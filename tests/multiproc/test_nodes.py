@@ -22,7 +22,7 @@ from conditions import run_and_act, wait_until_computing, when, when_cell_runs
 from drivers.inside import imported
 from drivers.ranks import Ranks
 from limits import limit, set_limits
-from local_nodes import CONNECT_TIMEOUT, OnNodes, all_ended, family
+from local_nodes import CONNECT_TIMEOUT, OnNodes, all_ended, process_tree
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -114,13 +114,13 @@ def test_cells_run_on_two_nodes(on_nodes: OnNodes, capsys: pytest.CaptureFixture
     agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
     group.stop()
     assert all_ended(agents)
-    assert not on_nodes.said[2:]
+    assert not on_nodes.messages[2:]
     assert group.nodes is None
 
 
 def _secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
     token = on_nodes.nodes.join_file.read_text().strip()
-    looked_at = [each for rank in (0, 2) for each in family(on_nodes.agent_of(rank))]
+    looked_at = [each for rank in (0, 2) for each in process_tree(on_nodes.agent_of(rank))]
     assert len(looked_at) >= 8
     for each in looked_at:
         assert token not in " ".join(each.cmdline())
@@ -176,7 +176,7 @@ def test_new_node_replaces_a_lost_node(on_nodes: OnNodes, end: Callable[[OnNodes
     with pytest.raises(CellFailedError) as caught:
         run_and_act(group, TRAIN, lambda said: said.count("trains") == 4, lambda: end(on_nodes))
     assert f"node {name}: " in caught.value.report
-    [told] = [said for said in on_nodes.said if "ranks 2-3" in said]
+    [told] = [said for said in on_nodes.messages if "ranks 2-3" in said]
     assert told.startswith(f"node {name} (127.0.0.1): ")
     assert group.alive == [0, 1]
     assert all_ended(its)
@@ -275,7 +275,7 @@ def test_nodes_end_their_processes_after_the_kernel_is_killed(
     with a_notebook(orphan_timeout=3) as (notebook, node_agent):
         agent = node_agent.parent()
         assert agent is not None
-        its = family(agent)
+        its = process_tree(agent)
         begun = folder / "begun"
         assert notebook.stdin is not None
         notebook.stdin.write(f"open({str(begun)!r}, 'w').close(); __import__('time').sleep(100)\n")
@@ -300,7 +300,7 @@ def test_stop_does_not_wait_for_agents_that_are_still_connecting(
         return [each for each in node_agents if "nbddp.nodes" in each.cmdline() and each.children()]
 
     assert wait_until(lambda: bool(dialing()), timeout=CONNECT_TIMEOUT)
-    its = [process for each in dialing() for process in family(each)]
+    its = [process for each in dialing() for process in process_tree(each)]
     began = time.monotonic()
     on_nodes.group.stop()
     assert time.monotonic() - began < 40

@@ -85,7 +85,7 @@ def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(
     when_cell_runs(group, lambda: apart.cables.cut(spaces[1]))
     with pytest.raises(CellFailedError, match=r"\b5 s\b"):
         group.run("while True: dist.all_reduce(torch.ones(1000))")
-    [told] = [said for said in apart.said if "5 s" in said]
+    [told] = [said for said in apart.messages if "5 s" in said]
     assert f"({NET}.3)" in told
     assert "ranks 2-3" in told
     assert apart.node_agents[1].wait(60) == 1  # it ends itself: no command can reach it
@@ -128,7 +128,7 @@ def behind(on_nodes: OnNodes, link: Link) -> Ranks:
 
 def gone(on_nodes: OnNodes) -> list[str]:
     """Return the messages about lost nodes."""
-    return [said for said in on_nodes.said if " gone" in said]
+    return [said for said in on_nodes.messages if " gone" in said]
 
 
 def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float) -> int:
@@ -317,7 +317,7 @@ def test_ten_thousand_forged_messages_are_rejected(
     # for silent clients; the real node is already connected
     set_limits(monkeypatch, handshake=2.0)
     recorded, stop = tmp_path / "recorded", tmp_path / "stop"
-    recorded.write_bytes(link.said[0])  # a valid handshake: now replayed by forgers
+    recorded.write_bytes(link.received[0])  # a valid handshake, which the attackers replay
     group.push({"stop": str(stop)})
     me, pids = psutil.Process(), group.pids
     forge(one_node, 500, recorded)  # one-time allocations exist now
@@ -339,7 +339,7 @@ def test_ten_thousand_forged_messages_are_rejected(
     coming.join()
     assert not failed
     assert result.values() == [True] * 2
-    assert [said for said in one_node.said if "gone" in said] == []
+    assert [said for said in one_node.messages if "gone" in said] == []
     assert len(listener.nodes) == 1
     assert group.pids == pids
     assert f" {MANY + 500:,} " in one_node.nodes.table()

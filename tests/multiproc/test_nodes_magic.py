@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_nodes import all_ended, family, lives
+from local_nodes import all_ended, is_process_running, process_tree
 from notebook import Notebook
 from processes import wait_until
 
@@ -137,10 +137,10 @@ def left(first: Notebook) -> Iterator[list[psutil.Process]]:
     assert "written before" in first.run(NAMES).text
     for each in psutil.Process(first.pid).children():
         if "torch.distributed.run" in each.cmdline():
-            its += family(each)
+            its += process_tree(each)
     yield [psutil.Process(first.pid), *its]
     for each in its:
-        if lives(each):
+        if is_process_running(each):
             each.kill()
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from drivers.ranks import MakeRanks, Ranks
 from limits import limit
-from local_nodes import ORPHAN_TIMEOUT, OnNodes, SeparateNetworks, all_ended, family
+from local_nodes import ORPHAN_TIMEOUT, OnNodes, SeparateNetworks, all_ended, process_tree
 from multiproc.conftest import WarmLauncher
 from processes import wait_until
 from virtual_networks import NET, has_namespaces
@@ -105,7 +105,7 @@ def named_in(launcher: WarmLauncher, number: int) -> Straggler | None:
     found: list[Straggler] = []
 
     def look() -> bool:
-        awaited = group.awaited()
+        awaited = group.straggler()
         if awaited is not None:
             found.append(awaited)
         return handle.is_finished
@@ -164,7 +164,7 @@ class Rounds:
         """Lose the node of this rank while a cell runs."""
         node = self.on_nodes.node_of(rank)
         ranks = self.on_nodes.nodes.launcher.ranks_of(node)
-        before, told = self.group.pids, len(self.on_nodes.said)
+        before, told = self.group.pids, len(self.on_nodes.messages)
         kept = [other for other in before if other not in ranks]
         self.group.run("kept = rank", quiet=True)
 
@@ -172,7 +172,7 @@ class Rounds:
             strike()
             began = time.monotonic()
             limit = known_after + 3 * NAMED
-            wait_until(lambda: len(self.on_nodes.said) > told, timeout=limit)
+            wait_until(lambda: len(self.on_nodes.messages) > told, timeout=limit)
             self.note("named", time.monotonic() - began - known_after)
 
         timer = threading.Timer(self.chance.uniform(0.0, 1.0), act)
@@ -181,7 +181,7 @@ class Rounds:
             self.group.run(WORK, quiet=True)
         timer.join()
         assert f"node {node.name}: " in caught.value.report
-        [said] = self.on_nodes.said[told:]
+        [said] = self.on_nodes.messages[told:]
         assert said.startswith(f"node {node.name} ")
         assert f"ranks {ranks[0]}-{ranks[-1]}" in said
         assert self.took["named"][-1] < NAMED, self.took["named"]
@@ -217,7 +217,7 @@ def kill_agent(on_nodes: OnNodes) -> None:
 
 
 def kill_all(on_nodes: OnNodes) -> None:
-    for each in family(on_nodes.agent_of(2)):
+    for each in process_tree(on_nodes.agent_of(2)):
         each.kill()
 
 
@@ -227,7 +227,7 @@ def test_heal_after_a_node_is_killed(rounds: Rounds, strike: Callable[[OnNodes],
     on_nodes.bring(3)
     on_nodes.start_ranks()
     for _ in range(ROUNDS):
-        its = family(on_nodes.agent_of(2))
+        its = process_tree(on_nodes.agent_of(2))
         rounds.lose(2, partial(strike, on_nodes))
         rounds.await_end(its)
         rounds.go_on((2, 3))
@@ -251,7 +251,7 @@ def test_heal_after_a_network_cable_is_cut(apart: SeparateNetworks) -> None:
     apart.start_ranks()
     for number in range(4, 4 + ROUNDS):
         node = apart.node_of(2)
-        its = family(psutil.Process(node.facts["pid"]))
+        its = process_tree(psutil.Process(node.facts["pid"]))
         cut = partial(apart.cables.cut, spaces[node.address])
         rounds.lose(2, cut, known_after=limit("node_silent_after"))
         began = time.monotonic()
@@ -282,7 +282,7 @@ def test_nodes_return_after_a_network_partition(apart: SeparateNetworks) -> None
 
 def _lose_all(rounds: Rounds, apart: SeparateNetworks, spaces: list[str]) -> None:
     """Disconnect all nodes for a while."""
-    told = len(apart.said)
+    told = len(apart.messages)
     began: list[float] = []
 
     def cut() -> None:
@@ -295,7 +295,7 @@ def _lose_all(rounds: Rounds, apart: SeparateNetworks, spaces: list[str]) -> Non
     with pytest.raises(CellFailedError, match=r"\b5 s\b"):
         rounds.group.run(WORK, quiet=True)
     timer.join()
-    assert wait_until(lambda: len(apart.said) == told + 2, timeout=3 * NAMED)
+    assert wait_until(lambda: len(apart.messages) == told + 2, timeout=3 * NAMED)
     rounds.note("all named", time.monotonic() - began[0] - limit("node_silent_after"))
     assert rounds.took["all named"][-1] < NAMED
     for space in spaces:

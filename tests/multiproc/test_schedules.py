@@ -23,7 +23,7 @@ import psutil
 import pytest
 from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
-from local_nodes import CONNECT_TIMEOUT, OnNodes, family
+from local_nodes import CONNECT_TIMEOUT, OnNodes, process_tree
 from processes import wait_until
 
 from nbddp import Healed, NbddpError
@@ -288,7 +288,7 @@ class NodeSchedules(Schedules):
             self.done.append(f"bring {missing}")
             self.on_nodes.nodes.start_local(missing)
         has_come = wait_until(lambda: len(listener.nodes) >= 2, timeout=CONNECT_TIMEOUT)
-        assert has_come, (listener.nodes, self.on_nodes.said[-5:])
+        assert has_come, (listener.nodes, self.on_nodes.messages[-5:])
 
     def processes(self) -> list[psutil.Process]:
         agents = [psutil.Process(node.facts["pid"]) for node in self.on_nodes.nodes.listener.nodes]
@@ -300,7 +300,7 @@ class NodeSchedules(Schedules):
         nodes = list(self.on_nodes.nodes.listener.nodes)
         if nodes:
             with suppress(psutil.Error):
-                for each in family(self.on_nodes.agent_at(self.chance.choice(nodes))):
+                for each in process_tree(self.on_nodes.agent_at(self.chance.choice(nodes))):
                     each.kill()
 
 

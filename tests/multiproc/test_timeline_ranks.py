@@ -73,11 +73,11 @@ def named(
     handle = group.begin(source)
 
     def is_said() -> bool:
-        awaited = group.awaited()
+        awaited = group.straggler()
         return handle.is_finished or (awaited is not None and is_it(awaited))
 
     wait_until(is_said, timeout=60.0)
-    step, awaited = group.last_step, group.awaited()
+    step, awaited = group.last_step, group.straggler()
     group.interrupt()
     wait_until(lambda: handle.is_finished, timeout=30.0)
     assert awaited is not None

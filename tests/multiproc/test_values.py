@@ -128,9 +128,9 @@ def test_replay_sends_the_recorded_bytes_without_pickling(group: Ranks) -> None:
     group.push({"pushed": pushed})
     pushed.append(3)
     for _ in range(2):
-        deeds = group.replay_log
+        entries = group.replay_log
         group.restart()
-        group.replay(deeds)
+        group.replay(entries)
         assert group.pull("pushed") == [[1, 7], [1, 7]]
     assert Counted.times == 1
 

@@ -72,12 +72,12 @@ class Stage:
         self.executor.messages.handle(self.link.deliver(rank, message))
 
     def handle_all_events(self) -> None:
-        """Let everything happen that can."""
+        """Run all queued calls and report all exits."""
         while self.turn_once():
             pass
 
     def turn_once(self) -> bool:
-        """One thing that can happen; whether there was one."""
+        """Run one queued call or report one exit. Return whether there was one."""
         for actor in (self.actor, self.runtime.launch_thread):
             if actor.inbox:
                 actor.run_next()
@@ -110,13 +110,13 @@ class Stage:
             self.deliver(rank, CellEnded(cell=handle.number, seconds=0.1, in_group=True))
 
     def finish(self, handle: CellHandle, *ranks: int) -> CellResult:
-        """These ranks end the cell well. Return its result, as it is over now."""
+        """Let these ranks end the cell successfully. Return its result."""
         self.end(handle, *ranks)
         assert handle.result is not None
         return handle.result
 
     def works(self) -> bool:
-        """Whether a cell goes well on both ranks."""
+        """Return whether a cell succeeds on both ranks."""
         return self.finish(self.run(), 0, 1).is_ok
 
 
@@ -129,7 +129,7 @@ def empty(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Stage]:  # noqa
 
 @pytest.fixture
 def stage(empty: Stage) -> Stage:
-    """A stage with two ranks that are ready."""
+    """Return a stage with two ready ranks."""
     empty.get_ready(empty.ask_start())
     return empty
 

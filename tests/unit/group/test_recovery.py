@@ -25,25 +25,25 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
 from nbddp.wire.messages import CellEnded, Interrupt, MessageToRank, RunCell
 
 TWO = GroupSpec(nproc=2)
-DEEDS = tuple(
+ENTRIES = tuple(
     CellRequest(source=f"step {number}", execution_count=number + 4) for number in range(3)
 )
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
 
 
-def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
-    return tuple(replace(deed, purpose=Purpose.REPLAY) for deed in deeds)
+def again(entries: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
+    return tuple(replace(entry, purpose=Purpose.REPLAY) for entry in entries)
 
 
-class Shown(TextDisplay):
-    """Shows the cells of a play, and records its messages."""
+class RecordingDisplay(TextDisplay):
+    """A display that shows the cells of a play and records its messages."""
 
     has_record = False
 
     def __init__(self, play: Play) -> None:
         super().__init__()
         self.show = play.show  # type: ignore[assignment]
-        self.print_line = play.said.append  # type: ignore[method-assign]
+        self.print_line = play.printed.append  # type: ignore[method-assign]
 
     def view(self, _session: Session) -> Any:
         return self
@@ -53,7 +53,7 @@ class Shown(TextDisplay):
 
 
 class Play:
-    """A session with working ranks, some of whose cells do not end by themselves.
+    """A session with fake ranks; a chosen cell of them hangs or fails.
 
     ``words`` are the exact texts that a test expects.
     """
@@ -64,13 +64,13 @@ class Play:
         self.link = FakeLink()
         answer_commands(self.launcher, self.link)
         self.session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.sources: list[str] = []
         self.hung = threading.Event()
         self.hangs_in = self.fails_in = ""
         self.on_cell: Callable[[str], None] = lambda _source: None
         self.obey, self.link.on_send = self.link.on_send, self.receive
-        self.recovery = Recovery(self.session, Shown(self))
+        self.recovery = Recovery(self.session, RecordingDisplay(self))
         self.session.start(TWO)
 
     @property
@@ -78,8 +78,8 @@ class Play:
         return self.session.life.state
 
     @property
-    def deeds(self) -> tuple[Any, Any]:
-        """The completed entries, and the entries that a replay left pending."""
+    def replay_log(self) -> tuple[Any, Any]:
+        """Return the completed entries, and the entries that a replay left pending."""
         return self.session.completed_entries, self.session.pending_entries
 
     def train(self, **retries: Any) -> CellResult:
@@ -135,11 +135,11 @@ def assert_interrupted(result: CellResult | None) -> None:
 def test_an_interrupt_during_a_replay_interrupts_the_ranks_and_ends_the_replay(play: Play) -> None:
     play.hangs_in = "step 1"
     play.interrupt_when_it_hangs()
-    assert_interrupted(play.recovery.replay(DEEDS))
+    assert_interrupted(play.recovery.replay(ENTRIES))
     assert play.sources == ["step 0", "step 1"]
     assert play.state is GroupState.IDLE
-    assert play.deeds == (again(DEEDS[:1]), DEEDS[1:])
-    assert play.said == play.words
+    assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])
+    assert play.printed == play.words
     play.hangs_in = ""
     assert play.show(play.session.submit(CellRequest(source="next"))).is_ok
 
@@ -148,7 +148,7 @@ def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> N
     play.on_cell = lambda source: play.session.interrupt() if source == "step 1" else None
     # too late for the cell itself: its ranks have ended it before they read the interrupt
     with pytest.raises(CellInterruptedError) as caught:
-        play.recovery.replay(DEEDS)
+        play.recovery.replay(ENTRIES)
     assert caught.value.report == play.words
     assert play.state is GroupState.IDLE
 
@@ -156,7 +156,7 @@ def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> N
 def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
     play.hangs_in = "step 1"
     stopping = play.when_it_hangs(play.session.stop)
-    result = play.recovery.replay(DEEDS)
+    result = play.recovery.replay(ENTRIES)
     stopping.join()
     assert result is not None
     assert result.verdict is not None
@@ -167,28 +167,28 @@ def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
 
 def test_a_cell_that_fails_in_a_replay_ends_it_and_is_reported(play: Play) -> None:
     play.fails_in = "step 1"
-    result = play.recovery.replay(DEEDS)
+    result = play.recovery.replay(ENTRIES)
     assert result is not None
     assert not result.is_ok
     assert play.sources == ["step 0", "step 1"]
-    assert play.said == play.words
+    assert play.printed == play.words
 
 
 def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     play: Play,
 ) -> None:
     play.fails_in = "step 1"
-    play.recovery.replay(DEEDS, restart=play.session.restart)
-    assert play.deeds == (again(DEEDS[:1]), DEEDS[1:])
+    play.recovery.replay(ENTRIES, restart=play.session.restart)
+    assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])
     play.fails_in = ""
     play.recovery.replay(
         (*play.session.completed_entries, *play.session.pending_entries),
         restart=play.session.restart,
     )
-    assert play.deeds == (again(DEEDS), ())
+    assert play.replay_log == (again(ENTRIES), ())
     assert play.sources[2:] == ["step 0", "step 1", "step 2"]
     play.fails_in = "step 1"
-    play.recovery.replay(DEEDS, restart=play.session.restart)
+    play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
     assert play.session.pending_entries == ()
 
@@ -200,11 +200,11 @@ def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Pl
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play.recovery.replay(DEEDS, restart=stopped)
-    assert play.said == play.words
-    assert play.deeds == ((), DEEDS)
+        play.recovery.replay(ENTRIES, restart=stopped)
+    assert play.printed == play.words
+    assert play.replay_log == ((), ENTRIES)
     play.session.start(TWO)  # for a cell that misses their names
-    assert play.deeds == ((), DEEDS)
+    assert play.replay_log == ((), ENTRIES)
 
 
 def test_a_refused_restart_prints_nothing_about_a_replay(play: Play) -> None:
@@ -212,13 +212,13 @@ def test_a_refused_restart_prints_nothing_about_a_replay(play: Play) -> None:
         raise RequestError("no")
 
     with pytest.raises(RequestError):
-        play.recovery.replay(DEEDS, restart=refused)
-    assert play.said == []
+        play.recovery.replay(ENTRIES, restart=refused)
+    assert play.printed == []
     assert play.session.pending_entries == ()
 
 
 def test_an_interrupt_during_a_recovery_prevents_further_restarts(play: Play) -> None:
-    assert play.show(play.session.submit(DEEDS[0])).is_ok
+    assert play.show(play.session.submit(ENTRIES[0])).is_ok
     play.fails_in = "trains"
 
     def hang_from_now_on(source: str) -> None:
@@ -237,7 +237,7 @@ def test_a_cell_that_fails_during_a_user_interrupt_is_not_retried(play: Play) ->
     play.fails_in = "trains"
     play.on_cell = lambda _source: play.session.interrupt()
     assert not play.train(restarts=3).is_ok
-    assert play.said == play.words
+    assert play.printed == play.words
     assert play.session.life.attempt == 1
 
 
@@ -264,61 +264,61 @@ class Roomy(FakeLauncher):
 
 
 @pytest.fixture
-def roomy(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa: ARG001
+def with_capacity(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa: ARG001
     play = Play(snapshot, Roomy())
     play.launcher.on_node = play.session.on_node_event
-    assert play.show(play.session.submit(DEEDS[0])).is_ok
+    assert play.show(play.session.submit(ENTRIES[0])).is_ok
     yield play
     play.session.close()
 
 
-def test_an_elastic_cell_starts_on_nodes_that_joined_before_it(roomy: Play) -> None:
-    roomy.launcher.bring(3)
-    assert roomy.train(is_elastic=True).is_ok
-    assert roomy.sources == ["step 0", "step 0", "trains"]
-    assert roomy.said == roomy.words
-    assert roomy.session.life.alive == [0, 1, 2]
+def test_an_elastic_cell_starts_on_nodes_that_joined_before_it(with_capacity: Play) -> None:
+    with_capacity.launcher.bring(3)
+    assert with_capacity.train(is_elastic=True).is_ok
+    assert with_capacity.sources == ["step 0", "step 0", "trains"]
+    assert with_capacity.printed == with_capacity.words
+    assert with_capacity.session.life.alive == [0, 1, 2]
 
 
-def test_an_elastic_cell_restarts_when_a_node_joins(roomy: Play) -> None:
-    roomy.hangs_in = "trains"
+def test_an_elastic_cell_restarts_when_a_node_joins(with_capacity: Play) -> None:
+    with_capacity.hangs_in = "trains"
 
     def come() -> None:
-        roomy.hangs_in = ""
-        roomy.launcher.bring(4)
+        with_capacity.hangs_in = ""
+        with_capacity.launcher.bring(4)
 
-    coming = roomy.when_it_hangs(come)
-    assert roomy.train(is_elastic=True).is_ok
+    coming = with_capacity.when_it_hangs(come)
+    assert with_capacity.train(is_elastic=True).is_ok
     coming.join()
-    assert roomy.sources == ["step 0", "trains", "step 0", "trains"]
-    assert roomy.said == roomy.words
-    assert roomy.session.end_requests == 0
+    assert with_capacity.sources == ["step 0", "trains", "step 0", "trains"]
+    assert with_capacity.printed == with_capacity.words
+    assert with_capacity.session.end_requests == 0
 
 
-def test_a_replay_for_one_node_is_not_interrupted_by_the_next_node(roomy: Play) -> None:
-    roomy.hangs_in = "trains"
+def test_a_replay_for_one_node_is_not_interrupted_by_the_next_node(with_capacity: Play) -> None:
+    with_capacity.hangs_in = "trains"
 
     def come(source: str) -> None:
-        if source == "step 0" and roomy.sources.count(source) == 2:
-            roomy.launcher.bring(4)
+        if source == "step 0" and with_capacity.sources.count(source) == 2:
+            with_capacity.launcher.bring(4)
         elif source == "step 0":
-            roomy.hangs_in = ""
+            with_capacity.hangs_in = ""
 
-    roomy.on_cell = come
-    roomy.launcher.bring(3)
-    assert roomy.train(is_elastic=True).is_ok
-    assert roomy.said == roomy.words
-    assert roomy.sources == ["step 0", "step 0", "trains", "step 0", "trains"]
-
-
-def test_an_elastic_cell_is_not_restarted_after_a_user_interrupt(roomy: Play) -> None:
-    roomy.hangs_in = "trains"
-    roomy.interrupt_when_it_hangs()
-    assert_interrupted(roomy.train(is_elastic=True))
-    assert roomy.sources == ["step 0", "trains"]
+    with_capacity.on_cell = come
+    with_capacity.launcher.bring(3)
+    assert with_capacity.train(is_elastic=True).is_ok
+    assert with_capacity.printed == with_capacity.words
+    assert with_capacity.sources == ["step 0", "step 0", "trains", "step 0", "trains"]
 
 
-def test_a_cell_that_is_not_elastic_does_not_use_a_new_node(roomy: Play) -> None:
-    roomy.launcher.bring(3)
-    assert roomy.train().is_ok
-    assert roomy.session.life.alive == [0, 1]
+def test_an_elastic_cell_is_not_restarted_after_a_user_interrupt(with_capacity: Play) -> None:
+    with_capacity.hangs_in = "trains"
+    with_capacity.interrupt_when_it_hangs()
+    assert_interrupted(with_capacity.train(is_elastic=True))
+    assert with_capacity.sources == ["step 0", "trains"]
+
+
+def test_a_cell_that_is_not_elastic_does_not_use_a_new_node(with_capacity: Play) -> None:
+    with_capacity.launcher.bring(3)
+    assert with_capacity.train().is_ok
+    assert with_capacity.session.life.alive == [0, 1]

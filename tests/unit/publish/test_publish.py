@@ -280,7 +280,7 @@ def test_a_tracker_error_is_reported_in_one_line(
     assert said == snapshot
 
 
-@pytest.mark.parametrize(("how", "told"), [("dies", 2), ("nobody", 1)])
+@pytest.mark.parametrize(("how", "told"), [("dies", 2), ("no key", 1)])
 def test_publishing_errors_of_a_running_run_are_reported_once(
     tmp_path: Path, fake: Callable[[str], None], how: str, told: int, snapshot: SnapshotAssertion
 ) -> None:

@@ -93,7 +93,7 @@ def verdict_on(ranks: Ranks, **ended_by: Any) -> Verdict:
 
 CALL = "all_reduce #2 of group [0, 1]"
 IN_GROUP = timed_out(collective=CALL, groups={"[0, 1]": 2})
-TOLD = "rank 0 failed in nbddp.on_main(load): OSError: no"
+PEER_FAILED = "rank 0 failed in nbddp.on_main(load): OSError: no"
 FULL = "rank 0: the disk is full"
 KILLED = ProcessExit(-9, 9.0)
 BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
@@ -117,7 +117,7 @@ BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
     ),
     "deaths of two kinds": ({0: KILLED, 1: KILLED, 2: ProcessExit(3, 9.5)}, [(0, 1), (2,)]),
     "who told the others in on_main": (
-        {0: ended("OSError", "no", at=2.0), 1: ended("RuntimeError", TOLD, at=1.0)},
+        {0: ended("OSError", "no", at=2.0), 1: ended("RuntimeError", PEER_FAILED, at=1.0)},
         [(0,), (1,)],
     ),
     "who told the others in a checkpoint": (
