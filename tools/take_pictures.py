@@ -1,8 +1,8 @@
-"""Take the pictures of README and docs, light and dark, from a real training.
+"""Take the pictures of README and docs, light and dark, from real cells.
 
     python tools/take_pictures.py [FOLDER]
 
-FOLDER is ``notebooks/pictures`` by default. Needs Chromium; takes about two minutes.
+FOLDER is ``notebooks/pictures`` by default. Needs Chromium; takes about five minutes.
 """
 
 from __future__ import annotations
@@ -80,6 +80,71 @@ POINTER = """([x, y]) => {
 QUALITY = 55  # below half a megabyte, with sharp letters
 TOGGLE = "application:toggle-left-area"
 NO_POINTER = "document.querySelector('#pointer')?.remove()"
+
+
+SMALL = """%%ddp
+def train(lr, steps=200):
+    torch.manual_seed(0)
+    model = nbddp.prepare(torch.nn.Linear(784, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    images, labels = nbddp.digits().train.tensors
+    for step in range(steps):
+        some = torch.randint(len(images), (32,))
+        loss = torch.nn.functional.cross_entropy(model(images[some].flatten(1)), labels[some])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        nbddp.log(step=step, loss=loss.item())
+"""
+SCRIPT = """import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+for step in range(2000):
+    dist.all_reduce(x)
+    x /= dist.get_world_size()
+    time.sleep(0.01)
+    if step % 100 == 0:
+        print("step", step, "on rank", os.environ["RANK"], flush=True)
+"""
+FAIL = """%%ddp
+def weight(loss):
+    return loss / (2 - rank)
+
+
+total = torch.tensor(weight(1.0))
+dist.all_reduce(total)"""
+HANG = """%%ddp
+import time
+
+x = torch.ones(1000)
+if rank == 2:
+    time.sleep(60)  # a slow file system, for example
+dist.all_reduce(x)"""
+STRAGGLER = """%%ddp --timeline
+import time
+
+x = torch.ones(1000)
+for step in range(40):
+    time.sleep(0.02 if rank == 3 else 0.01)
+    dist.all_reduce(x)
+    nbddp.log(step=step)"""
+DEBUG = """%%ddp
+numbers = torch.arange(4.0) - rank
+if rank == 2:
+    breakpoint()
+numbers.log().sum()"""
+# By picture: the cells, and a text below the last cell. The picture shows the last cell.
+SCENES = {
+    "failure": ([FAIL], "Every rank keeps its variables"),
+    "hang": ([HANG], "no progress for"),
+    "sweep": (
+        [SMALL, "%%ddp --sweep lr=0.3,0.1,0.01\ntrain(lr)"],
+        "the code of all cells is the same",
+    ),
+    "timeline": ([STRAGGLER], "waited for"),
+    "debugger": ([DEBUG], "ipdb>"),
+    "script": (["%ddp run train.py"], "step 300"),
+}
 
 
 class Film:
@@ -178,9 +243,32 @@ def take(theme: str, folder: Path) -> None:
             panel = notebook.code_cell(1).locator(".nbddp-panel")
             panel.scroll_into_view_if_needed()
             panel.screenshot(path=folder / f"panel-{theme}.png")
-    with Image.open(folder / f"panel-{theme}.png") as picture:
+    reduce_colors(folder / f"panel-{theme}.png")
+
+
+def take_scenes(theme: str, folder: Path) -> None:
+    """Take a screenshot of the last cell of each scene."""
+    os.environ["LAB_THEME"] = THEMES[theme]
+    with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
+        (lab.notebooks / "train.py").write_text(SCRIPT)
+        for name, (cells, pattern) in SCENES.items():
+            write_notebook(lab.notebooks / f"{name}.ipynb", START, *cells)
+            with lab.open(f"{name}.ipynb", scale=SCALE) as notebook:
+                for cell in range(len(cells)):
+                    notebook.run(cell)
+                notebook.begin(len(cells))
+                notebook.await_text(len(cells), pattern, timeout=120)
+                shown = notebook.code_cell(len(cells))
+                shown.scroll_into_view_if_needed()
+                path = folder / f"{name}-{theme}.png"
+                shown.screenshot(path=path)
+                reduce_colors(path)
+
+
+def reduce_colors(path: Path) -> None:
+    with Image.open(path) as picture:
         few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
-    few.save(folder / f"panel-{theme}.png", optimize=True)
+    few.save(path, optimize=True)
 
 
 if __name__ == "__main__":
@@ -188,3 +276,4 @@ if __name__ == "__main__":
     for each in THEMES:
         take(each, where)
         take_moving(each, where)
+        take_scenes(each, where)
