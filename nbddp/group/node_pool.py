@@ -180,13 +180,17 @@ class NodePool:
         return "\n".join([*lines, self._describe_need()])
 
     def _describe_need(self) -> str:
-        if self.launcher.lost_assignments:
-            return (
-                "`%ddp heal` replaces them when free nodes have joined; "
-                "`%ddp restart` continues on the nodes that are left."
-            )
         joined = len(self.listener.nodes)
         min_nodes, max_nodes = self.spec.min_nodes, self.spec.max_nodes
+        if self.launcher.lost_assignments:
+            restart = (
+                "continues on the nodes that are left"
+                if joined >= min_nodes
+                else f"needs {plural(min_nodes, 'node')}; {joined} left"
+            )
+            return (
+                f"`%ddp heal` replaces them when free nodes have joined; `%ddp restart` {restart}."
+            )
         if joined >= min_nodes:
             spares = (
                 f" and keeps {plural(joined - max_nodes, 'spare')}" if joined > max_nodes else ""

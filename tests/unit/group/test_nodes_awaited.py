@@ -87,6 +87,17 @@ def test_the_join_command_uses_the_notebooks_python(arriving: ListenerWithNodes)
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
 
 
+def test_a_restart_is_offered_only_if_enough_nodes_are_left(
+    arriving: ListenerWithNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = type(arriving.nodes.launcher)
+    monkeypatch.setattr(launcher, "lost_assignments", property(lambda _self: ["node 1"]))
+    assert "`%ddp restart` needs" in arriving.nodes.instructions()
+    for _ in range(arriving.nodes.spec.min_nodes):
+        arriving.bring()
+    assert "`%ddp restart` continues" in arriving.nodes.instructions()
+
+
 def test_a_node_that_leaves_during_the_wait_is_missing_again(arriving: ListenerWithNodes) -> None:
     fake_node = arriving.bring()
     threading.Timer(0.1, fake_node.leave).start()
