@@ -23,14 +23,14 @@ import sys
 sys.path.insert(0, "binder")
 import install
 if sys.argv[1] == "newest":
-    if install.has_nvidia_gpu() or not install.try_pip("--no-deps", "--index-url", install.CPU_INDEX, "torch"):
-        install.run_pip("--no-deps", "torch")  # this build has CUDA, and is on every index
-elif sys.argv[1]:
-    install.TESTED_TORCH, install.CPU_BUILD = sys.argv[1], f"torch=={sys.argv[1]}+cpu"
-try:
-    install.ensure_torch()
-except install.InstallError:
-    install.install_torch(install.TorchPlan.USUAL_BUILD)  # this build has CUDA, and is on every index
+    wanted = "torch"
+    failed = install.has_nvidia_gpu() or install.pip("--no-deps", "--index-url", install.CPU_INDEX, wanted)
+else:
+    version = sys.argv[1] or install.TESTED_TORCH
+    wanted = f"torch=={version}"
+    failed = install.install_torch(version)
+if failed:
+    sys.exit(install.pip("--no-deps", wanted))  # this build has CUDA, and is on every index
 PYTHON
 }
 
