@@ -17,7 +17,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 import nbddp
-from nbddp.magics.parser import CELL, COMMANDS
+from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.train.faults.arming import KINDS
 from tools import docstring_examples, site_hooks
 from tools.dead_links import dead_links
@@ -248,6 +248,12 @@ def test_the_generated_pages_have_all_options_commands_and_public_names() -> Non
         assert all(f"<code>{option}" in section for option in parser.options()), name
     names = [each for each in nbddp.__all__ if "ipython" not in each]
     assert len(re.findall("(?m)^::: nbddp", "\n".join(site_hooks._names()))) == len(names)
+
+
+def test_the_example_of_each_command_has_no_error() -> None:
+    for name, parser in COMMANDS.items():
+        example = re.search(rf"%ddp {name} (.*)`", parser.epilog or "")
+        parse_line(parser, example[1] if example else "")
 
 
 @pytest.mark.parametrize(
