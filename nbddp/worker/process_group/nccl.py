@@ -89,8 +89,9 @@ def is_default_group_aborted() -> bool:
 
     That ends the waits for its collectives without an error; only the next collective raises one.
     """
-    backend: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    group: Any = dist.distributed_c10d._get_default_group()
     try:
+        backend = group._get_backend(torch.device("cuda"))  # a cell may have made a group for CPUs
         getattr(backend, "_comm_ptr", int)()  # torch 2.9 may not have it
     except RuntimeError as error:
         return isinstance(error, dist.DistBackendError)

@@ -119,3 +119,11 @@ def test_a_group_that_the_watchdog_has_aborted_is_recognized(
         group = SimpleNamespace(_get_backend=lambda _device, found=backend: found)
         monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda found=group: found)
         assert is_default_group_aborted() == (is_aborted and hasattr(backend, "_comm_ptr"))
+
+
+def test_a_group_for_cpus_alone_is_not_aborted() -> None:
+    dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert not is_default_group_aborted()
+    finally:
+        dist.destroy_process_group()
