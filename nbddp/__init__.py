@@ -5,7 +5,8 @@
     with nbddp.WorkerGroup(nproc=2) as group:
         group.run("print(rank, world_size)")
 
-Every rank imports this module, so it imports neither IPython nor ipywidgets nor torch.
+Every process of nbddp imports this module. Not every process needs torch, IPython or ipywidgets, so
+this module imports none of them.
 """
 
 from __future__ import annotations

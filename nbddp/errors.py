@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 
 class NbddpError(Exception):
-    """The base class of all errors that nbddp raises on purpose."""
+    """The base class of nbddp's errors; nbddp also raises some of Python's, such as TypeError."""
 
 
 class RequestError(NbddpError):

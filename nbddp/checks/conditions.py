@@ -324,7 +324,7 @@ class RankCondition:
         return " ".join(map(ast.dump, self.tests))
 
     def __str__(self) -> str:
-        r"""Return the condition as it is written in the code.
+        r"""Return the condition as code in backticks, for a message.
 
         >>> source = CellSource("if rank:\n    pass\nelse:\n    dist.barrier()")
         >>> str(next(rank_conditions(source, source.calls[0])))

@@ -1,5 +1,6 @@
-"""Sample the load and the memory of the ranks' GPUs: NVML is asked once per GPU, in the kernel.
+"""Sample the load and the memory of the ranks' GPUs.
 
+The kernel queries NVML once for each GPU, at most once a second; the ranks do not query it.
 This needs nvidia-ml-py, NVIDIA's Python package (the extra ``gpu``); without it the values are
 unknown. NVML creates no CUDA context, so processes that are forked from here can still use a GPU.
 """

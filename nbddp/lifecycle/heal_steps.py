@@ -62,7 +62,10 @@ def on_replacement_ready(life: Life, heal: HealLife) -> Step:
 
 
 def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
-    """Ask all ranks to join once the donor has pickled its variables, or fail."""
+    """Note that the donor has pickled its variables; end the heal if it could not.
+
+    If the replacements are ready too, ask all ranks to join.
+    """
     heal = life.heal
     if heal is None or event.generation != life.generation or heal.is_pickled:
         return life, []

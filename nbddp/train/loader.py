@@ -1,4 +1,7 @@
-"""A DataLoader for each rank's part of the data, with a new order each epoch; it can be resumed."""
+"""A DataLoader for each rank's part of the data; it can be resumed.
+
+Training data has by default a new order in each epoch, unless a sampler or a stream sets the order.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ def loader(
 ) -> Loader:
     """Create a DataLoader that gives each rank its own part of the data.
 
-    For training, all ranks get equally many batches, in a new order each epoch. If the samples
-    cannot be divided equally, a few are used twice, as with DistributedSampler.
+    For training, all ranks get equally many batches, by default in a new order each epoch. If the
+    samples cannot be divided equally, a few are used twice, as with DistributedSampler.
 
     For evaluation, every sample goes to exactly one rank, in the dataset's order. A rank may get
     one sample or batch more than another: add up your counts with ``nbddp.all_reduce``. With fewer

@@ -72,21 +72,22 @@ class Healed:
             unknown = _join_few(self.unknown, MAX_SHOWN_VALUES)
             lines.append(
                 f"copied from rank {self.donor}, although {format_ranks(self.ranks)} had or may "
-                f"have had other values: {unknown}; set them {self._where('')} if they must differ"
+                f"have had other values: {unknown}; set them {self._on_which_ranks('')} if they "
+                "must differ"
             )
         for name, why in self.left.items():
             lines.append(f"not carried: {name} ({why}){self._way_out(name, why)}")
         if more := sum(self.more.values()):
-            lines.append(f"... and {more:,} more; make them again, {self._where('')}")
+            lines.append(f"... and {more:,} more; make them again, {self._on_which_ranks('')}")
         return lines
 
-    def _where(self, why: str) -> str:
+    def _on_which_ranks(self, why: str) -> str:
         if why == MADE_BY_ALL:
             return "on all ranks"
         return "with --ranks " + ",".join(map(str, self.ranks))
 
     def _way_out(self, name: str, why: str) -> str:
-        ranks = self._where(why)
+        ranks = self._on_which_ranks(why)
         if not name.isidentifier():  # a part of a carried object
             return f"; make it again, {ranks}"
         if not self.cells.get(name):
