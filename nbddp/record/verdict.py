@@ -21,9 +21,12 @@ MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full 
 _CPP_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # position in torch's C++ code
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
-    r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
+    r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted|"
+    r"successfully reached monitoredBarrier",
     re.IGNORECASE,
 )
+# with TORCH_DISTRIBUTED_DEBUG=DETAIL; only rank 0 knows which rank did not come
+_BARRIER_PEER = re.compile(r"reached monitoredBarrier, but .* from rank (\d+)")
 _TIMED_OUT = re.compile(
     r"timed out waiting \d+ ?ms for \w+ operation|collective operation timeout|"
     r"failed to pass monitoredBarrier in \d+ ms|wait timeout after \d+ ?ms|"
@@ -170,6 +173,8 @@ class RankFailure:
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self.is_interrupted:
             return f"interrupted{inside}{where}"
+        if peer := _BARRIER_PEER.search(self.failure.text):
+            return f"waited for rank {peer[1]}{inside}{where}"
         if self._matches_torch_error(_PEER_LOST):
             return f"connection to a peer lost{inside}{where}"
         text = _shorten(_CPP_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))

@@ -197,6 +197,19 @@ def test_a_lost_connection_is_described_as_a_consequence_without_its_original_te
     assert text not in verdict.report()
 
 
+def test_only_rank_0_knows_which_rank_did_not_come_to_a_monitored_barrier() -> None:
+    text = "Rank 1 successfully reached monitoredBarrier, but received errors while waiting for "
+    text += (
+        "send/recv from rank 0. Please check rank 0 logs for faulty rank.\nTimed out waiting 6ms"
+    )
+    waited = ended("RuntimeError", text, at=1.0)
+    knows = ended("RuntimeError", "Ranks 2 failed to pass monitoredBarrier in 6000 ms", at=2.0)
+    verdict = verdict_on({0: knows, 1: waited})
+    assert verdict.first.rank == 0
+    assert "rank 1: waited for rank 0" in verdict.report()
+    assert "waited for rank 0" in verdict_on({1: waited, 2: waited}).report()
+
+
 def test_an_error_of_the_users_own_network_code_keeps_its_name() -> None:
     own = ended("ConnectionRefusedError", "[Errno 111] Connection refused")
     assert not verdict_on({0: own, 1: own}).first.is_consequence
