@@ -86,7 +86,11 @@ class MagicParser(ArgumentParser):
 
 _START = MagicParser()
 add = _START.add
-add("--nproc --nproc-per-node N", "ranks on this machine (default: 2)", positive_int)
+add(
+    "--nproc --nproc-per-node N",
+    "ranks on this machine (default: as they were started, else 2)",
+    positive_int,
+)
 add("--backend", "collectives: auto is nccl if every rank has a GPU, else gloo", choices=BACKENDS)
 add("--gpus 0,1", "GPUs that the ranks may use: numbers, UUIDs or MIG devices", gpus)
 add("--name NAME", "part of the name of the run's folder")
@@ -314,7 +318,7 @@ add("-n --lines LINES", "how many lines (default: 50)", positive_int, default=50
 
 # ---- runs on disk
 
-_RUN_NAME = "a name, a part of one, or a path (default: the newest)"
+_RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook, else the newest)"
 
 _SCALE = "y axis (default: auto, log for values of many magnitudes)"
 _SCALES = [each.value for each in AxisScale]

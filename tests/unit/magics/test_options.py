@@ -200,7 +200,7 @@ def test_help_shows_a_command_or_an_option_of_a_cell() -> None:
         assert help_text(name).startswith("an option of %%ddp:\n  --sweep lr=0.1,0.01 ")
         assert "--scale" not in help_text(name)
     assert "did you mean `%ddp kill`" in refusal(UsageError, help_text, "kil")
-    assert "(default: the newest)" in help_text("show")  # "last" is the name of no run
+    assert "else the newest)" in help_text("show")  # "last" is the name of no run
 
 
 def test_the_error_for_an_unknown_backend_lists_all_backends() -> None:
