@@ -11,7 +11,7 @@ def derive(turns): hashlib.pbkdf2_hmac("sha256", b"x", b"y", turns)
 def grind(seconds): derive(turns_in(seconds, derive, 300_000))
 def add_up(turns): sum(range(turns))
 """
-LOOP = "for i in 1 2 3 4 5; do sleep {pause}; echo $i; done"
+LOOP = "for i in 0 1 2 3 4 5 6 7 8 9; do sleep {pause}; echo $i; done"
 # a child that shares what is left of its parent's time: until it ends the parent waits, in state
 # "D", as it does for a disk
 DISK = """import ctypes, signal
@@ -66,7 +66,7 @@ while slow.is_alive(): slow.join(timeout=0.5)
 def works(seconds: float) -> dict[str, str]:
     """Return pieces of work that each take about so many seconds; ``end`` is when they end."""
     pause = seconds / 5
-    loop = LOOP.format(pause=pause)
+    loop = LOOP.format(pause=seconds / 10)  # shorter than the second between two samples of a rank
     computes = f"import time\nwhile time.process_time() < {seconds / 2}: pass"
     return {
         "bars and logs": (
