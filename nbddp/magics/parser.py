@@ -86,11 +86,7 @@ class MagicParser(ArgumentParser):
 
 _START = MagicParser()
 add = _START.add
-add(
-    "--nproc --nproc-per-node N",
-    "ranks on this machine (default: as they were started, else 2)",
-    positive_int,
-)
+add("--nproc --nproc-per-node N", "ranks on this machine (default: as before, or 2)", positive_int)
 add("--backend", "collectives: auto is nccl if every rank has a GPU, else gloo", choices=BACKENDS)
 add("--gpus 0,1", "GPUs that the ranks may use: numbers, UUIDs or MIG devices", gpus)
 add("--name NAME", "part of the name of the run's folder")
