@@ -31,9 +31,6 @@ ENVIRONMENT = {
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
 ABORT_TIMEOUT = 3.0  # seconds for all groups together
-LOST_RESULT = (
-    "NCCL has given up a collective, after its timeout or an error: the result is undefined"
-)
 _WORDS = re.compile(
     r"gloo|nccl|timed out waiting|pair closure|closed by peer|connection was likely closed",
     re.IGNORECASE,
@@ -92,7 +89,8 @@ def is_default_group_aborted() -> bool:
     group: Any = dist.distributed_c10d._get_default_group()
     try:
         backend = group._get_backend(torch.device("cuda"))  # a cell may have made a group for CPUs
-        getattr(backend, "_comm_ptr", int)()  # torch 2.9 may not have it
+        if hasattr(backend, "_comm_ptr"):  # torch 2.9 may not have it
+            backend._comm_ptr()
     except RuntimeError as error:
         return isinstance(error, dist.DistBackendError)
     return False

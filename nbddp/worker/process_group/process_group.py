@@ -25,7 +25,6 @@ from nbddp.worker.process_group.gloo import (
     watch_new_groups,
 )
 from nbddp.worker.process_group.nccl import (
-    LOST_RESULT,
     abort_groups,
     is_backend_error,
     is_default_group_aborted,
@@ -154,10 +153,11 @@ class ProcessGroup:
         if not dist.is_initialized() and module._world.pg_map:
             # an interrupt came before torch made the new group the default group
             module._update_default_pg(next(iter(module._world.pg_map)))
-        if self.backend == "nccl" and dist.is_initialized():
-            abort_groups()  # to destroy them would wait for collectives that may never end
-        elif dist.is_initialized():
-            self._releaser.destroy()  # threads that wait in a broken group may need time to end
+        if dist.is_initialized():
+            if self.backend == "nccl":
+                abort_groups()  # to destroy them would wait for collectives that may never end
+            else:
+                self._releaser.destroy()  # threads that wait in a broken group may need time to end
             self._connections.close_groups()  # no cell runs, so no rank needs its connections
 
     def group_without(self, other: int) -> list[int]:
@@ -216,8 +216,11 @@ class ProcessGroup:
 
     def lost_result(self) -> RuntimeError | None:
         """Return an error if NCCL has given up a collective, and torch has raised none."""
-        is_lost = self.backend == "nccl" and dist.is_initialized() and is_default_group_aborted()
-        return RuntimeError(LOST_RESULT) if is_lost else None
+        if self.backend != "nccl" or not dist.is_initialized() or not is_default_group_aborted():
+            return None
+        return RuntimeError(
+            "NCCL has given up a collective, after its timeout or an error: the result is undefined"
+        )
 
     def record_failure(self, error: BaseException | None) -> None:
         """Mark the group as broken after an error of the backend, such as a timeout.
