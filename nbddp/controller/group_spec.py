@@ -103,7 +103,9 @@ class GroupSpec:
             RequestError: there is no GPU.
         """
         if self.backend == "nccl" and not importlib.import_module("torch").cuda.device_count():
-            raise RequestError("backend nccl needs a GPU, and this machine has none: use gloo")
+            raise RequestError(
+                "backend nccl needs a GPU, and this machine has none: use --backend gloo"
+            )
 
     def threads_per_rank(self) -> int:
         """Return the threads of each rank: ``threads``, or cores / ranks, at least 1."""

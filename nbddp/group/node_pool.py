@@ -186,7 +186,7 @@ class NodePool:
             restart = (
                 "continues on the nodes that are left"
                 if joined >= min_nodes
-                else f"needs {plural(min_nodes, 'node')}; {joined} left"
+                else f"needs {plural(min_nodes, 'node')}, and {joined} joined"
             )
             return (
                 f"`%ddp heal` replaces them when free nodes have joined; `%ddp restart` {restart}."
