@@ -309,4 +309,4 @@ def show_cell(session: Session, handle: CellHandle, view: View) -> CellResult:
         with session.forward_interrupts():
             return view.show(handle)
     finally:
-        handle.detach_reader()
+        handle.notice_queue.detach_reader()

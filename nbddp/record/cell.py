@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -158,39 +158,40 @@ class CellResult:
             raise self.verdict.error()
 
 
+@dataclass(eq=False)
 class CellHandle:
-    """A running cell. The session adds reports and notices; one reader shows the notices."""
+    """A running cell. The session adds reports and notices; one reader shows the notices.
 
-    def __init__(
-        self,
-        number: int,
-        request: CellRequest,
-        ranks: Sequence[int],
-        fetch: Callable[[JsonDict], Any],
-        *,
-        attempt: int = 1,
-        has_other_ranks: bool = False,
-    ) -> None:
-        self.number = number
-        self.prompt = request.execution_count or number
-        self.attempt = attempt
-        self.has_other_ranks = has_other_ranks  # whether ranks that do not run it are alive
-        self.began_at = time.time()
-        self.ended_by = ""
-        self.is_outgrown = False
-        self._ended_at = 0.0
-        self.request = request
-        self.ranks = tuple(ranks)
-        self.result: CellResult | None = None
-        self._fetch = fetch
-        self._started = time.monotonic()
-        self.notice_queue = NoticeQueue()
-        self._reports: dict[int, CellEnded] = {}
-        self._exits: dict[int, ProcessExit] = {}
-        self._in_debugger: set[int] = set()  # ranks that stopped in a debugger
-        self._recorded_input: list[tuple[int, InputReply]] = []
+    Attributes:
+        has_other_ranks: whether ranks that do not run the cell are alive.
+        ended_by: how the user ended the cell and its ranks: a "restart" or a "stop".
+        result: the result; None until all ranks have ended the cell.
+    """
+
+    number: int
+    request: CellRequest
+    ranks: tuple[int, ...]
+    fetch: Callable[[JsonDict], Any]
+    attempt: int = 1
+    has_other_ranks: bool = False
+    ended_by: str = ""
+    is_outgrown: bool = False
+    result: CellResult | None = None
+    began_at: float = field(default_factory=time.time)
+    notice_queue: NoticeQueue = field(default_factory=NoticeQueue)
+    _ended_at: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
+    _reports: dict[int, CellEnded] = field(default_factory=dict)
+    _exits: dict[int, ProcessExit] = field(default_factory=dict)
+    _in_debugger: set[int] = field(default_factory=set)  # ranks that stopped in a debugger
+    _recorded_input: list[tuple[int, InputReply]] = field(default_factory=list)
 
     # ---- the session's side
+
+    @property
+    def prompt(self) -> int:
+        """Number that the notebook shows for the cell."""
+        return self.request.execution_count or self.number
 
     def run_message(self) -> RunCell:
         """Return the message that runs this cell on a rank."""
@@ -219,10 +220,6 @@ class CellHandle:
             "began": round(self.began_at, 6),
             **({"again": True} if self.request.is_again else {}),
         }
-
-    def put(self, notice: Notice) -> None:
-        """Add a notice for the reader, without blocking."""
-        self.notice_queue.put(notice)
 
     def set_ended_by(self, how: str) -> None:
         """Record that the user ended the cell and its ranks, by a "restart" or a "stop"."""
@@ -277,7 +274,7 @@ class CellHandle:
                 is_script=self.request.has_own_ranks,
                 has_other_ranks=self.has_other_ranks,
             ),
-            fetch=self._fetch,
+            fetch=self.fetch,
             is_outgrown=self.is_outgrown,
         )
         try:
@@ -327,28 +324,12 @@ class CellHandle:
             return self.verdict.for_rank(rank)
         return failure_of(rank, self._reports.get(rank), self._exits.get(rank))
 
-    @property
-    def is_drained(self) -> bool:
-        """Whether the reader got all notices of the finished cell."""
-        return self.notice_queue.is_drained
-
     def notices(self) -> Iterator[Notice]:
         """Yield the notices of the cell as they arrive, until it ends. There can be one reader."""
         while not self.notice_queue.is_drained:
             notice = self.notice_queue.get(SIGNAL_CHECK_INTERVAL)
             if notice is not None:
                 yield notice
-
-    def next_notice(self, timeout: float, *, batch_text: bool = False) -> Notice | None:
-        """Return the next notice, or None after the timeout and at the end.
-
-        ``is_drained`` is true at the end. ``batch_text``: see :meth:`NoticeQueue.get`.
-        """
-        return self.notice_queue.get(timeout, batch_text=batch_text)
-
-    def detach_reader(self) -> None:
-        """Drop all notices from now on. The log files stay complete."""
-        self.notice_queue.detach_reader()
 
 
 class NoticeRouter:

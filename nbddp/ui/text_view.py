@@ -137,7 +137,7 @@ class TextView:
 
     def follow(self, handle: CellHandle) -> None:
         """Show the notices of a cell until it ends; can be called again after an interrupt."""
-        while not handle.is_drained:
+        while not handle.notice_queue.is_drained:
             behind = self._caught_up_at - time.monotonic()
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
                 time.sleep(min(behind, CATCH_UP_PERIOD))
@@ -146,7 +146,7 @@ class TextView:
             timeout = min(timeout, self._unfinished.next_due - time.monotonic())
             timeout = min(timeout, self._input_queue.poll_interval)
             self._input_queue.poll(handle.has_ended)
-            notice = handle.next_notice(max(0.0, timeout))
+            notice = handle.notice_queue.get(max(0.0, timeout))
             if notice is not None:
                 self._show_notice(notice)
             while (due := self._unfinished.pop_due(time.monotonic())) is not None:

@@ -123,7 +123,7 @@ def test_death_is_reported_while_other_ranks_still_run(group: Ranks, folder: Pat
     assert time.monotonic() - began < 20  # the promise is 0.5 s; a busy machine gets more
     assert not handle.is_finished
     (folder / "seen").touch()
-    handle.detach_reader()
+    handle.notice_queue.detach_reader()
 
 
 def test_report_mentions_memory_for_an_oom_kill_but_not_for_ddp_kill(
@@ -160,7 +160,7 @@ def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
     screen, tails = RecordingScreen(), LogBuffer(max_lines=10**6)
     view = TextView(screen)
     handle = group.begin(source)
-    next_notice = handle.next_notice
+    next_notice = handle.notice_queue.get
 
     def overheard(timeout: float) -> Notice | None:
         notice = next_notice(timeout)
@@ -168,7 +168,7 @@ def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
             tails.write(notice.rank, notice.text)
         return notice
 
-    handle.next_notice = overheard  # type: ignore[method-assign]
+    handle.notice_queue.get = overheard  # type: ignore[method-assign]
     view.show(handle)
     tails.flush()
     record = CellReport(snapshot=group.snapshot(handle), lines=tails.lines())

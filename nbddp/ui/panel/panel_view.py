@@ -127,9 +127,9 @@ class PanelView:
         self._next_draw = time.monotonic() + FIRST_DRAW_DELAY
         self._opens_at = time.monotonic() + OPEN_DELAY
         try:
-            while not handle.is_drained:
+            while not handle.notice_queue.is_drained:
                 can_batch = time.monotonic() < self._next_draw
-                notice = handle.next_notice(self._wait_seconds(), batch_text=can_batch)
+                notice = handle.notice_queue.get(self._wait_seconds(), batch_text=can_batch)
                 self._handle_notice(handle, notice)
                 self._comms.process_pending()
                 self._poll_input(handle)
@@ -170,8 +170,8 @@ class PanelView:
     def _handle_burst(self, handle: CellHandle, *, timeout: float) -> None:
         """Handle all notices that arrive together, so that they are drawn together."""
         deadline = time.monotonic() + COALESCE_SECONDS
-        while (left := deadline - time.monotonic()) > 0 and not handle.is_drained:
-            notice = handle.next_notice(min(left, timeout))
+        while (left := deadline - time.monotonic()) > 0 and not handle.notice_queue.is_drained:
+            notice = handle.notice_queue.get(min(left, timeout))
             if notice is None:
                 return
             self._handle_notice(handle, notice)
@@ -273,7 +273,7 @@ class PanelView:
         try:
             actions[press]()
         except RequestError as error:
-            handle.put(ControllerMessage(str(error)))
+            handle.notice_queue.put(ControllerMessage(str(error)))
 
     # ---- the finished cell
 

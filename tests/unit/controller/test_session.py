@@ -82,7 +82,7 @@ def test_every_message_of_a_batch_is_handled(session: Session, link: FakeLink) -
     handle = session.submit(HELLO)
     text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
     link.deliver(0, MessageBatch(messages=[text, Metrics(rows=[row]), EventReported(kind="mine")]))
-    assert handle.next_notice(5.0) == OutputText(0, "a\n")
+    assert handle.notice_queue.get(5.0) == OutputText(0, "a\n")
     happened = partial(session.event_log.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])
     assert session.rank_monitor.metrics.snapshot(most=1).curves["loss"][0].last == 0.5

@@ -25,7 +25,7 @@ def ended(
 ) -> CellHandle:
     """A cell that succeeded on ranks whose samplers have these seeds."""
     request = CellRequest(source=source, first_line=2, ranks=ranks)
-    handle = CellHandle(1, request, range(len(seeds)), lambda _parcel: None, attempt=attempt)
+    handle = CellHandle(1, request, tuple(range(len(seeds))), lambda _parcel: None, attempt=attempt)
     for rank, seed in enumerate(seeds):
         loader = LoaderFacts(sampler="dealt", seed=seed, shuffles=True)
         facts: Any = RankFacts(objects={"train": loader}).to_json()

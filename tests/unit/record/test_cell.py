@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import CellFailedError, RequestError
-from nbddp.record import cell as room
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage
 from nbddp.wire.messages import CellEnded, Failure
@@ -139,25 +136,17 @@ def test_only_ranks_that_were_alive_count_as_ended_by_the_user() -> None:
 @pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
 def test_a_cell_handle_is_drained_after_its_last_notice_was_read(patience: float) -> None:
     handle = handle_for(0)
-    assert handle.next_notice(0) is None  # nothing yet, and not over
-    assert (handle.is_drained, handle.is_finished) == (False, False)
-    handle.put(ControllerMessage("a"))
+    assert handle.notice_queue.get(0) is None  # nothing yet, and not over
+    assert (handle.notice_queue.is_drained, handle.is_finished) == (False, False)
+    handle.notice_queue.put(ControllerMessage("a"))
     handle.add_report(0, well())
     assert not handle.is_finished
     handle.finish()
-    assert (handle.is_drained, handle.is_finished) == (False, True)
-    assert handle.next_notice(patience) == ControllerMessage("a")
-    assert not handle.is_drained
-    assert handle.next_notice(patience) is None
-    assert handle.is_drained
-
-
-def test_a_new_notice_wakes_a_waiting_reader() -> None:
-    handle = handle_for(0)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(handle.next_notice, 30.0)
-        handle.put(ControllerMessage("a"))
-        assert waiting.result(10) == ControllerMessage("a")
+    assert (handle.notice_queue.is_drained, handle.is_finished) == (False, True)
+    assert handle.notice_queue.get(patience) == ControllerMessage("a")
+    assert not handle.notice_queue.is_drained
+    assert handle.notice_queue.get(patience) is None
+    assert handle.notice_queue.is_drained
 
 
 # ---- while it runs
@@ -195,16 +184,6 @@ def test_the_report_has_the_final_output_of_a_dead_rank() -> None:
     assert "out of memory" in verdict.report()
 
 
-def test_the_seconds_of_a_cell_increase_until_it_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(100.0, 1.5)
-    monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
-    handle = handle_for(0)
-    assert [handle.seconds, handle.seconds] == [1.5, 3.0]
-    handle.add_report(0, well())
-    assert handle.finish().seconds == 4.5
-    assert [handle.seconds, handle.seconds] == [4.5, 4.5]
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_finish_calls_its_callback_first_and_completes_even_if_it_fails(fails: bool) -> None:
     handle, seen = handle_for(0), []
@@ -220,4 +199,4 @@ def test_finish_calls_its_callback_first_and_completes_even_if_it_fails(fails: b
     assert seen == [(True, False)]
     assert handle.result is not None
     assert list(handle.notices()) == []
-    assert (handle.is_drained, handle.is_finished) == (True, True)
+    assert (handle.notice_queue.is_drained, handle.is_finished) == (True, True)

@@ -70,15 +70,16 @@ def test_queued_text_does_not_wake_a_batching_reader() -> None:
     assert waits == [(0.1, False), (0.1, False)]
 
 
+@pytest.mark.parametrize("batch_text", [False, True])
 @pytest.mark.parametrize("is_end", [False, True])
-def test_a_picture_and_the_end_wake_a_batching_reader(is_end: bool) -> None:
+def test_a_picture_and_the_end_wake_any_reader(is_end: bool, batch_text: bool) -> None:
     notices = NoticeQueue()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(notices.get, 30.0, batch_text=True)
+        waiting = pool.submit(notices.get, 30.0, batch_text=batch_text)
         notices.put(OutputText(0, "a"))
         _ = notices.close() if is_end else notices.put(picture(3))
         assert waiting.result(20) == OutputText(0, "a")
-    assert notices.get(30.0, batch_text=True) == (None if is_end else picture(3))
+    assert notices.get(30.0, batch_text=batch_text) == (None if is_end else picture(3))
     assert notices.is_drained == is_end
 
 

@@ -31,7 +31,7 @@ class Cell:
         self.metrics = self.store.snapshot
         self.ranks: tuple[RankSnapshot, ...] = ()
         self.screen = RecordingScreen()
-        self.handle = CellHandle(1, CellRequest(source=""), range(2), lambda payload: payload)
+        self.handle = CellHandle(1, CellRequest(source=""), (0, 1), lambda payload: payload)
         self.seconds = 0.0
         monkeypatch.setattr(room.time, "time", lambda: self.handle.began_at + self.seconds)
 

@@ -36,7 +36,7 @@ def screen() -> RecordingScreen:
 
 
 def begun(size: int = 2) -> CellHandle:
-    return CellHandle(1, CellRequest(source=""), range(size), lambda payload: payload)
+    return CellHandle(1, CellRequest(source=""), tuple(range(size)), lambda payload: payload)
 
 
 def end(handle: CellHandle, results: Results | None = None) -> None:
@@ -50,7 +50,7 @@ def finished(*notices: Notice, results: Results | None = None, size: int = 2) ->
     """A cell that sent all these notices and then ended."""
     handle = begun(size)
     for notice in notices:
-        handle.put(notice)
+        handle.notice_queue.put(notice)
     end(handle, results)
     return handle
 
@@ -170,7 +170,7 @@ def test_a_text_stream_shows_rich_displays_as_text(capsys: pytest.CaptureFixture
 
 
 def test_notices_that_end_before_their_cell_raise_an_error(screen: RecordingScreen) -> None:
-    handle: Any = SimpleNamespace(is_drained=True, result=None)
+    handle: Any = SimpleNamespace(notice_queue=SimpleNamespace(is_drained=True), result=None)
     with pytest.raises(RuntimeError):
         TextView(screen).show(handle)
 
@@ -194,36 +194,36 @@ def test_an_unfinished_line_is_shown_and_continued_in_place(
     screen: RecordingScreen, going: CellHandle
 ) -> None:
     for dots in (".", "..", "..."):
-        going.put(OutputText(0, "."))
+        going.notice_queue.put(OutputText(0, "."))
         assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
         assert screen.visible == len(screen.outputs)
-    going.put(OutputText(0, " done\nnext\n"))
+    going.notice_queue.put(OutputText(0, " done\nnext\n"))
     assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
 
 
 def test_new_output_goes_below_an_unfinished_line_and_the_line_is_repeated_in_full(
     screen: RecordingScreen, going: CellHandle
 ) -> None:
-    going.put(OutputText(0, "\x1b[32mload"))
+    going.notice_queue.put(OutputText(0, "\x1b[32mload"))
     assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
-    going.put(OutputText(1, "other\n"))
-    going.put(ControllerMessage("word"))
+    going.notice_queue.put(OutputText(1, "other\n"))
+    going.notice_queue.put(ControllerMessage("word"))
     below = "[rank 0] \x1b[32mload\x1b[0m\n[rank 1] other\nnbddp: word\n"
     assert wait_until(lambda: screen.text == below)
-    going.put(OutputText(0, "ed\n"))
+    going.notice_queue.put(OutputText(0, "ed\n"))
     assert wait_until(lambda: screen.text == f"{below}[rank 0] \x1b[32mloaded\n")
 
 
 def test_an_unfinished_line_ends_with_a_display_and_is_shown_once_at_the_end_of_the_cell(
     screen: RecordingScreen, going: CellHandle
 ) -> None:
-    going.put(OutputText(0, "figure:"))
+    going.notice_queue.put(OutputText(0, "figure:"))
     assert wait_until(lambda: screen.text == "[rank 0] figure:")
-    going.put(display(0, FIGURE))
-    going.put(OutputText(0, "next"))
+    going.notice_queue.put(display(0, FIGURE))
+    going.notice_queue.put(OutputText(0, "next"))
     shown = "[rank 0] figure:\n[rank 0]\n[rank 0] next"
     assert wait_until(lambda: screen.text == shown)
-    going.put(OutputText(1, "at last"))
+    going.notice_queue.put(OutputText(1, "at last"))
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last")
     end(going)
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last\n[rank 0] next\n")
@@ -262,7 +262,7 @@ def test_simultaneous_output_of_all_ranks_is_shown_at_once(
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(TextView(screen).follow, handle)
         for rank in range(4):
-            handle.put(OutputText(rank, "step 1\n"))
+            handle.notice_queue.put(OutputText(rank, "step 1\n"))
         came = wait_until(lambda: screen.text.count("step 1") == 4)
         handle.finish()
         following.result(30)
@@ -280,7 +280,7 @@ def test_output_of_ranks_that_print_together_is_written_in_one_piece_from_the_se
             time.sleep(2.2 * step * room.COALESCE_SECONDS)
             before = screen.flushes
             for rank in range(4):
-                handle.put(OutputText(rank, f"step {step}\n"))
+                handle.notice_queue.put(OutputText(rank, f"step {step}\n"))
                 time.sleep(room.COALESCE_SECONDS / 30)
             came = wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
         pieces = screen.flushes - before
@@ -315,7 +315,7 @@ def test_a_slow_screen_shows_the_start_and_end_of_a_flood_and_does_not_delay_the
         showing = pool.submit(TextView(screen, pace=10.0).show, handle)
         for at in range(0, len(text), 100):
             piece = text[at : at + 100]
-            handle.put(OutputText(0, piece, LogSpan(0, log, at, at + len(piece))))
+            handle.notice_queue.put(OutputText(0, piece, LogSpan(0, log, at, at + len(piece))))
             time.sleep(0.0005)
         assert not wait_until(lambda: "line 9999" in screen.text, timeout=0.2)
         handle.finish()
