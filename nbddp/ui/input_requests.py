@@ -7,6 +7,7 @@ import select
 import sys
 import time
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 from nbddp.record.notices import InputClosed, InputRequest
@@ -207,21 +208,6 @@ class ConsoleInput(InputBackend):
 
 END_OF_FILE = "\x04"  # the character that a page sends for it
 CLOSE_TIMEOUT = 1.0  # seconds for a page to close a box; JupyterLab 4.6 needs 10 to 60 ms
-# JupyterLab runs the script before the output is on the page, hence the timer. The box arrives on
-# another channel, possibly after the script. The script closes only boxes of the same cell.
-_PRESS_ENTER = """
-function press(tries) {
-  const area = typeof element === "undefined" ? null : element.closest?.(".jp-OutputArea");
-  const open = ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) input";
-  const boxes = area?.querySelectorAll?.(open) ?? [];
-  for (const box of boxes) {
-    box.value = "";
-    box.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
-  }
-  if (!boxes.length && tries) setTimeout(press, 50, tries - 1);
-}
-setTimeout(press, 0, 10);
-"""
 
 
 class StdinPrompt(InputBackend):
@@ -288,7 +274,8 @@ class StdinPrompt(InputBackend):
         if not supports_widgets(self._kernel.shell):
             return False
         display_id = new_display_id()
-        publish({"application/javascript": _PRESS_ENTER, "text/plain": ""}, display_id)
+        script = files("nbddp.ui").joinpath("press_enter.js").read_text(encoding="utf-8")
+        publish({"application/javascript": script, "text/plain": ""}, display_id)
         try:
             deadline = time.monotonic() + CLOSE_TIMEOUT
             while (reply := self._read_reply()) is None and time.monotonic() < deadline:
