@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.errors import CellFailedError
 from nbddp.magics.cell_magic import CellMagics
@@ -13,9 +14,6 @@ from nbddp.magics.completion import Completion
 from nbddp.magics.extension import ATTRIBUTE
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.notebook_state import NotebookState
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
 
 _RANK_NAMES = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
 
@@ -38,7 +36,7 @@ class _Extension:
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self._debugger: Any = shell.debugger
         shell.debugger = self._debug  # type: ignore[method-assign]
-        self.notebook.auto.install(shell)
+        shell.input_transformers_cleanup.append(self.notebook.auto)
         self._completion = Completion(self.notebook.group, self.notebook.auto)
         self._completion.install(shell)
         setattr(shell, ATTRIBUTE, self)
@@ -60,7 +58,7 @@ class _Extension:
     def remove(self) -> None:
         """Remove everything that was added, restore the shell's own magics, and end the group."""
         shell = self.notebook.shell
-        self.notebook.auto.remove(shell)
+        shell.input_transformers_cleanup.remove(self.notebook.auto)
         self._completion.remove(shell)
         shell.debugger = self._debugger  # type: ignore[method-assign]
         shell.events.unregister("post_run_cell", _explain_rank_name)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
 AUTO_PREFIX = "%%ddp --auto\n"
 
 
@@ -33,12 +28,3 @@ class AutoMode:
         # IPython generates lines with get_ipython()
         is_unchanged = uses_ddp or first.startswith(("%%", "get_ipython()"))
         return [AUTO_PREFIX, *lines] if self.is_on and first and not is_unchanged else lines
-
-    def install(self, shell: InteractiveShell) -> None:
-        """Add the transformer to the shell."""
-        shell.input_transformers_cleanup.append(self)
-
-    def remove(self, shell: InteractiveShell) -> None:
-        """Remove the transformer from the shell."""
-        self.is_on = False
-        shell.input_transformers_cleanup.remove(self)

@@ -155,7 +155,8 @@ def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
 def test_load_ext_still_loads_other_extensions(notebook: Notebook) -> None:
     text = notebook.run("%load_ext autoreload\n%load_ext autoreload").text
     assert text.startswith("The autoreload extension is already loaded.")
-    notebook.run("%unload_ext nbddp")
+    notebook.run("%ddp auto on")  # the unloaded extension sends no cell to the ranks
+    notebook.run("%%local\n%unload_ext nbddp")
     where = "get_ipython().find_line_magic('load_ext').__module__"
     assert "nbddp" not in notebook.run(where).result
     assert notebook.run("%load_ext nbddp").text == ""

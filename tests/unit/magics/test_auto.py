@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from nbddp.magics.auto_mode import AutoMode
@@ -64,13 +61,3 @@ def test_only_the_first_local_magic_line_is_removed() -> None:
         "%%local\n",
         "'''\n",
     ]
-
-
-def test_removing_auto_mode_restores_the_shell(auto: AutoMode) -> None:
-    other = object()
-    shell: Any = SimpleNamespace(input_transformers_cleanup=[other])
-    auto.install(shell)
-    assert shell.input_transformers_cleanup == [other, auto]
-    auto.remove(shell)
-    assert shell.input_transformers_cleanup == [other]
-    assert not auto.is_on
