@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import completer as completers
+from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
+from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState
+from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.sigint import wait_for_all
@@ -21,10 +24,6 @@ from nbddp.wire.request_messages import Complete, Inspect
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
-    from IPython.core.interactiveshell import InteractiveShell
-
-    from nbddp.group.rank_group import RankGroup
-    from nbddp.magics.auto_mode import AutoMode
 
 TAB_TIMEOUT = 0.2  # seconds that a completion may delay typing
 HELP_TIMEOUT = 1.0  # seconds that a page may wait for Shift+Tab
@@ -184,7 +183,7 @@ def _is_magic(line: str) -> bool:
     return line.lstrip().startswith(("%ddp ", "%%ddp "))
 
 
-def _matcher(complete: Completer) -> Callable[[CompletionContext], SimpleMatcherResult]:
+def _matcher(complete: Completer) -> Any:
     """Return a matcher for IPython 8 and later, which pass the whole cell."""
 
     @completers.context_matcher()  # type: ignore[untyped-decorator, unused-ignore]
@@ -196,8 +195,7 @@ def _matcher(complete: Completer) -> Callable[[CompletionContext], SimpleMatcher
             suppress=bool(found),
         )
 
-    matcher: Callable[[CompletionContext], SimpleMatcherResult] = nbddp_matcher
-    return matcher
+    return nbddp_matcher
 
 
 def _line_matcher(completion: Completion, shell: InteractiveShell) -> Callable[[str], list[str]]:

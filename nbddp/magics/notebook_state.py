@@ -6,7 +6,7 @@ import shlex
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -155,12 +155,9 @@ class NotebookState:
             args: the options of the cell.
         """
         is_live = self.group.is_live
-        with ExitStack() as stack:
-            if args.fresh or not is_live:
-                what = "restarting" if is_live else "starting"
-                text = f"{what} {plural(spec.nproc, 'rank')} ..."
-                session = self.group.session
-                stack.enter_context(self.presenter.showing_start(text, session, quiet=args.quiet))
+        text = f"{'restarting' if is_live else 'starting'} {plural(spec.nproc, 'rank')} ..."
+        is_quiet = args.quiet or (is_live and not args.fresh)
+        with self.presenter.showing_start(text, self.group.session, quiet=is_quiet):
             self.ensure_started(spec, fresh=args.fresh, new_run=args.name is not None)
             yield
 
@@ -290,15 +287,13 @@ class NotebookState:
             RequestError: no cell has failed.
         """
         session = self.group.scripts.active_session
-        failed = (
-            self._last_failure if self._failed_attempt == (session, session.life.attempt) else None
-        )
-        if rank is None and failed is None:
-            raise RequestError("no cell of these ranks has failed: there is nothing to debug")
-        chosen = failed.first.rank if rank is None and failed else rank
+        if rank is None:
+            if not self._last_failure or self._failed_attempt != (session, session.life.attempt):
+                raise RequestError("no cell of these ranks has failed: there is nothing to debug")
+            rank = self._last_failure.first.rank
         request = CellRequest(
             source="%debug",
-            ranks=(chosen or 0,),
+            ranks=(rank,),
             execution_count=self.prompt_number,
             needs_group=None,
             once=True,

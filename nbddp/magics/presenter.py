@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from functools import partial
@@ -34,8 +34,6 @@ from nbddp.ui.report.status import status_report
 from nbddp.ui.text_view import ProgressLine, TextView
 
 if TYPE_CHECKING:
-    from nbddp.record.metrics import MetricsSnapshot
-    from nbddp.ui.log_lines import LogLine
     from nbddp.ui.panel.controls import RetryButtons
     from nbddp.ui.panel.output_slot import OutputSlot
     from nbddp.ui.panel.panel_view import PanelView
@@ -219,17 +217,16 @@ class Presenter:
 
     def show_status(self, session: Session) -> None:
         """Show the state of the group; a page also shows the output of its last cell."""
-        snapshot = session.snapshot()
-        metrics: MetricsSnapshot | None = None
-        lines: Sequence[LogLine] = ()
-        if self.shows_panels:
+        snapshot, last = session.snapshot(), self._last_panel
+        report = status_report(snapshot)
+        is_same_attempt = last and last.session is session and last.attempt == snapshot.attempt
+        if self.shows_panels and last and is_same_attempt:
             from nbddp.ui.panel.panel_view import RECORD_LINES  # loads widgets
 
-            last = self._last_panel
-            if last and last.session is session and last.attempt == snapshot.attempt:
-                metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
-                lines = last.log_buffer.lines()[-RECORD_LINES:]
-        self.show(status_report(snapshot, metrics=metrics, lines=lines))
+            metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
+            lines = last.log_buffer.lines()[-RECORD_LINES:]
+            report = status_report(snapshot, metrics=metrics, lines=lines)
+        self.show(report)
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""

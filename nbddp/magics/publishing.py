@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import name_in_tracker
 from nbddp.publish.tracker import Target
-
-if TYPE_CHECKING:
-    from nbddp.controller.session import Session
 
 
 class LivePublishing:

@@ -16,8 +16,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from IPython.core.interactiveshell import InteractiveShell
 from ipywidgets import Widget
 
 from nbddp.sigint import run_in_loop, sigint_deferred, wait_for_all
@@ -28,9 +29,6 @@ from nbddp.ui.comms.kernel_stream import (
     StreamInterceptor,
     dispatch_mode_of,
 )
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
 
 logger = logging.getLogger(__name__)
 
