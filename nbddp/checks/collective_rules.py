@@ -12,7 +12,6 @@ from nbddp.checks.conditions import (
     RankCondition,
     early_exits,
     exit_target,
-    has_rank_condition,
     may_exclude,
     picks_one_of_all,
     rank_conditions,
@@ -163,15 +162,12 @@ def _may_skip_ranks(source: CellSource, call: ast.Call) -> bool:
     """
     function = source.function(call)
     if not isinstance(function, ast.FunctionDef):
-        return has_rank_condition(source, call)
+        return any(rank_conditions(source, call))
     parameters = {each.arg for each in function.args.args + function.args.kwonlyargs}
     takes_group = any("group" in each or "mesh" in each for each in parameters)
     asked = (names_in(test) for _, _, test in tests_at(source, call))
-    return (
-        takes_group
-        or any(parameters & names for names in asked)
-        or has_rank_condition(source, call)
-    )
+    depends_on_caller = takes_group or any(parameters & names for names in asked)
+    return depends_on_caller or any(rank_conditions(source, call))
 
 
 @rule("ND101")
@@ -252,7 +248,7 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
     ancestors_of_calls = _all_ancestors(source, calls)
     by_function: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
     for call, name in calls:
-        if not has_rank_condition(source, call):
+        if not any(rank_conditions(source, call)):
             by_function.setdefault(source.function(call), []).append(
                 (source.line(call), name, call)
             )

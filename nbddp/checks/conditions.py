@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from nbddp.checks.source import CellSource, cached_per_source
-from nbddp.checks.syntax import names_in
+from nbddp.checks.source import CellSource, Scope, cached_per_source
+from nbddp.checks.syntax import last_name, names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
 # names that hold no rank of a process: counts, words for all ranks, ranks of matrices
@@ -18,6 +18,7 @@ _NOT_A_RANK = re.compile(
     r"(?i)(?:^|_)(?:all|any|each|every|per|n|nb|num|max|min|total|low|full|lora|matrix|svd)_rank$"
 )
 _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
+_IS_MAIN = re.compile(r"(?:is_)?(?:main|master|primary|chief)(?:_process|_rank|_node)?")
 _RANKS_OF_WORLD = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
 _WORLD_SIZE_IS_ONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
 _EXITS = (ast.Return, ast.Break, ast.Continue)
@@ -41,13 +42,15 @@ def depends_on_rank(test: ast.expr) -> bool:
         for text, is_true, _test in _split_condition(test, is_true=True)
     ):
         return False
-    ignored: set[int] = set()
-    for each in ast.walk(test):
-        if isinstance(each, ast.Compare) and _asks_if_distributed(each):
-            ignored |= {id(inner) for inner in ast.walk(each)}
-    return any(
-        id(each) not in ignored and (_is_rank(each) or _is_main(each)) for each in ast.walk(test)
-    )
+    return _mentions_rank(test)
+
+
+def _mentions_rank(node: ast.AST) -> bool:
+    """Return whether a node mentions the rank, except to test whether a rank exists at all."""
+    if isinstance(node, ast.Compare) and _asks_if_distributed(node):
+        return False
+    inner = ast.iter_child_nodes(node)
+    return _is_rank(node) or _is_main(node) or any(map(_mentions_rank, inner))
 
 
 def picks_one_of_all(test: ast.AST) -> bool:
@@ -69,7 +72,7 @@ def picks_one_of_all(test: ast.AST) -> bool:
         and (each.args or ast.unparse(each.func).endswith((".rank", "get_local_rank")))
     }
     words = [each for each in ast.walk(test) if _is_rank(each) and id(each) not in of_groups]
-    names = {getattr(each, "id", getattr(each, "attr", "RANK")).lstrip("_") for each in words}
+    names = {(last_name(each) or "RANK").lstrip("_") for each in words}
     return names <= _RANKS_OF_WORLD and (bool(words) or any(map(_is_main, ast.walk(test))))
 
 
@@ -84,17 +87,14 @@ def may_mean_one_rank(test: ast.AST) -> bool:
 
 
 def _is_rank(node: ast.AST) -> bool:
-    if isinstance(node, ast.Name | ast.Attribute):
-        name = node.id if isinstance(node, ast.Name) else node.attr
-        return bool(_RANK.search(name)) and not _NOT_A_RANK.search(name)
-    return isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK")
+    if isinstance(node, ast.Constant):
+        return node.value in ("RANK", "LOCAL_RANK")
+    name = last_name(node)
+    return bool(_RANK.search(name)) and not _NOT_A_RANK.search(name)
 
 
 def _is_main(node: ast.AST) -> bool:
-    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-    return bool(
-        re.fullmatch(r"(?:is_)?(?:main|master|primary|chief)(?:_process|_rank|_node)?", name)
-    )
+    return bool(_IS_MAIN.fullmatch(last_name(node)))
 
 
 def _asks_if_distributed(test: ast.Compare) -> bool:
@@ -103,38 +103,21 @@ def _asks_if_distributed(test: ast.Compare) -> bool:
     ``rank >= 0`` counts, and so does a test of membership in a list without 0.
     """
     operator, right = test.ops[0], test.comparators[0]
-    if isinstance(operator, ast.Is | ast.IsNot):
-        return True
-    value = _number(right)
-    if value == -1:
-        return True
     if isinstance(operator, ast.In | ast.NotIn):  # a list with 0, as in (-1, 0), selects a rank
         items = right.elts if isinstance(right, ast.List | ast.Tuple | ast.Set) else []
-        return all(_number(each) != 0 for each in items)
-    return value == 0 and isinstance(operator, ast.GtE | ast.Lt)
-
-
-def _number(node: ast.AST) -> object:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _number(node.operand)
-        return -inner if isinstance(inner, int) else None
-    return node.value if isinstance(node, ast.Constant) else None
+        return "0" not in map(ast.unparse, items)
+    value = ast.unparse(right)
+    is_sign_test = value == "0" and isinstance(operator, ast.GtE | ast.Lt)
+    return value == "-1" or is_sign_test or isinstance(operator, ast.Is | ast.IsNot)
 
 
 def is_guarded(source: CellSource, node: ast.AST) -> bool:
     """Return whether a condition that may mean one rank is around a node, or exits before it."""
-    inner = node
-    for outer in source.ancestors(node):
-        if any(map(may_mean_one_rank, _deciding_tests(outer))):
-            return True
-        if any(inner in _after_early_exits(source, outer, field) for field in ("body", "orelse")):
-            return True
-        if isinstance(outer, ast.FunctionDef) and any(
-            may_mean_one_rank(e) for e in outer.decorator_list
-        ):
-            return True
-        inner = outer
-    return False
+    return any(
+        may_mean_one_rank(test)
+        for inner, outer in source.steps_out(node)
+        for test in (*_deciding_tests(outer), *_exit_tests_before(outer, inner))
+    )
 
 
 def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
@@ -142,8 +125,8 @@ def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
     match outer:
         case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
             return [test]
-        case ast.BoolOp(values=values):
-            return values
+        case ast.BoolOp(values=tests) | ast.FunctionDef(decorator_list=tests):
+            return tests
         case ast.Match(subject=subject):
             return [subject]
         case ast.match_case(guard=ast.expr() as guard):
@@ -151,15 +134,11 @@ def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
     return []
 
 
-@cached_per_source
-def _after_early_exits(_source: CellSource, outer: ast.AST, field: str) -> set[ast.AST]:
-    """Return the statements of a block after a condition under which some ranks may leave it."""
-    block = getattr(outer, field, None)
-    rest: Iterator[ast.AST] = iter(block if isinstance(block, list) else ())
-    for each in rest:
-        if isinstance(each, ast.If) and _exits_early(each, may_mean_one_rank):
-            break
-    return {*rest}
+def _exit_tests_before(outer: ast.AST, inner: ast.AST) -> Iterator[ast.expr]:
+    """Yield the conditions before ``inner`` in its block under which the code leaves the block."""
+    for each in takewhile(lambda each: each is not inner, _block(outer, inner)):
+        if isinstance(each, ast.If) and isinstance(each.body[-1], _EXITS):
+            yield each.test
 
 
 def is_called_guarded(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
@@ -184,8 +163,8 @@ def _is_always_guarded(source: CellSource, name: str, depth: int) -> bool:
 def early_exits(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
     """Yield conditions on the rank that exit a function or a loop, with that function or loop."""
     for node in source.nodes_of(ast.If):
-        if not node.orelse and _exits_early(node, depends_on_rank):
-            last = node.body[-1]
+        last = node.body[-1]
+        if not node.orelse and isinstance(last, _EXITS) and depends_on_rank(node.test):
             loops = source.loops(node)
             if isinstance(last, ast.Return):
                 function = source.function(node)
@@ -195,17 +174,12 @@ def early_exits(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
                 yield node, loops[0]
 
 
-def _exits_early(node: ast.If, test: Callable[[ast.expr], bool]) -> bool:
-    return isinstance(node.body[-1], _EXITS) and test(node.test)
-
-
 def exit_target(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | None:
     """Return the loop or function that the code leaves at the end of a node's block.
 
     Blocks outside of ``outer`` do not count. Return None if the code leaves nothing.
     """
-    inner = node
-    for each in source.ancestors(node):
+    for inner, each in source.steps_out(node):
         match _block(each, inner)[-1:]:
             case [ast.Break() | ast.Continue() as last]:
                 return next(iter(source.loops(last)), None)
@@ -213,7 +187,6 @@ def exit_target(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | 
                 return source.function(last)
         if each is outer:
             return None
-        inner = each
     return None
 
 
@@ -234,24 +207,16 @@ def tests_at(source: CellSource, node: ast.AST) -> Iterator[tuple[str, bool, ast
 
     They are the conditions around the node, and those before it under which the code leaves.
     """
-    inner = node
-    for outer in source.ancestors(node):
-        yield from _exit_conditions_before(outer, inner)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    for inner, outer in source.steps_out(node):
+        for test in _exit_tests_before(outer, inner):
+            yield from _split_condition(test, is_true=False)
+        if isinstance(outer, Scope):
             break
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test:
             body = outer.body if isinstance(outer.body, list) else [outer.body]
             yield from _split_condition(outer.test, is_true=inner in body)
         elif isinstance(outer, ast.Match) and isinstance(inner, ast.match_case):
             yield f"{ast.unparse(outer.subject)}: {ast.unparse(inner.pattern)}", True, outer.subject
-        inner = outer
-
-
-def _exit_conditions_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
-    """Yield the conditions that are false after earlier exits in the block of ``outer``."""
-    for each in takewhile(lambda each: each is not inner, _block(outer, inner)):
-        if isinstance(each, ast.If) and isinstance(each.body[-1], _EXITS):
-            yield from _split_condition(each.test, is_true=False)
 
 
 def _split_condition(test: ast.expr, *, is_true: bool) -> Iterator[tuple[str, bool, ast.expr]]:
@@ -261,13 +226,16 @@ def _split_condition(test: ast.expr, *, is_true: bool) -> Iterator[tuple[str, bo
     >>> [(text, is_true) for text, is_true, _ in _split_condition(test, is_true=True)]
     [('a', False), ('b', False)]
     """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _split_condition(test.operand, is_true=not is_true)
-    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is is_true:
-        for each in test.values:
-            yield from _split_condition(each, is_true=is_true)
-    else:
-        yield *_normalize(test, is_true=is_true), test
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield from _split_condition(operand, is_true=not is_true)
+        case ast.BoolOp(op=operator, values=values) if isinstance(operator, ast.And) is is_true:
+            for each in values:
+                yield from _split_condition(each, is_true=is_true)
+        case ast.Compare(left, [ast.Is() | ast.IsNot() as operator], [ast.Constant(value=None)]):
+            yield ast.unparse(left), is_true == isinstance(operator, ast.IsNot), test
+        case _:
+            yield ast.unparse(test), is_true, test
 
 
 def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
@@ -286,22 +254,6 @@ def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
         for each in (one, other)
     )
     return bool(mine - others and others - mine)
-
-
-def _normalize(test: ast.expr, *, is_true: bool) -> tuple[str, bool]:
-    """Return a condition without ``not`` and ``is None``, and whether it is true.
-
-    >>> _normalize(ast.parse("scaler is None", mode="eval").body, is_true=True)
-    ('scaler', False)
-    """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _normalize(test.operand, is_true=not is_true)
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        right, operator = test.comparators[0], test.ops[0]
-        is_none = isinstance(right, ast.Constant) and right.value is None
-        if is_none and isinstance(operator, ast.Is | ast.IsNot):
-            return _normalize(test.left, is_true=is_true == isinstance(operator, ast.IsNot))
-    return ast.unparse(test), is_true
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,19 +294,11 @@ class RankCondition:
 
 def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:
     """Yield the conditions on the rank around a node in its function, from the inside out."""
-    inner = node
-    for outer in source.ancestors(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    for inner, outer in source.steps_out(node):
+        if isinstance(outer, Scope):
             return
-        found = _condition(outer, inner)
-        if found is not None:
+        if found := _condition(outer, inner):
             yield found
-        inner = outer
-
-
-def has_rank_condition(source: CellSource, node: ast.AST) -> bool:
-    """Return whether a node is under a condition on the rank."""
-    return next(rank_conditions(source, node), None) is not None
 
 
 def _condition(outer: ast.AST, inner: ast.AST) -> RankCondition | None:

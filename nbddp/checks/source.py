@@ -7,9 +7,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, wraps
+from itertools import pairwise, takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from nbddp.checks.syntax import without_ipython
+from nbddp.checks.syntax import last_name, plain_names, without_ipython
 
 # names that a cell has without an import
 PRESET_ALIASES = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
@@ -24,6 +25,7 @@ _KIND_OF_CALL = {
 _SILENCING_COMMENT = re.compile(r"#\s*nbddp:\s*ok\s+(ND\d+(?:\s*,\s*ND\d+)*)")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Loop = ast.For | ast.AsyncFor | ast.While
 T = TypeVar("T", bound=ast.AST)
 P = ParamSpec("P")
@@ -85,6 +87,11 @@ class CellSource:
         self._assignments = self.nodes_of(ast.Assign)
         self.aliases = dict(aliases or {}) | self._aliases()
         self._names = {each: self.dotted(each.func) for each in self.calls}
+        self._calls_by_method: dict[str, list[ast.Call]] = defaultdict(list)
+        self._calls_by_function: dict[ast.AST, list[ast.Call]] = defaultdict(list)
+        for each in self.calls:
+            self._calls_by_method[self.method(each)].append(each)
+            self._calls_by_function[self.function(each)].append(each)
         self.cache: dict[Hashable, Any] = {}  # results of cached functions
         self.given_kinds = dict(kinds or {})
         self.kinds = self.given_kinds | self._kinds_assigned_here()
@@ -119,10 +126,8 @@ class CellSource:
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for each in node.names:
-                    if each.asname:
-                        found[each.asname] = each.name
-                    else:
-                        found[each.name.partition(".")[0]] = each.name.partition(".")[0]
+                    package = each.name.partition(".")[0]
+                    found[each.asname or package] = each.name if each.asname else package
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for each in node.names:
                     found[each.asname or each.name] = f"{node.module}.{each.name}"
@@ -161,13 +166,11 @@ class CellSource:
 
     def method(self, call: ast.Call) -> str:
         """Return the last part of the called name: a function or a method."""
-        if isinstance(call.func, ast.Attribute):
-            return call.func.attr
-        return call.func.id if isinstance(call.func, ast.Name) else ""
+        return last_name(call.func)
 
     def calls_of(self, method: str) -> list[ast.Call]:
         """Return the calls of a function, or of a method of any object."""
-        return self._calls_by(CellSource.method).get(method, [])
+        return self._calls_by_method.get(method, [])
 
     def owner(self, call: ast.Call) -> str:
         """Return the name of the object of a method call: ``model`` for ``model.eval()``."""
@@ -190,12 +193,10 @@ class CellSource:
     def _kinds_assigned_here(self) -> dict[str, str]:
         """Return the kinds of names that this code assigns; the last assignment counts."""
         found: dict[str, str] = {}
-        for node in self._assignments:
-            if isinstance(node.value, ast.Call):
-                kind = self.kind_of_call(node.value)
-                for name in (each.id for each in node.targets if isinstance(each, ast.Name)):
-                    if kind:
-                        found[name] = kind
+        for name, values in self._values.items():
+            for each in values:
+                if isinstance(each, ast.Call) and (kind := self.kind_of_call(each)):
+                    found[name] = kind
         for call in self.calls_of("fully_shard"):
             if call.args and isinstance(call.args[0], ast.Name):
                 found[call.args[0].id] = self.kind_of_call(call)
@@ -228,9 +229,7 @@ class CellSource:
         """The names that ``=`` or a ``for`` loop assigns, but not those of ``with``."""
         targets: list[ast.AST] = [each for node in self._assignments for each in node.targets]
         targets += [each.target for each in self.nodes_of(ast.For)]
-        return frozenset(
-            each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
-        )
+        return frozenset().union(*map(plain_names, targets))
 
     @cached_property
     def shared_names(self) -> dict[str, int]:
@@ -266,6 +265,14 @@ class CellSource:
             yield outer
             node = outer
 
+    def ancestors_in_function(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around a node in its function or lambda, from the inside out."""
+        return takewhile(lambda each: not isinstance(each, Scope), self.ancestors(node))
+
+    def steps_out(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield each pair of a node and the node around it, from the inside out."""
+        return pairwise((node, *self.ancestors(node)))
+
     def function(self, node: ast.AST) -> Function | ast.Module:
         """Return the function around a node, or the module."""
         for each in self.ancestors(node):
@@ -275,26 +282,11 @@ class CellSource:
 
     def calls_in(self, function: ast.AST) -> list[ast.Call]:
         """Return the calls in a function or at module level, in the order of the text."""
-        return self._calls_by(CellSource.function).get(function, [])
-
-    @cached_per_source
-    def _calls_by(
-        self, of: Callable[[CellSource, ast.Call], Hashable]
-    ) -> dict[Hashable, list[ast.Call]]:
-        found: dict[Hashable, list[ast.Call]] = {}
-        for each in self.calls:
-            found.setdefault(of(self, each), []).append(each)
-        return found
+        return self._calls_by_function.get(function, [])
 
     def loops(self, node: ast.AST) -> list[Loop]:
         """Return the loops around a node in its function, from the inside out."""
-        found: list[Loop] = []
-        for each in self.ancestors(node):
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                break
-            if isinstance(each, Loop):
-                found.append(each)
-        return found
+        return [each for each in self.ancestors_in_function(node) if isinstance(each, Loop)]
 
     def calls_inside(self, node: ast.AST) -> Iterator[ast.Call]:
         """Yield the calls inside a node, except in functions that are defined there."""
@@ -303,10 +295,8 @@ class CellSource:
             each = pending.pop()
             if isinstance(each, ast.Call):
                 yield each
-            skipped = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-            pending += [
-                inner for inner in ast.iter_child_nodes(each) if not isinstance(inner, skipped)
-            ]
+            inner = ast.iter_child_nodes(each)
+            pending += [each for each in inner if not isinstance(each, Scope | ast.ClassDef)]
 
     @cached_property
     def functions(self) -> list[Function]:

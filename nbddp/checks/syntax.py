@@ -72,6 +72,11 @@ def has_star_arguments(call: ast.Call) -> bool:
     )
 
 
+def last_name(node: ast.AST) -> str:
+    """Return a plain name, or the last part of a dotted name; empty for other nodes."""
+    return str(getattr(node, "id", getattr(node, "attr", "")))
+
+
 def plain_names(node: ast.AST) -> set[str]:
     """Return every plain name inside a node."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -79,5 +84,4 @@ def plain_names(node: ast.AST) -> set[str]:
 
 def names_in(node: ast.AST) -> set[str]:
     """Return every plain name and every attribute name inside a node."""
-    attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-    return attributes | plain_names(node)
+    return {*map(last_name, ast.walk(node))} - {""}
